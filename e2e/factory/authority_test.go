@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// authority is a CA of one's own, which no system trusts.
+// authority is a private CA, which no system trusts.
 type authority struct {
 	file  string // its certificate, PEM
 	about *x509.Certificate

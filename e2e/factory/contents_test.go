@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// built is what an installer holds at a path of a node, as SHA-256, taken out with
-// the programs that made it rather than with recast.
+// built is the SHA-256 of an installer's file at a path of a node, extracted with the
+// programs that made it, not with recast.
 func built(t *testing.T, ref, install, path string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func kernelImage(t *testing.T, ref string) []byte {
 	}
 }
 
-// appended is what imager has put after Talos' own initramfs.
+// appended is what imager has appended to Talos' own initramfs.
 func appended(t *testing.T, uki []byte, initramfs string) []byte {
 	t.Helper()
 	f, err := pe.NewFile(bytes.NewReader(uki))

@@ -1,4 +1,3 @@
-// Package factory runs recast against the real Image Factory and the real Talos
-// imager, both built from their
-// Go modules: see the tests.
+// Package factory tests recast with the real Image Factory and the real Talos imager, both
+// built from their Go modules.
 package factory

@@ -73,7 +73,7 @@ func guestAgentOf(version string) extension {
 	}}
 }
 
-// iscsiTools is the extension that is published anew.
+// iscsiTools is the extension that is republished.
 func iscsiTools(build string) extension {
 	return extension{"iscsi-tools", "v0.2.0", func(arch string) []entry {
 		return []entry{
@@ -84,7 +84,7 @@ func iscsiTools(build string) extension {
 	}}
 }
 
-// ucode has files that imager puts outside of the squashfs: microcode and firmware.
+// ucode has files that imager stores outside of the squashfs: microcode and firmware.
 func ucode() extension {
 	return extension{"intel-ucode", "20260513", func(string) []entry {
 		const at = "usr/lib/firmware/"
@@ -117,8 +117,8 @@ func file(name string, mode fs.FileMode, content []byte) entry {
 	return entry{name: name, mode: mode, content: content}
 }
 
-// official publishes extensions, and the list of them for a Talos version. It
-// returns their digests by name.
+// official publishes extensions and their list for a Talos version. It returns their
+// digests by name.
 func (d *depot) official(t *testing.T, talos string, extensions ...extension) map[string]string {
 	t.Helper()
 	digests := map[string]string{}

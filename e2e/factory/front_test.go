@@ -11,14 +11,14 @@ import (
 	"testing"
 )
 
-// front is the address of an Image Factory, before one or several processes of it
-// as a load balancer is.
+// front is the address of an Image Factory, in front of one or several processes like a
+// load balancer.
 type front struct {
 	addr, url string
 	images    atomic.Int64 // requests that make the factory build
 
 	mu               sync.Mutex
-	lists, otherwise *url.URL // where requests for what images are to be made of and signed by go, and all others
+	lists, otherwise *url.URL // targets of requests for lists and certificates, and of all others
 }
 
 func newFront(t *testing.T) *front {
@@ -50,7 +50,7 @@ func (f *front) route(r *httputil.ProxyRequest) {
 // leads sends every request to one factory.
 func (f *front) leads(t *testing.T, to *running) { f.splits(t, to, to) }
 
-// splits sends requests for lists and certificates to one factory and all others to another, as happens by chance between replicas.
+// splits sends requests for lists and certificates to one factory and all others to another, as may happen with replicas.
 func (f *front) splits(t *testing.T, lists, otherwise *running) {
 	t.Helper()
 	parse := func(r *running) *url.URL {

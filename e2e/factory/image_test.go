@@ -17,7 +17,7 @@ import (
 
 var architectures = []string{"amd64", "arm64"}
 
-// entry is a file of a layer; a link where it has one, a directory where it has neither link nor content.
+// entry is a file of a layer; a link if link is set, a directory without link and content.
 type entry struct {
 	name    string
 	mode    fs.FileMode

@@ -7,7 +7,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// lock is what the tests look at in recast.lock.
+// lock is the part of recast.lock that the tests check.
 type lock struct {
 	SecureBootKey string            `yaml:"secureBootKey"`
 	Schematics    map[string]locked `yaml:"schematics"`
@@ -30,7 +30,7 @@ type lockedExtension struct {
 	Explicit              bool
 }
 
-// extension has to be there once.
+// extension finds an extension, which must be there once.
 func (l locked) extension(t *testing.T, name string) lockedExtension {
 	t.Helper()
 	i := slices.IndexFunc(l.Extensions, func(e lockedExtension) bool { return e.Name == name })

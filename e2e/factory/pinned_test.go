@@ -5,15 +5,15 @@ import "strings"
 // guestAgentAt is where the guest agent's program is on a node.
 const guestAgentAt = "usr/local/lib/containers/qemu-guest-agent/qemu-ga"
 
-// pin is an official extension by a digest of the user's choice.
+// pin is an official extension with a digest chosen by the user.
 type pin struct {
 	name, version, digest string
-	listed                string // tag that the list of official extensions has
-	file, sum             string // by which its content differs from the listed one's
+	listed                string // tag in the list of official extensions
+	file, sum             string // where its content differs from the listed one's
 }
 
-// pins are iscsi-tools as it was before it was published anew under its version, and an older version
-// of the guest agent. The first is in recast.yaml alone; the schematic's file names the other, too.
+// pins are iscsi-tools from before it was republished under its version, and an older version of the
+// guest agent. The first is only in recast.yaml; the schematic's file names the other, too.
 func (s *stage) pins(iscsiTools string) []pin {
 	s.t.Helper()
 	const version = "11.0.1"
@@ -25,7 +25,7 @@ func (s *stage) pins(iscsiTools string) []pin {
 	}
 }
 
-// references are the pins as recast.yaml names them.
+// references are the pins as in recast.yaml.
 func references(pins []pin) string {
 	var b strings.Builder
 	for _, p := range pins {
@@ -34,7 +34,7 @@ func references(pins []pin) string {
 	return b.String()
 }
 
-// locksPins wants each pin in a schematic's lock, and nothing else of its name.
+// locksPins requires each pin in a schematic's lock, and no other extension of its name.
 func (s *stage) locksPins(schematic string, pins []pin) {
 	s.t.Helper()
 	for _, p := range pins {
@@ -44,7 +44,7 @@ func (s *stage) locksPins(schematic string, pins []pin) {
 	}
 }
 
-// holdsPins wants the pins' content in an installer, and that it is not what the list has by now.
+// holdsPins requires the pins' content in an installer, which must differ from the listed one's.
 func (s *stage) holdsPins(installer string, pins []pin) {
 	s.t.Helper()
 	for _, p := range pins {

@@ -6,7 +6,7 @@ import (
 )
 
 // isBehindAPrivateCA is another cluster's directory: its factory, the registry of extensions and that
-// for installers have certificates of a CA that no system trusts. What is built is there already.
+// for installers have certificates of a private CA. The images exist already.
 func (s *stage) isBehindAPrivateCA() {
 	s.tell("Factory and registries with certificates of a private CA: nothing is asked of them until images.caFile names it")
 	lab, mirror := s.dir, s.mirror

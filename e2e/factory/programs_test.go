@@ -21,7 +21,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return exec.Command(absolute(t, *realBinary), args...)
 }
 
-// absolute is the place of a program that make has built.
+// absolute is the path of a program that make has built.
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
@@ -34,11 +34,11 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// needed are the programs that imager runs, and those that make a Talos for it.
+// needed are the programs that imager runs, and those that build a Talos for it.
 var needed = []string{"mksquashfs", "unsquashfs", "cpio", "zstd", "mkfs.vfat", "mcopy", "mattrib", "xorrisofs", "grub-mkrescue", "depmod"}
 
-// programs is a directory for the front of PATH: mksquashfs before 4.6, which some
-// distributions have, does not know an option by which imager leaves extended attributes out.
+// programs is a directory for the front of PATH: mksquashfs before 4.6, in some
+// distributions, lacks imager's option to leave extended attributes out.
 func programs(t *testing.T) string {
 	t.Helper()
 	for _, name := range needed {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// rebuildsTheISO has the factory lose what it keeps. It builds the boot ISO anew, which never gives the same bytes.
+// rebuildsTheISO makes the factory lose its cache. It rebuilds the boot ISO, which never has the same bytes.
 func (s *stage) rebuildsTheISO() {
-	s.tell("The factory's cache is lost, and recast's: the boot ISO is built anew, of other bytes that hold the same")
+	s.tell("The factory's cache is lost, and recast's: the boot ISO is rebuilt with other bytes and the same content")
 	before := s.lock().Schematics
 	s.core.forgets(s.t, "factory/cache")
 	s.losesISO("storage")
@@ -35,10 +35,10 @@ func (s *stage) rebuildsTheISO() {
 	}
 }
 
-// refusesAnotherISO has a replica that was restarted build the ISO of the schematic that is locked: by
-// its name it is the lock's, but what the factory keys it by has the digest of the new extension.
+// refusesAnotherISO makes a restarted replica build the ISO of the locked schematic: its name is the
+// lock's, but the factory's cache key has the digest of the new extension.
 func (s *stage) refusesAnotherISO() {
-	s.tell("iscsi-tools is published anew, a restarted replica builds the ISO of the same schematic of that: its content is another one")
+	s.tell("iscsi-tools is republished, and a restarted replica builds the ISO of the same schematic with it: its content differs")
 	recorded := s.read("recast.lock")
 	s.core.official(s.t, talosVersion, drbd(), ucode(), iscsiTools("2"), guestAgent())
 	fresh := s.server.start(s.t)
@@ -65,7 +65,7 @@ func (s *stage) refusesAnotherISO() {
 	}
 }
 
-// cachedISO is where recast keeps the boot ISO of a schematic.
+// cachedISO is the path of the boot ISO of a schematic in recast's cache.
 func (s *stage) cachedISO(schematic string) string {
 	return filepath.Join(s.dir, ".recast/cache/iso", s.lock().Schematics[schematic].ISO.Name)
 }

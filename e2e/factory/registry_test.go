@@ -17,12 +17,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// depot is a registry at 127.0.0.1, the one address with which container tools
-// speak plain HTTP. Its blobs are on disk.
+// depot is a registry at 127.0.0.1, the only address for which container tools use plain
+// HTTP. Its blobs are on disk.
 type depot struct {
 	addr    string
 	handler http.Handler
-	content atomic.Int64 // requests that read content: blobs
+	content atomic.Int64 // requests that read blobs
 	writes  atomic.Int64 // requests that change something
 }
 
@@ -51,9 +51,10 @@ func newDepot(t *testing.T) *depot {
 	return d
 }
 
-// servesTLS serves the same at another address, by certificates of an authority. It speaks no HTTP/2:
+// servesTLS serves the same at another address, with certificates of an authority. HTTP/2 is disabled:
 // of parallel uploads on one connection, this registry reads one at a time (the lock of PATCH in
-// go-containerregistry's pkg/registry/blobs.go), and the others' bytes use up the connection's window.
+// go-containerregistry's pkg/registry/blobs.go), and the others' data would fill the connection's
+// window.
 func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -62,7 +63,7 @@ func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
 	}
 	server := &http.Server{Handler: d.handler, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
-	server.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust the certificate are the point
+	server.ErrorLog = log.New(io.Discard, "", 0) // tests use clients that do not trust the certificate
 	serve(t, server, func(s *http.Server) error { return s.ServeTLS(l, ca.certFile, ca.keyFile) })
 	return l.Addr().String()
 }
@@ -82,7 +83,7 @@ func serve(t *testing.T, server *http.Server, run func(*http.Server) error) {
 	})
 }
 
-// tag names something in the registry: "siderolabs/imager:v1.13.9".
+// tag is a reference to the registry: "siderolabs/imager:v1.13.9".
 func (d *depot) tag(t *testing.T, path string) name.Tag {
 	t.Helper()
 	tag, err := name.NewTag(d.addr + "/" + path)
@@ -99,7 +100,7 @@ func (d *depot) push(t *testing.T, path string, what remote.Taggable) {
 	}
 }
 
-// forgets deletes all that has a tag in a repository.
+// forgets deletes everything with a tag in a repository.
 func (d *depot) forgets(t *testing.T, path string) {
 	t.Helper()
 	repository, err := name.NewRepository(d.addr + "/" + path)
@@ -117,7 +118,7 @@ func (d *depot) forgets(t *testing.T, path string) {
 	}
 }
 
-// digest is what a tag names; "" if there is none.
+// digest is the digest of a tag; "" if there is none.
 func (d *depot) digest(t *testing.T, path string) string {
 	t.Helper()
 	desc, err := remote.Head(d.tag(t, path), remote.WithContext(t.Context()))

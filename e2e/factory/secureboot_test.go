@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// secureBootKeys writes what a factory signs with for Secure Boot: the key of its
-// images with a certificate, and that of the policies for TPMs.
+// secureBootKeys writes a factory's keys for Secure Boot: the key of its images with a
+// certificate, and that of the policies for TPMs.
 func secureBootKeys(t *testing.T, dir string) {
 	t.Helper()
 	for _, name := range []string{"pcr", "signing"} {
@@ -36,7 +36,7 @@ func secureBootKeys(t *testing.T, dir string) {
 	}
 }
 
-// fingerprint is the SHA-256 of the certificate by which a factory signs for Secure Boot.
+// fingerprint is the SHA-256 of a factory's certificate for Secure Boot.
 func (f *factoryServer) fingerprint(t *testing.T) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(f.keys, "signing.crt"))
@@ -47,8 +47,8 @@ func (f *factoryServer) fingerprint(t *testing.T) string {
 	return checksum(block.Bytes)
 }
 
-// signsForSecureBoot is another cluster's directory, of which the images are signed.
-// Then the factory gets another key.
+// signsForSecureBoot is another cluster's directory with signed images. Then the factory
+// gets another key.
 func (s *stage) signsForSecureBoot() {
 	s.tell("Secure Boot: images signed by the factory's key, of which the lock has the certificate")
 	lab := s.dir

@@ -19,13 +19,13 @@ import (
 	"time"
 )
 
-// factoryServer starts and ends factories that share a registry and a key.
+// factoryServer starts factories that share a registry and a key.
 type factoryServer struct {
 	core, own *depot
 	front     *front
 	key       string
-	keys      string // directory with those for Secure Boot
-	bin       string // directory with the programs that imager is to find first
+	keys      string // directory with the keys for Secure Boot
+	bin       string // directory at the front of imager's PATH
 	dir       string
 	started   int
 }
@@ -63,7 +63,7 @@ func (f *factoryServer) start(t *testing.T) *running {
 	return f.run(t, http.DefaultClient, "http://"+addr, addr, f.front.url)
 }
 
-// startTLS runs one that is known by its own address, and serves by certificates of an authority.
+// startTLS runs one with its own public address and certificates of an authority.
 func (f *factoryServer) startTLS(t *testing.T, ca *authority) *running {
 	t.Helper()
 	addr := freeAddress(t)
@@ -94,7 +94,7 @@ func (f *factoryServer) run(t *testing.T, client *http.Client, url, listen, know
 	go func() { r.ended <- r.process.Wait() }()
 	t.Cleanup(func() {
 		if t.Failed() {
-			b, _ := os.ReadFile(r.log) // for a person; there may be none
+			b, _ := os.ReadFile(r.log) // for the failure message; it may be missing
 			t.Logf("what the factory had to say:\n%s", complaints(string(b)))
 		}
 		r.stop(t)
@@ -144,7 +144,7 @@ func answers(t *testing.T, client *http.Client, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// freeAddress is one at which nobody listens.
+// freeAddress is an unused address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

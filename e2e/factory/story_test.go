@@ -10,28 +10,27 @@ import (
 	"time"
 )
 
-// talosVersion is the one that the simulated datacentre runs.
+// talosVersion is that of the simulated datacentre.
 const talosVersion = "v1.13.9"
 
-// patched is the file by which the two builds of iscsi-tools differ.
+// patched is the file in which the two builds of iscsi-tools differ.
 const patched = "usr/local/sbin/iscsid"
 
-// stage is where the story takes place.
+// stage is the environment of the story.
 type stage struct {
 	*teller
-	core, mirror *depot // the registry with Talos and what the factory makes, and the user's own
+	core, mirror *depot // the registry with Talos and the factory's images, and the user's own
 	front        *front
 	server       *factoryServer
 	factory      *running
-	install      string // directory with what the imager container has below /usr/install
+	install      string // directory with the imager container's /usr/install
 	bin          string
 	refused      int
 	verified     int
 }
 
-// TestStory is one story, told while it happens: an extension is published anew under
-// the same version, and nothing but the locked bytes comes to be built, mirrored,
-// published and run.
+// TestStory is one story, printed as it runs: an extension is republished under the same
+// version, and only the locked content is built, mirrored, published and run.
 func TestStory(t *testing.T) {
 	s := newStage(t)
 	s.setUp()
@@ -73,7 +72,7 @@ func (s *stage) setUp() {
 	s.notes("the lab serves Proxmox and a cluster of three nodes: recast.yaml names the real factory")
 }
 
-// configure lets the lab's working directory use the real factory and registry.
+// configure makes the lab's working directory use the real factory and registry.
 func (s *stage) configure() {
 	s.t.Helper()
 	var lines []string
@@ -94,7 +93,8 @@ func (s *stage) configure() {
 	}
 }
 
-// schematic is one in the Image Factory's format. Without a bootloader the boot ISO has two: GRUB for BIOS, systemd-boot for UEFI.
+// schematic is a schematic of the Image Factory. By default the boot ISO has two bootloaders: GRUB for BIOS, systemd-boot for
+// UEFI.
 func schematic(bootloader string, extensions ...string) string {
 	text := "customization:\n"
 	if bootloader != "" {
@@ -116,8 +116,8 @@ func (s *stage) builds() {
 	s.holds(s.lock().Schematics["storage"].Installer, "1")
 }
 
-// holds wants the file that differs between builds of iscsi-tools in an installer,
-// as programs find it that know nothing of recast.
+// holds requires that build of the differing file of iscsi-tools in an installer,
+// extracted with programs other than recast.
 func (s *stage) holds(installer, build string) {
 	s.t.Helper()
 	want := checksum(random("iscsid "+build+" amd64", 120<<10))
@@ -133,7 +133,7 @@ func (s *stage) publishes() {
 	s.mirrored()
 }
 
-// mirrored wants every installer of the lock in the mirror, whole and signed.
+// mirrored requires every installer of the lock in the mirror, complete and signed.
 func (s *stage) mirrored() {
 	s.t.Helper()
 	for name, e := range s.lock().Schematics {
@@ -142,7 +142,7 @@ func (s *stage) mirrored() {
 		if got := s.mirror.digest(s.t, tag); got != digest {
 			s.t.Fatalf("%s names %q in the mirror, the lock has %s", tag, got, digest)
 		}
-		if e.Signer == "" { // not of the factory
+		if e.Signer == "" { // not the factory's
 			s.notes("%s: %s", tag, digest[:19])
 			continue
 		}
@@ -154,14 +154,14 @@ func (s *stage) mirrored() {
 	}
 }
 
-// hasNothingToDo types everything again.
+// hasNothingToDo runs all commands again.
 func (s *stage) hasNothingToDo() {
 	s.tell("The same again: nothing to do, nothing written, no content read, no build asked for")
 	before := s.read("recast.lock")
 	for _, stage := range []string{"lock", "build", "publish"} {
 		content, writes, images := s.core.content.Load()+s.mirror.content.Load(), s.core.writes.Load()+s.mirror.writes.Load(), s.front.images.Load()
 		_, took := s.typed(0, stage)
-		for try := 0; took > time.Second && try < 2; try++ { // the machine may have had other things to do
+		for try := 0; took > time.Second && try < 2; try++ { // the machine may have been busy
 			_, took = s.typed(0, stage)
 		}
 		content = s.core.content.Load() + s.mirror.content.Load() - content
@@ -180,10 +180,10 @@ func (s *stage) hasNothingToDo() {
 	}
 }
 
-// patchesUnderAStaleFactory publishes iscsi-tools anew under its version. The running
-// factory goes on with its list, so recast does not even ask it for an image.
+// patchesUnderAStaleFactory republishes iscsi-tools under its version. The running factory
+// still has the old list, so recast does not even request an image.
 func (s *stage) patchesUnderAStaleFactory() (digests [2]string) {
-	s.tell("iscsi-tools is published anew under the same version; the running factory doesn't know")
+	s.tell("iscsi-tools is republished under the same version; the running factory does not know it")
 	digests[0] = s.core.digest(s.t, "siderolabs/iscsi-tools:v0.2.0")
 	digests[1] = s.core.official(s.t, talosVersion, drbd(), ucode(), iscsiTools("2"), guestAgent())["iscsi-tools"]
 	said, _ := s.typed(2, "lock", "--check")
@@ -200,8 +200,8 @@ func (s *stage) patchesUnderAStaleFactory() (digests [2]string) {
 	return digests
 }
 
-// isLiedTo has two replicas, one of them restarted: the list comes from the one,
-// the image from the other. The label is new, the content is old.
+// isLiedTo has two replicas, one of them restarted: the list comes from one, the image
+// from the other. The label is new, the content is old.
 func (s *stage) isLiedTo(digests [2]string) {
 	s.tell("Two replicas behind one address: the restarted one shows the new list, the other one builds")
 	fresh := s.server.start(s.t)
@@ -218,8 +218,8 @@ func (s *stage) isLiedTo(digests [2]string) {
 	s.factory = fresh
 }
 
-// restartsTheFactory leads to new content: the factory serves the installer that was
-// made under the new label for ever, so the image gets another label.
+// restartsTheFactory results in new content: the factory serves the installer under the
+// new label unchanged for ever, so the image gets another label.
 func (s *stage) restartsTheFactory() {
 	s.tell("Every replica is restarted; what one of them built is still in the factory's cache")
 	s.front.leads(s.t, s.factory)
@@ -233,8 +233,8 @@ func (s *stage) restartsTheFactory() {
 	s.mirrored()
 }
 
-// buildsHere adds an extension that no factory knows, and official ones by older digests than the
-// list has, so that the Talos imager builds.
+// buildsHere adds an extension that no factory knows, and official ones with older digests than
+// the listed ones, so that the Talos imager builds.
 func (s *stage) buildsHere(olderTools string) {
 	s.tell("An extension of one's own, and official ones pinned to older digests: the real Talos imager builds that image here")
 	pins := s.pins(olderTools)
@@ -263,7 +263,7 @@ func (s *stage) buildsHere(olderTools string) {
 	s.hasNothingToDo()
 }
 
-// imager is a program of one argument that runs the imager as its container does.
+// imager is a program with one argument that runs the imager as its container does.
 func (s *stage) imager() string {
 	s.t.Helper()
 	script := filepath.Join(s.bin, "imager")
@@ -274,7 +274,7 @@ func (s *stage) imager() string {
 	return script
 }
 
-// rolls brings the simulated machines to what the real factory and imager have made.
+// rolls rolls the simulated machines to what the real factory and imager have built.
 func (s *stage) rolls() {
 	s.tell("Roll: the simulated machines boot these very ISOs and installers")
 	s.typed(2, "drift")

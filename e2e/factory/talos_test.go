@@ -14,11 +14,11 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// kernelRelease is that of the kernel of the Talos made here.
+// kernelRelease is the release of the fake kernel.
 const kernelRelease = "6.18.5-talos"
 
-// talosFiles writes what the imager container has below /usr/install: a Talos that
-// boots nothing, and is of the form that imager takes apart.
+// talosFiles writes the imager container's /usr/install: a Talos that can't boot, in the
+// form that imager expects.
 func talosFiles(t *testing.T, dir string) {
 	t.Helper()
 	for _, arch := range architectures {
@@ -30,7 +30,7 @@ func talosFiles(t *testing.T, dir string) {
 	}
 }
 
-// imagerImage is siderolabs/imager: the factory takes the files of both architectures out of the amd64 one.
+// imagerImage is siderolabs/imager: the factory takes the files of both architectures from the amd64 one.
 func imagerImage(t *testing.T, files string) v1.Image {
 	t.Helper()
 	var entries []entry
@@ -46,7 +46,8 @@ func imagerImage(t *testing.T, files string) v1.Image {
 	return image(t, "amd64", v1.Config{}, packed(t, entries...))
 }
 
-// installerBase is siderolabs/installer-base, of two layers, of which imager replaces the second.
+// installerBase is siderolabs/installer-base with two layers, of which imager replaces the
+// second.
 func installerBase(t *testing.T, talos string) v1.ImageIndex {
 	t.Helper()
 	return index(func(arch string) v1.Image {
@@ -60,8 +61,8 @@ func installerBase(t *testing.T, talos string) v1.ImageIndex {
 	})
 }
 
-// kernel is a program of UEFI, too, as every kernel of Talos. It has the x86 boot header, from
-// which imager takes the release; an arm64 kernel has none. See internal/pkg/uki/kernel.go in siderolabs/talos.
+// kernel is also a UEFI program, like every Talos kernel. It has the x86 boot header, from which imager reads
+// the release; an arm64 kernel has none. See internal/pkg/uki/kernel.go in siderolabs/talos.
 func kernel(t *testing.T, arch string) []byte {
 	t.Helper()
 	const programHeaders = 0x1d8
@@ -78,8 +79,8 @@ func kernel(t *testing.T, arch string) []byte {
 	return b
 }
 
-// executable is a PE32+ program with an .sbat section and no symbols, all that
-// imager asks of systemd's stub.
+// executable is a PE32+ program with an .sbat section and no symbols, which is all that
+// imager requires of systemd's stub.
 func executable(t *testing.T, arch string) []byte {
 	t.Helper()
 	const page, sector, headers = 0x1000, 0x200, 0x200
@@ -130,8 +131,8 @@ func executable(t *testing.T, arch string) []byte {
 	return b.Bytes()
 }
 
-// initramfs holds Talos' root file system with the kernel's modules. It is big
-// enough for the FAT32 of an ISO, which mtools refuses below some 34 MB.
+// initramfs has Talos' root file system with the kernel's modules. It is big enough for
+// the FAT32 of an ISO, for which mtools requires some 34 MB.
 func initramfs(t *testing.T, to, arch string) {
 	t.Helper()
 	scratch := t.TempDir()
@@ -141,7 +142,7 @@ func initramfs(t *testing.T, to, arch string) {
 	write(t, filepath.Join(modules, "modules.builtin"), []byte("kernel/fs/squashfs/squashfs.ko\n"))
 	write(t, filepath.Join(modules, "kernel/drivers/net/dummy.ko"), module("dummy", arch))
 	padding := 36 << 20
-	if arch != "amd64" { // of which no ISO is made
+	if arch != "amd64" { // no ISO is made for it
 		padding = 1 << 20
 	}
 	write(t, filepath.Join(root, "usr/bin/machined"), random("machined "+arch, padding))
@@ -181,7 +182,7 @@ func module(name, arch string) []byte {
 	return b.Bytes()
 }
 
-// random are bytes that no compression makes smaller, the same for the same seed.
+// random are incompressible bytes, deterministic by seed.
 func random(seed string, size int) []byte {
 	var key [32]byte
 	copy(key[:], seed)

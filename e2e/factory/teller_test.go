@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// teller is somebody who types recast in a directory, and the story of it.
+// teller runs recast in a directory and prints the story.
 type teller struct {
 	t       *testing.T
 	binary  string
@@ -28,12 +28,12 @@ func (s *teller) tell(format string, args ...any) {
 	fmt.Fprintf(s.t.Output(), "\n%d. %s\n", s.chapter, fmt.Sprintf(format, args...))
 }
 
-// notes says what else there is to see.
+// notes prints a remark.
 func (s *teller) notes(format string, args ...any) {
 	fmt.Fprintf(s.t.Output(), "   # %s\n", fmt.Sprintf(format, args...))
 }
 
-// typed runs recast to its end, wants an exit code, and returns all that it said.
+// typed runs recast to its end, requires an exit code, and returns the whole output.
 func (s *teller) typed(want int, args ...string) (said string, took time.Duration) {
 	s.t.Helper()
 	c := s.recast(args...)
@@ -55,7 +55,7 @@ func (s *teller) typed(want int, args ...string) (said string, took time.Duratio
 	return b.String(), took
 }
 
-// progress are lines that nobody wants to read twice.
+// progress matches lines to leave out of the story.
 var progress = regexp.MustCompile(`· [0-9]+ MiB of [0-9]+ MiB\n$`)
 
 func (s *teller) recast(args ...string) *exec.Cmd {
@@ -75,7 +75,7 @@ func exitCode(err error) int {
 	return -1
 }
 
-// says wants texts in what was said.
+// says requires texts in an output.
 func (s *teller) says(said string, texts ...string) {
 	s.t.Helper()
 	for _, text := range texts {
@@ -85,8 +85,8 @@ func (s *teller) says(said string, texts ...string) {
 	}
 }
 
-// lab starts a simulated datacentre in a process of its own, and moves into its
-// directory: it has a Proxmox and a cluster, and what talks to them.
+// lab starts a simulated datacentre in a separate process, and changes to its directory:
+// it has a Proxmox and a cluster, with credentials.
 func (s *teller) lab() {
 	s.t.Helper()
 	dir := filepath.Join(s.t.TempDir(), "lab")
@@ -141,7 +141,7 @@ func (s *teller) write(name, content string) {
 	write(s.t, filepath.Join(s.dir, name), []byte(content))
 }
 
-// replace edits the configuration; what is replaced has to be there.
+// replace edits the configuration, which must contain old.
 func (s *teller) replace(old, fresh string) {
 	s.t.Helper()
 	text := s.read("recast.yaml")

@@ -15,8 +15,8 @@ import (
 
 const inPlace = "strategy: in-place\n  " + patient
 
-// claimInKubernetes rolls with a token that may look at VMs and not change any,
-// while somebody with another token tries to.
+// claimInKubernetes rolls with a token that may read VMs but not change any, while a user
+// with another token tries to.
 func (s *scene) claimInKubernetes() {
 	poor, ends := s.stale()
 	defer func() { s.count += poor.count }()
@@ -45,7 +45,7 @@ func (s *scene) claimInKubernetes() {
 	s.t.Attr("kubernetes-troubles", "1")
 }
 
-// claimDeleted has somebody delete the Lease in the middle of a roll.
+// claimDeleted deletes the Lease in the middle of a roll.
 func (s *scene) claimDeleted() {
 	poor, ends := s.stale()
 	defer func() { s.count += poor.count }()
@@ -59,7 +59,7 @@ func (s *scene) claimDeleted() {
 	s.check(s.leases().Delete(s.t.Context(), was.Name, metav1.DeleteOptions{}))
 	(<-done).has(s.t, 5, "lost the claim of cluster lab: the Lease was deleted", "this run must not go on")
 	if l := s.lease(); l != nil {
-		s.t.Errorf("the Lease was made anew: %+v", l)
+		s.t.Errorf("the Lease was recreated: %+v", l)
 	}
 	s.leaseStaysGone(was)
 	ends()
@@ -69,8 +69,8 @@ func (s *scene) claimDeleted() {
 	s.t.Attr("kubernetes-troubles", "1")
 }
 
-// leaseStaysGone writes a Lease that was deleted as recast does, with its UID,
-// and as it must not.
+// leaseStaysGone updates a deleted Lease with its UID, as recast does, which must fail,
+// and without, which recreates it.
 func (s *scene) leaseStaysGone(was *coordinationv1.Lease) {
 	s.t.Helper()
 	if _, err := s.leases().Update(s.t.Context(), was, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
@@ -79,20 +79,20 @@ func (s *scene) leaseStaysGone(was *coordinationv1.Lease) {
 	anonymous := was.DeepCopy()
 	anonymous.UID = ""
 	if _, err := s.leases().Update(s.t.Context(), anonymous, metav1.UpdateOptions{}); err != nil {
-		s.t.Errorf("an update of a Lease that was deleted, without its UID, should make it anew: %v", err)
+		s.t.Errorf("an update of a Lease that was deleted, without its UID, should recreate it: %v", err)
 	}
 	s.check(s.leases().Delete(s.t.Context(), was.Name, metav1.DeleteOptions{}))
 }
 
-// stale makes the worker stale, to be upgraded in place, with a pod on it that
-// takes its time to end, and returns somebody with the token that changes no VM.
+// stale makes the worker stale for an upgrade in place, with a slowly terminating pod on
+// it, and returns a user with the token that can't change VMs.
 func (s *scene) stale() (poor *user, ends func()) {
 	s.t.Helper()
 	for _, line := range []string{
 		"role add Look --privs Sys.Audit,VM.Audit,Datastore.Audit",
 		"acl modify / --users poor@pve --tokens poor@pve!lab --roles Look",
 	} {
-		s.run("lab pveum --dir . " + line) // the role may be there
+		s.run("lab pveum --dir . " + line) // the role may exist
 	}
 	s.waits(inPlace)
 	s.must(0, "lab patch iscsi-tools --dir .")
@@ -101,7 +101,7 @@ func (s *scene) stale() (poor *user, ends func()) {
 	return s.colleague(), ends
 }
 
-// colleague is somebody with a copy of the working directory and the poor token.
+// colleague is a user with a copy of the working directory and the poor token.
 func (s *scene) colleague() *user {
 	s.t.Helper()
 	dir := filepath.Join(s.t.TempDir(), "lab")
@@ -115,7 +115,7 @@ func (s *scene) colleague() *user {
 	return &user{t: s.t, plane: s.plane, recast: s.recast, dir: dir, env: append(slices.Clone(s.env), "PROXMOX_VE_API_TOKEN="+token)}
 }
 
-// ending says whether the pinned pod is told to end.
+// ending says whether the pinned pod is terminating.
 func (s *scene) ending() bool {
 	return slices.ContainsFunc(s.pinnedPods(), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
@@ -124,7 +124,7 @@ func (s *scene) leases() coordinationclient.LeaseInterface {
 	return s.plane.client.CoordinationV1().Leases(metav1.NamespaceSystem)
 }
 
-// lease is the claim, nil where there is none.
+// lease is the claim, nil if there is none.
 func (s *scene) lease() *coordinationv1.Lease {
 	s.t.Helper()
 	l, err := s.leases().Get(s.t.Context(), "recast", metav1.GetOptions{})

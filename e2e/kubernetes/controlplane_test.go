@@ -22,10 +22,10 @@ import (
 
 var controlplaneBinary = flag.String("controlplane", "../../bin/e2e/controlplane", "what is built of ./controlplane")
 
-// controlPlane is a real one, on the loopback interface, of one process per server.
+// controlPlane is a real one on the loopback interface, with one process per server.
 type controlPlane struct {
 	t    *testing.T
-	dir  string // has its kubeconfig
+	dir  string // contains its kubeconfig
 	ca   *authority
 	port string // of the API server
 	etcd string // URL
@@ -34,10 +34,10 @@ type controlPlane struct {
 	controllers *server
 
 	admin  *rest.Config
-	client *kubernetes.Clientset // as one who may do everything
+	client *kubernetes.Clientset // may do everything
 }
 
-// server is one process of it.
+// server is one of its processes.
 type server struct {
 	cmd   *exec.Cmd
 	log   *tail
@@ -66,8 +66,8 @@ func startControlPlane(t *testing.T) *controlPlane {
 	return p
 }
 
-// gracePeriod is how long a kubelet may be silent; at the lab's speed it renews
-// its Lease every half second. A busy machine holds processes up for seconds.
+// gracePeriod is how long a kubelet may be silent; at the lab's speed it renews its Lease
+// every half second. A busy machine stalls processes for seconds.
 const gracePeriod = 30 * time.Second
 
 func (p *controlPlane) startAPI() {
@@ -79,7 +79,7 @@ func (p *controlPlane) startAPI() {
 		"--service-account-signing-key-file="+p.file("sa.key"), "--cert-dir="+p.dir, "--shutdown-delay-duration=0s")
 }
 
-// stopAPI kills the API server, as a node that fails does.
+// stopAPI kills the API server, as when a node fails.
 func (p *controlPlane) stopAPI() {
 	p.t.Helper()
 	if err := p.api.cmd.Process.Kill(); err != nil {
@@ -136,7 +136,7 @@ func (p *controlPlane) start(name string, args ...string) *server {
 	return s
 }
 
-// writeKubeconfig makes the credentials of one who may do everything.
+// writeKubeconfig writes credentials of a user who may do everything.
 func (p *controlPlane) writeKubeconfig() {
 	p.t.Helper()
 	admin := p.ca.issue("e2e", "system:masters")
@@ -176,7 +176,7 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-// tail keeps the end of what a process says.
+// tail keeps the end of a process's output.
 type tail struct {
 	mu   sync.Mutex
 	said bytes.Buffer

@@ -1,3 +1,3 @@
-// Package kubernetes runs recast against a real Kubernetes control plane, built
-// from its Go modules, to which the lab's machines bring their kubelets: see the tests.
+// Package kubernetes tests recast with a real Kubernetes control plane, built from its Go
+// modules, and the kubelets of the lab's machines.
 package kubernetes

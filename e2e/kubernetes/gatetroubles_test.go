@@ -55,7 +55,7 @@ func (s *scene) dynamic() *dynamic.DynamicClient {
 	return c
 }
 
-// defineVaults has the API server serve a custom resource with a status.
+// defineVaults makes the API server serve a custom resource with a status.
 func (s *scene) defineVaults() (ends func()) {
 	s.t.Helper()
 	definitions := s.dynamic().Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
@@ -80,7 +80,7 @@ func (s *scene) defineVaults() (ends func()) {
 	return func() { s.check(definitions.Delete(s.t.Context(), "vaults.example.com", metav1.DeleteOptions{})) }
 }
 
-// vault makes one of that health.
+// vault makes one with that health.
 func (s *scene) vault(health string) {
 	s.t.Helper()
 	made, err := s.dynamic().Resource(vaults).Namespace("default").Create(s.t.Context(), &unstructured.Unstructured{Object: map[string]any{

@@ -20,11 +20,11 @@ var recastBinary = flag.String("recast", "../../bin/recast", "the recast that ro
 
 var speed = flag.String("speed", "20", "of the lab")
 
-// patience is how long one command may take.
+// patience is the timeout of a command.
 const patience = 5 * time.Minute
 
-// user is somebody who types commands in the working directory of a lab whose
-// objects a real control plane has.
+// user runs commands in the working directory of a lab whose objects are in a real control
+// plane.
 type user struct {
 	t      *testing.T
 	plane  *controlPlane
@@ -36,7 +36,7 @@ type user struct {
 	errs  safeBuffer
 }
 
-// startLab starts a lab before the control plane, in a process of its own.
+// startLab starts a lab in front of the control plane, in a separate process.
 func startLab(t *testing.T, plane *controlPlane, flags ...string) *user {
 	t.Helper()
 	u := &user{t: t, plane: plane, dir: filepath.Join(t.TempDir(), "lab")}
@@ -93,10 +93,10 @@ func (u *user) readEnv() {
 	}
 }
 
-// telling says whether the command that runs has told that on stderr.
+// telling says whether the running command has printed that on stderr.
 func (u *user) telling(text string) bool { return strings.Contains(u.errs.String(), text) }
 
-// safeBuffer is one that can be read while a program writes to it.
+// safeBuffer can be read while a program writes to it.
 type safeBuffer struct {
 	mu   sync.Mutex
 	said bytes.Buffer
@@ -121,7 +121,7 @@ func (b *safeBuffer) Reset() {
 	b.said.Reset()
 }
 
-// said is what became of a command.
+// said is the result of a command.
 type said struct {
 	command     string
 	out, errs   string
@@ -152,7 +152,7 @@ func (u *user) run(line string) said {
 	return s
 }
 
-// must is run that has to end with that code and to say all of that.
+// must runs a command that must end with that code and print all of that.
 func (u *user) must(code int, line string, texts ...string) said {
 	u.t.Helper()
 	s := u.run(line)

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kinds are those of examples/kubernetes/drift-cronjob.yaml, as the API has them.
+// kinds are the API resources of examples/kubernetes/drift-cronjob.yaml.
 var kinds = map[string]schema.GroupVersionResource{
 	"Namespace":          {Version: "v1", Resource: "namespaces"},
 	"ServiceAccount":     {Version: "v1", Resource: "serviceaccounts"},
@@ -27,9 +27,9 @@ var kinds = map[string]schema.GroupVersionResource{
 	"NetworkPolicy":      {Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
 }
 
-// TestNightlyManifests gives the nightly check's manifests to a real API server, which
-// knows no field that it does not have, makes the pod that they come to in a namespace
-// whose pods may do little, and asks what the pod's account may do.
+// TestNightlyManifests applies the nightly check's manifests to a real API server, with
+// strict field validation, creates the resulting pod in a namespace with restricted pods,
+// and checks the permissions of the pod's account.
 func TestNightlyManifests(t *testing.T) {
 	p := startControlPlane(t)
 	job := p.apply("../../examples/kubernetes/drift-cronjob.yaml")

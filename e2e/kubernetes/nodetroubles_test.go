@@ -46,7 +46,7 @@ func nodeTroubles() []trouble {
 			begins: func(s *scene) func() { return s.cordoned() },
 			after: func(s *scene) {
 				if n := s.node(); n == nil || !n.Spec.Unschedulable {
-					s.t.Errorf("recast let pods onto a Node that somebody else had cordoned: %+v", n)
+					s.t.Errorf("recast let pods onto a Node that a person had cordoned: %+v", n)
 				}
 			},
 		},
@@ -68,11 +68,11 @@ func (s *scene) cordoned() (ends func()) {
 	return func() { s.edit(func(n *corev1.Node) { n.Spec.Unschedulable = false }) }
 }
 
-// muteKubelet has the API server refuse that the worker's Node becomes Ready, or
-// any news of it that a kubelet brings.
+// muteKubelet makes the API server reject that the worker's Node becomes Ready, or any
+// status from its kubelet.
 func (s *scene) muteKubelet(entirely bool) (ends func()) {
 	s.t.Helper()
-	// What the machine runs now is what its kubelet reports until it is made anew.
+	// Until it is recreated, its kubelet reports what the machine runs now.
 	expr := "object.metadata.name != '" + target + "' || oldObject.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True')" +
 		" || !object.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True')"
 	if entirely {
@@ -109,7 +109,7 @@ func (s *scene) muteKubelet(entirely bool) (ends func()) {
 	}
 }
 
-// denyEvictions serves a webhook that denies each of them.
+// denyEvictions serves a webhook that denies all evictions.
 func (s *scene) denyEvictions(why string) (ends func()) {
 	s.t.Helper()
 	hook := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -119,7 +119,7 @@ func (s *scene) denyEvictions(why string) (ends func()) {
 			return
 		}
 		review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Result: &metav1.Status{Message: why}}
-		_ = json.NewEncoder(w).Encode(review) // fails only if nobody listens any more
+		_ = json.NewEncoder(w).Encode(review) // fails only if the client is gone
 	}))
 	served := s.plane.ca.issue("webhook")
 	certificate, err := tls.X509KeyPair(served.cert, served.key)
@@ -146,8 +146,8 @@ func (s *scene) denyEvictions(why string) (ends func()) {
 	}
 }
 
-// requestCertificate asks for the serving certificate of the worker's kubelet,
-// as that does; the end is somebody's approval.
+// requestCertificate requests the serving certificate of the worker's kubelet, as the
+// kubelet does; the end is a person's approval.
 func (s *scene) requestCertificate() (ends func()) {
 	s.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -11,10 +11,10 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// now ends a pod without its grace.
+// now deletes a pod without a grace period.
 var now = metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
 
-// check ends the test for an error of the test's own client.
+// check ends the test on an error of the test's own client.
 func (s *scene) check(err error) {
 	s.t.Helper()
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -32,7 +32,7 @@ func (s *scene) nodes() []corev1.Node {
 	return list.Items
 }
 
-// node is the worker's Node, nil where there is none.
+// node is the worker's Node, nil if there is none.
 func (s *scene) node() *corev1.Node {
 	for _, n := range s.nodes() {
 		if n.Name == target {
@@ -65,8 +65,8 @@ func (s *scene) edit(change func(*corev1.Node)) {
 	}))
 }
 
-// pinned runs a pod that can run on the worker alone, and waits until it does;
-// change says what is special about it.
+// pinned runs a pod that can only run on the worker, and waits until it does; change
+// modifies it.
 func (s *scene) pinned(change func(*corev1.PodSpec)) (ends func()) {
 	s.t.Helper()
 	labels := map[string]string{"app": "pinned"}
@@ -120,7 +120,7 @@ func (s *scene) pinnedPods() []corev1.Pod {
 	return list.Items
 }
 
-// volume makes a bound volume of a CSI driver and returns the pod's change that uses it.
+// volume makes a bound volume of a CSI driver; use adds it to a pod.
 func (s *scene) volume() (use func(*corev1.PodSpec), ends func()) {
 	s.t.Helper()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}

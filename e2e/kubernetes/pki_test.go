@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// authority signs what the control plane's servers and clients show each other.
+// authority signs the certificates of the control plane's servers and clients.
 type authority struct {
 	t    *testing.T
 	cert *x509.Certificate
@@ -46,8 +46,8 @@ func newAuthority(t *testing.T) *authority {
 	return a
 }
 
-// issue makes the certificate of a server on the loopback interface that is also
-// a client called so.
+// issue makes the certificate of a server on the loopback interface, which is also a
+// client's of that name.
 func (a *authority) issue(name string, groups ...string) pair {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// TestRoll rolls three control planes and two workers whose objects a real
-// control plane has, with a claim in Proxmox and with one in Kubernetes, and
-// brings their Kubernetes to the next version.
+// TestRoll rolls three control planes and two workers whose objects are in a real control
+// plane, with a claim in Proxmox and with one in Kubernetes, and upgrades their Kubernetes
+// to the next version.
 func TestRoll(t *testing.T) {
-	t.Parallel() // most of either is waiting
+	t.Parallel() // both mostly wait
 	plane := startControlPlane(t)
 	u := startLab(t, plane, "--control-planes", "3", "--talos-version", "v1.14.1", "--kubernetes-version", before)
 	s := &scene{user: u, t: t, plane: plane}

@@ -10,26 +10,26 @@ import (
 	"time"
 )
 
-// scene is a lab before a control plane in which one worker, wk1, is rolled
-// again and again, each time under another trouble.
+// scene is a lab in front of a control plane in which one worker, wk1, is rolled
+// repeatedly, each time with another trouble.
 type scene struct {
 	*user
 	t     *testing.T
 	plane *controlPlane
 }
 
-// trouble is something that stands in the way of a roll.
+// trouble is an obstacle to a roll.
 type trouble struct {
 	name string
-	// roll is the waiting that recast.yaml allows; "": enough for everything.
+	// roll is the timeouts in recast.yaml; "": long enough for everything.
 	roll string
-	// begins makes the trouble before the roll; what it returns ends it.
+	// begins makes the trouble before the roll; the result ends it.
 	begins func(s *scene) (ends func())
-	// meanwhile is done beside the roll.
+	// meanwhile runs during the roll.
 	meanwhile func(s *scene)
 	code      int
 	says      []string
-	// after looks at the cluster once the roll has ended, before the trouble does.
+	// after checks the cluster after the roll, before the trouble ends.
 	after func(s *scene)
 }
 
@@ -41,10 +41,10 @@ const (
 	rollLine = "roll --yes --only " + target
 )
 
-// TestTroubles has each trouble end as it says, and the same command finish the
-// roll once the trouble is over.
+// TestTroubles: the roll ends as the trouble says, and the same command finishes it once
+// the trouble is over.
 func TestTroubles(t *testing.T) {
-	t.Parallel() // most of either is waiting
+	t.Parallel() // both mostly wait
 	plane := startControlPlane(t)
 	u := startLab(t, plane)
 	for _, c := range troubles() {
@@ -93,7 +93,7 @@ func (s *scene) suffer(c trouble) {
 	s.settled()
 }
 
-// settled waits until the other worker, and what runs on the cluster, is as before.
+// settled waits until the other worker and the workloads are as before.
 func (s *scene) settled() {
 	s.t.Helper()
 	s.until("no node is cordoned", func() bool {
@@ -106,7 +106,7 @@ func (s *scene) settled() {
 	})
 }
 
-// waits writes how long recast is to wait.
+// waits writes recast's timeouts.
 func (s *scene) waits(roll string) {
 	s.t.Helper()
 	path := filepath.Join(s.dir, "recast.yaml")
@@ -124,7 +124,7 @@ func (s *scene) waits(roll string) {
 	}
 }
 
-// until waits for something that has to become so by itself.
+// until waits until something happens by itself.
 func (s *scene) until(what string, so func() bool) {
 	s.t.Helper()
 	for range 600 {

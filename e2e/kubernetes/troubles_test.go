@@ -16,7 +16,7 @@ func troubles() []trouble {
 	return slices.Concat(gateTroubles(), drainTroubles(), serverTroubles(), nodeTroubles())
 }
 
-// drainTroubles are those of pods and volumes that don't go.
+// drainTroubles are those of pods and volumes that can't be removed.
 func drainTroubles() []trouble {
 	return []trouble{
 		{
@@ -77,7 +77,7 @@ func drainTroubles() []trouble {
 	}
 }
 
-// stubborn is a pod that does not listen to SIGTERM.
+// stubborn is a pod that ignores SIGTERM.
 func stubborn(graceSeconds int64) func(*corev1.PodSpec) {
 	return func(p *corev1.PodSpec) {
 		p.TerminationGracePeriodSeconds = &graceSeconds
@@ -85,7 +85,7 @@ func stubborn(graceSeconds int64) func(*corev1.PodSpec) {
 	}
 }
 
-// serves says whether a node that could not be drained takes pods as before.
+// serves requires a node that could not be drained to be schedulable again.
 func (s *scene) serves() {
 	s.t.Helper()
 	if n := s.node(); n == nil || n.Spec.Unschedulable || !nodeReady(n) {
@@ -93,8 +93,8 @@ func (s *scene) serves() {
 	}
 }
 
-// holdAttachments keeps the worker's attachments from going, as a storage that
-// does not answer does, or lets them go.
+// holdAttachments blocks the detaching of the worker's volumes, like a storage that does
+// not answer, or unblocks it.
 func (s *scene) holdAttachments(hold bool) {
 	s.t.Helper()
 	const finalizer = "example.com/storage-does-not-answer"
@@ -147,7 +147,7 @@ func serverTroubles() []trouble {
 			name: "the Node of a boot before is still called Ready", roll: briefly, code: 1,
 			begins: func(s *scene) func() { return s.muteKubelet(true) },
 			meanwhile: func(s *scene) {
-				// The controllers would call the Node unknown after a while.
+				// The controllers would set the Node to Unknown after a while.
 				s.check(s.plane.controllers.cmd.Process.Signal(syscall.SIGSTOP))
 			},
 			says: []string{"Kubernetes has not seen this boot yet"},

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The Kubernetes that the lab begins with, and that of the real API server: it
-// never says another.
+// The Kubernetes version of the lab at first, and that of the real API server, which never
+// changes.
 const before, after = "v1.36.1", "v1.37.1"
 
 // upgradeRefused are upgrades that end before anything restarts.
@@ -33,8 +33,8 @@ func (s *scene) upgradeRefused() {
 	s.t.Attr("kubernetes-troubles", "3")
 }
 
-// upgradeKubernetes brings the cluster to the version that recast.yaml names,
-// while the API server is killed.
+// upgradeKubernetes upgrades the cluster to the version in recast.yaml, while the API
+// server is killed.
 func (s *scene) upgradeKubernetes() {
 	s.waits(patient)
 	s.wantsKubernetes(after)
@@ -70,7 +70,7 @@ func (s *scene) wantsKubernetes(version string) {
 	s.check(os.WriteFile(path, append(b, "kubernetes: {version: "+version+"}\n"...), 0o600))
 }
 
-// upgraded is what runs afterwards.
+// upgraded are the versions afterwards.
 func upgraded() map[string]string {
 	want := map[string]string{"kube-proxy": proxies(after)}
 	for _, node := range []string{"cp1", "cp2", "cp3", "wk1", "wk2"} {
@@ -89,7 +89,7 @@ func proxies(version string) string { return "registry.k8s.io/kube-proxy:" + ver
 
 var staticPods = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 
-// running is what Kubernetes says of itself: kubelets, mirror pods, and the
+// running are the versions that Kubernetes reports: kubelets, mirror pods, and the
 // DaemonSet that the real controllers roll out.
 func (s *scene) running() map[string]string {
 	s.t.Helper()
@@ -99,7 +99,7 @@ func (s *scene) running() map[string]string {
 	}
 	pods, err := s.plane.client.CoreV1().Pods("kube-system").List(s.t.Context(), metav1.ListOptions{})
 	if err != nil {
-		return is // the API server is away
+		return is // the API server is down
 	}
 	ready := map[string]int{}
 	for _, p := range pods.Items {

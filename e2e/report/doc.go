@@ -1,2 +1,2 @@
-// Package report opens recast's reports in a real browser: see the tests.
+// Package report tests recast's reports in a real browser.
 package report

@@ -25,27 +25,27 @@ import (
 
 var update = flag.Bool("update", false, "take the screenshot of docs anew")
 
-// reports are the golden files of internal/report: of runs that recast made in the lab.
+// reports are the golden files of internal/report, from runs of recast in the lab.
 const reports = "../../internal/report/testdata"
 
 //go:embed look.js
 var look string
 
-// found is what look.js says of a page.
+// found is the result of look.js for a page.
 type found struct {
-	Width, Wide int      // of the window, and of what is in it
-	Nodes       int      // that have a drawing
-	Hidden      []string // drawings, or bars in them, that are not to be seen
-	Pale        []string // texts that can't be read for want of contrast
-	Dumb        []string // drawings without a word for who can't see them
-	Long        int      // rows of tables that are to be seen
+	Width, Wide int      // of the window, and of its content
+	Nodes       int      // with a drawing
+	Hidden      []string // invisible drawings, or bars in them
+	Pale        []string // texts with too little contrast
+	Dumb        []string // drawings without a text alternative
+	Long        int      // visible rows of tables
 }
 
-// browser starts Chromium without a network, and hears what it complains of.
+// browser starts Chromium without a network, and collects its errors.
 func browser(t *testing.T) (ctx context.Context, complaints func() []string) {
 	t.Helper()
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.NoSandbox, // it opens no page but ours, and CI is root
+		chromedp.NoSandbox, // it opens only our pages, and CI is root
 		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND"), chromedp.Flag("disable-gpu", true), chromedp.Flag("hide-scrollbars", true),
 	)
 	ctx, cancel := chromedp.NewExecAllocator(t.Context(), options...)
@@ -102,8 +102,8 @@ func scheme(name string) chromedp.Action {
 	return emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}})
 }
 
-// TestPages: on a phone and on a desk, by day and by night, nothing sticks out,
-// nothing is fetched, every node's bars are to be seen, every text can be read.
+// TestPages: on a phone and on a desktop, in light and dark mode, nothing overflows,
+// nothing is fetched, every node's bars are visible, every text is readable.
 func TestPages(t *testing.T) {
 	ctx, complaints := browser(t)
 	nodes := map[string]int{"roll": 6, "killed": 1}
@@ -127,7 +127,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestPrint: what is folded on a screen is there on paper.
+// TestPrint: collapsed parts are visible in print.
 func TestPrint(t *testing.T) {
 	ctx, complaints := browser(t)
 	var screen, paper found
@@ -154,8 +154,8 @@ func TestPrint(t *testing.T) {
 
 const screenshot = "../../docs/images/report.png"
 
-// TestScreenshot: that of the documentation is of the report as it is.
-// make e2e-report UPDATE=1 takes it anew.
+// TestScreenshot compares the documentation's screenshot with the report. To update it:
+// make e2e-report UPDATE=1.
 func TestScreenshot(t *testing.T) {
 	ctx, _ := browser(t)
 	var got []byte
@@ -183,7 +183,7 @@ func TestScreenshot(t *testing.T) {
 	}
 }
 
-// difference is the share of pixels that differ; fonts are not the same everywhere.
+// difference is the share of pixels that differ; fonts vary.
 func difference(t *testing.T, a, b []byte) float64 {
 	t.Helper()
 	var pictures [2]image.Image

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestBehindItsBack has recast look at machines that talosctl has just changed, and
-// put them right; where it refuses, what it says leads to a cluster in sync.
+// TestBehindItsBack makes recast check machines that talosctl has just changed, and repair
+// them; if it refuses, its hint leads to a cluster in sync.
 func TestBehindItsBack(t *testing.T) {
 	u := startLab(t, "v1.13.9")
 	other, own := u.installer("{cp1}"), u.installer("{wk1}")
@@ -41,7 +41,7 @@ func TestBehindItsBack(t *testing.T) {
 
 var inSync = []string{`^5 nodes in sync`}
 
-// rolled is recast's roll of what has been found, and what it says of that.
+// rolled is recast's roll of these nodes, with its expected output.
 func rolled(nodes ...string) []command {
 	return []command{
 		{line: "recast roll --yes", out: nodes},
@@ -91,7 +91,7 @@ func resetBehind() []command {
 	}
 }
 
-// removedBehind has a roll of cp1 wait for cp3, whose data can't be used again.
+// removedBehind makes a roll of cp1 wait for cp3, whose data can't be used again.
 func removedBehind(cp3, storage string) []command {
 	return slices.Concat([]command{
 		{line: "upgrade -n {cp1} --no-reboot --image " + storage, errs: []string{`upgrade completed`}},
@@ -119,7 +119,7 @@ func (u *user) member(name string) string {
 	return found[1]
 }
 
-// insertISO gives a worker's VM the boot ISO of its schematic.
+// insertISO inserts the boot ISO of its schematic into a worker's VM.
 func (u *user) insertISO(vmid string) {
 	u.t.Helper()
 	lock, err := os.ReadFile(filepath.Join(u.dir, "recast.lock"))

@@ -11,21 +11,21 @@ import (
 	"time"
 )
 
-// command is one command line and what has to become of it. "{cp1}" and the like
-// stand for addresses, "{dir}" for the lab's directory, "{talos}" for the version of Talos.
+// command is one command line and its expected result. "{cp1}" and the like are replaced by
+// addresses, "{dir}" by the lab's directory, "{talos}" by the version of Talos.
 type command struct {
-	line   string   // words without spaces; it is talosctl's unless it begins with "recast"
-	out    []string // regular expressions that stdout has to match, each in one line of it
+	line   string   // words without spaces; talosctl's unless it begins with "recast"
+	out    []string // regular expressions that stdout must match, each in one line
 	not    []string // what neither stdout nor stderr may match
-	errs   []string // what stderr has to match
+	errs   []string // what stderr must match
 	code   int
-	within time.Duration // it may be repeated that long until all of that is so
+	within time.Duration // it may be retried that long until all of that holds
 	keep   string        // file for stdout
-	unlike string        // file with what stdout must not be
+	unlike string        // file with content that stdout must not have
 }
 
-// types runs commands one after the other and says of each what became of it. The
-// first that is not as it has to be ends the chapter: the rest builds on it.
+// types runs commands one after the other and prints their results. The first unexpected
+// one ends the chapter, because the rest depends on it.
 func (u *user) types(chapter string, commands ...command) {
 	u.t.Helper()
 	fmt.Fprintf(u.t.Output(), "\n%s\n", chapter)
@@ -59,7 +59,7 @@ func (c command) words() (program string, args []string) {
 	return "recast", strings.Fields(c.line)[1:]
 }
 
-// quote shows the lines that were asked for.
+// quote prints the requested lines.
 func (u *user) quote(c command, said string) {
 	for line := range strings.Lines(said) {
 		for _, expr := range slices.Concat(c.out, c.errs) {
@@ -78,7 +78,7 @@ func shortened(text string) string {
 	return strings.Join(all[max(0, len(all)-lines):], "")
 }
 
-// try runs a command once; an error says in what it is not as it has to be.
+// try runs a command once; an error says how its result differs.
 func (u *user) try(c command) (stdout, stderr string, err error) {
 	program, args := c.words()
 	stdout, stderr, code := u.run(program, args...)
@@ -113,7 +113,7 @@ func (u *user) try(c command) (stdout, stderr string, err error) {
 	return stdout, stderr, errors.Join(errs...)
 }
 
-// pattern puts addresses into a regular expression.
+// pattern inserts addresses into a regular expression.
 func (u *user) pattern(expr string) string {
 	return regexp.MustCompile(`\{[a-z]+[0-9]?\}`).ReplaceAllStringFunc(expr, func(place string) string {
 		return regexp.QuoteMeta(u.places.Replace(place))

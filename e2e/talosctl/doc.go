@@ -1,3 +1,3 @@
-// Package talosctl has Sidero's own talosctl, built from its Go module, talk to
-// the lab's machines: see the tests.
+// Package talosctl tests the lab's machines with Sidero's own talosctl, built from its Go
+// module.
 package talosctl

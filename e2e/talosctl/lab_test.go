@@ -21,19 +21,19 @@ var (
 	talosctlBinary = flag.String("talosctl", "../../bin/e2e/talosctl", "what is built of ./talosctl")
 )
 
-// user is somebody who types commands in the working directory of a lab.
+// user runs commands in the working directory of a lab.
 type user struct {
 	t        *testing.T
 	dir      string
-	programs map[string]string // where make has built them
+	programs map[string]string // built by make
 	env      []string
 	places   *strings.Replacer // "{cp1}" and the like
 	count    int
 	failed   int
 }
 
-// startLab starts a lab of three control planes and two workers with that version
-// of Talos in a process of its own.
+// startLab starts a lab of three control planes and two workers with that version of Talos
+// in a separate process.
 func startLab(t *testing.T, version string) *user {
 	t.Helper()
 	u := &user{t: t, dir: filepath.Join(t.TempDir(), "lab"), programs: map[string]string{}}
@@ -73,8 +73,8 @@ func startLab(t *testing.T, version string) *user {
 	return nil
 }
 
-// findPlaces works out the machines' addresses from that of Proxmox, and reads
-// what the lab wants in the environment.
+// findPlaces derives the machines' addresses from that of Proxmox, and reads the lab's
+// environment variables.
 func (u *user) findPlaces(version string) {
 	u.t.Helper()
 	config, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))
@@ -99,7 +99,7 @@ func (u *user) findPlaces(version string) {
 	u.places = strings.NewReplacer(pairs...)
 }
 
-// patience is how long one command may take.
+// patience is the timeout of a command.
 const patience = 3 * time.Minute
 
 // run runs a program to its end.

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestReader has recast look with a talosconfig that talosctl has made for the role
-// os:reader: drift tells what it could not compare, and a plan is refused.
+// TestReader runs recast with a talosconfig of role os:reader made by talosctl: drift says
+// what it could not compare, and a plan is refused.
 func TestReader(t *testing.T) {
 	u := startLab(t, "v1.13.9")
 	u.types("A talosconfig that only reads", command{line: "config new {dir}/reader --roles os:reader -n {cp1}"})

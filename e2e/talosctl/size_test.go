@@ -8,7 +8,7 @@ import (
 
 var strippedBinary = flag.String("stripped", "../../bin/e2e/recast", "recast as a release is built; talosctl is built the same way")
 
-// maxSize is how much larger than talosctl recast may be: docs/performance.md.
+// maxSize is the maximum size of recast relative to talosctl: docs/performance.md.
 const maxSize = 1.2
 
 // TestSizes compares the two binaries.

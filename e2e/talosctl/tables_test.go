@@ -2,7 +2,7 @@ package talosctl
 
 import "slices"
 
-// reads are the commands that change nothing.
+// reads are the read-only commands.
 func reads() []command {
 	return []command{
 		{line: "version --client", out: []string{`Tag: +v1\.14\.1`}},
@@ -48,7 +48,7 @@ func reads() []command {
 	}
 }
 
-// insides are what else there is to read of a machine: its logs, what runs on it and its network.
+// insides are further reads of a machine: its logs, processes and network.
 func insides() []command {
 	return []command{
 		{line: "logs machined -n {cp1}", out: []string{`^{cp1}: \d+/\d+/\d+ [0-9:.]+ boot sequence: 9 phase\(s\)$`, `service\[etcd\]\(Running\): Health check successful`}},
@@ -80,7 +80,7 @@ func insides() []command {
 	}
 }
 
-// roles are what a client with another certificate may do.
+// roles are the permissions of clients with other certificates.
 func roles() []command {
 	return []command{
 		{line: "config new {dir}/reader --roles os:reader -n {cp1}"},
@@ -116,7 +116,7 @@ func configuration() []command {
 	}
 }
 
-// health are the ways to ask whether the cluster is well.
+// health are the ways to check the cluster's health.
 func health() []command {
 	all := []string{
 		`etcd to be healthy: OK`, `etcd members to be consistent across nodes: OK`, `etcd members to be control plane nodes: OK`, `apid to be ready: OK`,
@@ -131,7 +131,7 @@ func health() []command {
 	}
 }
 
-// lifecycle are the commands after which a machine is another one for a while.
+// lifecycle are the commands that take a machine down for a while.
 func lifecycle(installer string) []command {
 	return slices.Concat([]command{
 		{line: "reboot -n {wk1}", errs: []string{`actor ID: `, `events check condition met`, `post check passed`}},
@@ -145,7 +145,7 @@ func lifecycle(installer string) []command {
 	})
 }
 
-// legacy is lifecycle where a machine has the old API alone.
+// legacy is lifecycle for a machine with only the old API.
 func legacy(installer string) []command {
 	return slices.Concat([]command{
 		{line: "reboot -n {wk1}", errs: []string{`actor ID: `, `events check condition met`, `post check passed`}},
@@ -157,7 +157,7 @@ func legacy(installer string) []command {
 	})
 }
 
-// rollback has a machine that was upgraded boot its other entry.
+// rollback boots the other entry of an upgraded machine.
 func rollback() []command {
 	return []command{
 		{line: "get extensions -n {wk1}", out: []string{`iscsi-tools`}},
@@ -168,9 +168,9 @@ func rollback() []command {
 	}
 }
 
-// maintenance puts wk2 into maintenance mode and brings it back. The control planes
-// that met it switched off leave it alone for a while, each on its own: talosctl asks
-// any of them.
+// maintenance puts wk2 into maintenance mode and brings it back. Control planes that
+// failed to connect to it back off for a while, each on its own: talosctl uses any of
+// them.
 func maintenance() []command {
 	return []command{
 		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false", within: boots},
@@ -189,8 +189,8 @@ func maintenance() []command {
 	}
 }
 
-// bareMaintenance is maintenance with the service that Talos 1.12 has for it: it
-// tells its version nobody but SideroLink, and talosctl asks for that first.
+// bareMaintenance is maintenance with Talos 1.12's separate service: it reports its
+// version only to SideroLink, and talosctl first asks for that.
 func bareMaintenance() []command {
 	unimplemented := []string{`Unimplemented desc = API is not implemented in maintenance mode`}
 	return []command{
@@ -205,9 +205,9 @@ func bareMaintenance() []command {
 	}
 }
 
-// kubernetes upgrades Kubernetes to a version that this release of Talos supports, and
-// is refused what may not be; unsupported is one that this release does not know, "" if
-// there is none a step away.
+// kubernetes upgrades Kubernetes to a version that this release of Talos supports, and is
+// refused invalid upgrades; unsupported is one that this release does not know, "" if
+// there is none one step away.
 func kubernetes(to, unsupported string) []command {
 	all := []command{
 		{line: "upgrade-k8s -n {wk1} --to " + to, code: 1, errs: []string{`kubeconfig is only available on control plane nodes`}},
@@ -243,7 +243,7 @@ func kubernetes(to, unsupported string) []command {
 	return all
 }
 
-// etcd are the commands that change its members; the last takes cp3 away for good.
+// etcd are the commands that change its members; the last removes cp3 for good.
 func etcd() []command {
 	return []command{
 		{line: "etcd forfeit-leadership -n {cp1}"},

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// boots is how long a machine of the lab may take until it answers again. talosctl
-// is not asked to wait for one that switches itself off or wipes itself: it does not
-// end if it misses the event, and at the lab's speed that lasts an eighth of a second.
+// boots is the maximum time until a machine of the lab answers again. talosctl must not
+// wait for one that powers itself off or wipes itself: it does not end if it misses the
+// event, which at the lab's speed lasts an eighth of a second.
 const boots = 3 * time.Minute
 
-// TestTalosctl has Sidero's talosctl do to the lab's machines what a person does.
+// TestTalosctl uses Sidero's talosctl on the lab's machines as a person does.
 func TestTalosctl(t *testing.T) {
 	u := startLab(t, "v1.13.9")
 	u.types("Read", reads()...)
@@ -29,8 +29,7 @@ func TestTalosctl(t *testing.T) {
 	u.counts()
 }
 
-// TestOtherReleases has talosctl do to machines of the releases before and after
-// what differs between them.
+// TestOtherReleases tests what differs on machines of the previous and the next release.
 func TestOtherReleases(t *testing.T) {
 	for version, differs := range map[string]struct {
 		kubernetes  []command
@@ -55,7 +54,7 @@ func TestOtherReleases(t *testing.T) {
 	}
 }
 
-// wk2Runs waits for it.
+// wk2Runs waits until wk2 runs.
 func wk2Runs() command {
 	return command{line: "get machinestatus -n {wk2}", out: []string{`running +true`}, within: boots}
 }
@@ -80,7 +79,7 @@ func (u *user) installer(machine string) string {
 	return ""
 }
 
-// powerOn switches a VM on in Proxmox, as soon as it is off.
+// powerOn powers a VM on in Proxmox, as soon as it is off.
 func (u *user) powerOn(vmid string) {
 	u.t.Helper()
 	began := time.Now()

@@ -1,3 +1,3 @@
-// Package arch holds no code: its tests keep the shape of all other packages,
-// who imports whom, how long a function may be, and what none may do.
+// Package arch has only tests. They check the structure of all other packages: imports,
+// sizes of functions and files, and forbidden constructs.
 package arch

@@ -14,9 +14,9 @@ const (
 	maxFunctionLines = 80
 )
 
-// readerOfDatabases may have an init: any program that reads a database of etcd, each
-// test binary too, starts itself again as the reader, and one that did not know it
-// would run all over again instead.
+// readerOfDatabases may have an init: programs that read an etcd database start themselves
+// again as the reader, test binaries too, and without the init the child would run the
+// whole program or its tests.
 const readerOfDatabases = "internal/etcddb/child.go"
 
 func TestHabits(t *testing.T) {
@@ -28,8 +28,8 @@ func TestHabits(t *testing.T) {
 	}
 }
 
-// checkHabits says where a file is too long, where a function is, and where code
-// runs or waits that no caller can see: init functions, contexts of one's own.
+// checkHabits lists overlong files and functions, and code that runs or waits out of sight
+// of its callers: init functions, own contexts.
 func checkHabits(s source) []string {
 	var problems []string
 	report := func(n ast.Node, format string, args ...any) {
@@ -57,7 +57,7 @@ func checkHabits(s source) []string {
 	return problems
 }
 
-// mayBegin says whether a file is where a process begins.
+// mayBegin says whether a file may hold an entry point.
 func mayBegin(s source) bool { return s.name == "main.go" && s.file.Name.Name == "main" }
 
 func TestCheckHabits(t *testing.T) {

@@ -20,7 +20,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// checkImports says what of a file's imports the table does not allow.
+// checkImports lists a file's imports that the table does not allow.
 func checkImports(s source) []string {
 	known := slices.ContainsFunc(table, func(r row) bool { return r.files == "" && matches(r.pkg, s.pkg) })
 	if !known {
@@ -36,7 +36,7 @@ func checkImports(s source) []string {
 	return problems
 }
 
-// harnesses are the packages that only tests import, and that may import testing.
+// harnesses are the packages that only tests import and that may import testing.
 var harnesses = []string{"internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
 
 func allowed(s source, imported string) bool {
@@ -57,7 +57,7 @@ func (r row) speaksOf(s source) bool {
 		return false
 	}
 	if r.files == "" {
-		return true // a test may use what its package may
+		return true // tests may import what their package may
 	}
 	ok, err := path.Match(r.files, s.name)
 	return ok && err == nil

@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestPerformance holds docs/performance.md to what there is: each benchmark,
-// test, package and target of make that it names, and it names every benchmark.
+// TestPerformance checks docs/performance.md: every benchmark, test, package and make
+// target in it exists, and every benchmark is in it.
 func TestPerformance(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/performance.md")
@@ -47,7 +47,7 @@ func TestPerformance(t *testing.T) {
 	}
 }
 
-// performanceNames are the names in the document that must be somebody's.
+// performanceNames are the names in the document that must exist.
 var performanceNames = regexp.MustCompile(`\b(?:Benchmark|Test)[A-Z]\w*|\bmake [a-z0-9-]+|\./(?:cmd|cluster|images|internal|pipeline|schematics)[a-z0-9/]*`)
 
 func checkPerformance(doc string, known map[string]bool, benchmarks []string) []string {
@@ -66,7 +66,7 @@ func checkPerformance(doc string, known map[string]bool, benchmarks []string) []
 	return problems
 }
 
-// inCode is what the document has in backquotes, and in its blocks of code.
+// inCode is the document's text in backquotes and code blocks.
 func inCode(doc string) string {
 	var b strings.Builder
 	for _, code := range regexp.MustCompile("(?s)```.*?```|`[^`\n]+`").FindAllString(doc, -1) {

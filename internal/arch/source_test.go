@@ -13,7 +13,7 @@ import (
 
 const module = "github.com/recast-sh/recast"
 
-// source is one Go file of ours that nobody generated.
+// source is one Go file of the module that is not generated.
 type source struct {
 	pkg   string // directory, slash-separated, from the top
 	name  string
@@ -28,8 +28,8 @@ func (s source) path() string { return path.Join(s.pkg, s.name) }
 
 func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
 
-// sources parses every file of the module at the top of the repository, and of
-// modules nested in it if nested.
+// sources parses every file of the module at the top of the repository; with nested, also
+// of nested modules.
 func sources(t *testing.T, nested bool) []source {
 	t.Helper()
 	top := os.DirFS("../..")

@@ -1,11 +1,11 @@
 package arch
 
-// A row allows what one package may import beside the standard library.
-// Several rows may speak of a package; an import needs one that allows it.
+// A row allows imports of one package besides the standard library. Several rows may match
+// a package; an import needs one that allows it.
 type row struct {
 	pkg   string   // directory; "dir/..." is dir and all below it, "..." all
-	files string   // pattern of file names; "": every file that is no test
-	allow []string // the same for directories of ours, and whole paths for others; "!" takes back
+	files string   // pattern of file names; "": all but tests
+	allow []string // directories of this module in the same form, and full paths of others; "!" revokes
 }
 
 const (
@@ -39,8 +39,8 @@ const (
 	jsonschema = "github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// table is DESIGN's: cmd → adapters → domain → internal/{step,wait,fault}.
-// What is not in it may not be imported; a package without a row may not be.
+// table follows DESIGN: cmd → adapters → domain → internal/{step,wait,fault}. It must list
+// every package and every import.
 var table = []row{
 	{pkg: "cmd/recast", allow: []string{
 		"pipeline", "schematics/...", "images", "cluster/...", "internal/...", "!internal/sim/...",
@@ -51,12 +51,12 @@ var table = []row{
 	{pkg: "cmd/recast", files: "hidden_linux.go", allow: []string{"golang.org/x/sys/unix"}},
 	{pkg: "docs/runbooks"},
 	{pkg: "cmd/recast", files: "lab*.go", allow: []string{"internal/sim", "internal/sim/network"}},
-	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // as a terminal
+	{pkg: "cmd/recast", files: tests, allow: []string{"github.com/creack/pty"}}, // to simulate a terminal
 	{pkg: "internal/live", files: tests, allow: []string{"github.com/creack/pty"}},
-	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // the pipelines among the examples
-	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // what is printed, against what is published
-	{pkg: "cmd/recast", files: tests, allow: []string{k8sAPI, "sigs.k8s.io/yaml"}},                     // the manifests among them
-	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // as a collector
+	{pkg: "cmd/recast", files: tests, allow: []string{yaml}},                                           // for the pipelines among the examples
+	{pkg: "cmd/recast", files: tests, allow: []string{jsonschema}},                                     // validates output against the published schemas
+	{pkg: "cmd/recast", files: tests, allow: []string{k8sAPI, "sigs.k8s.io/yaml"}},                     // for the manifests among the examples
+	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // to simulate a collector
 
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
@@ -69,12 +69,12 @@ var table = []row{
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
-	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, and knows neither a cluster nor Talos
+	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too
-	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // what it hides, against what Talos hides
+	{pkg: "cluster/config", files: tests, allow: []string{machinery}}, // compares its redaction with Talos'
 
-	// what the domain stands on
+	// the domain's foundations
 	{pkg: "internal/fault"},
 	{pkg: "internal/foreign"},
 	{pkg: "internal/words"},
@@ -93,26 +93,26 @@ var table = []row{
 	{pkg: "internal/ui", allow: []string{
 		"pipeline", "internal/story", "internal/step", "internal/fault", "internal/foreign", "internal/words", "cluster/...", "images", "schematics", "golang.org/x/term",
 	}},
-	// what a run's log tells, and one HTML file of it
+	// the history in a run's log, and its HTML report
 	{pkg: "internal/story", allow: []string{"pipeline", "cluster/...", "internal/step"}},
 	{pkg: "internal/report", allow: []string{"pipeline", "cluster/...", "internal/story", "internal/foreign", "internal/words"}},
 	{pkg: "internal/report", files: tests, allow: []string{"internal/config", "internal/redact"}},
 
 	{pkg: "internal/ui", files: tests, allow: []string{"github.com/invopop/jsonschema", jsonschema}},
 
-	// the only one that knows the drawing library
+	// the only package that imports the drawing library
 	{pkg: "internal/live", allow: []string{
 		"pipeline", "internal/step", "internal/fault", "internal/foreign", "cluster/...", "images",
 		"charm.land/bubbletea/v2", "github.com/charmbracelet/colorprofile", "github.com/charmbracelet/x/ansi", "golang.org/x/sys/unix",
 	}},
 
-	// the only one that knows OpenTelemetry and Prometheus; clients get it as transports and dial options
+	// the only package that imports OpenTelemetry and Prometheus; clients get transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
 		"pipeline", "cluster/...", "internal/ui", "internal/story", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
 	}},
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 
-	// adapters: the domain packages whose interfaces they fill, and one client library each
+	// adapters: each implements interfaces of domain packages with one client library
 	{pkg: "internal/pve", allow: []string{"cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
 	{pkg: "internal/talos", allow: []string{
 		"cluster", "cluster/provenance", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
@@ -126,7 +126,7 @@ var table = []row{
 	{pkg: "internal/command", allow: []string{"cluster", "internal/fault", "internal/foreign"}},
 	{pkg: "internal/registry", allow: []string{"schematics", "images", "internal/trust", "internal/wait", "internal/fault", "internal/foreign", ggcr, yaml}},
 
-	// the lab knows nothing of recast, and no client of what it simulates
+	// the lab knows neither recast nor any client of what it simulates
 	{pkg: "internal/sim", allow: []string{
 		"internal/sim/...", "!internal/sim/simtest", "!internal/sim/schedules", "!internal/sim/layouts", ggcr, machinery, "!" + talosDial, pki, yaml, k8sAPI, apimachine, uuid,
 	}},
@@ -167,7 +167,7 @@ var table = []row{
 	{pkg: "internal/arch"},
 	{pkg: "internal/heap"},
 
-	// tests may use the lab, and the lab's own tests the clients of what it simulates
+	// tests may use the lab, and the lab's tests the clients of what it simulates
 	{pkg: "...", files: tests, allow: []string{
 		"internal/sim/...", "internal/heap", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
 	}},

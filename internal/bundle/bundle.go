@@ -1,6 +1,5 @@
-// Package bundle packs what somebody who helps needs to see: of every source only
-// what a list allows, and all of it once more through a redactor that knows the
-// secrets at hand and what others look like.
+// Package bundle packs an archive for support. Each source contributes only what a list
+// allows, and a redactor then removes known secrets and what looks like one.
 package bundle
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// Bundle is the files of an archive in the making.
+// Bundle is an archive under construction.
 type Bundle struct {
 	Dir   string    // in which everything is: "recast-support-homelab"
 	Made  time.Time // of all files
@@ -32,34 +31,33 @@ type File struct {
 	Data []byte
 }
 
-// New begins a bundle that holds none of these secrets.
+// New makes an empty bundle that will contain none of these secrets.
 func New(dir string, made time.Time, secrets []string) *Bundle {
 	return &Bundle{Dir: dir, Made: made, hide: redact.New(secrets)}
 }
 
-// ofPrograms is what a hook or a gate is called, which may be its whole command line,
-// and what a program has printed, up to the end of the line: reports show it, a
-// bundle goes to strangers.
-var ofPrograms = []*regexp.Regexp{
+// programTexts match the command line of a hook or gate and the output of programs, up to
+// the end of the line. A report shows them, a bundle must not: it leaves the organisation.
+var programTexts = []*regexp.Regexp{
 	regexp.MustCompile(`\b((?:hook|gate) )\\*".*`),
 	regexp.MustCompile(`( ended with -?\d+: ).+`),
 	regexp.MustCompile(`( said last: ).+`),
 }
 
-// shown is what may be seen of a text.
-func (b *Bundle) shown(text string) string {
+// redact removes secrets and programs' texts.
+func (b *Bundle) redact(text string) string {
 	text = b.hide.Text(text)
-	for _, said := range ofPrograms {
-		text = said.ReplaceAllString(text, "${1}"+LeftOut)
+	for _, p := range programTexts {
+		text = p.ReplaceAllString(text, "${1}"+LeftOut)
 	}
 	return text
 }
 
-// Text adds a file; blank ones are left out.
-func (b *Bundle) Text(name string, data []byte) { b.add(name, []byte(b.shown(string(data)))) }
+// Text adds a file, unless it is blank.
+func (b *Bundle) Text(name string, data []byte) { b.add(name, []byte(b.redact(string(data)))) }
 
 // Lines adds a file of JSON, one document a line.
-func (b *Bundle) Lines(name string, lines []byte) { b.add(name, redact.InJSON(lines, b.shown)) }
+func (b *Bundle) Lines(name string, lines []byte) { b.add(name, redact.InJSON(lines, b.redact)) }
 
 func (b *Bundle) add(name string, data []byte) {
 	if len(bytes.TrimSpace(data)) > 0 {
@@ -77,7 +75,7 @@ func (b *Bundle) JSON(name string, v any, allow List) error {
 	return nil
 }
 
-// Files lists what is in it, by name.
+// Files lists the files by name.
 func (b *Bundle) Files() []File {
 	return slices.SortedFunc(slices.Values(b.files), func(x, y File) int { return bytes.Compare([]byte(x.Name), []byte(y.Name)) })
 }
@@ -101,7 +99,7 @@ func (b *Bundle) Write(w io.Writer) error {
 	return zipped.Close()
 }
 
-// indented is JSON as people read it.
+// indented is JSON for people to read.
 func indented(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)

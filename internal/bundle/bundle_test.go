@@ -45,7 +45,7 @@ roll:
 }
 
 // The library's own error would quote the line.
-func TestListSaysNothingOfBadYAML(t *testing.T) {
+func TestListDoesNotQuoteBadYAML(t *testing.T) {
 	t.Parallel()
 	_, err := bundle.List{"a"}.YAML([]byte("a: 1\nb: [hush, hush\n"))
 	if err == nil || strings.Contains(err.Error(), "hush") {

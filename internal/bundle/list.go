@@ -11,14 +11,14 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// LeftOut stands for what a list does not allow.
+// LeftOut replaces what a list does not allow.
 const LeftOut = "[left out]"
 
-// List is the paths that are kept of a document: "nodes.*.name". An asterisk is any
-// key or index; at the end two of them are whatever is below.
+// List is the paths of a document to keep: "nodes.*.name". "*" is any key or index; a
+// final "**" is everything below.
 type List []string
 
-// JSON is what the list allows of v, which is marshalled to find out.
+// JSON marshals v and returns what the list allows of it.
 func (l List) JSON(v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -31,7 +31,7 @@ func (l List) JSON(v any) ([]byte, error) {
 	return indented(l.keep(doc, nil))
 }
 
-// Line is what the list allows of a JSON object on one line; false where it is none.
+// Line is what the list allows of a JSON object on one line; false if it is not an object.
 func (l List) Line(line []byte) ([]byte, bool) {
 	doc, err := decode(line)
 	object, ok := doc.(map[string]any)
@@ -51,7 +51,7 @@ func (l List) YAML(data []byte) ([]byte, error) {
 	return yaml.Marshal(l.keep(doc, nil))
 }
 
-// linesOf is where the YAML is wrong; the rest of such an error quotes it.
+// linesOf is the line number in a YAML error; the rest of the error quotes the document.
 func linesOf(err error) string {
 	_, rest, found := strings.Cut(err.Error(), "line ")
 	if !found {
@@ -72,8 +72,8 @@ func decode(b []byte) (any, error) {
 	return doc, err
 }
 
-// keep is v without what is not allowed. Of a key that is not on the list not even
-// the name stays.
+// keep is v without what the list does not allow. It drops the names of keys that are not
+// on the list too.
 func (l List) keep(v any, at []string) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -102,13 +102,13 @@ func (l List) keep(v any, at []string) any {
 	case nil, bool:
 		return v
 	}
-	if !l.ends(at) {
+	if !l.allowsValue(at) {
 		return LeftOut
 	}
 	return v
 }
 
-// allows says whether something at a path, or below it, is on the list.
+// allows says whether the list has a path, or one below it.
 func (l List) allows(at []string) bool {
 	return slices.ContainsFunc(l, func(p string) bool {
 		want := strings.Split(p, ".")
@@ -126,8 +126,8 @@ func (l List) allows(at []string) bool {
 	})
 }
 
-// ends says whether a value right at a path is on the list.
-func (l List) ends(at []string) bool {
+// allowsValue says whether the list has exactly this path.
+func (l List) allowsValue(at []string) bool {
 	return slices.ContainsFunc(l, func(p string) bool {
 		want := strings.Split(p, ".")
 		if want[len(want)-1] != "**" && len(want) != len(at) {

@@ -1,4 +1,4 @@
-// Package command runs a program of the user's, with all that it starts.
+// Package command runs a user's program and all that it starts.
 package command
 
 import (
@@ -11,55 +11,54 @@ import (
 )
 
 const (
-	endWithin   = 20 * time.Second // is what a program that was told to end gets for it
-	closeWithin = time.Second      // is what the output of one that has ended gets to close
+	stopTimeout  = 20 * time.Second // from SIGTERM until the program is killed
+	closeTimeout = time.Second      // for the output of an ended program to close
 )
 
-// Program is what is run.
+// Program is a program to run.
 type Program struct {
-	Args  []string // the program and its arguments
-	Dir   string   // where it runs; "": here
-	Env   []string // what Environ passes on; nil: nothing at all
+	Args  []string // program and arguments
+	Dir   string   // working directory; "": the current one
+	Env   []string // result of Environ; nil: empty
 	Stdin []byte   // nil: none
-	// Stop ends what a signal to the program may not reach, such as a container.
-	// It is called when the program is told to end, and once more after that; nil:
-	// there is no such thing.
+	// Stop ends what a signal to the program may not reach, such as a container. It is called
+	// with the signal and once more after the program has ended; may be nil.
 	Stop func()
 }
 
-// Run runs the program to its end and has said read what it prints. Nothing that
-// it has left running in its process group outlives it. Where the context ends
-// first, so does the program, and the error is why the context ended.
+// Run runs the program to its end and writes its output to said. It kills whatever is left
+// in the program's process group. If the context ends first, the program is stopped and
+// the error is the context's cause.
 func (p Program) Run(ctx context.Context, said *Lines) error {
 	cmd := exec.CommandContext(ctx, p.Args[0], p.Args[1:]...)
-	cmd.Dir, cmd.Env = p.Dir, append([]string{}, p.Env...) // exec takes nil for the whole environment of this process
-	// A group of its own: Ctrl-C on the terminal is for recast to decide about.
+	cmd.Dir, cmd.Env = p.Dir, append([]string{}, p.Env...) // exec takes nil for this process's environment
+	// Its own process group: recast itself handles Ctrl-C.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var told time.Time
+	var stopped time.Time
 	cmd.Cancel = func() error {
-		told = time.Now()
+		stopped = time.Now()
 		p.stop()
 		return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
 	}
-	cmd.WaitDelay = endWithin
+	cmd.WaitDelay = stopTimeout
 	out, err := p.start(cmd, said)
 	if err == nil {
 		err = cmd.Wait()
-		if !told.IsZero() {
-			out.closed(time.Until(told.Add(endWithin))) // whoever was told and still prints is tidying up
+		if !stopped.IsZero() {
+			out.waitClosed(time.Until(stopped.Add(stopTimeout))) // it may still print while it cleans up
 		}
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // that nothing is left is the best answer
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // usually nothing is left
 		out.end()
 	}
 	if ctx.Err() == nil {
 		return err
 	}
-	p.stop() // what it ends may have been made after the first call
+	p.stop() // the first call may have come before there was anything to end
 	return context.Cause(ctx)
 }
 
-// start starts the program. Its output is a pipe of ours, as Wait would not
-// return before every child that has inherited one of its own is gone.
+// start starts the program. Its output is a pipe of ours, since Wait would not return
+// before every child that inherited exec's own pipe is gone.
 func (p Program) start(cmd *exec.Cmd, said *Lines) (*output, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -84,8 +83,8 @@ func (p Program) start(cmd *exec.Cmd, said *Lines) (*output, error) {
 	return readOutput(r, said), nil
 }
 
-// feed ends at the latest when Wait closes the pipe. A program need not read all
-// of its input.
+// feed ends at the latest when Wait closes the pipe. A program need not read all of its
+// input.
 func feed(stdin io.WriteCloser, input []byte) {
 	_, _ = stdin.Write(input)
 	_ = stdin.Close()

@@ -69,7 +69,7 @@ func TestRunGate(t *testing.T) {
 
 var stopped = regexp.MustCompile(`^sh was stopped after [0-9]+s: it said last: here: over$`)
 
-// A program whose time is over ends with everything that it has started.
+// A program that times out is stopped with all its children.
 func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	t.Parallel()
 	alive := filepath.Join(t.TempDir(), "fifo")
@@ -80,7 +80,7 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	}
 	script := "echo here; (sleep 600; echo late) & echo >" + alive + "; wait"
 	go func() {
-		_, err := os.ReadFile(alive) // until the program is at it
+		_, err := os.ReadFile(alive) // written once the program runs
 		cancel(errors.Join(over, err))
 	}()
 	start := time.Now()
@@ -93,8 +93,8 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	}
 }
 
-// A program that has ended takes along what it has left running, whether that
-// holds its output or not, and its exit code stands.
+// When a program has ended, its children are killed, whether they hold its output or not;
+// its exit code counts.
 func TestRunGateLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -125,7 +125,7 @@ func TestRunGateLeavesNothingRunning(t *testing.T) {
 	}
 }
 
-// A daemon is beyond reach, but it does not hold a gate up.
+// A daemon can't be killed, but it does not delay a gate.
 func TestRunGateDoesNotWaitForADaemon(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("setsid"); err != nil {
@@ -146,7 +146,7 @@ func TestRunGateDoesNotWaitForADaemon(t *testing.T) {
 	}
 }
 
-// What a program printed before it ended is read, however much it is.
+// All output before the end is read, however much it is.
 func TestRunReadsToTheEnd(t *testing.T) {
 	t.Parallel()
 	lines, said := 0, &command.Lines{}
@@ -157,7 +157,7 @@ func TestRunReadsToTheEnd(t *testing.T) {
 	}
 }
 
-// Children of a program that was told to end may tidy up, though it is gone at once.
+// Children of a stopped program may clean up, even if the program itself is gone at once.
 func TestRunGateLetsChildrenTidyUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -179,7 +179,7 @@ func TestRunGateLetsChildrenTidyUp(t *testing.T) {
 	}
 }
 
-// holdable is a fifo. Whoever inherits it as opened for writing holds it until it ends.
+// holdable is a fifo, open for writing. Whoever inherits it holds it until it ends.
 func holdable(t *testing.T) *os.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")

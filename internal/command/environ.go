@@ -5,10 +5,9 @@ import (
 	"strings"
 )
 
-// passed are the variables that every program gets which recast starts: where things
-// are, who runs it, how it speaks, and how it reaches a network and the cluster.
-// Everything else stays here, because much of it is secret: tokens of Proxmox and of
-// registries, URLs of webhooks, headers of a telemetry collector.
+// passed are the variables that every program gets: paths, user, locale, terminal, network
+// and cluster access. Others are withheld, because many are secret: tokens of Proxmox and
+// registries, webhook URLs, headers of a telemetry collector.
 var passed = []string{
 	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE",
 	"TERM", "COLORTERM", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CI",
@@ -17,14 +16,14 @@ var passed = []string{
 	"KUBECONFIG", "TALOSCONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT",
 }
 
-// passedPrefixes are the same for families of variables.
+// passedPrefixes are the prefixes of further passed variables.
 var passedPrefixes = []string{"LC_", "XDG_", "RECAST_"}
 
-// ProxmoxToken is the one variable that no program gets, whoever asks for it.
+// ProxmoxToken is never passed on, not even if named.
 const ProxmoxToken = "PROXMOX_VE_API_TOKEN"
 
-// Environ is what a program gets of an environment: the variables above and those
-// named in more, which may end in "*".
+// Environ is the part of env that a program gets: the variables above and those named in
+// more, which may end in "*".
 func Environ(env, more []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")

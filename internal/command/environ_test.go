@@ -25,8 +25,8 @@ func TestEnviron(t *testing.T) {
 	}
 }
 
-// TestProgramsGetNoSecrets: neither a gate nor a hook sees what recast knows, but for
-// what it names.
+// TestProgramsGetNoSecrets: gates and hooks see no secrets of recast except those that
+// they name.
 func TestProgramsGetNoSecrets(t *testing.T) {
 	t.Parallel()
 	gates := command.Gates{Env: []string{

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/command"
 )
 
-// What a program prints is shown as lines without escape sequences, one for each of its own.
+// A program's output is shown without escape sequences, line by line.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	const evil = `printf 'bad\033[31m\033]0;title\007\rfake line: \342\200\256\342\200\250\177\n'; exit 3`

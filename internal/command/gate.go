@@ -18,14 +18,14 @@ import (
 
 // Gates runs the programs of gates and hooks.
 type Gates struct {
-	// Env is an environment. They get of it what Environ passes on and what they name.
+	// Env is an environment. Programs get what Environ passes on and what they name.
 	Env []string
 }
 
 var _ cluster.CommandRunner = Gates{}
 
-// RunGate runs the program once. One that is not there, or can't be run, is an
-// error of kind fault.Refused.
+// RunGate runs the program once. If it does not exist or can't be run, the error is of
+// kind fault.Refused.
 func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []string) (exit int, said string, err error) {
 	lines := &Lines{}
 	exit, err = g.run(ctx, gate, env, lines, "roll.gates")
@@ -35,7 +35,7 @@ func (g Gates) RunGate(ctx context.Context, gate cluster.CommandGate, env []stri
 	return exit, lines.Last(), nil
 }
 
-// run runs a program that is listed under that key of recast.yaml.
+// run runs a program that recast.yaml lists under key.
 func (g Gates) run(ctx context.Context, gate cluster.CommandGate, env []string, lines *Lines, key string) (exit int, err error) {
 	start := time.Now()
 	err = Program{Args: gate.Args, Dir: gate.Dir, Env: append(Environ(g.Env, gate.Env), env...)}.Run(ctx, lines)
@@ -57,15 +57,16 @@ func (g Gates) run(ctx context.Context, gate cluster.CommandGate, env []string, 
 	return 0, fmt.Errorf("run %s: %w", gate.Args[0], err)
 }
 
-// FromHere has the environment of this process. Files that it names are named
-// from here, but gates and hooks run at recast.yaml.
+// FromHere uses this process's environment. It makes file names in it absolute, because
+// gates and hooks run in the directory of recast.yaml.
 func FromHere() Gates {
-	here, _ := os.Getwd() // where there is none, relative paths stay, and lead nowhere from here either
-	return Gates{Env: namedFrom(here, os.Environ())}
+	here, _ := os.Getwd() // without one, relative paths stay as they are
+	return Gates{Env: absolutePaths(here, os.Environ())}
 }
 
-// namedFrom makes the files that variables name absolute. KUBECONFIG may list several.
-func namedFrom(dir string, env []string) []string {
+// absolutePaths makes the files in KUBECONFIG and TALOSCONFIG absolute. KUBECONFIG may
+// list several.
+func absolutePaths(dir string, env []string) []string {
 	out := slices.Clone(env)
 	for i, entry := range out {
 		name, value, _ := strings.Cut(entry, "=")

@@ -6,28 +6,28 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// toldLines are as many as are told of one hook while it runs.
-const toldLines = 200
+// maxHookLines limits the lines that a running hook can report.
+const maxHookLines = 200
 
-// RunHook runs the program of a hook once, and keeps the end of what it prints
-// also where it could not be run to its end. Errors are as of RunGate.
+// RunHook runs a hook's program once. It returns the end of its output even on an error.
+// Errors are those of RunGate.
 func (g Gates) RunHook(ctx context.Context, hook cluster.CommandGate, env []string, line func(text string)) (cluster.HookEnd, error) {
 	var kept tail
-	told := 0
+	count := 0
 	lines := &Lines{Note: func(text string) {
 		kept.add(text)
-		switch told++; {
-		case told <= toldLines:
+		switch count++; {
+		case count <= maxHookLines:
 			line(text)
-		case told == toldLines+1:
-			line("it prints more than is shown here; the report has the end of it")
+		case count == maxHookLines+1:
+			line("further output is not shown here; the report has the end of it")
 		}
 	}}
 	exit, err := g.run(ctx, hook, env, lines, "roll.hooks")
 	return cluster.HookEnd{Exit: exit, Said: lines.Last(), Output: kept.String()}, err
 }
 
-// tail is the last lines of a text, cluster.HookOutput bytes of them at most.
+// tail is the last lines of a text, at most cluster.HookOutput bytes.
 type tail struct {
 	lines []string
 	bytes int

@@ -47,15 +47,15 @@ func TestRunHook(t *testing.T) {
 	}
 }
 
-// The end of what is printed is kept, and no more of it is shown than can be read.
-func TestRunHookThatTalksTooMuch(t *testing.T) {
+// The end of the output is kept, and the progress shows a limited number of lines.
+func TestRunHookWithMuchOutput(t *testing.T) {
 	t.Parallel()
 	var told []string
 	end, err := command.Gates{Env: os.Environ()}.RunHook(t.Context(), shell("seq -f %0300g 1 1000"), nil, func(line string) { told = append(told, line) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(told) != 201 || told[0] != fmt.Sprintf("%0300d", 1) || told[200] != "it prints more than is shown here; the report has the end of it" {
+	if len(told) != 201 || told[0] != fmt.Sprintf("%0300d", 1) || told[200] != "further output is not shown here; the report has the end of it" {
 		t.Errorf("told %d lines, the last %q", len(told), told[len(told)-1])
 	}
 	lines := cluster.HookOutput / 301
@@ -64,7 +64,7 @@ func TestRunHookThatTalksTooMuch(t *testing.T) {
 	}
 }
 
-// What a hook that was ended has printed is kept as well.
+// The output of a hook that timed out is kept as well.
 func TestRunHookEndsWithItsTime(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -8,22 +8,22 @@ import (
 )
 
 const (
-	keptLines = 8   // in an error
+	keptLines = 8   // shown of a line
 	lineBytes = 400 // that are shown of a line
 )
 
-// Lines passes on what a program prints, line by line, and remembers the last of
-// them. Its zero value is ready to use.
+// Lines passes on a program's output, line by line, and remembers the last lines. The zero
+// value is ready to use.
 type Lines struct {
-	Note func(line string)      // nil: nobody is told
-	Drop func(line string) bool // says of each line, with its indent, whether it is of no interest; nil: none is
+	Note func(line string)      // may be nil
+	Drop func(line string) bool // says whether to skip a line, which includes its indent; may be nil
 
 	partial []byte
 	cut     bool // the rest of an overlong line is being dropped
 	kept    []string
 }
 
-// Write never fails: a program isn't stopped for what it prints.
+// Write never fails: a program must not be stopped because of its output.
 func (l *Lines) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		line, after, ended := bytes.Cut(rest, []byte("\n"))
@@ -39,7 +39,7 @@ func (l *Lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// End takes what came so far for a whole line.
+// End treats the bytes since the last line feed as a line.
 func (l *Lines) End() {
 	line := strings.TrimRight(foreign.Line(string(l.partial)), " ")
 	l.partial, l.cut = l.partial[:0], false
@@ -54,5 +54,5 @@ func (l *Lines) End() {
 	}
 }
 
-// Last is what was printed last, a few lines of it on one; "" if nothing was.
+// Last is the last few lines, joined into one; "" if there was no output.
 func (l *Lines) Last() string { return strings.Join(l.kept, "; ") }

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// output is what a program and its children print, being read.
+// output reads what a program and its children print.
 type output struct {
 	pipe *os.File
 	said *Lines
-	done chan struct{} // is closed when there is no more to read
+	done chan struct{} // closed at the end of the output
 }
 
 func readOutput(pipe *os.File, said *Lines) *output {
@@ -22,18 +22,18 @@ func readOutput(pipe *os.File, said *Lines) *output {
 	return o
 }
 
-// closed waits so long for all who print to be gone.
-func (o *output) closed(within time.Duration) {
+// waitClosed waits until all writers are gone, for that long at most.
+func (o *output) waitClosed(within time.Duration) {
 	select {
 	case <-o.done:
 	case <-time.After(within):
 	}
 }
 
-// end reads the rest. A child that has left the process group may hold the pipe
-// for ever.
+// end reads the rest. It closes the pipe after closeTimeout: a child outside the process
+// group may hold it open.
 func (o *output) end() {
-	o.closed(closeWithin)
+	o.waitClosed(closeTimeout)
 	_ = o.pipe.Close() // it was only read
 	<-o.done
 	o.said.End()

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// claimant is a process that wants the claim, with a connection of its own.
+// claimant is a process that wants the claim, with its own connection.
 func (s *server) claimant(id int, run string) *cluster.Claim {
 	return &cluster.Claim{
 		Proxmox: s.newClient(), Cluster: exchangeCluster, VMID: cluster.VMID(id), Host: s.place.node, Run: run,
@@ -21,7 +21,7 @@ func (s *server) claimant(id int, run string) *cluster.Claim {
 	}
 }
 
-// beat is how far the claim's holder has counted.
+// beat is the counter of the claim's holder.
 func (s *server) beat(id int) int {
 	s.t.Helper()
 	state, found, err := cluster.PeekClaim([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
@@ -79,8 +79,8 @@ func TestClaim(t *testing.T) {
 	})
 }
 
-// TestClaimTakenOver: a process that has stopped for long loses the claim, and
-// changes nothing any more; the one that has taken it goes on.
+// TestClaimTakenOver: a process that was stopped for long loses the claim, and changes
+// nothing any more; the process that has taken it over continues.
 func TestClaimTakenOver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -107,7 +107,7 @@ func TestClaimTakenOver(t *testing.T) {
 		}
 		parked := s.digest(x.park)
 		if err := s.carryOut(r.Steps()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
-			t.Errorf("the first one went on: %v", err)
+			t.Errorf("the first one continued: %v", err)
 		}
 		x.wantMachine(t, "of the first one", x.before)
 		if now := s.digest(x.park); now != parked {
@@ -125,8 +125,8 @@ func TestClaimTakenOver(t *testing.T) {
 	})
 }
 
-// TestClaimLost takes the claim away before each change of an exchange: that one
-// is not made, nor any after it.
+// TestClaimLost takes the claim before each change of an exchange: neither that change nor
+// any later one is made.
 func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice
@@ -156,7 +156,7 @@ func TestClaimLost(t *testing.T) {
 	}
 }
 
-// usurp has another process take the claim at once: it knows its holder to be dead.
+// usurp has another process take over at once, as if it knew that the holder is dead.
 func (s *server) usurp(id int) {
 	s.t.Helper()
 	c := s.claimant(id, "usurper")

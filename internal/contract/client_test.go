@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 )
 
-// values is a form as recast's client takes it.
+// values is a form for recast's client.
 func values(form ...string) map[string]string {
 	out := map[string]string{}
 	for _, f := range form {
@@ -35,7 +35,7 @@ func (s *server) read(id int) cluster.VM {
 	return vm
 }
 
-// TestClientErrors has recast's client recognise what Proxmox refuses.
+// TestClientErrors: recast's client recognizes Proxmox's refusals.
 func TestClientErrors(t *testing.T) {
 	t.Run("a VM that there is not", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -91,7 +91,8 @@ func TestClientErrors(t *testing.T) {
 	})
 }
 
-// TestClientIsNotLetIn has recast's client turned away, without delay of its own.
+// TestClientIsNotLetIn: recast's client reports a failed authentication without an
+// additional delay.
 func TestClientIsNotLetIn(t *testing.T) {
 	t.Run("with a wrong secret", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -117,7 +118,7 @@ func TestClientIsNotLetIn(t *testing.T) {
 	})
 }
 
-// trusting is what a client needs to reach the server and to trust it.
+// trusting is a client's options to reach and trust the server.
 func (s *server) trusting() pve.Options {
 	o := pve.Options{Endpoints: []string{s.place.endpoint}, Token: cluster.Secret(s.place.token), Fingerprint: os.Getenv("PVE_FINGERPRINT")}
 	if s.sim != nil {
@@ -126,7 +127,7 @@ func (s *server) trusting() pve.Options {
 	return o
 }
 
-// asking has a client of its own read something.
+// asking reads something with a separate client.
 func (s *server) asking(o pve.Options) error {
 	s.t.Helper()
 	c, err := pve.New(o)
@@ -138,13 +139,13 @@ func (s *server) asking(o pve.Options) error {
 	return err
 }
 
-// change is one that recast makes.
+// change is one kind of recast's changes.
 type change struct {
 	prepare func(s *server) (id int)
 	do      func(s *server, c *pve.Client, id int) error
 	done    func(s *server, id int) (got any)
 	want    any
-	again   bool // it may be sent twice
+	again   bool // it may be retried
 }
 
 func changes() map[string]change {
@@ -192,8 +193,8 @@ func changes() map[string]change {
 	}
 }
 
-// TestClientLosesAnswers has every answer to a change of recast's client lost
-// once Proxmox has given it: the client finds out that it was done.
+// TestClientLosesAnswers: every answer to a change by recast's client is lost: the client
+// detects that the change was made.
 func TestClientLosesAnswers(t *testing.T) {
 	for name, test := range changes() {
 		t.Run(name, func(t *testing.T) {
@@ -223,8 +224,8 @@ func TestClientLosesAnswers(t *testing.T) {
 	})
 }
 
-// TestClientLosesChanges has a change not arrive: one with a digest, or that
-// takes a VMID, is sent again; another is an error that says that it is not known.
+// TestClientLosesChanges: a change does not arrive. One with a digest, or for a new VMID,
+// is retried; for any other the result is an error that says that the outcome is unknown.
 func TestClientLosesChanges(t *testing.T) {
 	for _, name := range []string{"create", "set a drive", "delete"} {
 		test := changes()[name]

@@ -37,7 +37,7 @@ func TestNextID(t *testing.T) {
 	})
 }
 
-// inResources is what the cluster shows of a VM; nil: nothing.
+// inResources is the cluster's entry of a VM; nil: none.
 func (s *server) inResources(id int) map[string]any {
 	s.t.Helper()
 	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
@@ -48,7 +48,7 @@ func (s *server) inResources(id int) map[string]any {
 	return nil
 }
 
-// shows waits until the cluster has been told what the VM's node knows already.
+// shows waits until the cluster knows what the VM's node knows already.
 func (s *server) shows(id int, key, want string) {
 	s.t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Second) {
@@ -150,8 +150,8 @@ func TestClusterStatus(t *testing.T) {
 	})
 }
 
-// TestNoQuorum is what an isolated node does: it looks as if all were well, and
-// what destroys does so before it fails.
+// TestNoQuorum: an isolated node shows no sign of it, and operations that destroy
+// something do so before they fail.
 func TestNoQuorum(t *testing.T) {
 	denied := regexp.MustCompile(`^unable to open file '/etc/pve/nodes/pve1/qemu-server/\d+\.conf\.tmp\.\d+' - Permission denied$`)
 	readOnly := func(t *testing.T, got string) {
@@ -244,7 +244,7 @@ func TestThinPools(t *testing.T) {
 	})
 }
 
-// TestHostMemory reads what a scratch VM may take of its host.
+// TestHostMemory reads how much memory a scratch VM may use on its host.
 func TestHostMemory(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		s.holds("/nodes/"+s.place.node, "Sys.Audit")

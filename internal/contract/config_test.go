@@ -175,7 +175,7 @@ func TestConfigDelete(t *testing.T) {
 	})
 }
 
-// TestConfigDeleteForGood: what frees a disk, and what does nothing.
+// TestConfigDeleteForGood: what frees a disk, and what has no effect.
 func TestConfigDeleteForGood(t *testing.T) {
 	t.Run("with force frees the disk", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -262,7 +262,7 @@ func TestConfigSet(t *testing.T) {
 	})
 }
 
-// TestConfigSetNeeds: rights, and a quorum that it finds out about too late.
+// TestConfigSetNeeds: permissions, and a quorum, whose lack it notices too late.
 func TestConfigSetNeeds(t *testing.T) {
 	t.Run("rights", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
@@ -314,7 +314,7 @@ func TestConfigSetNeeds(t *testing.T) {
 			for _, volid := range s.volumes(s.place.storage, id) {
 				names = append(names, diskName(volid))
 			}
-			want := []string{fmt.Sprintf("vm-%d-disk-0", id), fmt.Sprintf("vm-%d-disk-2", id)} // 1 is freed, 2 an orphan
+			want := []string{fmt.Sprintf("vm-%d-disk-0", id), fmt.Sprintf("vm-%d-disk-2", id)} // 1 is freed, 2 is orphaned
 			if diff := cmp.Diff(want, names); diff != "" {
 				t.Error(diff)
 			}

@@ -11,19 +11,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// create asks for a VM under a number of the suite's.
+// create requests a VM under a number of the suite's.
 func (s *server) create(form ...string) (id int, r reply) {
 	s.t.Helper()
 	id = s.freeID()
 	return id, s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id, form...)...)
 }
 
-// exists says that a VM is on the node.
+// exists says whether a VM is on the node.
 func (s *server) exists(id int) bool {
 	return s.do(http.MethodGet, s.vm(id, "config")).Code == http.StatusOK
 }
 
-// TestCreateMakesUp: what a VM gets that its creator does not say.
+// TestCreateMakesUp: what Proxmox generates for a new VM.
 func TestCreateMakesUp(t *testing.T) {
 	t.Run("an identity, each time another", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -90,7 +90,7 @@ func TestCreateMakesUp(t *testing.T) {
 	})
 }
 
-// TestCreateDrives: what a drive may be at the beginning.
+// TestCreateDrives: the possible drives of a new VM.
 func TestCreateDrives(t *testing.T) {
 	t.Run("a volume that is there, whatever size is said", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -150,7 +150,7 @@ func TestCreateDrives(t *testing.T) {
 	})
 }
 
-// TestCreateFails: in its task, and leaves nothing behind that it made.
+// TestCreateFails: it fails in its task, and leaves nothing that it made.
 func TestCreateFails(t *testing.T) {
 	t.Run("without a volume, and frees the new ones only", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -205,7 +205,7 @@ func TestCreateFails(t *testing.T) {
 	})
 }
 
-// startOf is how the task ended that started a VM.
+// startOf is the exit status of the task that started a VM.
 func (s *server) startOf(id int) string {
 	s.t.Helper()
 	for range 150 {
@@ -220,7 +220,7 @@ func (s *server) startOf(id int) string {
 	return ""
 }
 
-// TestCreateRefused: at once, before anything is made.
+// TestCreateRefused: refused at once, before anything is made.
 func TestCreateRefused(t *testing.T) {
 	tests := map[string]struct {
 		form   []string
@@ -253,7 +253,7 @@ func TestCreateRefused(t *testing.T) {
 	}
 }
 
-// TestCreateNeeds: a free number, rights and a quorum.
+// TestCreateNeeds: a free number, permissions and a quorum.
 func TestCreateNeeds(t *testing.T) {
 	t.Run("under a number that is taken", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -308,7 +308,7 @@ func TestCreateNeeds(t *testing.T) {
 	})
 }
 
-// TestCreateAccepts: what is wrong only later, or not at all.
+// TestCreateAccepts: input that is wrong only later, or not at all.
 func TestCreateAccepts(t *testing.T) {
 	t.Run("a boot order of drives that are not there", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {

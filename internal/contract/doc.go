@@ -1,10 +1,9 @@
-// Package contract holds what recast relies on in Proxmox VE, as tests. They run
-// on the simulator always, each in a datacentre of its own and in virtual time,
-// and on a real server on demand (make contract): what passes in the lab is what
-// passes there.
+// Package contract has tests of what recast relies on in Proxmox VE. They always run on
+// the simulator, each in its own datacentre and in virtual time, and on demand on a real
+// server (make contract): what passes on the simulator must pass there.
 //
-// On a real server everything that a test makes has a VMID of the range that the
-// suite was given and carries a marker. It is removed at the end, also after a
-// failure, and so is what an earlier run that was killed has left. A VM in the
-// range without the marker stops the suite before it has done anything.
+// On a real server everything that a test makes has a VMID of the suite's range and
+// carries a marker. It is removed at the end, also after a failure, and so are the
+// leftovers of a killed run. If the range contains a VM without the marker, the suite
+// stops before it does anything.
 package contract

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// TestPermissions is what /access/permissions says: all that doctor relies on.
+// TestPermissions: /access/permissions, on which doctor relies.
 func TestPermissions(t *testing.T) {
 	t.Run("a path that does not exist has what comes from above", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -89,7 +89,8 @@ func TestPermissions(t *testing.T) {
 	})
 }
 
-// TestUserPermissions is what the user of a token may do: shown with Sys.Audit on /access.
+// TestUserPermissions: the permissions of a token's user, which are shown with Sys.Audit
+// on /access.
 func TestUserPermissions(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
@@ -109,7 +110,7 @@ func TestUserPermissions(t *testing.T) {
 	})
 }
 
-// poorAccess is what the token with nothing is told.
+// poorAccess is the access of the token without permissions.
 type poorAccess struct{ s *server }
 
 func (poorAccess) TokenID() string { return "poor@pve!token" }
@@ -128,11 +129,11 @@ func (a poorAccess) Permissions(_ context.Context, path string) (cluster.Privile
 }
 
 func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Standing, error) {
-	return nil, nil // it may not see what its user has
+	return nil, nil // it may not see its user's permissions
 }
 
-// TestDoctor is the half of recast doctor that needs no Talos, on the recreate of
-// a VM of these tests.
+// TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
+// of these tests.
 func TestDoctor(t *testing.T) {
 	t.Run("a token with nothing lacks all of it", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
@@ -152,7 +153,7 @@ func TestDoctor(t *testing.T) {
 			res := s.doctor(id)
 			for _, n := range res.Needs {
 				has := slices.Contains(s.privileges(n.Path), n.Privilege)
-				if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it has to propagate as well
+				if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it must also propagate
 					t.Errorf("%s on %s: granted %v, has %v", n.Privilege, n.Path, n.Granted, has)
 				}
 			}
@@ -190,7 +191,7 @@ func TestDoctor(t *testing.T) {
 	})
 }
 
-// doctor looks at a project whose only node is that VM.
+// doctor checks a project whose only node is that VM.
 func (s *server) doctor(id int) pipeline.DoctorResult {
 	s.t.Helper()
 	c := &config.Config{

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// download has the node fetch a URL; the certificate may be any.
+// download makes the node fetch a URL, without verification of certificates.
 func (s *server) download(url, name string, form ...string) reply {
 	s.t.Helper()
 	path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/download-url"
@@ -121,7 +121,7 @@ func TestDownloadFails(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
 			s.fetches()
 			url := s.source()
-			s.sim.world.SetWayOut(s.place.node, false)
+			s.sim.world.SetOutbound(s.place.node, false)
 			if got := s.wait(s.download(url, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
 				t.Error(got)
 			}

@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestExchange exchanges the system of a node like Talos': all that it had is as
-// before, and its old system disk is parked.
+// TestExchange exchanges the system of a node like a Talos node: everything else is
+// unchanged, and its old system disk is parked.
 func TestExchange(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -36,8 +36,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestExchangeAgain does so three times in a row, with one parking VM: the old
-// system disks add up, and the last but one comes back.
+// TestExchangeAgain does so three times in a row, with one parking VM: the old system
+// disks accumulate, and the last but one is restored.
 func TestExchangeAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -65,8 +65,8 @@ func TestExchangeAgain(t *testing.T) {
 	})
 }
 
-// writeSystem has the system disk hold bytes that tell it from any other, in the
-// simulator, whose eye is on them from then on.
+// writeSystem gives the system disk unique content in the simulator, which then protects
+// it.
 func (x *exchanged) writeSystem(bytes string) driveIs {
 	x.s.t.Helper()
 	if x.s.sim != nil {
@@ -79,8 +79,8 @@ func (x *exchanged) writeSystem(bytes string) driveIs {
 	return x.s.machine(x.id).Drives["scsi0"]
 }
 
-// TestRollbackDisk exchanges the system of a node for the one that it had before:
-// the kept disk is the system disk again, with its options, and nothing else moves.
+// TestRollbackDisk rolls a node back to its previous system disk: the kept disk is the
+// system disk again, with its options, and nothing else moves.
 func TestRollbackDisk(t *testing.T) {
 	var chosen slice
 	for name, b := range inOrder(belongingsOfAll()) {
@@ -105,8 +105,8 @@ func TestRollbackDisk(t *testing.T) {
 	}
 }
 
-// TestPutBack gives an exchange up when all but the record's end is done: the VM
-// is as before, the disk that the exchange made is parked as one that was given up.
+// TestPutBack cancels an exchange when everything except closing the record is done: the
+// VM is as before, and the new disk is parked as a cancelled one.
 func TestPutBack(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -118,7 +118,7 @@ func TestPutBack(t *testing.T) {
 				run(t, 0, func(t *testing.T, s *server) {
 					x := s.newNode(b)
 					if err := x.exchange(mortal(s.newClient(), untilClosed), strategy, "r1"); err == nil {
-						t.Fatal("it went on to its end")
+						t.Fatal("it was not interrupted")
 					}
 					if err := x.resume(s.newClient(), strategy, "r1", true); err != nil {
 						t.Fatal(err)
@@ -132,8 +132,8 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestExchangeGrows: a system disk that is to be larger is so, also where the
-// exchange is finished by another process.
+// TestExchangeGrows: a larger system disk gets its size, also when another process
+// finishes the exchange.
 func TestExchangeGrows(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -11,15 +11,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// around is something that Proxmox keeps for a VM outside of its configuration,
-// or that not every token can write.
+// around is something that Proxmox stores for a VM outside of its configuration, or that
+// not every token can write.
 type around struct {
 	needs   needs
 	may     func(s *server)
 	form    func(s *server) []string
 	prepare func(s *server, x *exchanged)
 	look    func(s *server, x *exchanged) any // must be the same before and afterwards
-	now     func(m *machine)                  // what a finished exchange leaves instead
+	now     func(m *machine)                  // the difference after a finished exchange
 }
 
 func arounds() map[string]around {
@@ -72,8 +72,8 @@ func arounds() map[string]around {
 	}
 }
 
-// TestExchangeAround: that is there again as well, whether the exchange is
-// finished or given up.
+// TestExchangeAround: that is preserved too, whether the exchange is finished or
+// cancelled.
 func TestExchangeAround(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -113,7 +113,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	x.before = s.machine(x.id)
 	before, want := look(), x.before.clone()
 	if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-		t.Fatal("it went on to its end")
+		t.Fatal("it was not interrupted")
 	}
 	if !u.putBack {
 		want = want.renewedBy("r1", x.serial())
@@ -131,7 +131,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	s.intact(t)
 }
 
-// serial is that of the system disk as it is now.
+// serial is that of the present system disk.
 func (x *exchanged) serial() string {
 	x.s.t.Helper()
 	d, err := cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"])

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// pollTasks is how often the exchanges look whether a task of a real server has ended: most take less than a second.
+// pollTasks is how often exchanges poll a task of a real server: most take less than a second.
 const pollTasks = 250 * time.Millisecond
 
-// newUUID is one for SMBIOS.
+// newUUID makes a UUID for SMBIOS.
 func newUUID() string {
 	var b [16]byte
 	rand.Read(b[:])
@@ -21,7 +21,7 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// bootISO is the ISO that exchanges put into the CD drive: uploaded once for a test.
+// bootISO is the ISO that exchanges put into the CD drive: uploaded once per test.
 func (s *server) bootISO() (volid string) {
 	s.t.Helper()
 	name := isoPrefix + "boot.iso"
@@ -32,9 +32,9 @@ func (s *server) bootISO() (volid string) {
 	return s.place.isoStorage + ":iso/" + name
 }
 
-// image is what a data disk is made from: so large, and so much of it written,
-// that it can be told from any other by what its volume takes up. What is written
-// is noise, which a file system that compresses can't make less of.
+// image is the content of a data disk: its size and the number of bytes written, so that
+// its volume is recognizable by its allocation. The content is random, so that a
+// compressing file system can't shrink it.
 type image struct {
 	size, written int
 	seed          byte
@@ -53,15 +53,15 @@ func (i image) bytes() []byte {
 	return b
 }
 
-// imports says whether the ISO storage takes images of disks; Proxmox makes its
-// default one, "local", so since 8.3 only where nobody has set its contents.
+// imports says whether the ISO storage takes images of disks. Since 8.3 Proxmox allows
+// that for "local" by default, unless its contents were set.
 func (s *server) imports() bool {
 	s.t.Helper()
 	return strings.Contains(text(s.storageConfig(s.place.isoStorage)["content"]), "import")
 }
 
-// data is a new data disk as a create call asks for it: one with recognisable
-// bytes where an image can be imported, a blank one of a size of its own otherwise.
+// data is a new data disk in a create call: one with recognizable content if an image can
+// be imported, a blank one of a unique size otherwise.
 func (s *server) data(key string) string {
 	s.t.Helper()
 	if !s.imports() {
@@ -84,7 +84,7 @@ func (s *server) dataImage(key string) (volid string) {
 	return volid
 }
 
-// TestImport is how the exchanges come by disks with bytes of their own.
+// TestImport: how the exchanges get disks with unique content.
 func TestImport(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		if !s.imports() {

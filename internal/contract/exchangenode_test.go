@@ -13,21 +13,21 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// exchangeCluster is the Talos cluster that the records and claims of the tests
-// speak of: by it parking VMs and claims that a killed run has left are told from anybody's.
+// exchangeCluster is the Talos cluster in the tests' records and claims: it identifies
+// parking VMs and claims of a killed run.
 const exchangeCluster = "recast-contract"
 
-// exchanged is a VM like a Talos node's, and what it takes to exchange its system.
+// exchanged is a VM like a Talos node's whose system is to be exchanged.
 type exchanged struct {
 	s      *server
 	id     int
-	holder int // owns some of its data disks; 0: nobody does
-	park   int // free for its parking VM
+	holder int // owns some of its data disks; 0: none
+	park   int // free number for its parking VM
 	iso    string
 	before machine
 }
 
-// belongings say whose the data disks of a node are.
+// belongings says who owns the data disks of a node.
 type belongings map[string]bool // key -> another VM owns it
 
 func belongingsOfAll() map[string]belongings {
@@ -38,11 +38,11 @@ func belongingsOfAll() map[string]belongings {
 	}
 }
 
-// mixed are one disk of each kind.
+// mixed is one disk of each kind.
 func mixed() belongings { return belongings{"scsi1": false, "scsi2": true} }
 
-// newNode makes a VM that has all that a Talos node's may have and that the token
-// may give it. It is off, and is never started.
+// newNode makes a VM with everything that a Talos node's may have and that the token may
+// set. It is never started.
 func (s *server) newNode(b belongings, form ...string) *exchanged {
 	s.t.Helper()
 	form = append(form, "bios=ovmf", "machine=q35", "cpu=x86-64-v2-AES", "cores=2", "numa=1", "memory=512", "balloon=0",
@@ -59,14 +59,14 @@ func (s *server) newNode(b belongings, form ...string) *exchanged {
 	return s.makeNode(b, s.data, form...)
 }
 
-// newPlainNode makes a VM with no more than what an exchange has to keep apart:
-// disks, a CD drive, an identity. It can be started.
+// newPlainNode makes a VM with only what an exchange has to distinguish: disks, a CD
+// drive, an identity. It can be started.
 func (s *server) newPlainNode(form ...string) *exchanged {
 	s.t.Helper()
 	return s.makeNode(mixed(), s.blank, form...)
 }
 
-// blank is a new data disk without bytes, of a size of its own.
+// blank is a new blank data disk of a unique size.
 func (s *server) blank(key string) string {
 	return s.place.storage + ":" + map[string]string{"scsi1": "1", "scsi2": "3"}[key]
 }
@@ -93,7 +93,7 @@ func (s *server) makeNode(b belongings, data func(key string) string, form ...st
 	return x
 }
 
-// dataDisks are those of a node; what another VM owns is made there first.
+// dataDisks are those of a node; those of another VM are created there first.
 func (x *exchanged) dataDisks(b belongings, data func(key string) string) (form []string) {
 	x.s.t.Helper()
 	options := map[string]string{
@@ -120,8 +120,8 @@ func (x *exchanged) dataDisks(b belongings, data func(key string) string) (form 
 	return form
 }
 
-// fill gives every disk bytes of its own in the simulator, as far as the import
-// has not, and has the simulator watch over them.
+// fill gives every disk without imported content unique content in the simulator, which
+// then protects it.
 func (x *exchanged) fill() {
 	x.s.t.Helper()
 	if x.s.sim == nil {
@@ -136,7 +136,7 @@ func (x *exchanged) fill() {
 	}
 }
 
-// newClient is one of recast's with a connection of its own, as another process has it.
+// newClient is a recast client with its own connection, like that of another process.
 func (s *server) newClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()
@@ -173,7 +173,7 @@ func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run stri
 
 func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
 
-// parking finds the node's parking VM as recast finds it; nil if there is none.
+// parking finds the node's parking VM as recast does; nil if there is none.
 func (x *exchanged) parking(px cluster.Proxmox) (*cluster.Parking, error) {
 	vms, err := px.VMs(x.s.t.Context())
 	if err != nil {
@@ -191,7 +191,7 @@ func (x *exchanged) parking(px cluster.Proxmox) (*cluster.Parking, error) {
 	return nil, nil
 }
 
-// exchange opens an exchange and carries it out.
+// exchange opens an exchange and completes it.
 func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run string) error {
 	r, err := x.open(px, strategy, run)
 	if err != nil {
@@ -204,8 +204,8 @@ func (s *server) carryOut(root step.Step) error {
 	return (&step.Runner{}).Run(s.t.Context(), root)
 }
 
-// resume finishes whatever is unfinished of the node, as another process that
-// has nothing but Proxmox; putBack gives it up instead.
+// resume finishes an unfinished exchange, as another process that only has Proxmox;
+// putBack cancels it instead.
 func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run string, putBack bool) error {
 	parking, err := x.parking(px)
 	switch {
@@ -226,7 +226,7 @@ func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run st
 	return x.s.carryOut(r.Steps())
 }
 
-// intact holds the simulator to what it has seen since its beginning.
+// intact checks the simulator's promises since its beginning.
 func (s *server) intact(t *testing.T) {
 	t.Helper()
 	if s.sim == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// foreign is what somebody else has done to a node's VM or its parking VM when
-// its exchange goes on: it is refused, with nothing lost.
+// foreign is another person's change of a node's VM or its parking VM before its exchange
+// continues: that is refused, without a loss.
 type foreign struct {
 	needs    needs
 	strategy cluster.Strategy // "": Recreate
@@ -84,7 +84,7 @@ func foreignHands() map[string]foreign {
 	}
 }
 
-// foreignRecords are what somebody has done to the parking VM.
+// foreignRecords are another person's changes of the parking VM.
 func foreignRecords() map[string]foreign {
 	rewrite := func(from, to string) func(*server, *exchanged) {
 		return func(s *server, x *exchanged) {
@@ -105,8 +105,8 @@ func foreignRecords() map[string]foreign {
 	}
 }
 
-// TestExchangeRefused: what somebody else has changed stops the exchange before
-// anything is lost; once it is undone, it goes on.
+// TestExchangeRefused: another person's change stops the exchange before anything is lost;
+// once it is reverted, the exchange continues.
 func TestExchangeRefused(t *testing.T) {
 	var chosen slice
 	all := foreignHands()
@@ -157,8 +157,8 @@ func (f foreign) try(t *testing.T, s *server) {
 	s.intact(t)
 }
 
-// wantAllThere wants every disk of the node in the configuration of the node's
-// VM, of its parking VM or of its holder.
+// wantAllThere requires every disk of the node in the configuration of its VM, its parking
+// VM or its holder.
 func (x *exchanged) wantAllThere(t *testing.T) {
 	t.Helper()
 	for key, d := range x.before.Drives {
@@ -178,8 +178,8 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 	x.s.intact(t)
 }
 
-// TestExchangeNotOpened is what keeps an exchange from beginning: nothing is
-// changed at all.
+// TestExchangeNotOpened: what prevents an exchange from beginning; nothing is changed at
+// all.
 func TestExchangeNotOpened(t *testing.T) {
 	tests := map[string]struct {
 		needs   needs

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// unfinished is an exchange that ends somewhere, and how it is taken up again.
+// unfinished is an interrupted exchange, and how it is resumed.
 type unfinished struct {
 	strategy cluster.Strategy
 	putBack  bool
@@ -26,8 +26,8 @@ func unfinishedOnes() []unfinished {
 	return []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}, {cluster.Rollback, false}}
 }
 
-// TestExchangeResume kills an exchange after each of its changes. Another process,
-// which knows nothing of it but what Proxmox tells, finishes it or gives it up.
+// TestExchangeResume kills an exchange after each of its changes. Another process, which
+// only has Proxmox's state, finishes or cancels it.
 func TestExchangeResume(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -51,7 +51,7 @@ func TestExchangeResume(t *testing.T) {
 	}
 }
 
-// changes counts those of an exchange that nobody disturbs.
+// changes counts the changes of an undisturbed exchange.
 func (u unfinished) changes(t *testing.T) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); !isReal {
@@ -69,9 +69,9 @@ func (u unfinished) changesSimulated(t *testing.T) int {
 	return u.simulate(t, u.count)
 }
 
-// simulate gives what was counted in the simulator, at once: what run is given
-// begins when this test has ended. A real server needs no count for what can't be
-// tried on it.
+// simulate returns a count made in the simulator. It makes the count at once, while cases
+// given to run begin only after this test has ended. A real server is not needed for cases
+// that can't run on it.
 func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int) (n int) {
 	t.Helper()
 	if _, isReal := realPlace(t); isReal {
@@ -91,7 +91,7 @@ func (u unfinished) count(t *testing.T, s *server) int {
 	return px.done
 }
 
-// node is one to be exchanged; for a rollback it has been so once.
+// node is one to be exchanged; for a rollback it was exchanged once before.
 func (u unfinished) node(t *testing.T, s *server) *exchanged {
 	t.Helper()
 	x := s.newPlainNode()
@@ -104,12 +104,12 @@ func (u unfinished) node(t *testing.T, s *server) *exchanged {
 	return x
 }
 
-// killed has an exchange end as lives says, and another process take it up.
+// killed ends an exchange by lives, and another process resumes it.
 func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bool) {
 	t.Helper()
 	x := u.node(t, s)
 	if err := x.exchange(mortal(s.newClient(), lives), u.strategy, "r1"); err == nil {
-		t.Fatal("it went on to its end")
+		t.Fatal("it was not interrupted")
 	}
 	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
 		t.Fatal(err)
@@ -117,7 +117,7 @@ func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bo
 	u.check(t, x, u.putBack)
 }
 
-// check compares the end with what it is when nothing happens.
+// check compares the result with that of an undisturbed exchange.
 func (u unfinished) check(t *testing.T, x *exchanged, putBack bool) {
 	t.Helper()
 	const what = "in the end"
@@ -137,7 +137,7 @@ func (u unfinished) check(t *testing.T, x *exchanged, putBack bool) {
 	x.s.intact(t)
 }
 
-// replacement is the system disk that a run gave the node, which stayed blank.
+// replacement is the blank system disk that a run made for the node.
 func (x *exchanged) replacement(run string) driveIs {
 	x.s.t.Helper()
 	parking, err := x.parking(x.s.client)
@@ -151,7 +151,7 @@ func (x *exchanged) replacement(run string) driveIs {
 	return d
 }
 
-// TestExchangeCutOff has Proxmox itself end between the parts of each hand-over of
+// TestExchangeCutOff: Proxmox itself is interrupted between the parts of each hand-over of
 // a disk, when no configuration names the volume.
 func TestExchangeCutOff(t *testing.T) {
 	if testing.Short() {

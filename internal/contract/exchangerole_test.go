@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestExchangeMinimal exchanges the system of a node with a token that has exactly
-// what permissions.md grants for the strategy, on the paths that it names there.
+// TestExchangeMinimal exchanges the system of a node with a token that has exactly the
+// permissions in permissions.md for the strategy.
 func TestExchangeMinimal(t *testing.T) {
 	var chosen slice
 	for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}} {
@@ -20,7 +20,7 @@ func TestExchangeMinimal(t *testing.T) {
 			run(t, simulated, func(t *testing.T, s *server) {
 				x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
 				if err := x.exchange(mortal(px, untilClosed), u.strategy, "r1"); err == nil {
-					t.Fatal("it went on to its end")
+					t.Fatal("it was not interrupted")
 				}
 				if err := x.resume(px, u.strategy, "r1", u.putBack); err != nil {
 					t.Fatal(err)
@@ -31,7 +31,7 @@ func TestExchangeMinimal(t *testing.T) {
 	}
 }
 
-// minimal is a client of a token that the commands of permissions.md were run for.
+// minimal is a client of a token created with the commands of permissions.md.
 func (s *server) minimal(strategy string) *pve.Client {
 	s.t.Helper()
 	const id = "recast@pve!roll"
@@ -42,7 +42,7 @@ func (s *server) minimal(strategy string) *pve.Client {
 	}
 	for _, g := range commands {
 		path := g.path
-		if path == "/storage/isos" { // it stands for those of images.iso.storage
+		if path == "/storage/isos" { // it represents those of images.iso.storage
 			path = "/storage/" + s.place.isoStorage
 		}
 		s.sim.world.AddRole(g.role, g.privileges...)

@@ -14,20 +14,20 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// machine is a VM as an exchange must leave it, or give it back: what it is made
-// of, without what Proxmox renews.
+// machine is a VM as an exchange must leave or restore it, without what Proxmox
+// regenerates.
 type machine struct {
 	Config map[string]string // all but renewed and drives
 	Drives map[string]driveIs
 	Pool   string
-	HA     string   // what HA is to do with it; "": not managed
-	Loose  []string // volumes of its number that it does not name
+	HA     string   // its state in HA; "": not managed
+	Loose  []string // volumes with its number that it does not name
 }
 
-// driveIs is what of a disk has to be the same, wherever it was meanwhile.
+// driveIs is what must stay the same of a disk, wherever it was meanwhile.
 type driveIs struct {
-	Options []string // sorted, size among them
-	Owner   int      // the VMID in the volume's name
+	Options []string // sorted, including size
+	Owner   int      // VMID in the volume's name
 	Size    string   // of the volume, in bytes
 	Format  string
 	Used    allocated
@@ -36,8 +36,8 @@ type driveIs struct {
 	volid string
 }
 
-// allocated is what a volume takes up on its storage. A file system may still be
-// writing when it is asked, or trim what it had reserved.
+// allocated is the allocated size of a volume. A file system may still be writing, or may
+// trim what it had reserved.
 type allocated int64
 
 const settling = 64 << 10
@@ -50,11 +50,11 @@ var settled = cmp.Options{
 	}),
 }
 
-// renewed is the explicit list of what Proxmox makes up anew with a VM, beside
-// the names of volumes, and can't be given.
+// renewed is the complete list of what Proxmox regenerates for a new VM and nobody can
+// set, besides the names of volumes.
 func renewed() []string { return []string{"digest", "meta", "vmgenid"} }
 
-// machine reads a VM as it is now.
+// machine reads a VM's present state.
 func (s *server) machine(id int) machine {
 	s.t.Helper()
 	m := machine{Config: s.config(id), Drives: map[string]driveIs{}, Pool: s.poolOf(id), HA: s.managedAs(id)}
@@ -64,10 +64,10 @@ func (s *server) machine(id int) machine {
 		switch {
 		case slices.Contains(renewed(), key):
 			delete(m.Config, key)
-		case key == "description": // Proxmox ends it with a line break
+		case key == "description": // Proxmox appends a line break
 			m.Config[key] = strings.TrimRight(value, "\n")
 		case !cluster.IsDiskKey(key):
-		case strings.Contains(value, "cloudinit"): // Proxmox notes its size when it next looks
+		case strings.Contains(value, "cloudinit"): // Proxmox adds its size later
 			volid, _, _ := strings.Cut(value, ",")
 			named = append(named, volid)
 			value, _, _ = strings.Cut(value, ",size=")
@@ -104,7 +104,7 @@ func (s *server) driveIs(key, value string) driveIs {
 	return out
 }
 
-// managedAs is the state that HA wants of a VM; "" where it does not manage it, or where nobody may look.
+// managedAs is the state that HA requests for a VM; "" if it is not managed, or not visible.
 func (s *server) managedAs(id int) string {
 	s.t.Helper()
 	r := s.do(http.MethodGet, haResources)
@@ -117,14 +117,14 @@ func (s *server) managedAs(id int) string {
 	return ""
 }
 
-// clone is a copy whose maps are its own.
+// clone is a copy with its own maps.
 func (m machine) clone() machine {
 	m.Config, m.Drives = maps.Clone(m.Config), maps.Clone(m.Drives)
 	return m
 }
 
-// renewedBy is the machine after an exchange for a blank system disk: all as
-// before, but for that and for the mark of the run.
+// renewedBy is the machine after an exchange for a blank system disk: unchanged except for
+// that and the run's mark.
 func (m machine) renewedBy(run string, serial string) machine {
 	m = m.markedBy(run)
 	system := m.Drives["scsi0"]
@@ -148,7 +148,7 @@ func (m machine) markedBy(run string) machine {
 	return m
 }
 
-// wantMachine compares the VM with what it should be.
+// wantMachine compares the VM with the expected one.
 func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 	t.Helper()
 	got := x.s.machine(x.id)
@@ -157,7 +157,7 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 		if x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0 {
 			t.Errorf("%s: scsi0 is not blank", what)
 		}
-		system.Used, system.Bytes = 0, "" // a storage may be set to allocate in advance
+		system.Used, system.Bytes = 0, "" // a storage may preallocate
 		got.Drives["scsi0"] = system
 	}
 	if diff := cmp.Diff(want, got, settled); diff != "" {
@@ -165,8 +165,8 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 	}
 }
 
-// wantKept wants the node's parking VM protected, its record closed, and on it
-// nothing but old system disks, the newest last.
+// wantKept requires the node's parking VM to be protected, with a closed record, and with
+// only old system disks, the newest last.
 func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
 	t.Helper()
 	parking, err := x.parking(x.s.client)
@@ -189,8 +189,8 @@ func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
 	}
 }
 
-// wantGivenUp is wantKept after an exchange was given up: the system disk that it
-// had made, if it came to that, is the one that is parked.
+// wantGivenUp is wantKept after a cancelled exchange: the new system disk, if it was made,
+// is the parked one.
 func (x *exchanged) wantGivenUp(t *testing.T, what, run string, made bool) {
 	t.Helper()
 	parking, err := x.parking(x.s.client)

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// nowhere is a URL where nobody answers.
+// nowhere is a URL without a server.
 const nowhere = "http://127.0.0.1:1/x.iso"
 
-// known is what source has found out on a real server: it is asked only once.
+// known caches the result of source on a real server.
 var known string
 
-// source is a file of the node's own web server, which it can fetch: it need not
-// reach itself by the address that we use. Only a download tells: query-url-metadata
-// asks with HEAD, which Proxmox's web server refuses (known_methods in AnyEvent.pm).
+// source is a file on the node's own web server that the node can fetch: it may not reach
+// itself by the address that we use. Only a download shows that: query-url-metadata uses
+// HEAD, which Proxmox's web server refuses (known_methods in AnyEvent.pm).
 func (s *server) source() string {
 	s.t.Helper()
 	if known != "" && s.sim == nil {
@@ -55,7 +55,7 @@ func (s *server) beside(path string) string {
 	return u.String()
 }
 
-// fetches skips a test unless the token may have the node fetch URLs.
+// fetches skips a test unless the token may make the node fetch URLs.
 func (s *server) fetches() {
 	s.t.Helper()
 	if s.sim != nil {

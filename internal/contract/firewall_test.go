@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// wall gives a VM a firewall in which rules name a set, and that an alias.
+// wall gives a VM a firewall with rules that name a set, which names an alias.
 func (s *server) wall(id int) {
 	s.t.Helper()
 	at := s.vm(id, "firewall")
@@ -27,7 +27,7 @@ func (s *server) wall(id int) {
 	}
 }
 
-// firewall is all of a VM's firewall, but for checksums.
+// firewall is a VM's whole firewall, without checksums.
 func (s *server) firewall(id int) map[string]any {
 	s.t.Helper()
 	out := map[string]any{}
@@ -40,7 +40,7 @@ func (s *server) firewall(id int) map[string]any {
 		for _, row := range rows {
 			o := object(s.t, row)
 			delete(o, "digest")
-			delete(o, "ipversion") // as far as a rule or an alias says it
+			delete(o, "ipversion") // in rules and aliases
 			for key, value := range o {
 				o[key] = text(value)
 			}

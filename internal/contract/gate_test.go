@@ -7,9 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestExchangeNoQuorum takes the quorum away before each change of an exchange, or
-// of giving one up: Proxmox would destroy disks and fail afterwards, so recast must
-// not ask it to.
+// TestExchangeNoQuorum removes the quorum before each change of an exchange, or of its
+// cancellation: Proxmox would destroy disks and then fail, so recast must not ask it to.
 func TestExchangeNoQuorum(t *testing.T) {
 	for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Reimage, false}, {cluster.Recreate, true}} {
 		t.Run(u.String(), func(t *testing.T) {
@@ -33,13 +32,13 @@ func TestExchangeNoQuorum(t *testing.T) {
 	}
 }
 
-// begun is a node whose exchange is about to begin, or about to be given up.
+// begun is a node whose exchange, or cancellation, is about to begin.
 func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	t.Helper()
 	x := u.node(t, s)
 	if u.putBack {
 		if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-			t.Fatal("it went on to its end")
+			t.Fatal("it was not interrupted")
 		}
 	}
 	return x
@@ -52,8 +51,8 @@ func (u unfinished) goOn(x *exchanged, px cluster.Proxmox) error {
 	return x.exchange(px, u.strategy, "r1")
 }
 
-// isolated has the quorum go once so many changes are made. How the exchange goes
-// on from there is what TestExchangeResume is about.
+// isolated removes the quorum after k changes. TestExchangeResume covers how the exchange
+// continues.
 func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	t.Helper()
 	x := u.begun(t, s)

@@ -11,7 +11,7 @@ import (
 
 const haResources = "/cluster/ha/resources"
 
-// managesHA skips a test where HA can't be used.
+// managesHA skips a test if HA can't be used.
 func (s *server) managesHA() {
 	s.t.Helper()
 	s.holds("/", "Sys.Console")
@@ -32,7 +32,7 @@ func (s *server) newManaged(state string) int {
 	return id
 }
 
-// becomes waits for a VM to run or to be stopped, as HA sees to it.
+// becomes waits until HA has started or stopped a VM.
 func (s *server) becomes(id int, want string) {
 	s.t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Second) {
@@ -64,7 +64,7 @@ func TestHA(t *testing.T) {
 				if kind := strings.Split(e.UPID, ":")[5]; kind != step.kind {
 					t.Errorf("%s is a task %s", step.action, kind)
 				}
-				if s.sim != nil { // a real manager may have looked just now
+				if s.sim != nil { // a real manager may have had a round just now
 					if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != step.now {
 						t.Errorf("right after %s it is %v", step.action, got)
 					}

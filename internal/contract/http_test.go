@@ -234,7 +234,7 @@ func TestProxying(t *testing.T) {
 	})
 }
 
-// TestTickets are how people and clients with passwords get in.
+// TestTickets: how people and clients with passwords authenticate.
 func TestTickets(t *testing.T) {
 	login := func(t *testing.T, s *server, password string) (ticket, csrf string) {
 		t.Helper()

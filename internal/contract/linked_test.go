@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestLinkedClone: a volume that is built on another carries that one's name in front of its own.
+// TestLinkedClone: the name of a linked clone's volume is prefixed with its base's.
 func TestLinkedClone(t *testing.T) {
 	template := func(s *server, form ...string) (id int) {
 		s.holds("/vms", "VM.Clone")
@@ -72,7 +72,7 @@ func TestLinkedClone(t *testing.T) {
 	})
 }
 
-// TestSnapshot: what a snapshot holds on to.
+// TestSnapshot: what a snapshot blocks.
 func TestSnapshot(t *testing.T) {
 	take := func(s *server, id int) ended {
 		return s.task(http.MethodPost, s.vm(id, "snapshot"), "snapname=before")

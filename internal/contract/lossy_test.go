@@ -15,16 +15,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// lossy is a way to the server, through this process's memory, on which the
-// first change or its answer is lost. It also loses every reason phrase, as
-// proxies do that speak HTTP/2.
+// lossy is an in-memory connection to the server that loses the first change or its
+// answer. It also drops every reason phrase, like proxies that use HTTP/2.
 type lossy struct {
 	s      *server
-	before bool // the change itself
+	before bool // lose the change itself
 	lost   atomic.Int32
 }
 
-// client makes a client of recast's that has this way only.
+// client makes a recast client that uses only this connection.
 func (l *lossy) client() *pve.Client {
 	l.s.t.Helper()
 	memory := network.Memory()
@@ -46,7 +45,7 @@ func (l *lossy) client() *pve.Client {
 	return c
 }
 
-// host is where the client believes that it connects to.
+// host is the address in the client's requests.
 func (l *lossy) host() string {
 	l.s.t.Helper()
 	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
@@ -75,7 +74,7 @@ func (l *lossy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	_, _ = rw.Write(body) // the client may be gone
 }
 
-// pass hands a request on to the server.
+// pass forwards a request to the server.
 func (l *lossy) pass(r *http.Request) (status int, header http.Header, body []byte, err error) {
 	sent, err := io.ReadAll(r.Body)
 	if err != nil {

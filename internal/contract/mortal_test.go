@@ -12,25 +12,25 @@ import (
 	"github.com/recast-sh/recast/cluster/firewall"
 )
 
-// errKilled is what a process that was killed makes of whatever it would have done next.
+// errKilled is the result of every action of a killed process.
 var errKilled = errors.New("killed")
 
-// dying is a Proxmox for a process that is killed: from a change on that it does
-// not live to make, it makes none. It embeds only what reads.
+// dying is a Proxmox for a process that will be killed: from some change on it makes no
+// more. It embeds only the reading methods.
 type dying struct {
 	cluster.Access
 	cluster.Inventory
 	cluster.Tasks
 	px    cluster.Proxmox
 	lives func(changes int, c mutation) bool
-	then  func(changes int) // after each change; may be nil
-	done  int               // changes that were made
+	then  func(changes int) // called after each change; may be nil
+	done  int               // changes made
 	dead  bool
 }
 
 var _ cluster.Proxmox = (*dying)(nil)
 
-// mutation is one that recast is about to make.
+// mutation is a change that recast is about to make.
 type mutation struct {
 	what string // the method
 	set  map[string]string
@@ -39,8 +39,8 @@ type mutation struct {
 
 var newVolume = regexp.MustCompile(`^[^:,]+:\d+(?:\.\d+)?(?:,|$)`)
 
-// needsQuorum says whether Proxmox does part of it before it finds that it can't
-// write the configuration: volumes are freed, renamed or made, and then it fails.
+// needsQuorum says whether Proxmox does part of it before it notices that it can't write
+// the configuration: it frees, renames or makes volumes, and then fails.
 func (m mutation) needsQuorum() bool {
 	for key, value := range m.set {
 		if cluster.IsDiskKey(key) && newVolume.MatchString(value) {
@@ -50,7 +50,7 @@ func (m mutation) needsQuorum() bool {
 	return m.what == "delete" || m.what == "free" || m.what == "move" || slices.ContainsFunc(m.del, cluster.IsDiskKey)
 }
 
-// mortal gives a Proxmox that makes changes for as long as lives says so.
+// mortal is a Proxmox that makes changes while lives allows it.
 func mortal(px cluster.Proxmox, lives func(changes int, c mutation) bool) *dying {
 	return &dying{Access: px, Inventory: px, Tasks: px, px: px, lives: lives}
 }
@@ -58,12 +58,12 @@ func mortal(px cluster.Proxmox, lives func(changes int, c mutation) bool) *dying
 // immortal only counts.
 func immortal(int, mutation) bool { return true }
 
-// after lives to make that many changes.
+// after allows n changes.
 func after(n int) func(int, mutation) bool {
 	return func(changes int, _ mutation) bool { return changes < n }
 }
 
-// untilClosed lives until the record is to be closed, which is the end.
+// untilClosed allows everything except closing the record, which is the last change.
 func untilClosed(_ int, c mutation) bool {
 	return !strings.Contains(c.set["description"], `"open":false`)
 }

@@ -13,14 +13,14 @@ import (
 // disk is a new disk of 1 GiB: "data:1".
 func (s *server) disk() string { return s.place.storage + ":1" }
 
-// diskName is the last part of a volid, without an extension: "vm-90000-disk-0".
+// diskName is the last part of a volid, without extension: "vm-90000-disk-0".
 func diskName(volid string) string {
 	_, name, _ := strings.Cut(volid, ":")
 	name, _, _ = strings.Cut(path.Base(name), ".")
 	return name
 }
 
-// onFiles says that a storage keeps its volumes as files, by one of its volids.
+// onFiles says whether a storage stores volumes as files, by one of its volids.
 func onFiles(volid string) bool { return strings.Contains(volid, "/") }
 
 // row is a volume in the listing of its storage; nil if it isn't there.
@@ -93,8 +93,8 @@ func TestVolumeNames(t *testing.T) {
 	})
 }
 
-// TestOneDiskTwice: a disk may be in two VMs. As a file it has QEMU's own lock, which
-// keeps the second one from starting; nothing keeps it from a block device.
+// TestOneDiskTwice: a disk may be in two VMs. For a file QEMU's own lock prevents the
+// second one from starting; nothing does for a block device.
 func TestOneDiskTwice(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		owner := s.newVM("scsi0=" + s.disk())
@@ -112,7 +112,7 @@ func TestOneDiskTwice(t *testing.T) {
 	})
 }
 
-// alloc makes a disk of the VM's number that no configuration names.
+// alloc makes a disk with the VM's number that no configuration names.
 func (s *server) alloc(id int) (volid string) {
 	s.t.Helper()
 	name := fmt.Sprintf("vm-%d-disk-9", id)
@@ -178,7 +178,8 @@ func TestDeleteVM(t *testing.T) {
 	})
 }
 
-// TestDeleteVMByName: what no configuration of the VM names is freed only on demand, and then whoever uses it.
+// TestDeleteVMByName: volumes that the VM's configuration does not name are freed only on request, and then
+// whoever uses them.
 func TestDeleteVMByName(t *testing.T) {
 	const del = http.MethodDelete
 	t.Run("leaves what nobody refers to", func(t *testing.T) {
@@ -205,7 +206,7 @@ func TestDeleteVMByName(t *testing.T) {
 	})
 }
 
-// TestDeleteVMAround: the VM's state, its pool and its rights.
+// TestDeleteVMAround: the VM's state, its pool and its permissions.
 func TestDeleteVMAround(t *testing.T) {
 	const del = http.MethodDelete
 	t.Run("refuses a running VM", func(t *testing.T) {
@@ -237,7 +238,7 @@ func TestDeleteVMAround(t *testing.T) {
 	})
 }
 
-// poolOf is the pool that a VM is listed in.
+// poolOf is the pool in a VM's listing.
 func (s *server) poolOf(id int) string {
 	s.t.Helper()
 	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
@@ -248,7 +249,7 @@ func (s *server) poolOf(id int) string {
 	return ""
 }
 
-// wantExit compares how a task ended.
+// wantExit compares the exit status of a task.
 func wantExit(t *testing.T, got ended, want string) {
 	t.Helper()
 	if got.Exit != want {
@@ -256,8 +257,8 @@ func wantExit(t *testing.T, got ended, want string) {
 	}
 }
 
-// wantMissing wants a task to have ended for lack of a volume. How a block storage
-// says that is its own affair.
+// wantMissing requires a task to have failed for a missing volume. The wording of block
+// storages varies.
 func wantMissing(t *testing.T, got ended, before, volid string) {
 	t.Helper()
 	if onFiles(volid) {

@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestParking is what recast does to a VM: every disk to a parking VM, each
-// against the digest just read, the VM deleted, made again under its number, and
-// the disks back.
+// TestParking is what recast does to a VM: it moves every disk to a parking VM, each with
+// the digest just read, deletes the VM, recreates it under its number, and moves the disks
+// back.
 func TestParking(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		disks := []string{"scsi0", "scsi1", "efidisk0", "tpmstate0"}
@@ -70,8 +70,8 @@ func TestParking(t *testing.T) {
 	})
 }
 
-// lasting is a configuration without what a VM that is made again does not keep:
-// the numbers of its volumes, and what Proxmox makes up.
+// lasting is a configuration without what a recreated VM does not keep: the numbers of its
+// volumes, and generated values.
 func lasting(config map[string]string) map[string]string {
 	out := maps.Clone(config)
 	for _, key := range []string{"digest", "meta", "vmgenid"} {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// waiting are the keys of a VM with something pending.
+// waiting are the keys of a VM with pending changes.
 func (s *server) waiting(id int) map[string]pendingRow {
 	s.t.Helper()
 	out := map[string]pendingRow{}
@@ -20,13 +20,13 @@ func (s *server) waiting(id int) map[string]pendingRow {
 	return out
 }
 
-// now is a VM's configuration without what is pending.
+// now is a key's value without pending changes.
 func (s *server) now(id int, key string) string {
 	s.t.Helper()
 	return text(object(s.t, s.get(s.vm(id, "config"), "current=1"))[key])
 }
 
-// TestPending: what a running VM cannot take waits for its end.
+// TestPending: changes that a running VM can't take wait for its end.
 func TestPending(t *testing.T) {
 	t.Run("is shown merged, and beside the value", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -116,7 +116,7 @@ func TestPendingDrives(t *testing.T) {
 	})
 }
 
-// tinyISO is the volid of an ISO with next to nothing in it.
+// tinyISO is the volid of a minimal ISO.
 func (s *server) tinyISO() (volid string) {
 	s.t.Helper()
 	name := s.isoName()
@@ -124,7 +124,8 @@ func (s *server) tinyISO() (volid string) {
 	return s.place.isoStorage + ":iso/" + name
 }
 
-// TestHotplug: disks come and go while a VM runs; a boot disk does not go.
+// TestHotplug: disks can be plugged and unplugged while a VM runs; a boot disk can't be
+// unplugged.
 func TestHotplug(t *testing.T) {
 	t.Run("of a SCSI disk asks no guest", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -148,11 +149,11 @@ func TestHotplug(t *testing.T) {
 			s.start(id)
 			want := map[string]string{"scsi0": "hotplug problem - can't unplug bootdisk 'scsi0'"}
 			wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0"), refused, want)
-			// The boot order goes with it, at once and for good.
+			// It is also removed from the boot order, at once and for good.
 			if got := s.waiting(id); len(got) != 2 || got["scsi0"].Delete != "1" || got["boot"].Pending != "order=scsi1" {
 				t.Errorf("%+v", got)
 			}
-			s.put(s.vm(id, "config"), "description="+marker+" again") // does not try it again
+			s.put(s.vm(id, "config"), "description="+marker+" again") // does not retry it
 			if s.now(id, "scsi0") == "" {
 				t.Error("scsi0 is gone")
 			}
@@ -183,7 +184,7 @@ func TestHotplug(t *testing.T) {
 	})
 }
 
-// TestUnplug: what is asked before a device goes for good.
+// TestUnplug: what Proxmox checks before it removes a device for good.
 func TestUnplug(t *testing.T) {
 	t.Run("of a network card asks the guest", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {

@@ -8,7 +8,7 @@ import (
 )
 
 // holds skips a test for which the token of a real server lacks a privilege. The
-// simulator gives it to its token.
+// simulator's token gets it.
 func (s *server) holds(path string, wanted ...string) {
 	s.t.Helper()
 	for _, privilege := range wanted {
@@ -23,7 +23,7 @@ func (s *server) holds(path string, wanted ...string) {
 	}
 }
 
-// holdsAny skips a test for which the token lacks every one of some privileges.
+// holdsAny skips a test if the token has none of the privileges.
 func (s *server) holdsAny(path string, privileges ...string) {
 	s.t.Helper()
 	held := s.privileges(path)
@@ -32,8 +32,8 @@ func (s *server) holdsAny(path string, privileges ...string) {
 	}
 }
 
-// lacks skips a test for which the token of a real server must not hold a
-// privilege, and takes it away from the simulator's.
+// lacks skips a test for which the token of a real server must not have a privilege. The
+// simulator's token loses it.
 func (s *server) lacks(path, privilege string) {
 	s.t.Helper()
 	if s.sim != nil {
@@ -47,14 +47,14 @@ func (s *server) lacks(path, privilege string) {
 	}
 }
 
-// without makes a token of the simulator's that lacks one privilege of the suite's.
+// without makes a token of the simulator's with the suite's privileges except one.
 func (s *server) without(privilege string) (token string) {
 	s.t.Helper()
 	return s.only("/", slices.DeleteFunc(role(), func(p string) bool { return p == privilege })...)
 }
 
-// only makes a token of the simulator's that holds privileges at one path and
-// below, and nothing else.
+// only makes a token of the simulator's with privileges at one path and below, and no
+// others.
 func (s *server) only(path string, privileges ...string) (token string) {
 	s.t.Helper()
 	token = "contract@pve!t" + strings.ReplaceAll(strings.Join(privileges, "-"), ".", "") + "=" + secret
@@ -64,7 +64,7 @@ func (s *server) only(path string, privileges ...string) (token string) {
 	return token
 }
 
-// also grants a token of the simulator's privileges at one more path.
+// also grants a token of the simulator's privileges at another path.
 func (s *server) also(token, path string, privileges ...string) {
 	id, _, _ := strings.Cut(token, "=")
 	name := id + path

@@ -58,7 +58,7 @@ func sum(content string) string {
 	return hex.EncodeToString(h[:])
 }
 
-// isoSize is how large an ISO is that a node sees; -1: there is none.
+// isoSize is the size of an ISO as a node sees it; -1: there is none.
 func (s *server) isoSize(node, storage, name string) int {
 	s.t.Helper()
 	for _, r := range list(s.t, s.get("/nodes/"+node+"/storage/"+storage+"/content", "content=iso")) {
@@ -175,8 +175,8 @@ func TestUploadElsewhere(t *testing.T) {
 	})
 }
 
-// crosses skips a test where Proxmox says that it can't bring a file to the other
-// node: it does so by ssh, and the ISO storage need not be there.
+// crosses skips a test if Proxmox says that it can't transfer a file to the other node: it
+// does so by ssh, and the ISO storage need not exist there.
 func (s *server) crosses(problem string) {
 	s.t.Helper()
 	if s.sim == nil && (strings.Contains(problem, "/usr/bin/ssh") || strings.Contains(problem, "is not available on node")) {
@@ -342,7 +342,7 @@ func TestUploadStorages(t *testing.T) {
 				return s.request(s.place.poor, http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
 			}
 			want := "403 Permission check failed (/storage/" + s.place.isoStorage + ", Datastore.AllocateTemplate)"
-			s.http.CloseIdleConnections() // a connection that has served a request before says something else:
+			s.http.CloseIdleConnections() // a reused connection gets another answer:
 			if got := s.send(upload()); got.Status != want {
 				t.Errorf("%s, want %s", got.Status, want)
 			}
@@ -354,8 +354,8 @@ func TestUploadStorages(t *testing.T) {
 	})
 }
 
-// wantPlain wants a refusal of the HTTP server itself, whose text is in the body as
-// well since libpve-http-server-perl 5.2.0; before, the body was empty.
+// wantPlain requires an error of the HTTP server itself, whose text is also in the body
+// since libpve-http-server-perl 5.2.0; before, the body was empty.
 func wantPlain(t *testing.T, got reply, status string) {
 	t.Helper()
 	_, text, _ := strings.Cut(status, " ")
@@ -364,7 +364,7 @@ func wantPlain(t *testing.T, got reply, status string) {
 	}
 }
 
-// storageConfig is a storage as it is defined for all nodes.
+// storageConfig is the cluster-wide definition of a storage.
 func (s *server) storageConfig(id string) map[string]any {
 	s.t.Helper()
 	for _, row := range list(s.t, s.get("/storage")) {

@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 )
 
-// upload is content as recast's client sends it to the ISO storage of the node.
+// upload is content for the ISO storage of the node, in the form for recast's client.
 func (s *server) clientUpload(name, content string) images.Upload {
 	return images.Upload{
 		Host: s.place.node, Storage: s.place.isoStorage, Name: name, SizeBytes: int64(len(content)), SHA256: sum(content),
@@ -35,7 +35,7 @@ func (s *server) clientUploadOK(name, content string) {
 	}
 }
 
-// stored is the ISO as the client lists it; its time is left out once it was looked at.
+// stored is the ISO as the client lists it, without its time.
 func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	s.t.Helper()
 	isos, err := s.client.ISOs(s.t.Context(), node, storage)
@@ -57,7 +57,7 @@ func TestClientUpload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with what begins a boundary
+	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with the beginnings of boundaries
 	t.Run("stores an ISO", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			name := s.isoName()
@@ -144,7 +144,7 @@ func TestClientUploadElsewhere(t *testing.T) {
 	})
 }
 
-// clientDownload is what the node is to fetch from where nobody answers.
+// clientDownload is what the node must fetch from a dead address.
 func (s *server) clientDownload(name, content string) images.Download {
 	return images.Download{
 		Host: s.place.node, Storage: s.place.isoStorage, Name: name, SizeBytes: int64(len(content)), SHA256: sum(content),
@@ -233,7 +233,7 @@ func (s *server) web(content string) (link string) {
 	return "http://" + addr + "/image.iso"
 }
 
-// poorClient is recast's client with the token that may do nothing.
+// poorClient is recast's client with the token without permissions.
 func (s *server) poorClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()
@@ -246,8 +246,8 @@ func (s *server) poorClient() *pve.Client {
 	return c
 }
 
-// uses are the configurations that name a file, as recast's client reads them. A
-// real server's token need not be one that sees every VM.
+// uses are the configurations that name a file, as recast's client reads them. A real
+// server's token may not see every VM.
 func (s *server) uses(name string) []string {
 	s.t.Helper()
 	all, err := s.client.Uses(s.t.Context())

@@ -20,10 +20,10 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 )
 
-// taken counts the VMIDs that were used on the real server.
+// taken counts the VMIDs used on the real server.
 var taken atomic.Int64
 
-// realPlace reads where the real server is; false if the environment names none.
+// realPlace reads the real server's settings; false if the environment names none.
 func realPlace(t *testing.T) (place, bool) {
 	t.Helper()
 	p := place{
@@ -48,11 +48,12 @@ func realPlace(t *testing.T) (place, bool) {
 	return p, true
 }
 
-// swept is done before the first test: nothing is made in a range where others are at home.
+// swept is the result of the check before the first test: nothing is made in a range with
+// foreign VMs.
 var swept struct {
 	once    sync.Once
 	done    bool
-	alien   string       // who else is there
+	alien   string       // foreign guests in the range
 	volumes map[int]bool // VMIDs of the range without a VM, but with volumes
 }
 
@@ -76,14 +77,14 @@ func newReal(t *testing.T, p place) *server {
 	return s
 }
 
-// pinned accepts the one certificate of that SHA-256 fingerprint; "" leaves it to the system's authorities.
+// pinned accepts only the certificate with that SHA-256 fingerprint; "" uses the system's authorities.
 func pinned(fingerprint string) *tls.Config {
 	if fingerprint == "" {
 		return &tls.Config{}
 	}
 	want := strings.ToLower(strings.ReplaceAll(fingerprint, ":", ""))
 	return &tls.Config{
-		InsecureSkipVerify: true, // VerifyConnection does it
+		InsecureSkipVerify: true, // VerifyConnection verifies it
 		VerifyConnection: func(state tls.ConnectionState) error {
 			sum := sha256.Sum256(state.PeerCertificates[0].Raw)
 			if got := hex.EncodeToString(sum[:]); got != want {
@@ -94,9 +95,8 @@ func pinned(fingerprint string) *tls.Config {
 	}
 }
 
-// isOurs is so for what the tests make themselves and for what recast makes for
-// them: parking VMs and claims say in their description whose cluster they are for,
-// also where a test has spoilt the record's beginning.
+// isOurs says whether the tests or recast made a VM: the descriptions of parking VMs and
+// claims contain their cluster, even if a test has damaged the record's beginning.
 func (s *server) isOurs(node string, id int) bool {
 	s.t.Helper()
 	config := object(s.t, s.get("/nodes/"+node+"/qemu/"+itoa(id)+"/config"))
@@ -104,9 +104,9 @@ func (s *server) isOurs(node string, id int) bool {
 	return strings.Contains(description, marker) || strings.Contains(description, `cluster":"`+exchangeCluster+`"`)
 }
 
-// sweep removes the VMs and ISOs that a killed run has left, unless the range holds
-// a guest that is not ours. Volumes without a VM say nothing of who made them: they
-// are left alone, and so are their VMIDs.
+// sweep removes the VMs and ISOs of a killed run, unless the range contains a foreign
+// guest. The origin of volumes without a VM is unknown: they are left alone, and their
+// VMIDs are not used.
 func (s *server) sweep() {
 	s.t.Helper()
 	left := s.left()
@@ -121,7 +121,7 @@ func (s *server) sweep() {
 	swept.done = true
 }
 
-// left are the VMs of ours in the range.
+// left are our VMs in the range.
 func (s *server) left() []int {
 	s.t.Helper()
 	var left []int

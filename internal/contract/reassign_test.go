@@ -10,13 +10,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// reassign gives a disk to another VM.
+// reassign reassigns a disk to another VM.
 func (s *server) reassign(id int, key string, target int, form ...string) reply {
 	s.t.Helper()
 	return s.do(http.MethodPost, s.vm(id, "move_disk"), append(form, "disk="+key, "target-vmid="+itoa(target))...)
 }
 
-// reassigned is reassign that must succeed.
+// reassigned is a reassign that must succeed.
 func (s *server) reassigned(id int, key string, target int, form ...string) ended {
 	s.t.Helper()
 	end := s.wait(s.reassign(id, key, target, form...))
@@ -24,7 +24,7 @@ func (s *server) reassigned(id int, key string, target int, form ...string) ende
 	return end
 }
 
-// keys are some of a VM's configuration, "" for what it has not.
+// keys are some keys of a VM's configuration, "" for unset ones.
 func (s *server) keys(id int, names ...string) map[string]string {
 	s.t.Helper()
 	c, out := s.config(id), map[string]string{}
@@ -110,7 +110,7 @@ func TestReassign(t *testing.T) {
 	})
 }
 
-// TestReassignOfRunning: where one of the two VMs runs.
+// TestReassignOfRunning: one of the two VMs runs.
 func TestReassignOfRunning(t *testing.T) {
 	t.Run("the source keeps what is attached", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -188,7 +188,7 @@ func TestReassignRefused(t *testing.T) {
 	}
 }
 
-// TestReassignNeeds: a VM and rights at both ends.
+// TestReassignNeeds: a VM and permissions at both ends.
 func TestReassignNeeds(t *testing.T) {
 	t.Run("a target", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
@@ -260,8 +260,8 @@ func TestReassignNeeds(t *testing.T) {
 	})
 }
 
-// holdLock has the lock of a VM's configuration taken, by a shutdown that
-// nothing in the guest answers; release waits for its end.
+// holdLock holds the lock of a VM's configuration with a shutdown that the guest ignores;
+// release waits for its end.
 func (s *server) holdLock(id int) (release func()) {
 	s.t.Helper()
 	s.start(id)

@@ -20,16 +20,16 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 )
 
-// needs are what a test cannot do without; together with |.
+// needs are the requirements of a test; combine them with |.
 type needs uint8
 
 const (
 	secondNode    needs = 1 << iota // another node of the same cluster
 	sharedStorage                   // a storage for disks and ISOs that both nodes see
-	poorToken                       // a token with privilege separation that was granted nothing
-	pool                            // a pool that the token may put VMs into
+	poorToken                       // a token with privilege separation and without permissions
+	pool                            // a pool to which the token may add VMs
 	deleteISOs                      // Datastore.Allocate on the ISO storage
-	simulated                       // switches that only the simulator has: no quorum, a host without power
+	simulated                       // faults that only the simulator has: no quorum, a host without power
 )
 
 // server is the Proxmox VE under test.
@@ -45,7 +45,7 @@ type server struct {
 	isos []string // volids
 }
 
-// place is where on the server the tests are at home.
+// place is the part of the server that belongs to the tests.
 type place struct {
 	endpoint, token, poor string // token and poor as "user@realm!id=uuid"
 	node, node2           string
@@ -57,13 +57,13 @@ type place struct {
 	taken                 *atomic.Int64
 }
 
-// next goes round the range, so that a test does not meet what the one before
-// has left under the same number: tasks, and what the cluster still shows.
+// next cycles through the range, so that a test does not meet leftovers of the previous
+// one under the same number: tasks, and the cluster's cached state.
 func (p place) next() int {
 	return p.first + int((p.taken.Add(1)-1)%int64(p.last-p.first+1))
 }
 
-// lacks lists what of n the place lacks, by name.
+// lacks lists the requirements that the place does not meet, by name.
 func (p place) lacks(n needs) []string {
 	var out []string
 	for _, w := range []struct {
@@ -83,8 +83,8 @@ func (p place) lacks(n needs) []string {
 	return out
 }
 
-// run gives a test its server: a simulated one of its own in a bubble, or the
-// real one if the environment names one and it has what the test needs.
+// run gives a test its server: a simulated one of its own in a bubble, or the real one if
+// the environment names one that meets the test's needs.
 func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 	t.Helper()
 	p, isReal := realPlace(t)
@@ -97,7 +97,7 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 		t.Skipf("needs %s", strings.Join(lacks, ", "))
 	}
 	if n&simulated != 0 {
-		t.Skip("needs the simulator: it breaks what nobody breaks on a real server")
+		t.Skip("needs the simulator: it injects faults")
 	}
 	s := newReal(t, p)
 	if n&deleteISOs != 0 && !slices.Contains(s.privileges("/storage/"+p.isoStorage), "Datastore.Allocate") {
@@ -106,8 +106,8 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 	test(t, s)
 }
 
-// skipf leaves out a test to which the real server or its token can't be put. On
-// the simulator that would hide it: a test that ends like this in a bubble passes.
+// skipf skips a test that is impossible on the real server or with its token. On the
+// simulator it must not be used: a test that is skipped in a bubble passes.
 func (s *server) skipf(format string, args ...any) {
 	s.t.Helper()
 	if s.sim != nil {
@@ -116,7 +116,7 @@ func (s *server) skipf(format string, args ...any) {
 	s.t.Skipf(format, args...)
 }
 
-// reply is an answer as it came over the wire.
+// reply is an answer as received.
 type reply struct {
 	Status  string // "500 no options specified"
 	Code    int
@@ -126,13 +126,13 @@ type reply struct {
 	Body    []byte
 }
 
-// do sends a form, "key=value" each, with the token.
+// do sends a form of "key=value" pairs with the token.
 func (s *server) do(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.token, method, path, form...)
 }
 
-// poor sends a form with the token that may do nothing.
+// poor sends a form with the token without permissions.
 func (s *server) poor(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.poor, method, path, form...)
@@ -144,7 +144,7 @@ func (s *server) as(token, method, path string, form ...string) reply {
 	return s.send(s.form(s.t.Context(), token, method, path, form...))
 }
 
-// tryAfter is do for when the test's context is over.
+// tryAfter is do after the end of the test's context.
 func (s *server) tryAfter(method, path string, form ...string) (reply, error) {
 	return s.try(s.form(context.WithoutCancel(s.t.Context()), s.place.token, method, path, form...))
 }
@@ -187,8 +187,8 @@ func (s *server) request(token, method, path, contentType string, body []byte) *
 	return req
 }
 
-// send sends a request and reads the answer, which is JSON, or the plain text of a
-// refusal by the HTTP server itself, or empty.
+// send sends a request and reads the answer, which is JSON, the plain text of an error of
+// the HTTP server itself, or empty.
 func (s *server) send(req *http.Request) reply {
 	s.t.Helper()
 	r, err := s.try(req)
@@ -198,7 +198,7 @@ func (s *server) send(req *http.Request) reply {
 	return r
 }
 
-// try is send for a request to which there may be no answer.
+// try is send for a request that may get no answer.
 func (s *server) try(req *http.Request) (reply, error) {
 	res, err := s.http.Do(req)
 	if err != nil {
@@ -223,7 +223,7 @@ func (s *server) try(req *http.Request) (reply, error) {
 	return out, nil
 }
 
-// get reads, and fails the test unless that succeeds.
+// get reads, and fails the test on an error.
 func (s *server) get(path string, form ...string) any {
 	s.t.Helper()
 	r := s.do(http.MethodGet, path, form...)
@@ -233,7 +233,7 @@ func (s *server) get(path string, form ...string) any {
 	return r.Data
 }
 
-// put changes something at once, and fails the test unless that succeeds.
+// put makes a synchronous change, and fails the test on an error.
 func (s *server) put(path string, form ...string) {
 	s.t.Helper()
 	if r := s.do(http.MethodPut, path, form...); r.Code != http.StatusOK {
@@ -241,10 +241,10 @@ func (s *server) put(path string, form ...string) {
 	}
 }
 
-// ended is how a task ended.
+// ended is the result of a task.
 type ended struct {
 	UPID string
-	Exit string // "OK", "WARNINGS: 1", or what it died of
+	Exit string // "OK", "WARNINGS: 1", or the error
 	Log  []string
 }
 
@@ -254,7 +254,7 @@ func (s *server) task(method, path string, form ...string) ended {
 	return s.wait(s.do(method, path, form...))
 }
 
-// taskOK is task for one that must end well.
+// taskOK is a task that must succeed.
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
@@ -264,7 +264,7 @@ func (s *server) taskOK(method, path string, form ...string) ended {
 	return e
 }
 
-// wait waits for the task whose UPID an answer holds.
+// wait waits for the task whose UPID is the answer.
 func (s *server) wait(r reply) ended {
 	s.t.Helper()
 	upid, ok := r.Data.(string)
@@ -312,7 +312,7 @@ func list(t *testing.T, data any) []any {
 	return l
 }
 
-// text is a scalar of an answer: Proxmox gives numbers as numbers or as texts, as it likes.
+// text is a scalar of an answer: Proxmox sends numbers as numbers or strings, at will.
 func text(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -325,5 +325,5 @@ func text(v any) string {
 	return fmt.Sprint(v)
 }
 
-// escape makes one segment of a path out of a name.
+// escape escapes a name for one segment of a path.
 func escape(name string) string { return url.PathEscape(name) }

@@ -29,7 +29,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// simulator is a Proxmox cluster of three nodes, with its switches.
+// simulator is a Proxmox cluster of three nodes, with fault injection.
 type simulator struct {
 	world    *world.World
 	recorder *record.Recorder
@@ -37,8 +37,7 @@ type simulator struct {
 	requests *apidoctest.Requests
 }
 
-// wrong says that the test sends a parameter on purpose, by recast's client, that
-// Proxmox does not take.
+// wrong says that the test makes recast's client send an invalid parameter on purpose.
 func (s *server) wrong(param string) {
 	if s.sim != nil {
 		s.sim.requests.Wrong(param)
@@ -51,9 +50,9 @@ const (
 	secret   = "5ec0ffee-c0de-4000-8000-000000000001"
 )
 
-// role is what the suite's token has: what recast needs to roll by recreate, as
-// docs/notes/permissions.md grants it, and nothing else. What a test needs beyond
-// that it asks for with holds.
+// role is the role of the suite's token: what recast needs to roll by recreate, as in
+// docs/notes/permissions.md, and nothing else. Tests request further privileges with
+// holds.
 func role() []string {
 	var all []string
 	for _, g := range documented("recreate") {
@@ -78,7 +77,7 @@ var (
 	grants   = regexp.MustCompile(`(?m)^pveum acl modify (\S+) .*--roles (\S+)$`)
 )
 
-// documented are the commands that permissions.md shows for a strategy.
+// documented are the commands for a strategy in permissions.md.
 func documented(strategy string) []granted {
 	text, err := permissions()
 	if err != nil {
@@ -152,7 +151,7 @@ func newSimulated(t *testing.T) *server {
 	return s
 }
 
-// connect makes a client of recast's, with the suite's token.
+// connect makes a recast client with the suite's token.
 func (s *server) connect(o pve.Options) *pve.Client {
 	s.t.Helper()
 	o.Endpoints, o.Token = []string{s.place.endpoint}, cluster.Secret(s.place.token)
@@ -163,7 +162,7 @@ func (s *server) connect(o pve.Options) *pve.Client {
 	return c
 }
 
-// certificate is made inside the bubble, whose clock it has to suit.
+// certificate is made inside the bubble, whose clock decides its validity.
 func (*simulator) certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -1,5 +1,5 @@
-// Every process of these tests shakes hands anew, and a third of that would be
-// ML-KEM, which is not what they are about.
+// Every process of these tests does its own handshakes, and a third of their cost would be
+// ML-KEM, which is not under test.
 //
 //go:debug tlsmlkem=0
 
@@ -14,15 +14,14 @@ import (
 	"testing"
 )
 
-// TestMain lets garbage lie: each test has a datacentre of its own, which is
-// dropped as a whole, and a quarter of the time would go into sweeping up.
+// TestMain makes garbage collection rarer: each test's datacentre is dropped as a whole,
+// and collecting would take a quarter of the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	m.Run()
 }
 
-// slice picks from many cases that are alike the few for which there is time in a
-// short run; the suite itself leaves out none.
+// slice selects a few of many similar cases in a short run; the full suite runs all.
 type slice struct{ seen int }
 
 func (s *slice) next() bool {
@@ -30,7 +29,7 @@ func (s *slice) next() bool {
 	return !testing.Short() || s.seen%32 == 1
 }
 
-// inOrder goes through cases by name, so that a short run always has the same.
+// inOrder yields cases by name, so that short runs always select the same.
 func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for _, name := range slices.Sorted(maps.Keys(cases)) {
@@ -41,8 +40,8 @@ func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
 	}
 }
 
-// TestSuite holds the suite to its own promise: what it makes is gone afterwards,
-// also volumes that no VM refers to.
+// TestSuite checks the suite's own promise: everything that it makes is removed, even
+// volumes that no VM refers to.
 func TestSuite(t *testing.T) {
 	t.Run("removes what it made", func(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {

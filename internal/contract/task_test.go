@@ -14,15 +14,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// unknownUPID is well-formed, and no task has it.
+// unknownUPID is a valid UPID of no task.
 func unknownUPID(node string) string {
 	return "UPID:" + node + ":00000001:00000001:00000001:qmstart:100:nobody@pve:"
 }
 
 func taskPath(node, upid string) string { return "/nodes/" + node + "/tasks/" + escape(upid) }
 
-// begin starts a task that is still running a while later: the shutdown of a VM
-// that has no operating system to shut down.
+// begin starts a task that takes a while: the shutdown of a VM without an operating
+// system.
 func (s *server) begin(id int, form ...string) (upid string) {
 	s.t.Helper()
 	s.start(id)
@@ -98,8 +98,8 @@ func TestTask(t *testing.T) {
 			rows := func(form ...string) []any {
 				return list(t, s.get("/nodes/"+s.place.node+"/tasks", append(form, "vmid="+itoa(id), "typefilter=qmstop", "source=all")...))
 			}
-			// pvedaemon moves a task to the index when it hears of its end, and pveproxy
-			// looks for news of the active ones every five seconds (AnyEvent.pm, inotify_poll).
+			// pvedaemon moves a task to the index when it notices its end, and pveproxy reads the
+			// active ones every five seconds (AnyEvent.pm, inotify_poll).
 			var all, failed []any
 			for range 100 {
 				all, failed = rows("limit=1"), rows("errors=1")
@@ -183,7 +183,7 @@ func TestUnknownTask(t *testing.T) {
 	})
 }
 
-// TestWhoseTask: a user has the tasks of all their tokens, a token only its own.
+// TestWhoseTask: a user owns the tasks of all their tokens, a token only its own.
 func TestWhoseTask(t *testing.T) {
 	run(t, simulated, func(t *testing.T, s *server) {
 		s.sim.world.Revoke(world.ACL{Path: "/", Who: "contract@pve", Role: world.Administrator, Propagate: true})

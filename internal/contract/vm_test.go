@@ -14,7 +14,7 @@ import (
 // marker is in the description of every VM that the tests make.
 const marker = "made by the contract tests of recast, which remove it"
 
-// freeID takes a VMID of the range that no VM has, and of which nothing was left.
+// freeID takes a VMID of the range without a VM and without leftovers.
 func (s *server) freeID() int {
 	s.t.Helper()
 	s.mu.Lock()
@@ -33,8 +33,8 @@ func (s *server) freeID() int {
 	return 0
 }
 
-// newVM makes a VM on the node: small, without disks unless form says so, able
-// to start without KVM. It is removed at the end.
+// newVM makes a VM on the node: small, without disks unless form has some, and able to
+// start without KVM. It is removed at the end.
 func (s *server) newVM(form ...string) int {
 	s.t.Helper()
 	return s.newVMOn(s.place.node, form...)
@@ -47,8 +47,8 @@ func (s *server) newVMOn(node string, form ...string) int {
 	return id
 }
 
-// marked is the form of a create call for a VM that the tests may remove. What
-// form says goes before.
+// marked is the form of a create call for a VM that the tests may remove. form takes
+// precedence.
 func marked(id int, form ...string) []string {
 	all := []string{"vmid=" + itoa(id)}
 	for _, d := range []string{"name=recast-contract-" + itoa(id), "description=" + marker, "memory=64", "kvm=0", "scsihw=virtio-scsi-pci"} {
@@ -79,26 +79,26 @@ func (s *server) config(id int) map[string]string {
 	return out
 }
 
-// digest is that of a VM's configuration as it is now.
+// digest is that of a VM's present configuration.
 func (s *server) digest(id int) string {
 	s.t.Helper()
 	return s.config(id)["digest"]
 }
 
-// volid is the volume behind a VM's key.
+// volid is the volume of a VM's key.
 func (s *server) volid(id int, key string) string {
 	s.t.Helper()
 	volid, _, _ := strings.Cut(s.config(id)[key], ",")
 	return volid
 }
 
-// pendingRow is a key of a VM's configuration with what waits for its next start.
+// pendingRow is a key of a VM's configuration with its pending change.
 type pendingRow struct {
 	Value, Pending string
 	Delete         string // "1", or "2" with force
 }
 
-// pending is a VM's configuration with what is pending.
+// pending is a VM's configuration with pending changes.
 func (s *server) pending(id int) map[string]pendingRow {
 	s.t.Helper()
 	out := map[string]pendingRow{}
@@ -119,7 +119,7 @@ func (s *server) stop(id int) {
 	s.taskOK(http.MethodPost, s.vm(id, "status/stop"))
 }
 
-// volumes lists the volids on a storage of the node whose name carries a VMID, sorted.
+// volumes lists the volids with a VMID on a storage of the node, sorted.
 func (s *server) volumes(storage string, owner int) []string {
 	s.t.Helper()
 	var out []string
@@ -131,11 +131,11 @@ func (s *server) volumes(storage string, owner int) []string {
 	return out
 }
 
-// isoPrefix begins the name of every ISO that the tests make.
+// isoPrefix is the prefix of the names of the tests' ISOs.
 const isoPrefix = "recast-contract-"
 
-// isoName makes up the name of an ISO that is removed from the ISO storage at
-// the end, as far as the token may.
+// isoName makes a name for an ISO, which is removed from the ISO storage at the end if the
+// token may do that.
 func (s *server) isoName() string {
 	s.t.Helper()
 	name := isoPrefix + strings.ToLower(rand.Text()[:10]) + ".iso"
@@ -143,14 +143,14 @@ func (s *server) isoName() string {
 	return name
 }
 
-// ownISO has a volume removed at the end.
+// ownISO removes a volume at the end.
 func (s *server) ownISO(volid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isos = append(s.isos, volid)
 }
 
-// privileges are what the token holds at a path.
+// privileges are the token's at a path.
 func (s *server) privileges(path string) []string {
 	s.t.Helper()
 	var out []string
@@ -186,8 +186,8 @@ func (s *server) removeISO(volid string) {
 	s.cleanWait(r)
 }
 
-// remove deletes a VM of ours wherever it is, with every volume that carries its
-// number. Such volumes can be left without a VM: then one is made for them.
+// remove deletes one of our VMs on any node, with every volume that has its number. For
+// volumes without a VM it first makes one.
 func (s *server) remove(id int) {
 	node, found := s.where(id)
 	if !found {
@@ -213,7 +213,7 @@ func (s *server) underHA(path string) bool {
 	return text(ha["managed"]) == "1"
 }
 
-// where finds the node that a VM is on.
+// where finds the node of a VM.
 func (s *server) where(id int) (node string, found bool) {
 	for _, node := range []string{s.place.node, s.place.node2} {
 		if node == "" {
@@ -234,7 +234,7 @@ func (s *server) hasVolumes(id int) bool {
 		r := s.clean(http.MethodGet, "/nodes/"+s.place.node+"/storage/"+storage+"/content", "vmid="+itoa(id))
 		rows, _ := r.Data.([]any)
 		for _, row := range rows {
-			// Files have no owner and are listed always.
+			// Files have no owner and are always listed.
 			if o, ok := row.(map[string]any); ok && text(o["vmid"]) == itoa(id) {
 				return true
 			}
@@ -243,7 +243,7 @@ func (s *server) hasVolumes(id int) bool {
 	return false
 }
 
-// clean is do for the end of a test, when its context is over.
+// clean is do at the end of a test, after the end of its context.
 func (s *server) clean(method, path string, form ...string) reply {
 	r, err := s.tryAfter(method, path, form...)
 	if err != nil {
@@ -277,8 +277,8 @@ func (s *server) cleanWait(r reply) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// wantRefusal compares an answer with the one that Proxmox VE 9.2 gives: its
-// status line, and what is wrong with each parameter.
+// wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the
+// errors of single parameters.
 func wantRefusal(t *testing.T, got reply, status string, params map[string]string) {
 	t.Helper()
 	if got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)) {

@@ -1,5 +1,5 @@
-// Package foreign makes what others have written safe to print: the words of servers,
-// programs and other runs must neither steer a terminal nor look like lines of ours.
+// Package foreign makes foreign text safe to print: the words of servers, programs and
+// other runs must neither control a terminal nor look like lines of recast.
 package foreign
 
 import (
@@ -18,9 +18,9 @@ var (
 	breaks    = regexp.MustCompile(` *\n[ \n]*`)
 )
 
-// Line makes one line of text that holds nothing but printable characters. Escape
-// sequences are dropped, white space with a line break or a tab becomes one space,
-// and everything else that is not printable becomes U+FFFD.
+// Line turns text into one line of printable characters. It drops escape sequences,
+// replaces white space with a line break or tab in it by one space, and other unprintable
+// characters by U+FFFD.
 func Line(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -37,10 +37,10 @@ func Line(text string) string {
 	return breaks.ReplaceAllString(strings.Trim(text, "\n"), " ")
 }
 
-// unprintable is true for bytes that are not UTF-8, too.
+// unprintable is also true for bytes that are not UTF-8.
 func unprintable(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
 
-// Lines is Line for text of ours that has several lines and foreign words in them.
+// Lines is Line for each line of text.
 func Lines(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -52,8 +52,7 @@ func Lines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// JSON writes with escapes what JSON may hold as it is and a terminal does not just
-// show: the data is the same.
+// JSON escapes the unprintable characters of JSON; the data stays the same.
 func JSON(text []byte) []byte {
 	var out []byte
 	done := 0

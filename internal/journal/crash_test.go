@@ -13,7 +13,7 @@ import (
 
 var errKilled = errors.New("killed")
 
-// killAt lets n points pass and refuses all others.
+// killAt succeeds n times and then fails.
 func killAt(n int) func(string) error {
 	return func(string) error {
 		if n == 0 {
@@ -24,7 +24,7 @@ func killAt(n int) func(string) error {
 	}
 }
 
-// life is all that a run does here.
+// life is everything that a run does in this test.
 func life(dir string, sync func(string) error) error {
 	j, err := journal.Open(dir, journal.Options{Run: run, Sync: sync})
 	if err != nil {
@@ -109,8 +109,8 @@ func TestCrashAtEverySyncPoint(t *testing.T) {
 	}
 }
 
-// A process that dies leaves its half-written files; the next one clears them.
-func TestLeftoversAreCleared(t *testing.T) {
+// A killed process leaves half-written files; the next process removes them.
+func TestLeftoversAreRemoved(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	half := filepath.Join(dir, ".new-"+run, "half")

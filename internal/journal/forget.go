@@ -10,13 +10,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Forget deletes the secrets of these keys from all runs in dir but those that a
+// Forget deletes the secrets of these keys from all runs in dir, except runs that a
 // process has open for writing. sync is Options.Sync.
 func Forget(dir string, keys []string, sync func(string) error) error {
 	runs, err := Runs(dir)
 	errs := []error{err}
 	for _, r := range runs {
-		held, err := holding(dir, r.ID, keys)
+		held, err := keysWithSecret(dir, r.ID, keys)
 		if err == nil && len(held) > 0 {
 			err = forget(dir, r.ID, held, sync)
 		}
@@ -27,8 +27,8 @@ func Forget(dir string, keys []string, sync func(string) error) error {
 	return errors.Join(errs...)
 }
 
-// holding are those of the keys that have a secret in the run.
-func holding(dir, run string, keys []string) (held []string, err error) {
+// keysWithSecret are those of the keys that have a secret in the run.
+func keysWithSecret(dir, run string, keys []string) (held []string, err error) {
 	for _, key := range keys {
 		name, err := fileName(key, secretSuffix)
 		if err != nil {

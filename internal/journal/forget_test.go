@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// TestForget: secrets go from every run but the one that somebody has open.
+// TestForget: secrets are deleted from all runs except one that is open.
 func TestForget(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

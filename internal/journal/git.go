@@ -8,8 +8,9 @@ import (
 	"path/filepath"
 )
 
-// KeepOutOfGit makes a directory for state, where it is missing, that git takes nothing
-// of: machine configurations are in it. What somebody has written there about git stays.
+// KeepOutOfGit creates a directory for state if it is missing, and a .gitignore that
+// excludes all of it: it holds machine configurations. It keeps an existing .gitignore
+// that is not empty.
 func KeepOutOfGit(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keep %s out of git: %w", dir, err)

@@ -1,5 +1,5 @@
-// Package journal keeps the facts of one run that the world can no longer tell:
-// each is on the disk, synced, before the step that destroys its source.
+// Package journal keeps the facts of a run that can't be observed later: each is on disk,
+// synced, before the step that destroys its source.
 package journal
 
 import (
@@ -27,7 +27,7 @@ type Journal struct {
 	tempName atomic.Int64
 }
 
-// Options of Open.
+// Options are those of Open.
 type Options struct {
 	// Run is the ID of the run, new or not.
 	Run string
@@ -46,14 +46,13 @@ const (
 	secretSuffix = ".secret"
 	tempPrefix   = ".tmp-"
 
-	// redacted is how a secret marshals: a fact that holds it has lost something.
+	// redacted is the JSON of a secret: a fact that contains it is incomplete.
 	redacted = "[redacted]"
 )
 
-// Open opens the journal of a run in dir/<run>, and makes both where they are
-// missing. dir is one of several below that of all state, which is kept out of git.
-// While another process, or another Journal, has the run open for
-// writing, the error is of kind fault.Claimed.
+// Open opens the journal of a run in dir/<run> and creates both if they are missing. dir
+// is inside the state directory, which is kept out of git. While another process, or
+// another Journal, has the run open for writing, the error is of kind fault.Claimed.
 func Open(dir string, o Options) (*Journal, error) {
 	j, err := open(dir, o)
 	if err != nil {
@@ -78,7 +77,7 @@ func open(dir string, o Options) (*Journal, error) {
 	path := filepath.Join(dir, o.Run)
 	info, err := os.Lstat(path)
 	if err == nil {
-		err = private(path, info)
+		err = checkOwner(path, info)
 	}
 	var root *os.Root
 	if err == nil {
@@ -99,7 +98,7 @@ func open(dir string, o Options) (*Journal, error) {
 	return j, nil
 }
 
-// claim locks the run and makes its directory where there is none.
+// claim locks the run and creates its directory if it is missing.
 func (j *Journal) claim(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -116,13 +115,13 @@ func (j *Journal) claim(dir string) error {
 	if err != nil {
 		return err
 	}
-	if err := j.make(parent); err != nil {
+	if err := j.create(parent); err != nil {
 		return errors.Join(err, j.Close())
 	}
 	return nil
 }
 
-// Close lets go of the run. It does not finish it.
+// Close releases the run. It does not finish it.
 func (j *Journal) Close() error {
 	var errs []error
 	if j.root != nil {
@@ -140,8 +139,8 @@ func (j *Journal) Run() string { return j.run }
 // Dir is the run's own directory.
 func (j *Journal) Dir() string { return j.root.Name() }
 
-// Put stores a fact as JSON. It refuses a value that holds a redacted secret:
-// those go to PutSecret.
+// Put stores a fact as JSON. It refuses a value that contains a redacted secret: use
+// PutSecret.
 func (j *Journal) Put(key string, v any) error {
 	b, err := marshal(v)
 	if err != nil {
@@ -150,10 +149,10 @@ func (j *Journal) Put(key string, v any) error {
 	return j.put(key, factSuffix, b)
 }
 
-// PutSecret stores bytes as they are.
+// PutSecret stores bytes unchanged.
 func (j *Journal) PutSecret(key string, b []byte) error {
 	if len(b) == 0 {
-		return fmt.Errorf("journal %s: a secret without a single byte", key)
+		return fmt.Errorf("journal %s: the secret is empty", key)
 	}
 	return j.put(key, secretSuffix, b)
 }
@@ -163,8 +162,8 @@ func marshal(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if bytes.Contains(b, []byte(`"`+redacted+`"`)) { // as a whole: an error may quote it
-		return nil, errors.New("holds a secret, which is no plain fact")
+	if bytes.Contains(b, []byte(`"`+redacted+`"`)) { // as a whole string: an error may quote it
+		return nil, errors.New("contains a secret, which is not stored as a fact")
 	}
 	return append(b, '\n'), nil
 }
@@ -180,8 +179,8 @@ func (j *Journal) put(key, suffix string, b []byte) error {
 	return nil
 }
 
-// Get reads the fact of a key into v, and says whether there is one. A file that
-// does not hold exactly one such value is an error.
+// Get reads the fact of a key into v and says whether there is one. A file that does not
+// hold exactly one such value is an error.
 func (j *Journal) Get(key string, v any) (bool, error) {
 	b, found, err := j.read(key, factSuffix)
 	if err != nil || !found {
@@ -193,7 +192,7 @@ func (j *Journal) Get(key string, v any) (bool, error) {
 	return true, nil
 }
 
-// ErrEmpty is the secret of a key whose file has lost its content.
+// ErrEmpty is the error of Secret for an empty file.
 var ErrEmpty = errors.New("is empty")
 
 // Secret reads the secret of a key, and says whether there is one.
@@ -222,7 +221,7 @@ func (j *Journal) read(key, suffix string) (b []byte, found bool, err error) {
 	return b, true, nil
 }
 
-// reason is err without the name relative to the journal's own directory.
+// reason is err without the path, which is relative to the journal's directory.
 func reason(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err
@@ -230,7 +229,7 @@ func reason(err error) error {
 	return err
 }
 
-// unmarshal reads exactly one value whose fields are all known.
+// unmarshal reads exactly one value and refuses unknown fields.
 func unmarshal(b []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -267,7 +266,7 @@ func (j *Journal) Keys(prefix string) ([]string, error) {
 	return slices.Compact(keys), nil
 }
 
-// Delete removes the fact and the secret of a key; there need be neither.
+// Delete removes the fact and the secret of a key, if they exist.
 func (j *Journal) Delete(key string) error {
 	for _, suffix := range []string{factSuffix, secretSuffix} {
 		name, err := fileName(key, suffix)
@@ -294,7 +293,7 @@ func (j *Journal) Finish(outcome string) error {
 	return j.putInfo("finish", infoFile{Started: info.Started, Finished: time.Now().UTC(), Outcome: outcome})
 }
 
-// Resume takes back that the run has ended: somebody goes on with it.
+// Resume marks a finished run as unfinished again.
 func (j *Journal) Resume() error {
 	info, err := j.Info()
 	if err != nil || info.Unfinished() {

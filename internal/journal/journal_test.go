@@ -134,7 +134,7 @@ func TestOnlyTheOwnerMayRead(t *testing.T) {
 	}
 }
 
-// TestKeptOutOfGit: a person who adds everything adds no machine configuration.
+// TestKeptOutOfGit: "git add" does not add machine configurations.
 func TestKeptOutOfGit(t *testing.T) {
 	t.Parallel()
 	state := filepath.Join(t.TempDir(), ".recast")
@@ -187,7 +187,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	for name, err := range map[string]error{
 		"Put": reader.Put("b", 1), "PutSecret": reader.PutSecret("b", []byte("x")), "Delete": reader.Delete("a"), "Finish": reader.Finish("done"),
 	} {
-		if err == nil || !strings.HasSuffix(err.Error(), "opened to be read only") {
+		if err == nil || !strings.HasSuffix(err.Error(), "opened read-only") {
 			t.Errorf("%s by a reader: %v", name, err)
 		}
 	}
@@ -207,7 +207,7 @@ func TestReadOnlyMakesNothing(t *testing.T) {
 	}
 }
 
-// secret marshals as the real one does.
+// secret marshals like the real type.
 type secret string
 
 func (secret) MarshalText() ([]byte, error) { return []byte("[redacted]"), nil }
@@ -215,14 +215,14 @@ func (secret) MarshalText() ([]byte, error) { return []byte("[redacted]"), nil }
 func TestRefusedWrites(t *testing.T) {
 	t.Parallel()
 	j := open(t, t.TempDir(), journal.Options{})
-	badKey := ` is no key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
+	badKey := ` is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
 	cases := map[string]struct {
 		err  error
 		want string
 	}{
-		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: holds a secret, which is no plain fact"},
+		"a redacted secret": {j.Put("a", struct{ Config secret }{"key"}), "journal a: contains a secret, which is not stored as a fact"},
 		"no JSON":           {j.Put("a", func() {}), "journal a: json: unsupported type: func()"},
-		"empty secret":      {j.PutSecret("a", nil), "journal a: a secret without a single byte"},
+		"empty secret":      {j.PutSecret("a", nil), "journal a: the secret is empty"},
 		"no key":            {j.Put("", 1), `journal : ""` + badKey},
 		"escape":            {j.Put("../a", 1), `journal ../a: "../a"` + badKey},
 		"absolute":          {j.PutSecret("/etc/passwd", []byte("x")), `journal /etc/passwd: "/etc/passwd"` + badKey},

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A key is lower-case words joined by slashes: "node/wk1/vm-config". In file
-// names "~", which no key has, stands for the slash.
+// A key is lower-case words joined by slashes: "node/wk1/vm-config". File names have "~",
+// which no key contains, in place of the slash.
 var (
 	keyPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$`)
 	runPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
@@ -16,7 +16,7 @@ var (
 
 const (
 	separator = "~"
-	maxName   = 200 // file names end at 255 bytes
+	maxName   = 200 // of at most 255 bytes in a file name
 )
 
 func checkRun(id string) error {
@@ -28,7 +28,7 @@ func checkRun(id string) error {
 
 func fileName(key, suffix string) (string, error) {
 	if !keyPattern.MatchString(key) || len(key) > maxName {
-		return "", fmt.Errorf("%q is no key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, %d bytes at most", key, maxName)
+		return "", fmt.Errorf("%q is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, %d bytes at most", key, maxName)
 	}
 	return strings.ReplaceAll(key, "/", separator) + suffix, nil
 }

@@ -9,9 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// lock takes an exclusive lock on a file, which ends with the process however it
-// ends. The file stays: removing it would let two processes lock two files of
-// one name.
+// lock takes an exclusive lock on a file; it ends with the process at the latest. The file
+// stays: if it were removed, two processes could lock two files of the same name.
 func lock(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -27,8 +26,8 @@ func lock(root *os.Root, name string) (*os.File, error) {
 	return f, nil
 }
 
-// unlock gives the lock back. To close the file is not enough: a program that is just
-// being started has it open, too, until it runs, and the lock is that of all who have.
+// unlock releases the lock. Closing the file is not enough: a child process inherits it
+// until its exec, and the lock lasts while any process has the file open.
 func unlock(f *os.File) error {
 	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
 }

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestUnlockBesideAProgramThatStarts: a process that was forked to become another
-// program has all files open, until it is that.
+// TestUnlockBesideAProgramThatStarts: a forked process has all files open until its exec.
 func TestUnlockBesideAProgramThatStarts(t *testing.T) {
 	t.Parallel()
 	root, err := os.OpenRoot(t.TempDir())

@@ -10,23 +10,23 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// stateDepth is how deep below the directory of all state CheckPrivate looks: as far
-// as the files of a run. What an imager's container leaves is deeper.
+// stateDepth is how many levels of the state directory CheckPrivate inspects, down to the
+// files of a run. The files that an imager's container leaves are deeper.
 const stateDepth = 3
 
-// CheckPrivate refuses a directory for state, or anything in it, that somebody else
-// could have put there or could change: machine configurations are read from it, and
-// written to it. There need be none.
+// CheckPrivate refuses a state directory if another user could have created or could
+// change it, or anything in it: machine configurations are read from it and written to it.
+// A missing directory is fine.
 func CheckPrivate(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err == nil {
-		err = private(dir, info)
+		err = checkOwner(dir, info)
 	}
 	if err == nil && !info.IsDir() {
-		err = fault.WithHint(fault.Refusedf("%s is no directory", dir), "move it away: recast makes a directory of that name")
+		err = fault.WithHint(fault.Refusedf("%s is not a directory", dir), "move it: recast creates a directory of that name")
 	}
 	if err != nil {
 		return err
@@ -35,10 +35,10 @@ func CheckPrivate(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(privateBelow(root, ".", stateDepth), root.Close())
+	return errors.Join(checkOwnersBelow(root, ".", stateDepth), root.Close())
 }
 
-func privateBelow(root *os.Root, name string, depth int) error {
+func checkOwnersBelow(root *os.Root, name string, depth int) error {
 	entries, err := fs.ReadDir(root.FS(), name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -47,13 +47,13 @@ func privateBelow(root *os.Root, name string, depth int) error {
 		path := filepath.Join(name, e.Name())
 		info, err := root.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // another run has removed it meanwhile
+			continue // another run has just removed it
 		}
 		if err == nil {
-			err = private(filepath.Join(root.Name(), path), info)
+			err = checkOwner(filepath.Join(root.Name(), path), info)
 		}
 		if err == nil && info.IsDir() && depth > 1 {
-			err = privateBelow(root, path, depth-1)
+			err = checkOwnersBelow(root, path, depth-1)
 		}
 		if err != nil {
 			return err
@@ -62,20 +62,20 @@ func privateBelow(root *os.Root, name string, depth int) error {
 	return nil
 }
 
-// private judges one file or directory.
-func private(path string, info fs.FileInfo) error {
+// checkOwner checks one file or directory.
+func checkOwner(path string, info fs.FileInfo) error {
 	switch stat, known := info.Sys().(*syscall.Stat_t); {
 	case info.Mode()&fs.ModeSymlink != 0:
-		return fault.WithHint(fault.Refusedf("%s is a symbolic link: what recast keeps there would go, and come from, where somebody else may have pointed it", path),
-			"where the link is yours, put what it leads to in its place; else remove it: rm %s", path)
+		return fault.WithHint(fault.Refusedf("%s is a symbolic link: another user may control the files behind it", path),
+			"if the link is yours, replace it with its target; otherwise remove it: rm %s", path)
 	case !info.IsDir() && !info.Mode().IsRegular():
-		return fault.WithHint(fault.Refusedf("%s is neither a file nor a directory", path), "recast does not make such: remove it with rm %s", path)
+		return fault.WithHint(fault.Refusedf("%s is neither a file nor a directory", path), "recast does not create such files; remove it: rm %s", path)
 	case known && int(stat.Uid) != os.Geteuid():
 		return fault.WithHint(fault.Refusedf("%s belongs to user %d, and recast runs as user %d: machine configurations are kept there", path, stat.Uid, os.Geteuid()),
-			"run recast as that user; or look at what is in it, and make it yours: sudo chown -R %d %s", os.Geteuid(), path)
+			"run recast as that user, or inspect it and take ownership: sudo chown -R %d %s", os.Geteuid(), path)
 	case info.Mode().Perm()&0o022 != 0:
 		return fault.WithHint(fault.Refusedf("other users may write to %s (mode %04o): machine configurations are kept there", path, info.Mode().Perm()),
-			"look at what is in it, then: chmod -R go-w %s", path)
+			"inspect its content, then: chmod -R go-w %s", path)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// TestCheckPrivate: what somebody else could have put there, or could change, is refused.
+// TestCheckPrivate: whatever another user could have created or could change is refused.
 func TestCheckPrivate(t *testing.T) {
 	t.Parallel()
 	must := func(t *testing.T, err error) {
@@ -22,7 +22,7 @@ func TestCheckPrivate(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		spoil func(t *testing.T, state string)
-		want  string // "": it is fine
+		want  string // "": accepted
 	}{
 		"none":         {func(t *testing.T, state string) { must(t, os.RemoveAll(state)) }, ""},
 		"as is":        {func(*testing.T, string) {}, ""},
@@ -39,7 +39,7 @@ func TestCheckPrivate(t *testing.T) {
 		"a file": {func(t *testing.T, state string) {
 			must(t, os.RemoveAll(state))
 			must(t, os.WriteFile(state, nil, 0o600))
-		}, ".recast is no directory"},
+		}, ".recast is not a directory"},
 		"group may write":  {func(t *testing.T, state string) { must(t, os.Chmod(state, 0o770)) }, "other users may write to .recast (mode 0770)"},
 		"others may write": {func(t *testing.T, state string) { must(t, os.Chmod(filepath.Join(state, "runs", run), 0o702)) }, "may write to .recast/runs/" + run + " (mode 0702)"},
 		"a linked run": {func(t *testing.T, state string) {
@@ -52,7 +52,7 @@ func TestCheckPrivate(t *testing.T) {
 		"a pipe": {func(t *testing.T, state string) { must(t, syscall.Mkfifo(filepath.Join(state, "reports"), 0o600)) }, ".recast/reports is neither a file nor a directory"},
 		"another user's": {func(t *testing.T, state string) {
 			if os.Geteuid() != 0 {
-				t.Skip("only root can give a file away")
+				t.Skip("only root can change the owner")
 			}
 			must(t, os.Chown(filepath.Join(state, "runs"), 4242, -1))
 		}, ".recast/runs belongs to user 4242, and recast runs as user 0"},
@@ -73,7 +73,7 @@ func TestCheckPrivate(t *testing.T) {
 	}
 }
 
-// TestOpenFollowsNoLink: a run directory that is a link is none.
+// TestOpenFollowsNoLink: a symbolic link is not a run directory.
 func TestOpenFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// Remove forgets a run that has finished, with all that is in its directory. One that
-// is open for writing is left alone: the error is of kind fault.Claimed.
+// Remove deletes a finished run and its directory. If the run is open for writing, Remove
+// does nothing and the error is of kind fault.Claimed.
 func Remove(dir, run string) error {
 	if err := remove(dir, run); err != nil {
 		return fmt.Errorf("remove run %q: %w", run, err)
@@ -36,8 +36,8 @@ func remove(dir, run string) error {
 	if info.Unfinished() {
 		return errors.New("it has not finished")
 	}
-	// Renamed first: what is cut off here is no run any more. The lock's file can go,
-	// since no other run will ever have this ID.
+	// Renamed first: a partly removed directory is not a run. The lock file can go too, since
+	// no other run will ever have this ID.
 	temp := ".old-" + run
 	if err := errors.Join(parent.RemoveAll(temp), parent.Rename(run, temp), syncDir(parent)); err != nil {
 		return err

@@ -28,7 +28,7 @@ func TestRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	closeNow(t, j)
-	// Of a removal that was cut off something may be left.
+	// An interrupted removal may have left this.
 	if err := os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func TestRemove(t *testing.T) {
 		t.Errorf("left: %v, %v", files, err)
 	}
 	if err := journal.Remove(dir, "../"+run); err == nil {
-		t.Error("it removes what is no run")
+		t.Error("it removes something that is not a run")
 	}
 	if err := journal.Remove(dir, run); err == nil {
 		t.Error("what is not there was removed")

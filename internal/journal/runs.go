@@ -22,7 +22,7 @@ type RunInfo struct {
 	Outcome  string    // as given to Finish
 }
 
-// Unfinished says that the run is still running or was killed.
+// Unfinished says whether the run is still running or was killed.
 func (r RunInfo) Unfinished() bool { return r.Finished.IsZero() }
 
 // infoName lacks the suffixes of facts and secrets, so that no key can name it.
@@ -34,7 +34,7 @@ type infoFile struct {
 	Outcome  string    `json:"outcome,omitempty"`
 }
 
-// NewRunID makes an ID that sorts by time, with two bytes of random:
+// NewRunID makes an ID that sorts by time and ends with two random bytes:
 // "20261121-0421-3f2a".
 func NewRunID(now time.Time, random io.Reader) (string, error) {
 	var tail [2]byte
@@ -46,7 +46,7 @@ func NewRunID(now time.Time, random io.Reader) (string, error) {
 
 const runStamp = "20060102-1504-"
 
-// RunBegan is when a run began, by its ID; zero where that does not say.
+// RunBegan is when a run began, by its ID; zero if the ID does not say.
 func RunBegan(id string) time.Time {
 	began, err := time.Parse(runStamp, id[:min(len(runStamp), len(id))])
 	if err != nil {
@@ -55,8 +55,8 @@ func RunBegan(id string) time.Time {
 	return began
 }
 
-// Runs lists the runs in dir, newest first, whoever has them open. There are
-// none in a directory that does not exist; a run that cannot be read is an error.
+// Runs lists the runs in dir, newest first, open or not. A directory that does not exist
+// has none; a run that cannot be read is an error.
 func Runs(dir string) ([]RunInfo, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -69,7 +69,7 @@ func Runs(dir string) ([]RunInfo, error) {
 	var errs []error
 	for _, e := range entries {
 		if !e.IsDir() || checkRun(e.Name()) != nil {
-			continue // a lock, or a run killed while it was being made
+			continue // a lock file, or a run killed during its creation
 		}
 		info, err := runInfo(filepath.Join(dir, e.Name()), e.Name())
 		if err != nil {
@@ -114,9 +114,9 @@ func readInfo(root *os.Root, id string) (RunInfo, error) {
 	return RunInfo{ID: id, Started: f.Started, Finished: f.Finished, Outcome: f.Outcome}, nil
 }
 
-// make makes the run's directory where there is none. It is made under another
-// name and renamed, so that a run that exists always has its start in it.
-func (j *Journal) make(parent *os.Root) error {
+// create creates the run's directory if it is missing. It writes under another name and
+// renames, so that an existing run always has its start time.
+func (j *Journal) create(parent *os.Root) error {
 	if _, err := parent.Lstat(j.run); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 func TestRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		start := time.Now().UTC() // of the bubble
+		start := time.Now().UTC() // the bubble's
 		dir := t.TempDir()
 		for _, id := range []string{"b", "a"} {
 			j := open(t, dir, journal.Options{Run: id})
@@ -46,7 +46,7 @@ func TestRuns(t *testing.T) {
 	})
 }
 
-func TestRunsOfNothing(t *testing.T) {
+func TestRunsOfAMissingDirectory(t *testing.T) {
 	t.Parallel()
 	if runs, err := journal.Runs(filepath.Join(t.TempDir(), "none")); runs != nil || err != nil {
 		t.Errorf("Runs = %v, %v", runs, err)

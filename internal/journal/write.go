@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-var errReadOnly = errors.New("opened to be read only")
+var errReadOnly = errors.New("opened read-only")
 
-// write makes b the content of a file: after a crash anywhere the file holds
-// either what it held before or all of b.
+// write replaces the content of a file: after a crash at any point the file holds either
+// the old content or all of b.
 func (j *Journal) write(key, name string, b []byte) error {
 	if j.lock == nil {
 		return errReadOnly
@@ -52,7 +52,7 @@ func (j *Journal) remove(key, name string) error {
 	return j.sync("deleted " + key)
 }
 
-// removeTemps clears what a killed process left half written.
+// removeTemps removes the temporary files of a killed process.
 func (j *Journal) removeTemps() error {
 	entries, err := fs.ReadDir(j.root.FS(), ".")
 	if err != nil {

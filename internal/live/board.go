@@ -1,6 +1,5 @@
-// Package live draws a run while it is in progress: a tree on a terminal that
-// shows what each node is at, or its events as JSON lines. It only looks: whatever
-// becomes of the terminal, the run goes on.
+// Package live shows a run in progress: as a tree on a terminal with the current step of
+// each node, or as JSON lines. Whatever happens to the terminal, the run continues.
 package live
 
 import (
@@ -15,30 +14,30 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Board is how a run stands, by its plan and by what its steps have told so far.
+// Board is the state of a run, from its plan and its events so far.
 type Board struct {
 	title string // "recast roll"
 	began time.Time
-	ended time.Time     // zero: it goes on
-	total time.Duration // that its plan is expected to take; 0: nobody knows
-	said  *entry        // what is told of the run as a whole
-	end   ending
-	lines []string // what there is instead of steps
+	ended time.Time     // zero: still running
+	total time.Duration // expected by the plan; 0: unknown
+	note  *entry        // latest note about the whole run
+	end   stopState
+	lines []string // shown instead of steps
 
-	phases map[cluster.Phase]string // their titles, once they have begun
-	nodes  []*node                  // in the plan's order, then as they were come to
-	others []*entry                 // steps about no node, in the order in which they began
+	phases map[cluster.Phase]string // titles of the phases that have begun
+	nodes  []*node                  // in the plan's order, then by appearance
+	others []*entry                 // steps that concern no node, by beginning
 	byPath map[string]*entry
 }
 
-// ending is how far somebody has gone about stopping the run.
-type ending int
+// stopState is how far the user has stopped the run.
+type stopState int
 
 const (
-	goesOn   ending = iota
-	canStop         // a first Ctrl-C lets the nodes that are out be finished
-	stopping        // it was pressed
-	broken          // it was pressed again
+	notStoppable stopState = iota
+	canStop                // a first Ctrl-C finishes the current nodes
+	stopping               // pressed once
+	broken                 // pressed twice
 )
 
 // entry is one step.
@@ -46,9 +45,9 @@ type entry struct {
 	path, title  string
 	status       step.Status
 	began, ended time.Time
-	text         string // what was told last
-	told         time.Time
-	branch       bool // it has steps below it
+	text         string // latest note or result
+	noted        time.Time
+	branch       bool // has steps below it
 }
 
 func (e *entry) runs() bool { return e.status == step.Started }
@@ -59,15 +58,15 @@ type node struct {
 	phase    cluster.Phase
 	strategy string
 	outage   time.Duration // expected; 0: unknown
-	takes    time.Duration // the same of the whole roll of it
+	expected time.Duration // expected for the node's whole roll
 
 	begun        bool
-	status       step.Status // once it has begun
+	status       step.Status // valid once begun
 	began, ended time.Time
 	awaySince    time.Time
-	away         time.Duration // once it is back
+	away         time.Duration // set when it is back
 	text         string        // how it ended
-	running      []*entry      // steps below, in the order in which they began
+	running      []*entry      // its running steps, by beginning
 }
 
 // NewBoard is the board of a command that began then.
@@ -75,8 +74,7 @@ func NewBoard(title string, began time.Time) *Board {
 	return &Board{title: title, began: began, phases: map[cluster.Phase]string{}, byPath: map[string]*entry{}}
 }
 
-// Plan says what is about to be done from that time on. What was done before it is
-// told of no more.
+// Plan replaces the board's content by what is planned from then on.
 func (b *Board) Plan(at time.Time, plan cluster.Plan) {
 	b.forget()
 	b.began = at
@@ -85,36 +83,36 @@ func (b *Board) Plan(at time.Time, plan cluster.Plan) {
 		n := b.node(p.Phase, p.Node)
 		n.strategy = string(p.Strategy)
 		n.outage = time.Duration(p.OutageSeconds) * time.Second
-		n.takes = max(n.outage, time.Duration(p.WholeSeconds)*time.Second)
+		n.expected = max(n.outage, time.Duration(p.WholeSeconds)*time.Second)
 	}
 }
 
-// forget clears the board of what has been told for good.
+// forget clears the board after its content was printed to the scrollback.
 func (b *Board) forget() {
-	b.said, b.nodes, b.others, b.total = nil, nil, nil, 0
+	b.note, b.nodes, b.others, b.total = nil, nil, nil, 0
 	b.phases, b.byPath = map[cluster.Phase]string{}, map[string]*entry{}
 }
 
-// See takes in what happened at a time.
+// See adds an event.
 func (b *Board) See(at time.Time, e step.Event) {
 	if e.Status == step.Note && !strings.Contains(e.Path, "/") && b.byPath[e.Path] == nil {
-		b.said = &entry{path: e.Path, text: oneLine(e.Text), told: at}
+		b.note = &entry{path: e.Path, text: oneLine(e.Text), noted: at}
 		return
 	}
 	own := b.entry(e.Path)
 	if e.Status == step.Note {
 		if text := oneLine(e.Text); text != own.text {
-			own.text, own.told = text, at
+			own.text, own.noted = text, at
 		}
 	} else {
-		own.happens(at, e)
+		own.update(at, e)
 	}
 	phase, name, below := cluster.NodeOfStep(e.Path)
 	switch {
 	case name != "" && len(below) == 0:
-		b.node(phase, name).itself(at, e)
+		b.node(phase, name).update(at, e)
 	case name != "":
-		b.node(phase, name).below(at, e, below, own)
+		b.node(phase, name).updateStep(at, e, below, own)
 	case e.Path == "roll":
 	case isPhase(e.Path):
 		b.phases[cluster.Phase(strings.TrimPrefix(e.Path, "roll/"))] = e.Title
@@ -123,7 +121,7 @@ func (b *Board) See(at time.Time, e step.Event) {
 	}
 }
 
-// isPhase says whether a step is one of a roll's phases.
+// isPhase says whether a path is that of one of a roll's phases.
 func isPhase(path string) bool {
 	_, name, _ := cluster.NodeOfStep(path + "/any")
 	return name != "" && strings.Count(path, "/") == 1
@@ -133,7 +131,7 @@ func (e *entry) listed(b *Board) bool {
 	return slices.Contains(b.others, e)
 }
 
-// entry returns the step at a path, and notes that those above it are branches.
+// entry returns the step at a path and marks its parents as branches.
 func (b *Board) entry(path string) *entry {
 	if e := b.byPath[path]; e != nil {
 		return e
@@ -148,7 +146,7 @@ func (b *Board) entry(path string) *entry {
 	return e
 }
 
-func (e *entry) happens(at time.Time, ev step.Event) {
+func (e *entry) update(at time.Time, ev step.Event) {
 	if ev.Title != "" {
 		e.title = oneLine(ev.Title)
 	}
@@ -167,11 +165,11 @@ func (e *entry) happens(at time.Time, ev step.Event) {
 	default:
 		e.text = oneLine(ev.Text)
 	}
-	e.ended, e.told = at, at
+	e.ended, e.noted = at, at
 }
 
-// node returns a node of a phase: what an earlier run left is finished first, and
-// the same node may come again after it.
+// node returns a node of a phase. A node can appear in two phases: an unfinished run is
+// finished first.
 func (b *Board) node(phase cluster.Phase, name string) *node {
 	for _, n := range b.nodes {
 		if n.name == name && n.phase == phase {
@@ -183,8 +181,8 @@ func (b *Board) node(phase cluster.Phase, name string) *node {
 	return n
 }
 
-// itself takes in what happened to the branch of the node.
-func (n *node) itself(at time.Time, e step.Event) {
+// update adds an event of the node's branch.
+func (n *node) update(at time.Time, e step.Event) {
 	if e.Status == step.Note {
 		return
 	}
@@ -211,8 +209,8 @@ func (n *node) itself(at time.Time, e step.Event) {
 	n.back(at)
 }
 
-// below takes in what happened to a step of the node.
-func (n *node) below(at time.Time, e step.Event, below []string, own *entry) {
+// updateStep adds an event of one of the node's steps.
+func (n *node) updateStep(at time.Time, e step.Event, below []string, own *entry) {
 	switch e.Status {
 	case step.Note:
 		return
@@ -226,7 +224,7 @@ func (n *node) below(at time.Time, e step.Event, below []string, own *entry) {
 		}
 		return
 	case step.Failed:
-		if n.text == "" { // the innermost fails first
+		if n.text == "" { // the innermost step fails first
 			n.text = own.title
 			if own.text != "" {
 				n.text += ": " + own.text
@@ -247,7 +245,7 @@ func (n *node) back(at time.Time) {
 	}
 }
 
-// current is the innermost of the steps that run now; nil: none does.
+// current is the innermost running step, or nil.
 func (n *node) current() *entry {
 	if len(n.running) == 0 {
 		return nil
@@ -255,17 +253,16 @@ func (n *node) current() *entry {
 	return n.running[len(n.running)-1]
 }
 
-// CanStop says that a first Ctrl-C finishes the nodes that are out; Stopping, that
-// it was pressed; Broken, that it was pressed again.
+// CanStop shows that a first Ctrl-C finishes the current nodes.
 func (b *Board) CanStop() { b.end = max(b.end, canStop) }
 
-// Stopping says that no further node starts.
+// Stopping shows that no further node starts.
 func (b *Board) Stopping() { b.end = max(b.end, stopping) }
 
-// Broken says that the run stops where it is.
+// Broken shows that the run stops at once.
 func (b *Board) Broken() { b.end = broken }
 
-// End says when the run ended: what has not begun by then does not begin any more.
+// End sets the run's end: nodes that have not begun will not begin.
 func (b *Board) End(at time.Time) {
 	b.ended = at
 	for _, n := range b.nodes {
@@ -275,5 +272,5 @@ func (b *Board) End(at time.Time) {
 	}
 }
 
-// oneLine is a text as one line that is printable, without gaps.
+// oneLine is text in one printable line, without runs of blanks.
 func oneLine(text string) string { return strings.Join(strings.Fields(foreign.Line(text)), " ") }

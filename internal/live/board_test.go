@@ -19,15 +19,15 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files afresh")
 
-// begun is when the roll of the tests began.
+// begun is when the tests' roll began.
 var begun = time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
 
 func at(seconds int) time.Time { return begun.Add(time.Duration(seconds) * time.Second) }
 
-// told is a board of a roll of so many workers beside a control plane.
-type told struct{ *Board }
+// testBoard is the board of a roll of some workers and a control plane.
+type testBoard struct{ *Board }
 
-func rollOf(workers int) told {
+func rollOf(workers int) testBoard {
 	b := NewBoard("recast roll", begun)
 	p := cluster.Plan{TotalSeconds: 240 * (workers + 1)}
 	p.Nodes = append(p.Nodes, cluster.NodePlan{Node: "cp1", Phase: cluster.ControlPlanes, Strategy: cluster.InPlace, OutageSeconds: 120})
@@ -35,34 +35,34 @@ func rollOf(workers int) told {
 		p.Nodes = append(p.Nodes, cluster.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: cluster.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
 	}
 	b.Plan(begun, p)
-	return told{b}
+	return testBoard{b}
 }
 
-func (b told) starts(second int, path, title string) {
+func (b testBoard) starts(second int, path, title string) {
 	b.See(at(second), step.Event{Path: path, Title: title, Status: step.Started})
 }
 
-func (b told) ends(second int, path, text string) {
+func (b testBoard) ends(second int, path, text string) {
 	b.See(at(second), step.Event{Path: path, Title: b.titleOf(path), Status: step.Done, Text: text})
 }
 
-func (b told) fails(second int, path string, err error) {
+func (b testBoard) fails(second int, path string, err error) {
 	b.See(at(second), step.Event{Path: path, Title: b.titleOf(path), Status: step.Failed, Err: fmt.Errorf("%s: %w", path, err)})
 }
 
-func (b told) notes(second int, path, text string) {
+func (b testBoard) notes(second int, path, text string) {
 	b.See(at(second), step.Event{Path: path, Status: step.Note, Text: text})
 }
 
-func (b told) titleOf(path string) string {
+func (b testBoard) titleOf(path string) string {
 	if e := b.byPath[path]; e != nil {
 		return e.title
 	}
 	return ""
 }
 
-// control has the control plane done, with what comes before it.
-func (b told) control() {
+// control finishes the steps up to and including the control plane.
+func (b testBoard) control() {
 	b.starts(0, "roll", "roll nodes")
 	b.starts(0, "roll/snapshot-etcd", "save a snapshot of etcd to backups")
 	b.ends(3, "roll/snapshot-etcd", "saved as backups/etcd-c1-r1.db")
@@ -77,8 +77,8 @@ func (b told) control() {
 	b.starts(100, "roll/workers", "workers, at most 2 at a time")
 }
 
-// worker has a worker come as far as its wait for the new system.
-func (b told) worker(second int, name string) {
+// worker takes a worker up to its wait for the new system.
+func (b testBoard) worker(second int, name string) {
 	path := "roll/workers/" + name
 	b.starts(second, path, "recreate "+name+" (VM 9031 on pve1)")
 	b.starts(second, path+"/take-down", "take "+name+" down")
@@ -92,20 +92,20 @@ func (b told) worker(second int, name string) {
 	b.notes(second+60, path+"/bring-up/wait-healthy", "the node is Ready; \x1b[31msettling\tfor 30s")
 }
 
-func (b told) workerDone(second int, name string) {
+func (b testBoard) workerDone(second int, name string) {
 	path := "roll/workers/" + name
 	b.ends(second, path+"/bring-up/wait-healthy", "")
 	b.ends(second, path+"/bring-up", "")
 	b.ends(second, path, "runs v1.13.9 build abcdef012345")
 }
 
-// boards are rolls as they may stand, with the second at which somebody looks.
+// boards are rolls in various states, with the second at which they are drawn.
 var boards = map[string]struct {
 	seconds int
-	tell    func() told
+	tell    func() testBoard
 }{
-	"build": {14, func() told {
-		b := told{NewBoard("recast publish", begun)}
+	"build": {14, func() testBoard {
+		b := testBoard{NewBoard("recast publish", begun)}
 		b.starts(0, "build", "build images")
 		b.starts(0, "build/default", "build schematic default")
 		b.starts(0, "build/default/check-factory", "compare the factory's extensions with the lock")
@@ -114,7 +114,7 @@ var boards = map[string]struct {
 		b.notes(12, "build/default/fetch-iso", "300 MiB of 1200 MiB, 30 MiB/s")
 		return b
 	}},
-	"early": {31, func() told {
+	"early": {31, func() testBoard {
 		b := rollOf(2)
 		b.starts(0, "roll", "roll nodes")
 		b.starts(0, "roll/snapshot-etcd", "save a snapshot of etcd to backups")
@@ -123,7 +123,7 @@ var boards = map[string]struct {
 		b.CanStop()
 		return b
 	}},
-	"middle": {205, func() told {
+	"middle": {205, func() testBoard {
 		b := rollOf(4)
 		b.control()
 		b.worker(100, "wk1")
@@ -131,7 +131,7 @@ var boards = map[string]struct {
 		b.CanStop()
 		return b
 	}},
-	"failed": {250, func() told {
+	"failed": {250, func() testBoard {
 		b := rollOf(3)
 		b.control()
 		b.worker(100, "wk1")
@@ -146,7 +146,7 @@ var boards = map[string]struct {
 		b.End(at(201))
 		return b
 	}},
-	"stopping": {210, func() told {
+	"stopping": {210, func() testBoard {
 		b := rollOf(5)
 		b.control()
 		b.worker(100, "wk1")
@@ -154,7 +154,7 @@ var boards = map[string]struct {
 		b.Stopping()
 		return b
 	}},
-	"broken": {211, func() told {
+	"broken": {211, func() testBoard {
 		b := rollOf(2)
 		b.control()
 		b.worker(100, "wk1")
@@ -162,7 +162,7 @@ var boards = map[string]struct {
 		b.fails(211, "roll/workers/wk1", fault.As(fault.Interrupted, errors.New("interrupted")))
 		return b
 	}},
-	"many": {20000, func() told {
+	"many": {20000, func() testBoard {
 		b := rollOf(60)
 		b.control()
 		for i := range 40 {
@@ -204,7 +204,7 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// A frame fits whatever screen there is.
+// A frame fits any screen.
 func TestFrameFits(t *testing.T) {
 	t.Parallel()
 	for name, tc := range boards {
@@ -243,7 +243,7 @@ func golden(t *testing.T, name string, lines []string) {
 	}
 }
 
-// BenchmarkFrame draws a roll of 60 nodes as often as it is drawn in ten minutes.
+// BenchmarkFrame draws a roll of 60 nodes as often as ten minutes of a roll do.
 func BenchmarkFrame(b *testing.B) {
 	board := boards["many"].tell()
 	for b.Loop() {

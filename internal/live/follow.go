@@ -10,19 +10,18 @@ import (
 	"time"
 )
 
-// Follower reads the log of a run that another process writes. When the log has
-// become too long it is renamed to Older, and begun anew.
+// Follower reads the log of a run that another process writes. An overlong log is renamed
+// to Older, and a new one begins.
 type Follower struct {
 	Path, Older string
-	Written     time.Time // when something was written to it last; zero: nothing was
+	Written     time.Time // time of the last write; zero: none
 
-	file   os.FileInfo // that is read; nil: none yet
-	offset int64
-	begun  []byte // a line that has no end yet
+	file    os.FileInfo // the file being read; nil: none yet
+	offset  int64
+	partial []byte // an unfinished line
 }
 
-// Read lets the board know what was logged since the last time. A log that is not
-// there yet has nothing in it.
+// Read adds the new lines of the log to the board. A missing log counts as empty.
 func (f *Follower) Read(b *Board) error {
 	file, err := os.Open(f.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -31,7 +30,7 @@ func (f *Follower) Read(b *Board) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close() // it was only read
+	defer file.Close() // read only
 	info, err := file.Stat()
 	if err != nil {
 		return err
@@ -40,13 +39,13 @@ func (f *Follower) Read(b *Board) error {
 		if err := f.older(b, info); err != nil {
 			return err
 		}
-		f.offset, f.begun = 0, nil
+		f.offset, f.partial = 0, nil
 	}
 	f.file, f.Written = info, info.ModTime()
 	return f.take(b, file, info.Size())
 }
 
-// older reads what the log has been so far, but for what of it was read already.
+// older reads the unread rest of the older log.
 func (f *Follower) older(b *Board, now os.FileInfo) error {
 	file, err := os.Open(f.Older)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -55,26 +54,26 @@ func (f *Follower) older(b *Board, now os.FileInfo) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close() // it was only read
+	defer file.Close() // read only
 	info, err := file.Stat()
-	if err != nil || os.SameFile(info, now) { // it was renamed only just
+	if err != nil || os.SameFile(info, now) { // renamed since it was opened
 		return err
 	}
 	if f.file == nil || !os.SameFile(f.file, info) {
-		f.offset, f.begun = 0, nil
+		f.offset, f.partial = 0, nil
 	}
 	return f.take(b, file, info.Size())
 }
 
-// take reads a file up to its size of a moment ago.
+// take reads a file from f.offset up to size.
 func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
 	fresh, err := io.ReadAll(io.NewSectionReader(file, f.offset, size-f.offset))
 	f.offset += int64(len(fresh))
-	text := append(f.begun, fresh...)
+	text := append(f.partial, fresh...)
 	for {
 		one, rest, whole := bytes.Cut(text, []byte("\n"))
 		if !whole {
-			f.begun = bytes.Clone(text)
+			f.partial = bytes.Clone(text)
 			return err
 		}
 		b.logged(one)
@@ -82,8 +81,8 @@ func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
 	}
 }
 
-// logged takes in one line of a log. Another command that goes on with the run
-// begins with a board of its own: what was under way before it was cut off.
+// logged adds one line of a log. A command that resumes the run resets the board, since
+// steps that were running before will not end.
 func (b *Board) logged(text []byte) {
 	var l line
 	if json.Unmarshal(text, &l) != nil {
@@ -91,9 +90,9 @@ func (b *Board) logged(text []byte) {
 	}
 	if l.Msg == "command" && l.Status == "started" {
 		for _, n := range b.nodes {
-			*n = node{name: n.name, phase: n.phase, strategy: n.strategy, outage: n.outage, takes: n.takes}
+			*n = node{name: n.name, phase: n.phase, strategy: n.strategy, outage: n.outage, expected: n.expected}
 		}
-		b.began, b.others, b.said, b.byPath = l.Time, nil, nil, map[string]*entry{}
+		b.began, b.others, b.note, b.byPath = l.Time, nil, nil, map[string]*entry{}
 		return
 	}
 	if at, e, ok := l.event(); ok {

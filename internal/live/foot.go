@@ -8,26 +8,26 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// foot is what is always there: how far the run is, and what Ctrl-C does now.
+// foot is always visible: progress, and what Ctrl-C does.
 func (b *Board) foot(now time.Time, l Look) []string {
 	return append(b.totals(now, l), b.dialogue(l)...)
 }
 
-// totals counts the nodes, and says how long the rest is expected to take.
+// totals counts the nodes and estimates the remaining time.
 func (b *Board) totals(now time.Time, l Look) []string {
 	if len(b.nodes) == 0 {
 		return nil
 	}
-	count := map[standing]int{}
+	count := map[nodeState]int{}
 	for _, n := range b.nodes {
-		count[n.stands()]++
+		count[n.state()]++
 	}
 	parts := []string{fmt.Sprintf("%d of %d nodes done", count[isDone], len(b.nodes))}
 	for _, c := range []struct {
-		of     standing
+		of     nodeState
 		colour string
 		what   string
-	}{{isFailed, red, "failed"}, {isOut, yellow, "out"}, {isWaiting, "", "to go"}, {isLeft, "", "not done"}} {
+	}{{isFailed, red, "failed"}, {isRunning, yellow, "in progress"}, {isWaiting, "", "to go"}, {isStopped, "", "not done"}} {
 		if count[c.of] == 0 {
 			continue
 		}
@@ -44,24 +44,24 @@ func (b *Board) totals(now time.Time, l Look) []string {
 	return []string{line}
 }
 
-// left is how long the rest is expected to take: of the plan's own figure, which
-// knows what goes side by side, the share of what the nodes have left; by how much
-// that is wrong the nodes that are done have shown.
+// left estimates the remaining time: the plan's total, which accounts for parallelism,
+// times the share of the nodes' remaining work, corrected by how long the finished nodes
+// took.
 func (b *Board) left(now time.Time) time.Duration {
 	var all, rest, expected, taken time.Duration
 	for _, n := range b.nodes {
-		all += n.takes
-		switch n.stands() {
+		all += n.expected
+		switch n.state() {
 		case isDone:
-			if n.takes > 0 && n.status == step.Done {
-				expected, taken = expected+n.takes, taken+n.ended.Sub(n.began)
+			if n.expected > 0 && n.status == step.Done {
+				expected, taken = expected+n.expected, taken+n.ended.Sub(n.began)
 			}
 		case isWaiting:
 			if b.end < stopping {
-				rest += n.takes
+				rest += n.expected
 			}
-		case isOut:
-			rest += max(0, n.takes-now.Sub(n.began))
+		case isRunning:
+			rest += max(0, n.expected-now.Sub(n.began))
 		}
 	}
 	if all == 0 {
@@ -74,24 +74,24 @@ func (b *Board) left(now time.Time) time.Duration {
 	return time.Duration(left)
 }
 
-// dialogue says what a Ctrl-C would do, or is doing.
+// dialogue says what a Ctrl-C would do or has done.
 func (b *Board) dialogue(l Look) []string {
 	var out, waiting []string
 	for _, n := range b.nodes {
-		switch n.stands() {
-		case isOut:
+		switch n.state() {
+		case isRunning:
 			out = append(out, n.name)
 		case isWaiting:
 			waiting = append(waiting, n.name)
 		}
 	}
 	switch {
-	case !b.ended.IsZero() || b.end == goesOn:
+	case !b.ended.IsZero() || b.end == notStoppable:
 		return nil
 	case b.end == canStop:
-		return []string{l.paint(dim, "Ctrl-C finishes what is out and starts nothing else")}
+		return []string{l.paint(dim, "Ctrl-C: finish the current nodes, then stop")}
 	case b.end == broken:
-		return []string{l.paint(red, "stopping at once: the same command again goes on where this one stops")}
+		return []string{l.paint(red, "stopping now: run the same command again to resume")}
 	}
 	text := "stopping: what has begun is finished first"
 	if len(out) > 0 {
@@ -102,6 +102,6 @@ func (b *Board) dialogue(l Look) []string {
 	}
 	return []string{
 		l.paint(yellow, text),
-		l.paint(yellow, "Ctrl-C again stops at once, half way; the same command goes on from there"),
+		l.paint(yellow, "Ctrl-C again: stop at once; run the same command again to resume"),
 	}
 }

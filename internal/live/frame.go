@@ -12,18 +12,18 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// detail is how much a frame tells: the first that fits the screen is taken.
+// detail is the level of detail of a frame: the first level that fits the screen is used.
 type detail int
 
 const (
-	whole  detail = iota // a line for each node, two for one that is out
-	folded               // what is done and what waits are a line each, in each phase
-	few                  // the same over all phases; of other steps only what runs
-	lean                 // a line for each node that is out, or failed
+	whole  detail = iota // a line for each node, two for one in progress
+	folded               // in each phase, one line for done and one for waiting nodes
+	few                  // the same for all phases together; of other steps only running ones
+	lean                 // a line for each node in progress or failed
 	levels
 )
 
-// Frame draws the board as it stands now, in no more lines than the screen has.
+// Frame draws the board, in no more lines than the screen has.
 func (b *Board) Frame(now time.Time, l Look) []string {
 	head, foot := b.head(now, l), b.foot(now, l)
 	var body []string
@@ -42,7 +42,7 @@ func (b *Board) Frame(now time.Time, l Look) []string {
 	return l.all(body[:max(0, min(len(body), l.Height-len(foot)))], foot)
 }
 
-// Final draws all that the board knows, for the scrollback.
+// Final draws the whole board, for the scrollback.
 func (b *Board) Final(now time.Time, l Look) []string {
 	return l.all(b.body(now, l, whole), b.totals(now, l))
 }
@@ -59,8 +59,8 @@ func (l Look) all(parts ...[]string) []string {
 
 func (b *Board) head(now time.Time, l Look) []string {
 	head := []string{l.apart(l.paint(bold, b.title), took(b.until(now).Sub(b.began)))}
-	if b.said != nil {
-		head = append(head, l.paint(dim, "  · "+b.said.text))
+	if b.note != nil {
+		head = append(head, l.paint(dim, "  · "+b.note.text))
 	}
 	return head
 }
@@ -103,8 +103,8 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 	return lines
 }
 
-// other draws a step about no node. Of those below the second storey only what
-// runs, or has failed, is worth a line.
+// other draws a step that concerns no node. Below the second level only running and failed
+// steps are drawn.
 func (b *Board) other(now time.Time, l Look, level detail, e *entry) []string {
 	depth := strings.Count(strings.TrimPrefix(e.path, "roll/"), "/")
 	indent := strings.Repeat("  ", depth+1)
@@ -117,7 +117,7 @@ func (b *Board) other(now time.Time, l Look, level detail, e *entry) []string {
 	case e.runs():
 		lines := []string{indent + l.paint(yellow, "▸") + " " + e.title + "  " + l.paint(dim, took(now.Sub(e.began)))}
 		if level < lean {
-			lines = append(lines, seen(now, l, indent+"    ", e)...)
+			lines = append(lines, noteLines(now, l, indent+"    ", e)...)
 		}
 		return lines
 	case e.status == step.Failed && !e.branch:
@@ -139,8 +139,8 @@ func (b *Board) other(now time.Time, l Look, level detail, e *entry) []string {
 	return []string{indent + l.paint(dim, "- "+e.title+": not done")}
 }
 
-// seen is what a running step waits for and saw last, or the bar of a transfer.
-func seen(now time.Time, l Look, indent string, e *entry) []string {
+// noteLines is a running step's latest note, or the bar of a transfer.
+func noteLines(now time.Time, l Look, indent string, e *entry) []string {
 	if e.text == "" {
 		return nil
 	}
@@ -148,20 +148,20 @@ func seen(now time.Time, l Look, indent string, e *entry) []string {
 		return []string{fmt.Sprintf("%s%s %3d%%  %s", indent, l.paint(yellow, bar(done, total)), 100*done/max(1, total), l.paint(dim, rest))}
 	}
 	text := e.text
-	if age := now.Sub(e.told).Round(time.Second); age >= stale {
+	if age := now.Sub(e.noted).Round(time.Second); age >= stale {
 		text += fmt.Sprintf(" (%s ago)", age)
 	}
 	return []string{indent + l.paint(dim, text)}
 }
 
-// stale is when it is worth saying how old the last news is.
+// stale is the age from which a note's age is shown.
 const stale = 5 * time.Second
 
-// group draws nodes, all of one phase or all there are.
+// group draws the nodes of one phase, or all of them.
 func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*node) []string {
 	var lines, done, waiting []string
 	for _, n := range nodes {
-		switch n.stands() {
+		switch n.state() {
 		case isDone:
 			if level > whole {
 				done = append(done, n.name)
@@ -187,25 +187,25 @@ func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*no
 	return lines
 }
 
-// standing is how a node stands.
-type standing int
+// nodeState is the state of a node.
+type nodeState int
 
 const (
-	isWaiting standing = iota
-	isOut
+	isWaiting nodeState = iota
+	isRunning
 	isDone
 	isFailed
-	isLeft // begun and not ended, or not to be begun any more
+	isStopped // stopped, or never to begin
 )
 
-func (n *node) stands() standing {
+func (n *node) state() nodeState {
 	switch {
 	case n.status == step.NotStarted, n.status == step.Stopped:
-		return isLeft
+		return isStopped
 	case !n.begun:
 		return isWaiting
 	case n.status == step.Started:
-		return isOut
+		return isRunning
 	case n.status == step.Failed:
 		return isFailed
 	}
@@ -213,24 +213,24 @@ func (n *node) stands() standing {
 }
 
 func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []string {
-	marks := map[standing]string{
-		isWaiting: l.paint(dim, "·"), isOut: l.paint(yellow, "▸"), isDone: l.paint(green, "✓"),
-		isFailed: l.paint(red, "✗"), isLeft: l.paint(dim, "-"),
+	marks := map[nodeState]string{
+		isWaiting: l.paint(dim, "·"), isRunning: l.paint(yellow, "▸"), isDone: l.paint(green, "✓"),
+		isFailed: l.paint(red, "✗"), isStopped: l.paint(dim, "-"),
 	}
-	state := n.stands()
+	state := n.state()
 	lead := fmt.Sprintf("  %s %s  %s", marks[state], l.paint(bold, pad(n.name, wide)), pad(n.strategy, len(cluster.Recreate)))
 	at := n.current()
 	switch {
-	case state == isWaiting && at != nil: // what goes ahead of it
+	case state == isWaiting && at != nil: // its preparation
 		return []string{lead + "  " + l.paint(dim, at.title+"  "+took(now.Sub(at.began)))}
 	case state == isWaiting:
-		if n.takes == 0 {
+		if n.expected == 0 {
 			return []string{lead}
 		}
-		return []string{lead + "  " + l.paint(dim, about(n.takes))}
-	case state == isOut:
-		return n.isOut(now, l, level, lead, at)
-	case state == isLeft:
+		return []string{lead + "  " + l.paint(dim, about(n.expected))}
+	case state == isRunning:
+		return n.drawRunning(now, l, level, lead, at)
+	case state == isStopped:
 		return []string{lead + "  " + l.paint(dim, map[bool]string{true: "stopped before it was done", false: "not started"}[n.begun])}
 	}
 	line := lead + "  " + pad(took(n.ended.Sub(n.began)), clockCells)
@@ -247,10 +247,10 @@ func (b *Board) draw(now time.Time, l Look, level detail, wide int, n *node) []s
 	return []string{line}
 }
 
-// clockCells is how wide most durations are.
+// clockCells is the width of most durations.
 const clockCells = 6
 
-func (n *node) isOut(now time.Time, l Look, level detail, lead string, at *entry) []string {
+func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at *entry) []string {
 	line := lead + "  " + pad(took(now.Sub(n.began)), clockCells)
 	if !n.awaySince.IsZero() {
 		away := "away " + took(now.Sub(n.awaySince))
@@ -275,5 +275,5 @@ func (n *node) isOut(now time.Time, l Look, level detail, lead string, at *entry
 	if level >= lean {
 		return []string{line}
 	}
-	return append([]string{line}, seen(now, l, "      ", at)...)
+	return append([]string{line}, noteLines(now, l, "      ", at)...)
 }

@@ -7,24 +7,22 @@ import (
 	"sync/atomic"
 )
 
-// guard is the terminal as the drawing library gets it. It keeps from it what
-// would change how the terminal answers to keys: recast does not read them, and
-// Ctrl-C is to stay the signal that the terminal makes of it.
+// guard is the terminal for the drawing library. It filters what would change the
+// terminal's handling of keys: recast does not read keys, and Ctrl-C must remain a signal.
 type guard struct {
-	file *os.File // no more of it is to be had than is below
+	file *os.File // unexported, so that the library sees only the methods below
 
 	drawn atomic.Bool // something was written
-	dead  atomic.Bool // nothing is written any more
+	dead  atomic.Bool // writes are dropped
 }
 
-// keyModes are requests that the terminal answers as if somebody had typed, and
-// those to encode keys otherwise: with Kitty's keyboard protocol Ctrl-C is no
-// signal any more. bubbletea sends them whether or not it reads keys
-// (cursed_renderer.go, flush).
+// keyModes are queries that the terminal answers as if typed, and changes of its key
+// encoding: with Kitty's keyboard protocol Ctrl-C is no longer a signal. bubbletea sends
+// them even if it does not read keys (cursed_renderer.go, flush).
 var keyModes = regexp.MustCompile("\x1b\\[(?:[<=>?][0-9;]*u|>[0-9;]*m|\\?[0-9;]*\\$p|\\?[0-9;]*n|6n|[0-9]*c|>[0-9]*q)")
 
-// Write draws, from the beginning of the line where each frame leaves the cursor:
-// what somebody types there in vain is echoed. A terminal that is gone takes all.
+// Write starts each frame at the beginning of the cursor's line, because typed keys are
+// echoed there. Errors are dropped.
 func (g *guard) Write(p []byte) (int, error) {
 	if g.dead.Load() {
 		return len(p), nil
@@ -43,11 +41,11 @@ func (g *guard) Write(p []byte) (int, error) {
 // WriteString is Write, for io.WriteString.
 func (g *guard) WriteString(s string) (int, error) { return g.Write([]byte(s)) }
 
-// Read is the end of input: keys are not the library's.
+// Read returns EOF: the library must not read keys.
 func (g *guard) Read([]byte) (int, error) { return 0, io.EOF }
 
 // Fd is that of the terminal.
 func (g *guard) Fd() uintptr { return g.file.Fd() }
 
-// Close keeps the terminal open: it is not the library's.
+// Close does nothing: the library must not close the terminal.
 func (g *guard) Close() error { return nil }

@@ -15,10 +15,10 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// line is an event as JSON: in the log of a run, and with --progress json.
+// line is an event as JSON, in a run's log and with --progress json.
 type line struct {
 	Time   time.Time `json:"time"`
-	Msg    string    `json:"msg"` // "step", or "said" of what is no event
+	Msg    string    `json:"msg"` // "step", or "said" for other text
 	Step   string    `json:"step,omitempty"`
 	Status string    `json:"status,omitempty"`
 	Node   string    `json:"node,omitempty"`
@@ -29,7 +29,7 @@ type line struct {
 	Hints  []string  `json:"hints,omitempty"`
 }
 
-// Lines writes events, and whatever else is said, as JSON: one object a line.
+// Lines writes events and other text as JSON: one object a line.
 type Lines struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -53,7 +53,7 @@ func (l *Lines) Emit(e step.Event) {
 	l.write(out)
 }
 
-// Write writes text that is no event: warnings, errors, hints.
+// Write writes other text: warnings, errors, hints.
 func (l *Lines) Write(p []byte) (int, error) {
 	for text := range strings.Lines(string(p)) {
 		if text = strings.TrimRight(text, "\r\n"); text != "" {
@@ -72,10 +72,10 @@ func (l *Lines) write(out line) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, _ = l.w.Write(foreign.JSON(text.Bytes())) // nobody reads any more: the run goes on
+	_, _ = l.w.Write(foreign.JSON(text.Bytes())) // a closed output must not stop the run
 }
 
-// event is the event of a step that a line tells of; ok is false for any other line.
+// event is the event in a line; ok is false if it has none.
 func (l line) event() (at time.Time, e step.Event, ok bool) {
 	status, known := statuses[l.Status]
 	if l.Msg != "step" || !known || l.Step == "" {
@@ -88,7 +88,7 @@ func (l line) event() (at time.Time, e step.Event, ok bool) {
 	return l.Time, e, true
 }
 
-// statuses are those of steps, by their names.
+// statuses are the statuses of steps, by name.
 var statuses = func() map[string]step.Status {
 	byName := map[string]step.Status{}
 	for s := step.Started; s <= step.Stopped; s++ {

@@ -8,7 +8,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// model is the view as the drawing library knows it.
+// model is a View for the drawing library.
 type model struct {
 	view          *View
 	out           *guard
@@ -17,12 +17,12 @@ type model struct {
 }
 
 type (
-	tickMsg struct{} // it is time for another frame
-	endMsg  struct{} // the last frame has been drawn
+	tickMsg struct{} // draw another frame
+	endMsg  struct{} // the last frame was drawn
 )
 
 func tick() tea.Cmd {
-	return tea.Tick(every, func(time.Time) tea.Msg { return tickMsg{} })
+	return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} })
 }
 
 // Init implements tea.Model.
@@ -44,8 +44,8 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// View implements tea.Model. The cursor stays to be seen, on a line of its own below
-// the frame: a process that is stopped or killed leaves a terminal as it should be.
+// View implements tea.Model. The cursor stays visible, on its own line below the frame, so
+// that a process that is stopped or killed leaves a usable terminal.
 func (m *model) View() tea.View {
 	content, below := " ", 0
 	if m.frame != "" {
@@ -57,9 +57,9 @@ func (m *model) View() tea.View {
 	return v
 }
 
-// draw makes the frame anew, and returns what prints the lines that go above it.
+// draw updates the frame, and returns commands that print the lines above it.
 func (m *model) draw() (above []tea.Cmd) {
-	// A mistake in what is only looked at must not end the run.
+	// A bug in the display must not end the run.
 	defer func() {
 		if recover() != nil {
 			m.frame, above = "", nil
@@ -72,11 +72,11 @@ func (m *model) draw() (above []tea.Cmd) {
 	if m.height == 0 || !inFront(m.out.file) {
 		return nil
 	}
-	// One line for the cursor, and one for what scrolls by above.
+	// Two lines less: one for the cursor, one for the text that scrolls by above.
 	look := v.look(m.width, m.height-2)
 	m.frame = strings.Join(v.board.Frame(time.Now(), look), "\n")
 	if !m.out.drawn.Load() {
-		return nil // lines go above a frame that is there
+		return nil // lines above need a frame on the screen
 	}
 	for _, text := range v.above {
 		for part := range strings.SplitSeq(ansi.Hardwrap(text, look.Width, true), "\n") {

@@ -18,12 +18,12 @@ import (
 
 const (
 	screenshot = "../../docs/images/live.svg"
-	recorded   = "testdata/lab-roll.jsonl" // the log of a roll in recast lab up
+	recorded   = "testdata/lab-roll.jsonl" // log of a roll in recast lab up
 	recordedBy = "testdata/lab-plan.json"  // its plan
 )
 
-// TestScreenshot holds the picture of the live view in docs to what it draws of a
-// roll that was recorded in the lab: go test ./internal/live -run Screenshot -update.
+// TestScreenshot compares the picture in docs with what the live view draws of a recorded
+// roll; to update it: go test ./internal/live -run Screenshot -update.
 func TestScreenshot(t *testing.T) {
 	t.Parallel()
 	b, now := replay(t, "cp2", "stage rebooting")
@@ -43,7 +43,7 @@ func TestScreenshot(t *testing.T) {
 	}
 }
 
-// replay is the board of the recorded roll, a moment after something was seen of a node.
+// replay is the board of the recorded roll, just after a given note of a node.
 func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	t.Helper()
 	log, err := os.ReadFile(recorded)
@@ -77,7 +77,7 @@ func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	return nil, time.Time{}
 }
 
-// What the picture's terminal looks like.
+// The picture's terminal.
 const (
 	cellWidth, lineHeight, margin = 8.4, 19, 16
 )
@@ -87,7 +87,7 @@ var (
 	spans = regexp.MustCompile("\x1b\\[([0-9]*)m")
 )
 
-// svg is a frame as a picture, with the colours that a frame has.
+// svg is a frame as a picture, with its colours.
 func svg(lines []string, columns int) string {
 	var out strings.Builder
 	width, height := float64(columns)*cellWidth+2*margin, len(lines)*lineHeight+2*margin

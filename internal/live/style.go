@@ -8,7 +8,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// The colours of words that matter.
+// The colours of words.
 const (
 	red    = "31"
 	green  = "32"
@@ -17,7 +17,7 @@ const (
 	dim    = "2"
 )
 
-// Look is how wide and high a frame may be, and whether it has colours.
+// Look is the size of a frame, and whether it has colours.
 type Look struct {
 	Width, Height int
 	Colour        bool
@@ -30,12 +30,12 @@ func (l Look) paint(colour, s string) string {
 	return "\x1b[" + colour + "m" + s + "\x1b[0m"
 }
 
-// fit cuts a line to the width, by cells.
+// fit truncates a line to the width in cells.
 func (l Look) fit(line string) string {
 	return strings.TrimRight(ansi.Truncate(line, max(1, l.Width), "…"), " ")
 }
 
-// apart puts two texts at both ends of a line; the right one goes where there is no room.
+// apart puts two texts at the ends of a line; without room it drops the right one.
 func (l Look) apart(left, right string) string {
 	room := l.Width - ansi.StringWidth(left) - ansi.StringWidth(right)
 	if room < 2 {
@@ -44,8 +44,8 @@ func (l Look) apart(left, right string) string {
 	return left + strings.Repeat(" ", min(room, readable)) + right
 }
 
-// readable bounds the gap in the middle of a line: on a wide screen its two ends
-// would be read apart.
+// readable bounds the gap between the two: on a wide screen the right text would look
+// unrelated.
 const readable = 60
 
 func pad(s string, width int) string {
@@ -55,7 +55,7 @@ func pad(s string, width int) string {
 // took is a duration to the second.
 func took(d time.Duration) string { return max(0, d).Round(time.Second).String() }
 
-// about is how long something is expected to take.
+// about is an estimated duration.
 func about(d time.Duration) string {
 	switch {
 	case d < 90*time.Second:
@@ -67,7 +67,7 @@ func about(d time.Duration) string {
 	return fmt.Sprintf("about %dh%dm", int(d.Hours()), int(d.Minutes())%60)
 }
 
-// barCells is how long the bar of a transfer is.
+// barCells is the width of a transfer's bar.
 const barCells = 20
 
 func bar(done, total int64) string {
@@ -75,7 +75,7 @@ func bar(done, total int64) string {
 	return "[" + strings.Repeat("█", full) + strings.Repeat("░", barCells-full) + "]"
 }
 
-// names lists a few of many.
+// names lists at most few names and counts the rest.
 func names(of []string, few int) string {
 	last := ""
 	switch {

@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// What is drawn on a real terminal: one frame, whatever its height was before, the
-// lines that go above it, and in the end what there is to be remembered.
+// A real terminal shows one frame, whatever its height was before, the lines above it, and
+// finally the lines of the scrollback.
 func TestViewOnTerminal(t *testing.T) {
 	t.Parallel()
 	s := openScreen(t, 60, 14)
@@ -33,7 +33,7 @@ func TestViewOnTerminal(t *testing.T) {
 	for i := 1; i <= 3; i++ { // the frame grows
 		emit("roll/workers", "3 workers", step.Started, "")
 		emit(fmt.Sprintf("roll/workers/wk%d", i), fmt.Sprintf("recreate wk%d", i), step.Started, "")
-		s.await(fmt.Sprintf("%d out", i))
+		s.await(fmt.Sprintf("%d in progress", i))
 		s.holdsOnce("recast roll")
 	}
 	v.Print("warning: one\nwarning: two\x1b[2J\u009b2J, which is longer than any screen like this one is wide\n")
@@ -41,7 +41,7 @@ func TestViewOnTerminal(t *testing.T) {
 	emit("roll/workers/wk1/run-hooks", "run the hooks", step.Started, "")
 	emit("roll/workers/wk1/run-hooks", "", step.Note, "hello \x1b[31mfrom a hook")
 	s.await("wk1: hello from a hook")
-	s.holdsOnce("recast roll", "warning: one", "warning: two", "3 out")
+	s.holdsOnce("recast roll", "warning: one", "warning: two", "3 in progress")
 	for i := 1; i <= 3; i++ { // and shrinks, on a smaller screen
 		emit(fmt.Sprintf("roll/workers/wk%d", i), fmt.Sprintf("recreate wk%d", i), step.Done, "runs it")
 		s.await(fmt.Sprintf("%d of 3", i))
@@ -60,7 +60,7 @@ func TestViewOnTerminal(t *testing.T) {
 	}
 }
 
-// emulated is a terminal with what is on it, as far as a view draws.
+// emulated is a terminal and its content, as far as a view needs it.
 type emulated struct {
 	t      *testing.T
 	tty    *os.File
@@ -68,9 +68,9 @@ type emulated struct {
 	height int
 
 	mu   sync.Mutex
-	rows [][]rune // those that have scrolled away, too
-	x, y int      // y counts from the first row that is still to be seen
-	rest []byte   // the beginning of something
+	rows [][]rune // including those that have scrolled away
+	x, y int      // y counts from the first visible row
+	rest []byte   // an incomplete sequence
 	raw  bytes.Buffer
 }
 
@@ -114,7 +114,7 @@ func (s *emulated) write(b []byte) {
 		if b[0] == 0x1b {
 			m := sequence.FindSubmatch(b)
 			if m == nil {
-				break // the rest comes
+				break // the rest will come
 			}
 			n, _ := strconv.Atoi(string(m[2]))
 			if len(m[1]) == 0 {
@@ -217,7 +217,7 @@ func (s *emulated) erase(n int) {
 	}
 }
 
-// text is what is on the terminal, and has scrolled away.
+// text is the content of the terminal and its scrollback.
 func (s *emulated) text() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,35 +17,34 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// View draws a board on a terminal, anew several times a second. Its methods may
-// be called concurrently and never wait for the terminal, but for Pause and Close,
-// which bear with it for a moment.
+// View draws a board on a terminal several times a second. Its methods may be called
+// concurrently. Only Pause and Close wait for the terminal, for stallTimeout at most.
 type View struct {
-	out    *os.File
-	colour bool
-	bears  time.Duration // with a terminal that takes nothing
+	out     *os.File
+	colour  bool
+	timeout time.Duration // for a blocked terminal
 
 	mu      sync.Mutex
-	board   *Board         // of the program while there is one
-	pending []func(*Board) // what has happened since the last frame
-	above   []string       // lines that go above the frame
+	board   *Board         // belongs to the program while it runs
+	pending []func(*Board) // events since the last frame
+	above   []string       // lines to print above the frame
 	run     *program       // nil: nothing is drawn
-	held    bool           // nothing is to be drawn
+	paused  bool           // drawing is paused
 }
 
 const (
-	every    = 100 * time.Millisecond // a frame
-	patience = 2 * time.Second        // for a terminal that takes nothing
+	frameInterval = 100 * time.Millisecond // between frames
+	stallTimeout  = 2 * time.Second        // for a blocked terminal
 )
 
-// NewView draws a command that begins now on out, which the caller keeps. Nothing
-// is drawn before the first event.
+// NewView makes a view of a command that begins now. It draws on out from the first event
+// on; the caller closes out.
 func NewView(out *os.File, title string, colour bool) *View {
-	return &View{out: out, colour: colour, bears: patience, board: NewBoard(title, time.Now())}
+	return &View{out: out, colour: colour, timeout: stallTimeout, board: NewBoard(title, time.Now())}
 }
 
-// Able says whether a view can be drawn on a terminal: it moves its cursor, has a
-// size, and is not that of another job.
+// Able says whether a view can be drawn on a terminal: its cursor can be moved, it has a
+// size, and this process is in its foreground.
 func Able(out *os.File, term string) bool {
 	if term == "" || term == "dumb" {
 		return false
@@ -54,14 +53,14 @@ func Able(out *os.File, term string) bool {
 	return err == nil && size.Col > 0 && size.Row > 0 && inFront(out)
 }
 
-// inFront says whether this process is in the terminal's foreground: what a job in
-// the background draws goes over what somebody types.
+// inFront says whether this process is in the terminal's foreground: output of a
+// background job would overwrite what the user types.
 func inFront(out *os.File) bool {
 	group, err := unix.IoctlGetInt(int(out.Fd()), unix.TIOCGPGRP)
 	return err != nil || group == unix.Getpgrp()
 }
 
-// Emit takes one event in; the step engine calls it one event at a time.
+// Emit adds an event; the step engine calls it sequentially.
 func (v *View) Emit(e step.Event) {
 	at := time.Now()
 	v.tell(func(b *Board) { b.See(at, e) })
@@ -71,7 +70,7 @@ func (v *View) Emit(e step.Event) {
 	v.Start()
 }
 
-// isHook says whether a step runs programs of the user's, whose output is told in notes.
+// isHook says whether a step runs hooks, whose output comes as notes.
 func isHook(path string) bool {
 	last := path[strings.LastIndexByte(path, '/')+1:]
 	return strings.HasPrefix(last, "run-hooks") || strings.HasPrefix(last, "hooks_") || last == "before-run" || last == "after-run"
@@ -90,23 +89,23 @@ func (v *View) tell(what func(*Board)) {
 	v.pending = append(v.pending, what)
 }
 
-// Plan says what is about to be done.
+// Plan sets what is planned.
 func (v *View) Plan(plan cluster.Plan) {
 	at := time.Now()
 	v.tell(func(b *Board) { b.Plan(at, plan) })
 }
 
-// CanStop says that a first Ctrl-C lets the nodes that are out be finished.
+// CanStop shows that a first Ctrl-C finishes the current nodes.
 func (v *View) CanStop() { v.tell((*Board).CanStop) }
 
-// Stopping says that it was pressed.
+// Stopping shows that it was pressed.
 func (v *View) Stopping() { v.tell((*Board).Stopping) }
 
-// Broken says that it was pressed again, or that the run is cancelled otherwise.
+// Broken shows that it was pressed twice, or that the run was cancelled otherwise.
 func (v *View) Broken() { v.tell((*Board).Broken) }
 
-// Print puts text above the frame. It says false where nothing is drawn: whoever
-// has the text writes it then.
+// Print prints text above the frame. It returns false if nothing is drawn: the caller must
+// then write the text itself.
 func (v *View) Print(text string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -125,18 +124,18 @@ func (v *View) print(text string) {
 	v.above = append(v.above, text)
 }
 
-// Pause takes the frame away, leaves what it has told in the scrollback and gives
-// the terminal back, to ask a question, say. Resume undoes it.
+// Pause removes the frame, prints its final state and releases the terminal, for example
+// for a question. Resume undoes it.
 func (v *View) Pause() {
 	v.mu.Lock()
 	run := v.run
-	v.held = true
+	v.paused = true
 	v.mu.Unlock()
-	drawn := run == nil || run.stop(v.bears)
+	drawn := run == nil || run.stop(v.timeout)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.run = nil; !drawn {
-		return // the terminal takes nothing
+		return // the terminal is blocked
 	}
 	v.drain()
 	text := v.above
@@ -146,25 +145,25 @@ func (v *View) Pause() {
 		v.board.forget()
 	}
 	if len(text) > 0 {
-		_, _ = v.out.WriteString(strings.Join(text, "\n") + "\n") // a terminal that is gone takes nothing
+		_, _ = v.out.WriteString(strings.Join(text, "\n") + "\n") // errors mean that the terminal is gone
 	}
 }
 
-// Start draws before anything has happened.
+// Start draws before the first event.
 func (v *View) Start() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.run == nil && !v.held {
+	if v.run == nil && !v.paused {
 		v.run = v.begin()
 	}
 }
 
-// Begin turns to a run that began then.
+// Begin resets the board to a run that began then.
 func (v *View) Begin(title string, began time.Time) {
 	v.tell(func(b *Board) { *b = *NewBoard(title, began) })
 }
 
-// Follow lets the board know what a run's log has got since the last time.
+// Follow adds the new lines of a run's log.
 func (v *View) Follow(f *Follower) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -172,30 +171,30 @@ func (v *View) Follow(f *Follower) error {
 	return f.Read(v.board)
 }
 
-// Say tells something of the run as a whole.
+// Say sets the note about the whole run.
 func (v *View) Say(text string) {
 	at := time.Now()
-	v.tell(func(b *Board) { b.said = &entry{text: oneLine(text), told: at} })
+	v.tell(func(b *Board) { b.note = &entry{text: oneLine(text), noted: at} })
 }
 
 // Show draws lines instead of a tree.
 func (v *View) Show(lines []string) { v.tell(func(b *Board) { b.lines = lines }) }
 
-// Resume has the next event draw again.
+// Resume lets the next event start drawing again.
 func (v *View) Resume() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.held = false
+	v.paused = false
 }
 
-// Close leaves the final state in the scrollback. Nothing is drawn any more.
+// Close prints the final state. Nothing is drawn afterwards.
 func (v *View) Close() error {
 	v.tell(func(b *Board) { b.End(time.Now()) })
 	v.Pause()
 	return nil
 }
 
-// drain lets the board know what has happened. The caller holds the lock.
+// drain applies the pending events; v.mu must be held.
 func (v *View) drain() {
 	for _, tell := range v.pending {
 		tell(v.board)
@@ -207,7 +206,7 @@ func (v *View) look(width, height int) Look {
 	return Look{Width: max(1, width-1), Height: height, Colour: v.colour}
 }
 
-// program is the drawing library at work.
+// program is a running instance of the drawing library.
 type program struct {
 	tea   *tea.Program
 	out   *guard
@@ -215,7 +214,7 @@ type program struct {
 	ended chan struct{}
 }
 
-// begin begins to draw. The caller holds the lock.
+// begin starts drawing; v.mu must be held.
 func (v *View) begin() *program {
 	p := &program{out: &guard{file: v.out}, cont: make(chan os.Signal, 1), ended: make(chan struct{})}
 	profile := colorprofile.ASCII
@@ -223,23 +222,23 @@ func (v *View) begin() *program {
 		profile = colorprofile.ANSI
 	}
 	p.tea = tea.NewProgram(&model{view: v, out: p.out}, tea.WithInput(nil), tea.WithOutput(p.out), tea.WithoutSignalHandler(),
-		tea.WithFPS(int(time.Second/every)), tea.WithColorProfile(profile), tea.WithEnvironment(plainTerminal))
+		tea.WithFPS(int(time.Second/frameInterval)), tea.WithColorProfile(profile), tea.WithEnvironment(plainTerminal))
 	signal.Notify(p.cont, syscall.SIGCONT)
-	go func() { // ends with the program; whoever stops it waits for that
+	go func() { // ends with the program; stop waits for that
 		defer close(p.ended)
-		_, _ = p.tea.Run() // a terminal that can't be drawn on is no reason to stop
+		_, _ = p.tea.Run() // a terminal that can't be drawn on must not stop the run
 	}()
-	go v.again(p)
+	go v.restart(p)
 	return p
 }
 
-// plainTerminal keeps the library from asking the terminal what it can do: nobody
-// reads the answers (tea.go, shouldQuerySynchronizedOutput).
+// plainTerminal keeps the library from querying the terminal's capabilities: nobody reads
+// the answers (tea.go, shouldQuerySynchronizedOutput).
 var plainTerminal = []string{"TERM=xterm-256color", "SSH_TTY=none"}
 
-// again begins anew below whatever the shell has written while the process was
-// stopped and continued.
-func (v *View) again(p *program) {
+// restart starts a new frame below the shell's output after the process was stopped and
+// continued.
+func (v *View) restart(p *program) {
 	defer signal.Stop(p.cont)
 	select {
 	case <-p.ended:
@@ -247,20 +246,20 @@ func (v *View) again(p *program) {
 	case <-p.cont:
 	}
 	p.out.dead.Store(true)
-	if !p.stop(v.bears) {
+	if !p.stop(v.timeout) {
 		return
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.run == p && !v.held {
+	if v.run == p && !v.paused {
 		v.run = v.begin()
 	}
 }
 
-// stop ends the program, and says whether it did in time.
-func (p *program) stop(bears time.Duration) bool {
-	go p.tea.Send(endMsg{}) // nobody may ever take it
-	late := time.NewTimer(bears)
+// stop ends the program and says whether it ended in time.
+func (p *program) stop(timeout time.Duration) bool {
+	go p.tea.Send(endMsg{}) // may block for ever
+	late := time.NewTimer(timeout)
 	defer late.Stop()
 	select {
 	case <-p.ended:
@@ -271,7 +270,7 @@ func (p *program) stop(bears time.Duration) bool {
 	}
 }
 
-// size is that of the terminal.
+// size is the terminal's size.
 func (p *program) size() (width, height int) {
 	size, err := unix.IoctlGetWinsize(int(p.out.Fd()), unix.TIOCGWINSZ)
 	if err != nil || size.Col == 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// What would have the terminal encode keys otherwise, or answer, is kept from it.
+// Sequences that change the terminal's key encoding, or that it answers, are removed.
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	for sent, want := range map[string]string{
@@ -37,7 +37,7 @@ func TestGuard(t *testing.T) {
 		if n, err := g.Write([]byte(sent)); n != len(sent) || err != nil {
 			t.Errorf("%q: %d, %v", sent, n, err)
 		}
-		if n, err := io.WriteString(g, sent); n != len(sent) || err != nil { // another way in
+		if n, err := io.WriteString(g, sent); n != len(sent) || err != nil { // the other way to write
 			t.Errorf("%q: %d, %v", sent, n, err)
 		}
 		got, err := os.ReadFile(file.Name())
@@ -51,11 +51,11 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// A terminal that takes nothing, such as one that was stopped with Ctrl-S, does not
-// make a step wait, nor the end for longer than a moment.
-func TestTerminalThatTakesNothing(t *testing.T) {
+// A blocked terminal, for example after Ctrl-S, delays no step, and the end only for
+// stallTimeout.
+func TestBlockedTerminal(t *testing.T) {
 	t.Parallel()
-	read, write, err := os.Pipe() // whose buffer is full soon, and nobody reads
+	read, write, err := os.Pipe() // its buffer is soon full, and nobody reads
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func TestTerminalThatTakesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := NewView(write, "recast roll", false)
-	v.bears = 50 * time.Millisecond
+	v.timeout = 50 * time.Millisecond
 	for i := range 1000 {
 		v.Emit(step.Event{Path: "build", Title: "build images", Status: step.Started})
 		v.Print(fmt.Sprintf("line %d", i))
@@ -82,7 +82,7 @@ func TestTerminalThatTakesNothing(t *testing.T) {
 	}
 }
 
-// The log of a run, as telemetry writes it, and the JSON lines of --progress are read alike.
+// A run's log, as telemetry writes it, and the JSON lines of --progress are read alike.
 func TestFollow(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -121,11 +121,11 @@ func TestFollow(t *testing.T) {
 		t.Errorf("the board:\n%s", got)
 	}
 
-	// The same run, gone on with by another command.
+	// Another command resumes the run.
 	for _, l := range []string{`{"time":"2026-11-21T05:00:00Z","msg":"command","status":"started"}`, `{"time":"2026-11-21T05:00:01Z","level":"INFO","msg":"step","step":"roll/workers/wk1","status":"started","title":"recreate wk1"}`, "torn {"} {
 		b.logged([]byte(l))
 	}
-	if n := b.nodes[0]; n.stands() != isOut || n.text != "" || !b.began.Equal(time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC)) {
+	if n := b.nodes[0]; n.state() != isRunning || n.text != "" || !b.began.Equal(time.Date(2026, 11, 21, 5, 0, 0, 0, time.UTC)) {
 		t.Errorf("begun again: %+v", n)
 	}
 
@@ -142,9 +142,9 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A log that has become too long is renamed, and begun anew: nothing of it is lost on
-// whoever comes late, nor on whoever was reading.
-func TestFollowTurnedLog(t *testing.T) {
+// When an overlong log was renamed, neither a new reader nor one that was reading loses
+// anything.
+func TestFollowRotatedLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path, older := filepath.Join(dir, "log.jsonl"), filepath.Join(dir, "log.1.jsonl")
@@ -186,7 +186,7 @@ func TestFollowTurnedLog(t *testing.T) {
 	holds(f, b, "wk1")
 	logs(started("wk2")[30:])
 	turn()
-	holds(f, b, "wk1") // the new one is not there yet
+	holds(f, b, "wk1") // the new one does not exist yet
 	logs(started("wk3"))
 	holds(f, b, "wk1", "wk2", "wk3")
 	logs(started("wk4"))
@@ -196,11 +196,11 @@ func TestFollowTurnedLog(t *testing.T) {
 	logs(started("wk5"))
 	holds(f, b, "wk1", "wk2", "wk3", "wk4", "wk5")
 	if f.Written.IsZero() {
-		t.Error("nobody knows when it was written")
+		t.Error("the time of the last write is missing")
 	}
 }
 
-// What goes above the frame is not lost on a terminal that is made larger or smaller.
+// Lines above the frame survive a resize of the terminal.
 func TestResizedWithLinesAbove(t *testing.T) {
 	t.Parallel()
 	file, err := os.Create(filepath.Join(t.TempDir(), "tty"))
@@ -212,6 +212,6 @@ func TestResizedWithLinesAbove(t *testing.T) {
 	m.out.drawn.Store(true)
 	m.view.print("warning: this")
 	if _, cmd := m.Update(tea.WindowSizeMsg{Width: 80, Height: 24}); cmd == nil {
-		t.Error("a line was taken and is printed by nobody")
+		t.Error("a line was accepted and not printed")
 	}
 }

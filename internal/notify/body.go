@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// render makes what is sent.
+// render makes the request body.
 func (h *webhook) render(n cluster.Notice) ([]byte, error) {
 	if h.body == nil {
 		return toJSON(n)
@@ -38,7 +38,7 @@ func parse(text string) (*template.Template, error) {
 	}).Parse(text)
 }
 
-// CheckTemplate says what is wrong with a template, by making texts of what may be sent.
+// CheckTemplate says what is wrong with a template. It executes it with sample notices.
 func CheckTemplate(text string) error {
 	t, err := parse(text)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package notify tells webhooks what becomes of a run.
+// Package notify sends notices of a run to webhooks.
 package notify
 
 import (
@@ -18,26 +18,26 @@ import (
 	"github.com/recast-sh/recast/internal/trust"
 )
 
-// Webhook is one URL that is told.
+// Webhook is the configuration of one webhook.
 type Webhook struct {
 	URL         string
-	URLEnv      string            // the variable that holds it, instead
-	Headers     map[string]string // by name, the variables that hold their values
+	URLEnv      string            // variable that holds it, instead
+	Headers     map[string]string // header name to the variable that holds its value
 	On          []string          // events
 	ContentType string
 	Template    string // "": the notice as JSON
 	CAFile      string
 }
 
-// Options of New.
+// Options are those of New.
 type Options struct {
 	Webhooks []Webhook
 	Getenv   func(string) string
-	User     string // that recast runs as
+	User     string // whose account recast runs under
 	// Transport carries every request. Nil: one per webhook, with the system's
 	// proxy and root certificates and its CAFile.
 	Transport http.RoundTripper
-	// Warn is told what did not arrive; nil: nobody is.
+	// Warn gets each failed delivery; may be nil.
 	Warn func(text string)
 }
 
@@ -50,15 +50,15 @@ type Client struct {
 
 var _ cluster.Notifier = (*Client)(nil)
 
-// State is what is known of a webhook before anything is sent.
+// State is a webhook's state before anything is sent.
 type State struct {
 	Name string   // its host; never its path, which may be a secret
 	On   []string // events
-	Err  error    // why nothing can be sent to it; nil: it can be tried
+	Err  error    // why notices can't be sent; nil: they can be tried
 }
 
-// New sends nothing yet. What the environment lacks is no error: it is the
-// State of that webhook, whose notices don't arrive.
+// New makes a client and sends nothing. Missing environment variables are no error: they
+// are in the webhook's State, and its notices are not sent.
 func New(o Options) (*Client, error) {
 	c := &Client{user: o.User, warn: o.Warn}
 	if c.warn == nil {
@@ -74,7 +74,7 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// States says how each webhook stands.
+// States lists the state of each webhook.
 func (c *Client) States() []State {
 	var out []State
 	for _, h := range c.hooks {
@@ -91,7 +91,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Notify sends a notice to every webhook that wants it, all at the same time.
+// Notify sends a notice to all webhooks that want it, in parallel.
 func (c *Client) Notify(ctx context.Context, n cluster.Notice) error {
 	n.User = cmp.Or(n.User, c.user)
 	errs := make([]error, len(c.hooks))
@@ -103,14 +103,14 @@ func (c *Client) Notify(ctx context.Context, n cluster.Notice) error {
 	}
 	all.Wait()
 	for i, err := range errs {
-		if err != nil && c.hooks[i].unset == nil { // that is told before
+		if err != nil && c.hooks[i].unset == nil { // States reports h.unset
 			c.warn(err.Error())
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// webhook is one of them, with what it took from the environment.
+// webhook is a Webhook with its values from the environment.
 type webhook struct {
 	name    string
 	url     string
@@ -141,8 +141,8 @@ func newWebhook(w Webhook, o Options) (*webhook, error) {
 	return h, nil
 }
 
-// resolve reads what comes from the environment. Where that is missing nothing
-// is sent: without its secret a notice would only be refused.
+// resolve reads the values from the environment. If one is missing nothing is sent:
+// without its secret a notice would be rejected.
 func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 	if w.URLEnv != "" {
 		h.name, h.url = "$"+w.URLEnv, strings.TrimSpace(getenv(w.URLEnv))
@@ -152,7 +152,7 @@ func (h *webhook) resolve(w Webhook, getenv func(string) string) {
 	case w.URLEnv != "" && h.url == "":
 		h.unset = fmt.Errorf("webhook %s: the environment variable is not set", h.name)
 	case err != nil || u.Hostname() == "" || u.Scheme != "https" && (w.URLEnv != "" || u.Scheme != "http"):
-		h.unset = fmt.Errorf("webhook %s: what it holds is not an https URL", h.name)
+		h.unset = fmt.Errorf("webhook %s: its value is not an https URL", h.name)
 	default:
 		h.name = u.Hostname()
 	}

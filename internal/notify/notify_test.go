@@ -25,7 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// receiver is a web server that notices are sent to.
+// receiver is a web server that receives notices.
 type receiver struct {
 	answer http.HandlerFunc
 
@@ -59,7 +59,7 @@ func (r *receiver) serve(t *testing.T, answer http.HandlerFunc) *http.Transport 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whoever left a handler waiting is gone with the connection.
+	// Handlers that still wait end with the connection.
 	s := &http.Server{Handler: r, ErrorLog: log.New(io.Discard, "", 0)}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = s.Serve(l) })
@@ -80,7 +80,7 @@ var aNotice = cluster.Notice{
 
 var everyEvent = []string{"start", "failure", "end"}
 
-// sends sends aNotice to one webhook and says how long that took.
+// sends sends aNotice to one webhook and measures the time.
 func sends(t *testing.T, transport http.RoundTripper, w Webhook, env map[string]string) (took time.Duration, warned []string, err error) {
 	t.Helper()
 	if w.URL == "" && w.URLEnv == "" {
@@ -134,14 +134,14 @@ func TestHeadersAndTemplate(t *testing.T) {
 	})
 }
 
-// TestTrouble has a webhook misbehave: nobody waits long for it, and no message holds a secret.
+// TestTrouble: a failing webhook delays nobody for long, and no message contains a secret.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	const who = "webhook hook.example: notice of failure: "
 	status := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, body, code) }
 	}
-	first := func(n int, h http.HandlerFunc) http.HandlerFunc { // then it is well
+	first := func(n int, h http.HandlerFunc) http.HandlerFunc { // h for the first n requests, then success
 		return func(w http.ResponseWriter, req *http.Request) {
 			if n--; n >= 0 {
 				h(w, req)
@@ -208,7 +208,7 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// Nobody is there.
+// Nothing listens.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -220,7 +220,7 @@ func TestUnreachable(t *testing.T) {
 	})
 }
 
-// Who presses Ctrl-C does not wait for the next attempt.
+// Ctrl-C cancels the wait for the next attempt.
 func TestCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestWants(t *testing.T) {
 	}
 }
 
-// What the environment lacks is said beforehand, and nothing is sent.
+// Missing variables are reported beforehand, and nothing is sent.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -269,9 +269,9 @@ func TestEnvironment(t *testing.T) {
 		"all there":      {Webhook{URLEnv: "U", Headers: map[string]string{"A": "B"}}, map[string]string{"U": "https://h.example/s3cret?sig=1\n", "B": "x"}, "h.example", ""},
 		"no URL":         {Webhook{URLEnv: "U"}, nil, "$U", "webhook $U: the environment variable is not set"},
 		"no header":      {Webhook{URL: "https://h.example/", Headers: map[string]string{"Authorization": "B"}}, nil, "h.example", "webhook h.example: the environment variable B, for its header Authorization, is not set"},
-		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
-		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: what it holds is not an https URL"},
-		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: what it holds is not an https URL"},
+		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: its value is not an https URL"},
+		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: its value is not an https URL"},
+		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: its value is not an https URL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -318,7 +318,7 @@ func TestCheckTemplate(t *testing.T) {
 	}
 }
 
-// The templates in the notes make JSON of whatever text, or are for none.
+// The templates in the notes make JSON of any text, except those that are not for JSON.
 func TestTemplatesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/notes/notify.md")
@@ -354,7 +354,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// A server's certificate counts by the system's CAs, and by one that is named.
+// A server's certificate is checked against the system's CAs, and against a given CA file.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	var r receiver

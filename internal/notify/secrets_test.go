@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 )
 
-// quotes are answers that hold what was sent, in every place that a server has.
+// quotes are answers that quote the request, in every place where a server can.
 var quotes = map[string]func(said string) string{
 	"body": func(said string) string {
 		return "HTTP/1.1 404 Not Found\r\nContent-Length: " + fmt.Sprint(len(said)) + "\r\n\r\n" + said
@@ -34,8 +34,8 @@ var quotes = map[string]func(said string) string{
 	"unknown encoding":    func(said string) string { return "HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: " + said + "\r\n\r\n" },
 }
 
-// TestSecrets: whatever a server says to a request, no message holds the path or
-// the query of the URL, wherever that is from, or a word of a header.
+// TestSecrets: whatever a server answers, no message contains the path or query of the
+// URL, wherever it is configured, or any part of a header.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	const address, env = "https://hook.example/services/T0/PATHTOKEN", "https://hook.example/services/T0/PATHTOKEN?sig=QUERYTOKEN"
@@ -58,7 +58,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// echo is a connection to a server that says always the same.
+// echo is a connection to a server that always sends the same answer.
 func echo(t *testing.T, answer string) *http.Transport {
 	t.Helper()
 	dial := func(context.Context, string, string) (net.Conn, error) {
@@ -75,7 +75,7 @@ func echo(t *testing.T, answer string) *http.Transport {
 	return transport
 }
 
-// A proxy's password is none of those who read the report.
+// A proxy's password must not reach the report.
 func TestProxyIsNotQuoted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

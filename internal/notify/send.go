@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// How often and how long a webhook is tried. A notice is worth telling twice,
-// which is why a POST is sent again at all.
+// Limits of the attempts to send a notice. POST is retried although it is not idempotent:
+// a duplicate notice is better than none.
 const (
 	attempts    = 3
 	attemptTime = 10 * time.Second
@@ -38,8 +38,8 @@ func (h *webhook) notify(ctx context.Context, n cluster.Notice) error {
 
 func (h *webhook) send(ctx context.Context, body []byte) error {
 	for i := 0; ; i++ {
-		again, err := h.post(ctx, body)
-		if err == nil || !again || i == len(pauses) {
+		retry, err := h.post(ctx, body)
+		if err == nil || !retry || i == len(pauses) {
 			return err
 		}
 		select {
@@ -50,38 +50,38 @@ func (h *webhook) send(ctx context.Context, body []byte) error {
 	}
 }
 
-// post sends it once. again says that another attempt may do better.
-func (h *webhook) post(ctx context.Context, body []byte) (again bool, err error) {
+// post sends the body once. retry says whether another attempt may succeed.
+func (h *webhook) post(ctx context.Context, body []byte) (retry bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, attemptTime, fmt.Errorf("no answer within %s", attemptTime))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
 	if err != nil {
-		return false, errors.New("it is no URL to send to") // the error holds it
+		return false, errors.New("it is not a valid URL") // the URL error quotes the URL
 	}
 	req.Header = h.headers.Clone()
 	res, err := h.http.Do(req)
 	if err != nil {
-		return true, unreached(ctx, err)
+		return true, noAnswer(ctx, err)
 	}
-	_ = res.Body.Close() // nobody reads it: it may quote what was sent
+	_ = res.Body.Close() // unread: it may quote the request
 	if code := res.StatusCode; code >= 300 {
 		return code >= 500 || code == http.StatusTooManyRequests, refused(res)
 	}
 	return false, nil
 }
 
-// refused tells of an answer by its code alone: the rest of it, its status line
-// too, is the server's own words.
+// refused is an error of the status code alone: the status line and the body are the
+// server's own words.
 func refused(res *http.Response) error {
 	code := res.StatusCode
 	if code < 400 {
-		return fmt.Errorf("it answers with %d, a redirect%s, which is not followed: give the URL that it leads to", code, to(res))
+		return fmt.Errorf("it answers with %d, a redirect%s, which is not followed: give the URL that it leads to", code, redirectTarget(res))
 	}
 	return fmt.Errorf("it answers with %s", strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code))))
 }
 
-// to says where a redirect leads, without the name: the server has made it.
-func to(res *http.Response) string {
+// redirectTarget says where a redirect leads, without the server's own words.
+func redirectTarget(res *http.Response) string {
 	u, err := res.Location()
 	switch {
 	case err != nil:

@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// unreached is why no answer came. Of the transport's errors it takes those that
-// hold no more than names, addresses and certificates: others quote the URL, what
-// the server or a proxy said, or the address of a proxy with its password.
-func unreached(ctx context.Context, err error) error {
+// noAnswer is why no answer came. It passes on only transport errors that contain nothing
+// but names, addresses and certificates: others quote the URL, what the server or a proxy
+// said, or the address of a proxy with its password.
+func noAnswer(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
@@ -37,4 +37,4 @@ func unreached(ctx context.Context, err error) error {
 	return errNoAnswer
 }
 
-var errNoAnswer = errors.New("it can't be reached, or what it answers is no HTTP")
+var errNoAnswer = errors.New("it can't be reached, or its answer is not HTTP")

@@ -6,18 +6,18 @@ import (
 	"regexp"
 )
 
-// JSON is JSON, or lines of it, without secrets, and still JSON.
+// JSON removes the secrets from JSON, or lines of it; the result is still JSON.
 func (r Redactor) JSON(data []byte) []byte { return InJSON(data, r.Text) }
 
-// tokens are what of JSON matters here: texts, with the colon behind a name,
-// numbers, and where objects and lists begin and end.
+// tokens matches the relevant parts of JSON: strings, with the colon after a name,
+// numbers, and the beginnings and ends of objects and lists.
 var tokens = regexp.MustCompile(`"(?:[^"\\]|\\.)*"(?:\s*:)?|-?[0-9][0-9.eE+-]*|[{}\]]`)
 
-// secretField is how a field is called whose value is secret.
+// secretField matches the names of fields with secret values.
 var secretField = regexp.MustCompile(`(?i)(?:` + secretWords + `|` + headers + `)$`)
 
-// InJSON shows hide every text in JSON as it reads, not as it is escaped. What
-// stands under the name of a secret goes as a whole.
+// InJSON calls hide with every string and number of the JSON, unescaped. It replaces the
+// whole value of a field with a secret name.
 func InJSON(data []byte, hide func(string) string) []byte {
 	secret := false
 	return tokens.ReplaceAllFunc(data, func(token []byte) []byte {
@@ -49,7 +49,7 @@ func InJSON(data []byte, hide func(string) string) []byte {
 	})
 }
 
-// textOf is what a text or a number reads; false of what is no JSON.
+// textOf is the value of a string or number; false if it is not valid JSON.
 func textOf(literal []byte) (text string, ok bool) {
 	if literal[0] != '"' {
 		return string(literal), true

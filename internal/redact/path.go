@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// secretKey is how a field is called whose value is a secret, whatever it looks like.
+// secretKey matches the names of fields whose values are always secret.
 var secretKey = regexp.MustCompile(`(?i)^(?:auth|.*-(?:key-data|data)|.*(?:token|secret|password|passwd|passphrase|credentials?)` +
 	`|.*(?:api|access|auth|private|shared|signing|encryption|secret)[_-]?key|clusterid)$`)
 
-// longKey is a field whose long values are secret: a short one is no key.
+// longKey matches fields whose long values are secret: a short value is no key.
 var longKey = regexp.MustCompile(`(?i)^(?:key|crt)$`)
 
 const longValue = 40
 
-// labels are what has fields called key that are names of labels and the like.
+// labels match the parents of fields called key that name labels and the like.
 var labels = regexp.MustCompile(`(?i)^(?:(?:registerWith)?taints|tolerations|match(?:Label)?Expressions|matchFields|items)$`)
 
-// Named says whether the field at path, keys from the top without indices of
-// lists, is secret by its name, with that value. It knows at least what Talos'
-// own RedactSecrets knows (machinery, config/container/container.go).
+// Named says whether the field at path, with that value, is secret by its name. path is
+// the keys from the top, without list indices. It covers at least what Talos' own
+// RedactSecrets does (machinery, config/container/container.go).
 func Named(path []string, value string) bool {
 	if len(path) == 0 {
 		return false
@@ -39,15 +39,15 @@ func Named(path []string, value string) bool {
 	return false
 }
 
-// foreign is what holds texts of other programs, which may have secrets anywhere:
-// files, manifests, environments, headers of requests, the URL of SideroLink with its token.
+// foreign matches fields with other programs' texts, which may contain secrets anywhere:
+// files, manifests, environments, request headers, SideroLink's URL with its token.
 var foreign = regexp.MustCompile(`(?i)^(?:contents?|manifest|data|stringData|headers|extraManifestHeaders|env|environment|variables|apiUrl)$`)
 
-// proxies are the variables of an environment that are wanted in the open.
+// proxies matches the environment variables that stay visible.
 var proxies = regexp.MustCompile(`(?i)^(?:https?|no|all)_proxy$`)
 
-// Foreign says whether the field at path holds a text of another program, so that
-// nobody here can tell which part of it is secret.
+// Foreign says whether the field at path holds another program's text, of which any part
+// may be secret.
 func Foreign(path []string) bool {
 	if !slices.ContainsFunc(path, foreign.MatchString) {
 		return false
@@ -56,8 +56,7 @@ func Foreign(path []string) bool {
 	return last != "name" && !proxies.MatchString(last)
 }
 
-// Variable splits "NAME=value" of a list that is an environment. The name of a
-// variable is no secret.
+// Variable splits a "NAME=value" entry of an environment list. The name is not secret.
 func Variable(path []string, text string) (name, value string, ok bool) {
 	if len(path) == 0 || !slices.Contains([]string{"env", "environment"}, path[len(path)-1]) {
 		return "", "", false

@@ -1,5 +1,4 @@
-// Package redact takes secrets out of texts that others have written: what a hook
-// has printed, what a server has answered.
+// Package redact removes secrets from foreign texts: a hook's output, a server's answer.
 package redact
 
 import (
@@ -14,27 +13,27 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Mark stands where a secret was.
+// Mark replaces a secret.
 const Mark = "[redacted]"
 
-// shortest is how long a secret is at least: shorter ones are words.
-const shortest = 8
+// minLength is the least length of a secret in bytes: shorter ones may be plain words.
+const minLength = 8
 
-// Redactor takes out the secrets that it was told, however they are written, and
-// what looks like one.
+// Redactor removes the secrets that it was given, in every encoding of formsOf, and
+// whatever patterns like a secret.
 type Redactor struct{ known *strings.Replacer }
 
-// New knows these secrets.
+// New makes a Redactor for these secrets.
 func New(secrets []string) Redactor {
 	var forms []string
 	for _, secret := range secrets {
 		secret = strings.TrimSpace(secret)
-		if len(secret) < shortest {
+		if len(secret) < minLength {
 			continue
 		}
 		forms = append(forms, formsOf(secret)...)
 	}
-	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // the longest first: one may be part of another
+	slices.SortFunc(forms, func(a, b string) int { return len(b) - len(a) }) // longest first: one may be part of another
 	var pairs []string
 	for _, form := range slices.Compact(forms) {
 		pairs = append(pairs, form, Mark)
@@ -42,14 +41,14 @@ func New(secrets []string) Redactor {
 	return Redactor{strings.NewReplacer(pairs...)}
 }
 
-// formsOf is a secret as it may be written: as it is, in JSON, in a URL, in
-// base64, and each line of it.
+// formsOf is a secret in its likely encodings (plain, JSON, URL, base64), and each line of
+// it.
 func formsOf(secret string) []string {
 	forms := []string{secret, url.QueryEscape(secret), url.PathEscape(secret), base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret))}
 	if quoted, err := json.Marshal(secret); err == nil {
 		forms = append(forms, strings.Trim(string(quoted), `"`))
 	}
-	if plain, err := base64.StdEncoding.DecodeString(secret); err == nil && len(plain) >= shortest {
+	if plain, err := base64.StdEncoding.DecodeString(secret); err == nil && len(plain) >= minLength {
 		forms = append(forms, string(plain))
 		forms = append(forms, linesIn(string(plain))...)
 	}
@@ -59,20 +58,20 @@ func formsOf(secret string) []string {
 func linesIn(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); len(line) >= 2*shortest && !strings.HasPrefix(line, "-----") {
+		if line = strings.TrimSpace(line); len(line) >= 2*minLength && !strings.HasPrefix(line, "-----") {
 			out = append(out, line)
 		}
 	}
 	return out
 }
 
-// looks are what secrets look like, and what stays of them: tokens of Proxmox,
-// Kubernetes and forges, keys, what a machine configuration names so, passwords in URLs,
-// where a NoCloud serial has its configuration from. A text may quote another: an
-// escape before a secret is no part of it, nor is the quote behind it.
-var looks = []struct {
-	like  *regexp.Regexp
-	stays string
+// patterns match what patterns like a secret, and say what to keep of the match: tokens of
+// Proxmox, Kubernetes and code forges, keys, secret fields of machine configurations,
+// passwords in URLs, the source of a NoCloud serial's configuration. The text may be
+// quoted: an escape before a secret and the quote behind it are not part of it.
+var patterns = []struct {
+	re   *regexp.Regexp
+	keep string
 }{
 	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), ""},
 	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), ""}, // cut off
@@ -80,70 +79,69 @@ var looks = []struct {
 	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), ""},
 	{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
 	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}"},
-	{regexp.MustCompile(`(?i)(` + begins + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
+	{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}"},
 	{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}"},
 	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}"}, // JSON within JSON
 	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}"},
 	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}"},
 	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}"},
-	{regexp.MustCompile(`(` + begins + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}"},
-	{regexp.MustCompile(`(` + begins + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}"},
+	{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}"},
+	{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}"},
 	{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}"},
 	{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}"},
 	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@"},
 	{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}"},
-	{regexp.MustCompile(`(` + begins + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}"},
-	{regexp.MustCompile(`(` + begins + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}"},    // base64 longer than any digest
-	{regexp.MustCompile(`(` + begins + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}"}, // a bootstrap token of Kubernetes, or of Talos
+	{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}"},
+	{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}"},    // base64 longer than any digest
+	{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}"}, // a bootstrap token of Kubernetes, or of Talos
 }
 
 const (
-	// begins is where a word does: behind an escaped line feed, too.
-	begins = `(?:\b|\\[nrt])`
-	// unquoted is the rest of a word, up to the quote that ends it, escaped or not.
+	// wordStart is the start of a word, also after an escaped line feed.
+	wordStart = `(?:\b|\\[nrt])`
+	// unquoted is the rest of a word, up to its closing quote, escaped or not.
 	unquoted = `(?:[^\s"'\\]|\\[^\s"'])+`
 
 	headers     = `PVEAuthCookie|CSRFPreventionToken|set-cookie|cookie|authorization|x-[a-z-]*(?:token|key)`
 	secretWords = `password|passwd|passphrase|secret|api_?key|access_?key|private_?key|sshkeys|client-key-data|credentials?|token`
-	// secretName is what comes before a secret, as a group that is still open.
+	// secretName is what precedes a secret, as a group that is still open.
 	secretName = `(?i)([\w.-]*(?:` + secretWords + `)\\?["']?\s*[:=]\s*`
 )
 
-// Text is a text without secrets. What is JSON goes to JSON: here it may lose a quote.
+// Text is text without secrets. For JSON use JSON: this may remove a quote.
 func (r Redactor) Text(text string) string {
 	text = r.known.Replace(text)
-	for _, look := range looks {
-		stays := look.stays
-		if !strings.Contains(stays, Mark) {
-			stays += Mark
+	for _, p := range patterns {
+		keep := p.keep
+		if !strings.Contains(keep, Mark) {
+			keep += Mark
 		}
-		text = look.like.ReplaceAllString(text, stays)
+		text = p.re.ReplaceAllString(text, keep)
 	}
 	return text
 }
 
-// variable is how one of the environment is called whose value is secret.
-var variable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
+// secretVariable matches the names of environment variables with secret values.
+var secretVariable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
 
 // Environ lists the secrets of an environment ("NAME=value").
 func Environ(environ []string) []string {
 	var out []string
 	for _, pair := range environ {
 		name, value, _ := strings.Cut(pair, "=")
-		if !variable.MatchString(name) {
+		if !secretVariable.MatchString(name) {
 			continue
 		}
 		out = append(out, value)
 		if _, secret, found := strings.Cut(value, "="); found {
-			out = append(out, secret) // of user@realm!id=secret
+			out = append(out, secret) // the secret in user@realm!id=secret
 		}
 	}
 	return out
 }
 
-// YAML lists the values in a YAML document that are secret by their keys, as
-// machine configurations, talosconfigs and kubeconfigs have them. What can't be
-// read has none that are known.
+// YAML lists the values in a YAML stream whose keys mark them as secret, as in machine
+// configurations, talosconfigs and kubeconfigs. It skips what it can't parse.
 func YAML(data []byte) []string {
 	var out []string
 	for _, doc := range documents(data) {
@@ -173,7 +171,7 @@ func collect(v any, path []string, out *[]string) {
 	}
 }
 
-// documents are those of a YAML stream that can be read.
+// documents are those of a YAML stream, up to the first that can't be parsed.
 func documents(data []byte) []any {
 	var out []any
 	d := yaml.NewDecoder(bytes.NewReader(data))

@@ -26,7 +26,7 @@ func TestRedactor(t *testing.T) {
 	}
 }
 
-func TestTheLookOfSecrets(t *testing.T) {
+func TestSecretPatterns(t *testing.T) {
 	t.Parallel()
 	s := redact.New(nil)
 	for text, want := range map[string]string{
@@ -93,7 +93,7 @@ func TestJSON(t *testing.T) {
 		}
 		for line := range strings.Lines(got) {
 			if !json.Valid([]byte(line)) {
-				t.Errorf("%s is no JSON", line)
+				t.Errorf("%s is not JSON", line)
 			}
 		}
 	}
@@ -128,7 +128,7 @@ users: [{user: {client-key-data: hush3, client-certificate-data: cert}}]
 	want := map[string]bool{"abc.def": true, long: true, "hush": true, "hush2": true, "hush3": true, "cert": true}
 	for _, s := range got {
 		if !want[s] {
-			t.Errorf("%q is no secret", s)
+			t.Errorf("%q is not a secret", s)
 		}
 		delete(want, s)
 	}

@@ -25,9 +25,9 @@ type controlAddress struct {
 	Before  State  `json:"before"`  // when the lab came up
 }
 
-// Patch publishes an extension anew, for each Talos that there are images of: same
-// version, new digest, of which it returns the one for the Talos that the machines
-// ran at first. Without a restart the factory goes on with the old ones.
+// Patch republishes an extension for each Talos version of the lab: same version, new
+// digest. It returns the digest for Options.TalosVersion. Without restartFactory the
+// factory keeps serving what it has cached.
 func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) (digest string, err error) {
 	_, digest, err = l.Catalog.Patch(ctx, l.o.TalosVersion, extension)
 	if err == nil && l.o.NextTalos != "" {
@@ -39,7 +39,7 @@ func (l *Lab) Patch(ctx context.Context, extension string, restartFactory bool) 
 	return digest, err
 }
 
-// startControl serves what recast lab's other commands ask of a running lab.
+// startControl serves the requests of recast lab's other commands.
 func (l *Lab) startControl(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /patch/{extension}", func(w http.ResponseWriter, r *http.Request) {
@@ -76,15 +76,15 @@ func (l *Lab) startControl(ctx context.Context) error {
 		}
 	})
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(l.State()) // fails only if nobody listens any more
+		_ = json.NewEncoder(w).Encode(l.State()) // fails only if the client is gone
 	})
 	return l.serveHTTP(ctx, l.controlAddr(), mux)
 }
 
 func (l *Lab) controlAddr() string { return l.o.at(controlNumber, controlPort) }
 
-// Announce tells the commands run for that working directory that the lab is
-// ready, and where.
+// Announce writes the lab's control address into a working directory, for the commands
+// that run there.
 func (l *Lab) Announce(dir string) error {
 	b, err := json.Marshal(controlAddress{Control: "http://" + l.controlAddr(), Before: l.State()})
 	if err != nil {
@@ -96,7 +96,7 @@ func (l *Lab) Announce(dir string) error {
 	return nil
 }
 
-// Withdraw takes back what an earlier lab announced in that directory.
+// Withdraw removes the address that an earlier lab announced in that directory.
 func Withdraw(dir string) error {
 	if err := os.Remove(filepath.Join(dir, controlFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("withdraw the earlier lab: %w", err)
@@ -104,7 +104,8 @@ func Withdraw(dir string) error {
 	return nil
 }
 
-// AskPatch has the running lab of a working directory publish an extension anew.
+// AskPatch makes the running lab of a working directory republish an extension; see
+// Lab.Patch.
 func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (digest string, err error) {
 	at, err := findLab(dir)
 	if err != nil {
@@ -118,7 +119,7 @@ func AskPatch(ctx context.Context, dir, extension string, restartFactory bool) (
 	return strings.TrimSpace(string(answer)), err
 }
 
-// AskPveum has the running lab of a working directory do what pveum does.
+// AskPveum runs a pveum command in the running lab of a working directory.
 func AskPveum(ctx context.Context, dir string, args []string) (string, error) {
 	at, err := findLab(dir)
 	if err != nil {
@@ -128,7 +129,7 @@ func AskPveum(ctx context.Context, dir string, args []string) (string, error) {
 	return string(answer), err
 }
 
-// AskShell has a Proxmox node of the running lab do what a command of its shell does.
+// AskShell runs a command in the shell of one of the running lab's Proxmox nodes.
 func AskShell(ctx context.Context, dir, node string, args []string) (string, error) {
 	at, err := findLab(dir)
 	if err != nil {
@@ -138,7 +139,7 @@ func AskShell(ctx context.Context, dir, node string, args []string) (string, err
 	return string(answer), err
 }
 
-// AskSlow has the running lab of a working directory make an API slow; see Lab.Slow.
+// AskSlow stalls an API of the running lab; see Lab.Slow.
 func AskSlow(ctx context.Context, dir, server string, d time.Duration) error {
 	at, err := findLab(dir)
 	if err != nil {

@@ -6,24 +6,24 @@ import (
 	"sync"
 )
 
-// The last bytes of the addresses that DHCP gives to machines which have no
-// reservation. Those after them are nobody's: for whoever needs a fixed one.
+// The DHCP pool for machines without a reservation, as the last byte of the address.
+// Addresses above the pool are free for static use.
 const (
 	firstLease = 231
 	lastLease  = 250
 )
 
-// leases are those of machines without a reservation. No machine gives one back,
-// as Talos does not: they end when the pool has no other address left.
+// leases are those of machines without a reservation. As with Talos, no machine
+// releases its lease; when the pool is empty, the oldest one expires.
 type leases struct {
 	mu   sync.Mutex
 	macs []string // by address, the oldest first
 	at   map[string]netip.Addr
-	free map[string]bool // nodes without a reservation
+	free map[string]bool // names of nodes without a reservation
 }
 
-// Reserve says whether DHCP has a node's address reserved for its card, as it has
-// at first. Without that the machine is given some other one that is free.
+// Reserve says whether DHCP reserves a node's address, as it does by default. Without a
+// reservation the machine gets a free one from the pool.
 func (l *Lab) Reserve(node string, reserved bool) {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
@@ -33,7 +33,7 @@ func (l *Lab) Reserve(node string, reserved bool) {
 	l.leases.free[node] = !reserved
 }
 
-// lease is the DHCP server, if there is one. A node's MAC has the same address for as long as that is reserved.
+// lease is the DHCP server's answer to a MAC; false without a DHCP server.
 func (l *Lab) lease(mac string) (netip.Addr, bool) {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
@@ -50,8 +50,8 @@ func (l *Lab) lease(mac string) (netip.Addr, bool) {
 	}
 	addr := netip.Addr{}
 	if n := len(l.leases.macs); n <= lastLease-firstLease {
-		addr = l.o.addr(max(firstLease, l.o.last()+1) + n) // behind many workers
-	} else { // the one that was given out first has run out by then
+		addr = l.o.addr(max(firstLease, l.o.last()+1) + n) // above the workers' addresses
+	} else { // the oldest lease has expired
 		addr = l.leases.at[l.leases.macs[0]]
 		delete(l.leases.at, l.leases.macs[0])
 		l.leases.macs = slices.Delete(l.leases.macs, 0, 1)

@@ -32,8 +32,8 @@ func (o objects) Load(ctx context.Context, data []etcd.KeyValue) error {
 	return o.lab.Kube.Load(ctx, all)
 }
 
-// formEtcd makes the etcd of the control planes, as if it had been bootstrapped
-// long ago: what each has on disk, by name.
+// formEtcd creates the etcd cluster of the control planes as if bootstrapped long ago.
+// It returns each member's data by node name.
 func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
 	var peers []talosapi.EtcdPeer
 	for _, n := range l.Nodes {
@@ -51,11 +51,11 @@ func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
 // EtcdMembers lists the members of etcd, by name.
 func (l *Lab) EtcdMembers() []talosapi.EtcdMember { return l.machines.EtcdMembers() }
 
-// EtcdViolations lists each time at which etcd fell below a majority after all
-// of its members had run; none is what a test of several control planes wants.
+// EtcdViolations lists each loss of etcd's quorum after all members had run. Tests with
+// several control planes expect none.
 func (l *Lab) EtcdViolations() []string { return l.machines.EtcdViolations() }
 
-// BreakEtcd sets what is broken of a control plane's etcd; the zero fault is nothing.
+// BreakEtcd sets the fault of a control plane's etcd; the zero fault clears it.
 func (l *Lab) BreakEtcd(node string, f talosapi.EtcdFault) error {
 	i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node && n.ControlPlane })
 	if i < 0 {

@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// start brings a lab up; ready says whether to install it too.
+// start starts a lab; ready says whether to install it too.
 func start(t *testing.T, o sim.Options, ready bool) *sim.Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
@@ -178,7 +178,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			synctest.Wait() // connections to what is off have broken
+			synctest.Wait() // wait until connections to stopped machines have broken
 		}
 		power(false, 9002)
 		if err := list(); err != nil {

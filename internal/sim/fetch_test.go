@@ -9,7 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no way out.
+// TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no route to
+// it.
 func TestHostsReachTheFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -23,7 +24,7 @@ func TestHostsReachTheFactory(t *testing.T) {
 			}
 		}()
 		for name, want := range map[string]string{"open.iso": "OK", "walled.iso": "download failed: failed: Network is unreachable."} {
-			lab.World.SetWayOut("pve1", want == "OK")
+			lab.World.SetOutbound("pve1", want == "OK")
 			upid, err := lab.World.Download("", "pve1", world.DownloadRequest{
 				Storage: sim.ISOStorage, Content: "iso", Filename: name, URL: "http://127.0.0.1:8080/versions",
 			})

@@ -34,8 +34,8 @@ func (o Options) withKernelArgs(schematic string) string {
 	return schematic + "  extraKernelArgs:\n    - " + strings.Join(o.KernelArgs, "\n    - ") + "\n"
 }
 
-// Files is a ready working directory, by file name, without a lock: that is
-// recast's to make. dir is where it will be.
+// Files is a complete working directory, by file name. It has no lock file, because
+// recast writes that. dir is its future path.
 func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	var endpoints []string
 	for _, n := range l.Nodes {
@@ -61,8 +61,8 @@ func (l *Lab) Files(dir string) (map[string][]byte, error) {
 	}, nil
 }
 
-// Kubeconfig is that of a user of a group, who may do everything where that is
-// system:masters, for so long from now on.
+// Kubeconfig is the kubeconfig of a user in group, valid for life. The group
+// system:masters has every permission.
 func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 	cert, key, err := issueFor(life, &l.kubeCA, pkix.Name{CommonName: "admin", Organization: []string{group}}, nil)
 	if err != nil {
@@ -71,7 +71,7 @@ func (l *Lab) Kubeconfig(group string, life time.Duration) ([]byte, error) {
 	return kubeapi.Kubeconfig(ClusterName, l.kubernetesURL(), l.kubeCA.pem, cert, key)
 }
 
-// Env is what a client of the lab needs in its environment.
+// Env is the environment of the lab's clients.
 func (l *Lab) Env(dir string) map[string]string {
 	return map[string]string{
 		"PROXMOX_VE_API_TOKEN": l.Token(),
@@ -93,7 +93,7 @@ func (l *Lab) envFile(dir string) string {
 	return b.String()
 }
 
-// Endpoints are where the nodes of the Proxmox cluster serve their API.
+// Endpoints are the API URLs of the Proxmox nodes.
 func (l *Lab) Endpoints() []string {
 	var endpoints []string
 	for i := range l.o.Hosts {
@@ -102,13 +102,13 @@ func (l *Lab) Endpoints() []string {
 	return endpoints
 }
 
-// Fingerprint is that of the certificate that all of them show.
+// Fingerprint is that of the certificate that all Proxmox nodes serve.
 func (l *Lab) Fingerprint() string { return fingerprint(l.pveCert) }
 
-// Extensions is where the registry lists the official ones.
+// Extensions is the repository of the official extensions.
 func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
 
-// config is recast.yaml.
+// config renders recast.yaml.
 func (l *Lab) config() string {
 	var b strings.Builder
 	platform := ""

@@ -16,13 +16,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// PatchedExtension is the one that stories patch: only workers have it.
+// PatchedExtension is the one that stories patch; only workers have it.
 const PatchedExtension = "iscsi-tools"
 
 // CommonExtension is one that every node has.
 const CommonExtension = "qemu-guest-agent"
 
-// extensions are what the lab's release of Talos comes with.
+// extensions are those of the lab's Talos release.
 func extensions() []artefact.Extension {
 	ext := func(name, version, author, text, file string) artefact.Extension {
 		return artefact.Extension{
@@ -37,7 +37,7 @@ func extensions() []artefact.Extension {
 	}
 }
 
-// pull fetches the boot image of an installer, over the network as a node does.
+// pull fetches the boot image of an installer over the network, as a node does.
 func (l *Lab) pull(ctx context.Context, ref, arch string) (uki []byte, err error) {
 	parsed, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
@@ -53,7 +53,7 @@ func (l *Lab) pull(ctx context.Context, ref, arch string) (uki []byte, err error
 	return uki, nil
 }
 
-// resolve is the digest that a reference stands for now.
+// resolve is the digest that a reference currently points to.
 func (l *Lab) resolve(ctx context.Context, ref string) (string, error) {
 	parsed, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
@@ -66,7 +66,7 @@ func (l *Lab) resolve(ctx context.Context, ref string) (string, error) {
 	return desc.Digest.String(), nil
 }
 
-// registryError is what a node makes of a registry's answer.
+// registryError translates a registry's answer into the error that a node reports.
 func registryError(err error) error {
 	if refused, ok := errors.AsType[*transport.Error](err); ok && refused.StatusCode == http.StatusNotFound {
 		return talosapi.ErrNoImage
@@ -77,7 +77,7 @@ func registryError(err error) error {
 // BreakImage gives an image a defect: see talosapi.Firmware.
 func (l *Lab) BreakImage(image string, d talosapi.Defect) { l.machines.BreakImage(image, d) }
 
-// register hands a schematic to the factory and returns where its installer is.
+// register uploads a schematic to the factory and returns its installer reference.
 func (l *Lab) register(ctx context.Context, schematic string) (installer string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, l.factoryURL()+"/schematics", bytes.NewBufferString(schematic))
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Install makes the machines, each with Talos installed from the image of its
-// schematic (canonical YAML by its name in recast.yaml), and switches them on.
+// Install makes the machines, installs Talos on each from the image of its schematic
+// (canonical YAML by its name in recast.yaml), and powers them on.
 func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	installers := map[string]string{}
 	for name, schematic := range schematics {
@@ -48,7 +48,7 @@ func (l *Lab) Install(ctx context.Context, schematics map[string]string) error {
 	return nil
 }
 
-// install makes one machine; member is what a control plane has of etcd.
+// install makes one machine; member is a control plane's etcd data.
 func (l *Lab) install(ctx context.Context, n Node, installer string, member talosapi.EtcdData) error {
 	uki, err := l.pull(ctx, installer, "amd64")
 	if err != nil {
@@ -154,7 +154,7 @@ func (l *Lab) defineHolders() error {
 
 func holderKey(node int) string { return fmt.Sprintf("scsi%d", node) }
 
-// held is a node's persistent disk in the configuration of its data VM.
+// held is a node's persistent disk as named in the configuration of its data VM.
 func (l *Lab) held(n Node) (volid string, disk *world.Media, err error) {
 	holder, err := l.World.LookupVM(n.Host, n.Holder)
 	if err != nil {
@@ -168,7 +168,7 @@ func (l *Lab) held(n Node) (volid string, disk *world.Media, err error) {
 	return volid, disk, nil
 }
 
-// WaitReady waits until Kubernetes calls every node Ready.
+// WaitReady waits until every node is Ready.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	for {
 		waiting := ""
@@ -196,7 +196,7 @@ func ready(n *corev1.Node) bool {
 	return false
 }
 
-// Disks is the SHA-256 of what must stay of every persistent disk, by serial.
+// Disks is the SHA-256 of the protected content of every persistent disk, by serial.
 func (l *Lab) Disks() map[string]string {
 	out := map[string]string{}
 	for _, d := range l.World.Persistent() {

@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
-// manifests are what Talos puts into the lab's cluster when it is new. Since 1.13 it
-// keeps an inventory of them.
+// manifests are the objects that Talos applies to a new cluster. Since 1.13 it keeps an
+// inventory of them.
 func (l *Lab) manifests() ([]map[string]any, error) {
 	c := manifests.Of(l.Talos.KubernetesVersion)
 	c.TokenID, c.TokenSecret, _ = strings.Cut(l.Talos.Secrets.Secrets.BootstrapToken, ".")
@@ -31,8 +31,8 @@ func (l *Lab) manifests() ([]map[string]any, error) {
 // go-kubernetes).
 const owningInventory = "config.k8s.io/owning-inventory"
 
-// inventory marks the objects and lists them, as the library does that applies them
-// (object.ObjMetadata of fluxcd/cli-utils).
+// inventory marks the objects and returns the inventory that lists them, like the
+// library that applies them (object.ObjMetadata of fluxcd/cli-utils).
 func inventory(objects []map[string]any) map[string]any {
 	keys := map[string]any{}
 	for _, o := range objects {

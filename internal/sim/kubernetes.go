@@ -24,12 +24,12 @@ func (l *Lab) upstream() (*kubeapi.Upstream, error) {
 	return u, nil
 }
 
-// refused puts on the console what the real control plane refuses to the lab's kubelets.
+// refused reports an error that the real control plane returned to the lab's kubelets.
 func (l *Lab) refused(err error) { l.complain(fmt.Errorf("kubelets: %w", err)) }
 
-// serveKubernetes makes the Kubernetes API reachable: each API server at the address
-// of its machine, and one of them at the address that all have in common, of which
-// there is nobody while none runs.
+// serveKubernetes serves the Kubernetes API until ctx ends: each API server at its
+// machine's address, and one of them at the shared address. While no API server runs,
+// nothing listens there.
 func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	running := map[talosapi.APIServer]*apiServer{}
 	front := &frontDoor{lab: l, addr: shared, ctx: ctx}
@@ -65,8 +65,8 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 	}
 }
 
-// apiServer is one that answers on its machine's address, and on connections that
-// were made to the shared one.
+// apiServer answers at its machine's address, and on connections handed over from the
+// shared address.
 type apiServer struct {
 	shared *handedOver
 	door   network.Door
@@ -98,7 +98,7 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	return r
 }
 
-// end breaks every connection.
+// end closes every connection and waits for the handlers.
 func (r *apiServer) end() {
 	r.cancel()
 	r.done.Wait()
@@ -111,7 +111,7 @@ func (l *Lab) complain(err error) {
 }
 
 // frontDoor hands connections to the shared address to the API server that has run
-// for longest, as a load balancer does that prefers one.
+// longest, like a load balancer with a preferred backend.
 type frontDoor struct {
 	lab  *Lab
 	addr string
@@ -159,7 +159,7 @@ func (f *frontDoor) leave(r *apiServer) {
 		}
 	}
 	if len(f.behind) == 0 && f.listener != nil {
-		_ = f.listener.Close() // nobody is to be reached any more
+		_ = f.listener.Close() // refuse new connections
 		f.listener = nil
 	}
 }
@@ -177,12 +177,12 @@ func (f *frontDoor) accept(listener net.Listener) {
 		}
 		f.mu.Unlock()
 		if to == nil || !to.shared.hand(conn) {
-			_ = conn.Close() // there is nobody
+			_ = conn.Close() // no API server takes it
 		}
 	}
 }
 
-// handedOver is a listener that gets its connections from another one.
+// handedOver is a listener whose connections come from another listener.
 type handedOver struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -193,7 +193,7 @@ func newHandedOver() *handedOver {
 	return &handedOver{conns: make(chan net.Conn), closed: make(chan struct{})}
 }
 
-// hand gives a connection over, unless nobody takes any more.
+// hand passes a connection to Accept; it is false once h is closed.
 func (h *handedOver) hand(conn net.Conn) bool {
 	select {
 	case h.conns <- conn:

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestKubeletInTrouble: a kubelet that does not come back leaves its Node to be lost,
-// and what it had running goes on; the old image mends it.
+// TestKubeletInTrouble: if a kubelet does not come back, its Node becomes NotReady while
+// its pods keep running; the old image repairs it.
 func TestKubeletInTrouble(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -82,8 +82,8 @@ func nodeState(t *testing.T, k *kubernetes.Clientset, name string) (version stri
 	return n.Status.NodeInfo.KubeletVersion, ready
 }
 
-// TestAPIServerNeverReady: one that starts and never answers leaves the cluster with
-// the others; before 1.14 nobody asks its container, which counts as ready.
+// TestAPIServerNeverReady: if one API server starts but never answers, the cluster keeps
+// the others; before Talos 1.14 nothing probes its container, so it counts as ready.
 func TestAPIServerNeverReady(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

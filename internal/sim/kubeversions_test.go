@@ -52,11 +52,11 @@ func machineClient(t *testing.T, lab *sim.Lab, node string) *client.Client {
 		t.Fatal(err)
 	}
 	c := talosClient(t, lab, files, node)
-	t.Cleanup(func() { _ = c.Close() }) // the lab ends before it
+	t.Cleanup(func() { _ = c.Close() }) // the lab is closed first
 	return c
 }
 
-// mirror is what Kubernetes shows of a static pod of cp1.
+// mirror is the mirror pod of one of cp1's static pods.
 func mirror(t *testing.T, c *kubernetes.Clientset, component string) (*corev1.Pod, string) {
 	t.Helper()
 	p, err := c.CoreV1().Pods("kube-system").Get(t.Context(), component+"-cp1", metav1.GetOptions{})
@@ -78,8 +78,8 @@ func mirror(t *testing.T, c *kubernetes.Clientset, component string) (*corev1.Po
 	return p, line.String()
 }
 
-// TestKubernetesVersionsFollowTheConfiguration: each component is the one that the
-// machine configuration names, a while after that has changed, and without a reboot.
+// TestKubernetesVersionsFollowTheConfiguration: without a reboot, each component takes the
+// version that the machine configuration names a while after it has changed.
 func TestKubernetesVersionsFollowTheConfiguration(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -136,7 +136,7 @@ func followsConfiguration(t *testing.T, talos string) {
 	kubeletFollows(t, lab, k)
 }
 
-// kubeletFollows gives the worker another kubelet.
+// kubeletFollows changes the worker's kubelet version.
 func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 	t.Helper()
 	before, err := k.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{})
@@ -170,8 +170,8 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 	}
 }
 
-// TestKubernetesImagesInTrouble: what becomes of a component whose image is not as
-// it should be, and that it mends when the configuration names the old one again.
+// TestKubernetesImagesInTrouble: how a component with a bad image fails, and that the old
+// image repairs it.
 func TestKubernetesImagesInTrouble(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -45,8 +45,8 @@ type Lab struct {
 	serving  sync.WaitGroup
 }
 
-// New starts every server of a lab whose machines are yet to be installed: see
-// Install. The caller closes it.
+// New starts every server of a lab. The machines come with Install. The caller closes
+// the lab.
 func New(parent context.Context, o Options) (_ *Lab, err error) {
 	o = o.withDefaults()
 	if err := o.check(); err != nil {
@@ -71,7 +71,7 @@ func New(parent context.Context, o Options) (_ *Lab, err error) {
 	return l, nil
 }
 
-// Close switches everything off and waits for it.
+// Close powers everything off and waits for it.
 func (l *Lab) Close() error {
 	l.cancel()
 	var errs []error
@@ -84,10 +84,10 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Client is a client's way into the lab.
+// Client is a client's dialer into the lab's network.
 func (l *Lab) Client() *network.Dialer { return l.o.Network.Dialer() }
 
-// delay lets d of the lab's time pass.
+// delay waits for d of simulated time.
 func (l *Lab) delay(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(time.Duration(float64(d) / l.o.Speed))
 	defer t.Stop()
@@ -211,7 +211,7 @@ func (l *Lab) startKubernetes(ctx context.Context) error {
 	return addWorkload(ctx, l.Kube.Store(), l.o.Workers)
 }
 
-// kubelet tells the Kubernetes API what Talos' machines do.
+// kubelet reports the Talos machines to the Kubernetes API.
 type kubelet struct{ lab *Lab }
 
 var _ talosapi.Kubelet = kubelet{}
@@ -221,7 +221,7 @@ func (k kubelet) NodeUp(n talosapi.NodeInfo) {
 		Name: n.Name, UUID: n.UUID, BootID: n.BootID, KubeletVersion: n.KubeletVersion, OSImage: fmt.Sprintf("Talos (%s)", n.TalosVersion),
 		Addresses: []string{n.Address.String()}, Labels: maps.Clone(n.Labels),
 	}
-	if n.ControlPlane { // as Talos marks them, unless allowSchedulingOnControlPlanes is set
+	if n.ControlPlane { // Talos sets it unless allowSchedulingOnControlPlanes is set
 		const role = "node-role.kubernetes.io/control-plane"
 		if info.Labels == nil {
 			info.Labels = map[string]string{}
@@ -236,7 +236,7 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 	var all []kubeapi.StaticPod
 	for _, p := range pods {
 		s := kubeapi.StaticPod{Pod: new(corev1.Pod), Hash: p.Hash, Ready: p.Ready, Waiting: p.Waiting, Message: p.Message, Restarts: p.Restarts, Started: p.Started}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(p.Pod, s.Pod); err == nil { // what Talos renders is a pod
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(p.Pod, s.Pod); err == nil { // Talos renders valid pods
 			all = append(all, s)
 		}
 	}

@@ -28,7 +28,7 @@ type Node struct {
 	filesystem   string // of the first persistent disk
 }
 
-// nodes lays the machines out: spread over the hosts, each with numbers of its own.
+// nodes spreads the machines over the hosts and numbers them.
 func (o Options) nodes() []Node {
 	var out []Node
 	add := func(prefix string, n, firstID, firstAddr int, cp bool, schematic string) {
@@ -63,7 +63,7 @@ func (o Options) nodes() []Node {
 	return out
 }
 
-// layout is that of node i.
+// layout is the disk layout of node i.
 func (o Options) layout(i int) Layout {
 	if len(o.Layouts) == 0 {
 		return Layout{Bus: o.DiskBus, Data: 1}
@@ -81,11 +81,11 @@ const (
 	firstWorkerID       = 9031
 )
 
-// firstHolder is the VMID of the first host's data VM, behind those of the workers.
+// firstHolder is the VMID of the first host's data VM, above those of the workers.
 func (o Options) firstHolder() int { return max(9201, firstWorkerID+o.Workers) }
 
-// config is the VM as a person would have set it up; data is the volume of a
-// holder that is its persistent disk, "" for one of its own.
+// config is the VM's configuration as a person would write it. data is the holder's
+// volume that is its persistent disk; "" makes one of its own.
 func (n Node) config(data string) map[string]string {
 	c := map[string]string{
 		"name": n.Name, "cores": "2", "memory": "4096", "cpu": "host", "machine": "q35", "bios": "ovmf", "ostype": "l26", "agent": "1",
@@ -109,13 +109,15 @@ func (n Node) config(data string) map[string]string {
 	return c
 }
 
-// firstDataGiB is the size of a node's first persistent disk; each further one has one more.
+// firstDataGiB is the size of a node's first persistent disk; each further one is 1 GiB
+// larger.
 const firstDataGiB = 20
 
-// drive is the key of the node's system disk, 0, or of a persistent one.
+// drive is the key of the node's disk i: 0 is the system disk, the others are
+// persistent.
 func (n Node) drive(i int) string { return n.bus + strconv.Itoa(i) }
 
-// serial is the option that gives a drive that serial, where the node's drives have one.
+// serial is a drive's serial option, or "" for a node without serials.
 func (n Node) serial(name string) string {
 	if n.noSerials {
 		return ""
@@ -128,15 +130,15 @@ func (n Node) moreSerial(i int) string { return fmt.Sprintf("data%d-%s", i, n.Na
 
 func (n Node) dataSerial() string { return "data-" + n.Name }
 
-// ephemeralOnData is the configuration document that puts EPHEMERAL on the
-// persistent disk, which is told by its size: of a SCSI disk Talos shows no serial.
+// ephemeralOnData is the configuration document that puts EPHEMERAL on the persistent
+// disk. It selects by size, because Talos shows no serial for SCSI disks.
 func (n Node) ephemeralOnData() string {
 	return "apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.size > 15u * GB && !disk.cdrom\n"
 }
 
 // userVolume is the configuration document of the volume on the first persistent disk, as
-// people write it (see layouts): Talos finds it by its label, u-data. Other formats than
-// these are of no volume of Talos 1.13 (FilesystemSpec.Validate in user_volume_config.go).
+// people write it (see layouts): Talos finds it by its label, u-data. Talos 1.13 has no
+// volumes in other formats (FilesystemSpec.Validate in user_volume_config.go).
 func (n Node) userVolume() []string {
 	if n.filesystem != "xfs" && n.filesystem != "ext4" {
 		return nil
@@ -144,7 +146,7 @@ func (n Node) userVolume() []string {
 	return []string{"apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning:\n  diskSelector:\n    match: '!system_disk'\n  minSize: 10GB\nfilesystem:\n  type: " + n.filesystem + "\n"}
 }
 
-// content is what the node's users have on its persistent disk.
+// content is the user data on a node's persistent disk.
 func (n Node) content(disk string) []byte {
 	return []byte(strings.Repeat("what only "+n.Name+" has"+disk+"\n", 100))
 }

@@ -21,52 +21,52 @@ import (
 // Options shape a lab.
 type Options struct {
 	Network       *network.Network
-	Prefix        string         // first three bytes of the addresses: "127.42.7"; those of many workers go on in the networks after it
+	Prefix        string         // first three bytes of the addresses: "127.42.7"; many workers use the networks after it too
 	Registry      string         // where the OCI registry listens: "127.0.0.1:5000"
 	Factory       string         // where the Image Factory listens: "127.0.0.1:8080"
 	ControlPlanes int            // 0 means 1
 	Workers       int            // 0 means 2, None none
 	Hosts         int            // Proxmox nodes; 0 means 1
-	Speed         float64        // how many simulated seconds pass in one; 0 means 1
-	Times         talosapi.Times // what the machines take for their work
-	EtcdOnData    bool           // control planes have EPHEMERAL, and etcd's data with it, on a persistent disk
+	Speed         float64        // simulated seconds per real second; 0 means 1
+	Times         talosapi.Times // how long the machines' work takes
+	EtcdOnData    bool           // control planes have EPHEMERAL, and so etcd's data, on a persistent disk
 	Holder        bool           // persistent disks belong to data VMs, one per host
 	SharedDisks   bool           // DiskStorage is shared by all hosts
-	DiskBus       string         // what the nodes' disks are on: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
+	DiskBus       string         // of the nodes' disks: "scsi", "virtio", "sata" or "ide"; "" means "scsi"
 	DiskType      string         // of DiskStorage: "dir", "lvmthin", "zfspool" …; "" means "dir"
-	DiskCapacity  int64          // of DiskStorage, in bytes, of each host unless it is shared; 0 means 1 TiB
-	Layouts       []Layout       // of the nodes' disks, one after the other and then again from the first; nil: all alike, by the options above
-	VMs           map[string]VM  // of nodes, by name, that are not of the lab's own kind
+	DiskCapacity  int64          // of DiskStorage, in bytes, per host unless shared; 0 means 1 TiB
+	Layouts       []Layout       // of the nodes' disks, assigned round-robin; nil: all alike, from the options above
+	VMs           map[string]VM  // replace the lab's own VMs, by node name
 	Platform      string         // of the images; "" means nocloud
 	KernelArgs    []string       // of all schematics
-	TalosVersion  string         // what the machines run at first; "" means TalosVersion
-	NextTalos     string         // another version that there are images of; "": none
-	// KubernetesVersion is what the configuration of the machines names at first; "" means KubernetesVersion.
+	TalosVersion  string         // of the machines at first; "" means TalosVersion
+	NextTalos     string         // a second version with images; "": none
+	// KubernetesVersion is what the machine configurations name at first; "" means KubernetesVersion.
 	KubernetesVersion string
-	// NoDHCP leaves out the DHCP server: the lab's own machines have their address in
-	// their configuration, and the others see to it themselves.
+	// NoDHCP leaves out the DHCP server: the lab's own machines have a static address, and
+	// other machines need one too.
 	NoDHCP bool
-	// Talos is the cluster whose secrets the machines have, from another lab with
-	// the same prefix; nil makes new ones.
+	// Talos holds the machines' cluster secrets, from another lab with the same prefix; nil
+	// makes new ones.
 	Talos *talosapi.Cluster
-	// Kubernetes is the kubeconfig of a real control plane that has the cluster's
-	// objects instead of the lab; nil: none.
+	// Kubernetes is the kubeconfig of a real control plane that stores the cluster's
+	// objects; nil: the lab stores them.
 	Kubernetes []byte
-	// Before is called before the first VM is made; nil: nothing is.
+	// Before is called before the first VM is made; may be nil.
 	Before func(*world.World) error
-	// Latency is how much later each answer of a server arrives, in real time.
+	// Latency delays each answer of a server, in real time.
 	Latency time.Duration
 	// Console gets what machines print on their screens; nil drops it.
 	Console io.Writer
 }
 
-// Layout is what disks a node has.
+// Layout is a node's disk layout.
 type Layout struct {
 	Bus  string // "" means Options.DiskBus
 	Data int    // persistent disks of a worker
 	// Filesystem of the first persistent disk, as blkid calls it; "" means "xfs".
 	Filesystem string
-	// SeaBIOS is firmware without UEFI.
+	// SeaBIOS selects firmware without UEFI.
 	SeaBIOS bool
 	// NoSerials leaves serial= out of its drives, as Proxmox' own dialogue and most Terraform modules do.
 	NoSerials bool
@@ -78,7 +78,7 @@ const (
 	TalosVersion      = "v1.13.9"
 	KubernetesVersion = "v1.35.4"
 
-	// None is no workers at all.
+	// None means no workers at all.
 	None = -1
 
 	// ClusterName is the name of the lab's Talos cluster.
@@ -105,7 +105,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// The numbers of addresses, by what is behind them.
+// Address numbers by what they are assigned to.
 const (
 	firstHost         = 1
 	kubernetesNumber  = 10
@@ -141,7 +141,7 @@ func (o Options) check() error {
 	return CheckKubernetes(o.TalosVersion, o.KubernetesVersion)
 }
 
-// talosVersions are those that the lab has extensions of.
+// talosVersions are those with extensions in the lab.
 func (o Options) talosVersions() []string {
 	versions := slices.Compact([]string{o.TalosVersion, TalosVersion})
 	if o.NextTalos != "" {
@@ -150,22 +150,22 @@ func (o Options) talosVersions() []string {
 	return versions
 }
 
-// addr is the address with that number, counted from the prefix.
+// addr is address number n, counted from the prefix.
 func (o Options) addr(n int) netip.Addr {
 	b := netip.MustParseAddr(o.Prefix + ".0").As4()
 	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
 	return netip.AddrFrom4(b)
 }
 
-// at is a port of that address.
+// at is a port of address n.
 func (o Options) at(n int, port string) string { return net.JoinHostPort(o.addr(n).String(), port) }
 
 // last is the number of the last address.
 func (o Options) last() int { return firstWorker + o.Workers - 1 }
 
-// networkBits are those of the one network that all addresses are in.
+// networkBits is the prefix length of the one network that holds all addresses.
 func (o Options) networkBits() int {
-	if o.last() < 255 { // which would be the broadcast address
+	if o.last() < 255 { // 255 would be the broadcast address
 		return 24
 	}
 	return 16

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// authority signs certificates, valid from now on for ten years.
+// authority signs certificates that are valid for ten years from now.
 type authority struct {
 	pair tls.Certificate
 	pem  []byte
@@ -38,8 +38,8 @@ func (a authority) pool() *x509.CertPool {
 
 const tenYears = 10 * 365 * 24 * time.Hour
 
-// issue makes a certificate for a server at those addresses, or for a client.
-// A nil authority makes a self-signed one.
+// issue makes a certificate for a server at those addresses, or for a client. A nil
+// authority makes a self-signed one.
 func issue(a *authority, subject pkix.Name, addrs []string) (certPEM, keyPEM []byte, err error) {
 	return issueFor(tenYears, a, subject, addrs)
 }
@@ -81,7 +81,7 @@ func issueFor(life time.Duration, a *authority, subject pkix.Name, addrs []strin
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
 }
 
-// issuePair is issue for a server of ours.
+// issuePair is issue for one of the lab's servers.
 func issuePair(a *authority, name string, addrs []string) (tls.Certificate, error) {
 	certPEM, keyPEM, err := issue(a, pkix.Name{CommonName: name}, addrs)
 	if err != nil {

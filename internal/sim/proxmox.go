@@ -13,15 +13,15 @@ const (
 	tokenID     = "recast@pve!lab"
 	tokenSecret = "5ec0ffee-1ab0-4000-8000-000000000001"
 
-	// PoorToken exists and may do nothing: a token with privilege separation
-	// and no entry of its own in the access control list.
+	// PoorToken exists but has no permissions: a token with privilege separation and no
+	// entry of its own in the access control list.
 	PoorToken = "poor@pve!lab=5ec0ffee-1ab0-4000-8000-000000000002"
 )
 
 // Token is the API token that recast is meant to use.
 func (l *Lab) Token() string { return tokenID + "=" + tokenSecret }
 
-// Privileges is the smallest role that a roll by recreate needs, anywhere.
+// Privileges is the smallest role that can roll by recreate, on any layout.
 func Privileges() []string {
 	return []string{
 		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",

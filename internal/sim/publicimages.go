@@ -15,20 +15,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// The releases of Kubernetes that the world has images of.
+// The Kubernetes releases that public registries have.
 var kubernetesReleases = []string{
 	"v1.33.8", "v1.33.9", "v1.34.0", "v1.34.5", "v1.34.6", "v1.35.0", "v1.35.1", "v1.35.2", "v1.35.3", "v1.35.4", "v1.35.5",
 	"v1.36.0", "v1.36.1", "v1.36.2", "v1.37.0", "v1.37.1",
 }
 
-// kubernetesImages are the repositories of what is released with Kubernetes.
+// kubernetesImages are the repositories of a Kubernetes release.
 var kubernetesImages = []string{
 	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
 	"ghcr.io/siderolabs/kubelet",
 }
 
-// CheckKubernetes says why a lab can't begin with a version of Kubernetes on
-// machines with that version of Talos; nil if it can.
+// CheckKubernetes says why a lab can't start with that Kubernetes on that Talos; nil if
+// it can.
 func CheckKubernetes(talos, kubernetes string) error {
 	if !slices.Contains(kubernetesReleases, kubernetes) {
 		return fmt.Errorf("the lab has no images of Kubernetes %s, but of %s", kubernetes, strings.Join(kubernetesReleases, ", "))
@@ -44,20 +44,20 @@ func CheckKubernetes(talos, kubernetes string) error {
 	return k.SupportedWith(t)
 }
 
-// publicImages are those of registries that the lab has nobody serve.
+// publicImages are those of registries that no server of the lab simulates.
 type publicImages struct {
 	mu   sync.Mutex
 	more []string
 }
 
-// PublishImage has a registry outside the lab have one more image.
+// PublishImage adds an image to a registry outside the lab.
 func (l *Lab) PublishImage(ref string) {
 	l.public.mu.Lock()
 	defer l.public.mu.Unlock()
 	l.public.more = append(l.public.more, ref)
 }
 
-// digest is what talosapi.Options.PublicImage asks for.
+// digest implements talosapi.Options.PublicImage.
 func (p *publicImages) digest(ref string) (string, error) {
 	p.mu.Lock()
 	more := slices.Clone(p.more)

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Pveum does what Proxmox's own command of that name does with users, roles and
-// the access control list, as far as a token needs it, and returns what it prints.
+// Pveum runs Proxmox's pveum for users, roles and the access control list, as far as a
+// token needs them, and returns the output.
 //
 //	pveum role add|modify NAME --privs "VM.Audit,…" [--append 0|1]
 //	pveum role delete NAME
@@ -29,7 +29,7 @@ func (l *Lab) Pveum(args []string) (string, error) {
 	case command == "user token" && len(words) == 5 && words[2] == "add":
 		return l.addToken(words[3], words[4], o)
 	case command == "user add" && len(words) == 3:
-		return "", nil // a user without an entry in the list may do nothing
+		return "", nil // a user without an ACL entry has no permissions
 	case command == "role add" && len(words) == 3:
 		if l.World.HasRole(words[2]) {
 			return "", fmt.Errorf("create role failed: role '%s' already exists", words[2]) // API2/Role.pm
@@ -51,7 +51,7 @@ func (l *Lab) Pveum(args []string) (string, error) {
 	return "", fmt.Errorf("unknown command 'pveum %s'", strings.Join(words, " "))
 }
 
-// splitArgs separates the words before the first option, as pveum takes them.
+// splitArgs splits off the words before the first option, as pveum does.
 func splitArgs(args []string) (words, flags []string) {
 	for i, a := range args {
 		if strings.HasPrefix(a, "-") {
@@ -86,7 +86,7 @@ func parsePveum(args []string) (o pveumOptions, err error) {
 	return o, nil
 }
 
-// pveList takes a list of Proxmox's apart.
+// pveList splits a Proxmox list.
 func pveList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; ", r) })
 }
@@ -112,7 +112,7 @@ func (l *Lab) setRole(name string, o pveumOptions) error {
 	return nil
 }
 
-// eachEntry makes the entries of the access control list that a command names.
+// eachEntry calls do for each ACL entry that a command names.
 func (l *Lab) eachEntry(path string, o pveumOptions, do func(world.ACL)) error {
 	who := append(pveList(o.users), pveList(o.tokens)...)
 	roles := pveList(o.roles)
@@ -130,7 +130,7 @@ func (l *Lab) eachEntry(path string, o pveumOptions, do func(world.ACL)) error {
 	return nil
 }
 
-// setEntry makes an entry, in place of one that only propagates otherwise.
+// setEntry adds an entry and replaces one that differs only in propagation.
 func (l *Lab) setEntry(a world.ACL) {
 	for _, propagates := range []bool{false, true} {
 		old := a

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Shell is root's on a Proxmox host, as far as the disks of a VM need it. Like
-// Proxmox's own commands it calls what the API calls, as root@pam, who may do
+// Shell is root's shell on a Proxmox host, as far as a VM's disks need it. Like
+// Proxmox's own commands it calls the API's functions as root@pam, who may do
 // everything, and only for VMs of its own host (qemu-server, CLI/qm.pm).
 type Shell struct {
 	World *world.World
@@ -22,10 +22,10 @@ type Shell struct {
 
 const rootUser = "root@pam"
 
-// Shell is the one of a host.
+// Shell is root's shell on a host.
 func (l *Lab) Shell(host string) Shell { return Shell{World: l.World, Host: host} }
 
-// Run does what a command does and returns what it prints.
+// Run runs a command and returns its output.
 //
 //	qm config|start|stop|unlock|destroy VMID
 //	qm shutdown VMID [--timeout S] [--forceStop 1]
@@ -55,7 +55,7 @@ func (s Shell) Run(args []string) (string, error) {
 	return "", fmt.Errorf("%s: command not found", c.name)
 }
 
-// command is a command line taken apart. Every option has a value.
+// command is a parsed command line. Every option has a value.
 type command struct {
 	name    string
 	words   []string
@@ -118,7 +118,7 @@ func vmid(word string) (int, error) {
 	return id, nil
 }
 
-// oldWords are the names that some commands had before they were grouped.
+// oldWords maps the former names of some commands to the present ones.
 var oldWords = map[string][]string{"move-disk": {"disk", "move"}, "move_disk": {"disk", "move"}, "rescan": {"disk", "rescan"}}
 
 func (s Shell) qm(c command) (string, error) {
@@ -181,7 +181,7 @@ func (s Shell) power(c command, id int) (string, error) {
 	return s.wait(upid, err)
 }
 
-// wait waits for a task, as the commands do, and prints its log.
+// wait waits for a task, as the commands do, and returns its log.
 func (s Shell) wait(upid string, err error) (string, error) {
 	if err != nil {
 		return "", err
@@ -196,8 +196,8 @@ func (s Shell) wait(upid string, err error) (string, error) {
 	return lines(t.Log), nil
 }
 
-// shellMessage is an error as the commands print it: with what it says about
-// single parameters.
+// shellMessage is an error as the commands print it, including messages about single
+// parameters.
 func shellMessage(err error) string {
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok || len(e.Params) == 0 {

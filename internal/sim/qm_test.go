@@ -32,7 +32,7 @@ func qmWorld(t *testing.T) Shell {
 	return Shell{World: w, Host: "pve1"}
 }
 
-// meta has the time in it.
+// meta contains the time.
 var meta = regexp.MustCompile(`meta: .*\n`)
 
 func TestQm(t *testing.T) {
@@ -62,7 +62,7 @@ func TestQm(t *testing.T) {
 				t.Fatalf("%s: %v", c.line, err)
 			}
 			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
-				out = "" // the log of a task
+				out = "" // a task log
 			}
 			if diff := cmp.Diff(c.want, meta.ReplaceAllString(out, "")); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", c.line, diff)

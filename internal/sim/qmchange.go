@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// config prints the configuration, pending changes applied, with the description
-// in one line (qm.pm, config).
+// config prints the configuration with pending changes applied and the description in
+// one line (qm.pm, config).
 func (s Shell) config(c command, id int) (string, error) {
 	if err := c.done(); err != nil {
 		return "", err
@@ -32,8 +32,8 @@ func (s Shell) config(c command, id int) (string, error) {
 	return b.String(), nil
 }
 
-// encodeText writes a text in one line: control characters, what is no ASCII,
-// colons and percent signs as %XX (pve-common, ParseUtils.pm, encode_text).
+// encodeText writes text in one line: control characters, non-ASCII, colons and percent
+// signs become %XX (pve-common, ParseUtils.pm, encode_text).
 func encodeText(text string) string {
 	var b strings.Builder
 	for _, c := range []byte(text) {
@@ -56,7 +56,7 @@ func (s Shell) create(c command, id int) (string, error) {
 	return s.wait(upid, err)
 }
 
-// noKeyFile refuses SSH keys: qm takes them as a file, and this shell has none.
+// noKeyFile refuses SSH keys: qm takes them as a file, which this shell lacks.
 func noKeyFile(c command) error {
 	if name, ok := c.options["sshkeys"]; ok {
 		return fmt.Errorf("unable to open '%s' - No such file or directory", name)
@@ -136,7 +136,7 @@ func (s Shell) rescan(c command) (string, error) {
 	return lines(append(append(said, "rescan volumes..."), found...)), err
 }
 
-// pvesh sets a VM's configuration by the path of the API.
+// pvesh changes a VM's configuration by its API path.
 func (s Shell) pvesh(c command) (string, error) {
 	if len(c.words) != 2 || c.words[0] != "set" {
 		return "", c.unknown()
@@ -183,7 +183,7 @@ func (s Shell) pvesm(c command) (string, error) {
 	return b.String(), nil
 }
 
-// haManager looks after the resources of Proxmox HA (pve-ha-manager, CLI/ha_manager.pm).
+// haManager manages the resources of Proxmox HA (pve-ha-manager, CLI/ha_manager.pm).
 func (s Shell) haManager(c command) (string, error) {
 	switch {
 	case len(c.words) == 1 && c.words[0] == "config":

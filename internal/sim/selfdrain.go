@@ -16,19 +16,19 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// How often a drain asks again.
+// How often a drain retries.
 const (
-	evictionPause = 5 * time.Second // where a budget forbids to evict
+	evictionPause = 5 * time.Second // while a budget forbids the eviction
 	deletionPause = time.Second     // until a pod is gone
 )
 
-// drain is what a Talos node does to itself before it goes down by its own
-// decision. It marks the node as cordoned by Talos, evicts its pods all at once
-// and waits until they are gone.
+// drain is what a Talos node does to itself before it goes down on its own: it marks
+// the node as cordoned by Talos, evicts all its pods at once and waits until they are
+// gone.
 func (l *Lab) drain(ctx context.Context, node string) error {
 	err := l.editNode(ctx, node, func(n *corev1.Node) bool {
 		if n.Spec.Unschedulable {
-			return false // somebody else did it
+			return false // already cordoned
 		}
 		n.Spec.Unschedulable = true
 		if n.Annotations == nil {
@@ -59,15 +59,15 @@ func (l *Lab) drain(ctx context.Context, node string) error {
 	return errors.Join(errs...)
 }
 
-// movable says whether a drain takes a pod: neither a static one, nor one that
-// nobody or a DaemonSet would make anew (Drain in Talos' kubernetes.go).
+// movable says whether a drain evicts a pod: not a static pod, one of a DaemonSet or
+// one without a controller (Drain in Talos' kubernetes.go).
 func movable(p *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(p)
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return !mirror && p.DeletionTimestamp == nil && owner != nil && owner.Kind != "DaemonSet"
 }
 
-// evict ends a pod as soon as its budget allows and waits for its end.
+// evict evicts a pod as soon as its budget allows and waits until it is gone.
 func (l *Lab) evict(ctx context.Context, p *corev1.Pod) error {
 	for {
 		err := l.Kube.Evict(ctx, p.Namespace, p.Name, metav1.DeleteOptions{})
@@ -98,7 +98,7 @@ func (l *Lab) evict(ctx context.Context, p *corev1.Pod) error {
 	}
 }
 
-// uncordon undoes drain's mark, and nobody else's.
+// uncordon removes the cordon if drain set it.
 func (l *Lab) uncordon(ctx context.Context, node string) error {
 	for {
 		err := l.editNode(ctx, node, func(n *corev1.Node) bool {
@@ -118,7 +118,8 @@ func (l *Lab) uncordon(ctx context.Context, node string) error {
 	}
 }
 
-// editNode changes a Node unless change says that it is as it should be.
+// editNode applies change to a Node until it is stored; change returns false to leave
+// it as it is.
 func (l *Lab) editNode(ctx context.Context, name string, change func(*corev1.Node) bool) error {
 	for {
 		n, err := l.Kube.Node(ctx, name)

@@ -29,7 +29,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// startLab installs a lab whose machines all run.
+// startLab installs a lab and starts all its machines.
 func startLab(t *testing.T) (*sim.Lab, map[string][]byte) {
 	t.Helper()
 	lab, err := sim.New(t.Context(), sim.Options{
@@ -92,7 +92,7 @@ func upgrade(t *testing.T, c *client.Client, ref string) {
 	}
 }
 
-// watch samples a Node for d and says in order how its schedulability changed.
+// watch samples a Node for d and lists the changes of its schedulability in order.
 func watch(t *testing.T, lab *sim.Lab, node string, d time.Duration) string {
 	t.Helper()
 	var seen []string
@@ -159,7 +159,7 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 		if after.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
 			t.Error("the node has not been rebooted")
 		}
-		// what a person cordoned stays cordoned
+		// a person's cordon must stay
 		n := after.DeepCopy()
 		n.Spec.Unschedulable = true
 		if _, err := lab.Kube.Store().Update(t.Context(), store.Nodes(), n, store.Main); err != nil {

@@ -7,20 +7,20 @@ import (
 	"net/http"
 )
 
-// State is what a roll must leave as it was.
+// State is what a roll must preserve.
 type State struct {
-	Disks  map[string]string `json:"disks"`            // of the persistent ones: see Lab.Disks
+	Disks  map[string]string `json:"disks"`            // checksums of the persistent ones: see Lab.Disks
 	Etcd   []string          `json:"etcd"`             // voting members, by name
-	Broken []string          `json:"broken,omitempty"` // promises that were broken since the lab came up
-	// Requests are those that its servers have got, by protocol: see record.Call.
+	Broken []string          `json:"broken,omitempty"` // promises broken since the lab came up
+	// Requests counts the requests that the servers got, by protocol: see record.Call.
 	Requests map[string]int `json:"requests"`
 }
 
-// minQuorate is the least number of control planes of which one can go while
-// etcd goes on.
+// minQuorate is the least number of control planes with which etcd survives the loss of
+// one.
 const minQuorate = 3
 
-// State looks at the lab from outside, as nobody who uses it can.
+// State looks at the lab from outside, as no client can.
 func (l *Lab) State() State {
 	s := State{Disks: l.Disks(), Etcd: []string{}, Broken: l.World.Violations(), Requests: map[string]int{}}
 	for _, call := range l.Recorder.Calls() {
@@ -37,8 +37,8 @@ func (l *Lab) State() State {
 	return s
 }
 
-// AskState asks the running lab of a working directory for its state when it
-// came up, and for the present one.
+// AskState asks the running lab of a working directory for its state when it came up,
+// and for the present one.
 func AskState(ctx context.Context, dir string) (before, now State, err error) {
 	at, err := findLab(dir)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// Trouble sets what is wrong with a node's machine; the zero trouble is nothing.
+// Trouble sets the faults of a node's machine; the zero Trouble clears them.
 func (l *Lab) Trouble(node string, t talosapi.Trouble) error {
 	i := slices.IndexFunc(l.Nodes, func(n Node) bool { return n.Name == node })
 	if i < 0 {
@@ -19,11 +19,11 @@ func (l *Lab) Trouble(node string, t talosapi.Trouble) error {
 	return nil
 }
 
-// SlowServers are what Slow takes.
+// SlowServers are the arguments that Slow accepts.
 var SlowServers = []string{"proxmox", "talos", "kubernetes"}
 
-// Slow makes the API of Proxmox, of all machines, or of Kubernetes slow for that
-// long, in simulated time; see record.Recorder.
+// Slow stalls the API of Proxmox, of all machines, or of Kubernetes for d of simulated
+// time; see record.Recorder.
 func (l *Lab) Slow(server string, d time.Duration) error {
 	if !slices.Contains(SlowServers, server) {
 		return fmt.Errorf("make an API slow: %q is none of %s", server, strings.Join(SlowServers, ", "))
@@ -32,5 +32,6 @@ func (l *Lab) Slow(server string, d time.Duration) error {
 	return nil
 }
 
-// Silence has the nodes' machines never answer what silent names; see talosapi.Firmware.
+// Silence makes the machines never answer the requests that silent selects; see
+// talosapi.Firmware.
 func (l *Lab) Silence(silent func(talosapi.Request) bool) { l.machines.Silence(silent) }

@@ -10,15 +10,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// VM is the VM of a node as somebody has set it up, instead of one of the lab's
-// own kind. The lab gives it its name, its SMBIOS UUID and the MACs.
+// VM replaces the lab's own VM of a node. The lab sets its name, its SMBIOS UUID and
+// the MACs.
 type VM struct {
 	Config    map[string]string // as qm create takes it: a new disk is "local-lvm:20"
-	Documents []string          // further ones of the machine configuration
+	Documents []string          // additional machine configuration documents
 	Content   map[string][]byte // of disks that are not blank, by key
 }
 
-// systemDisk is the key of the disk that Talos is on: the first one that the VM boots from.
+// systemDisk is the key of Talos' disk: the first one in the boot order.
 func (v VM) systemDisk() string {
 	for key := range strings.SplitSeq(strings.TrimPrefix(v.Config["boot"], "order="), ";") {
 		if d := v.Config[key]; d != "" && !strings.HasPrefix(key, "net") && !strings.Contains(d, "media=cdrom") {
@@ -28,7 +28,7 @@ func (v VM) systemDisk() string {
 	return ""
 }
 
-// bus is what the system disk is on.
+// bus is that of the system disk.
 func (v VM) bus() string { return strings.TrimRight(v.systemDisk(), "0123456789") }
 
 // ephemeralElsewhere says whether a document puts EPHEMERAL on another disk.
@@ -48,7 +48,7 @@ func (v VM) check(node string) error {
 	return nil
 }
 
-// complete is the configuration with what the lab gives it.
+// complete is the configuration with the lab's own settings added.
 func (v VM) complete(n Node) map[string]string {
 	c := map[string]string{"smbios1": "uuid=" + n.UUID}
 	for key, value := range v.Config {
@@ -67,7 +67,7 @@ func (v VM) complete(n Node) map[string]string {
 	return c
 }
 
-// installVM makes the machine of a node that has a VM of somebody's own.
+// installVM makes the machine of a node with a VM from Options.VMs.
 func (l *Lab) installVM(n Node, v VM, installer string, uki []byte, member talosapi.EtcdData) error {
 	m := talosapi.Machine{Hostname: n.Name, ControlPlane: n.ControlPlane, Installer: installer, Documents: v.Documents}
 	if v.bus() == "virtio" {

@@ -14,9 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// addWorkload runs something on the cluster that a drain has to move: a web
-// server with two replicas, of which one may be missing where there is another
-// worker to move it to. A real control plane may have it of an earlier lab.
+// addWorkload deploys a web server with two replicas for drains to move. Its budget allows
+// one to be missing if there are several workers.
 func addWorkload(ctx context.Context, s store.Store, workers int) error {
 	labels := map[string]string{"app": "web"}
 	web := &appsv1.Deployment{

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// LogName is the log of a run in the directory of its journal, and OlderLogName
-	// what it was before it grew too long: the newest lines are there in any case.
+	// LogName is the log of a run in the directory of its journal. OlderLogName is the part
+	// before the last rotation.
 	LogName      = "log.jsonl"
 	OlderLogName = "log.1.jsonl"
 )
@@ -42,52 +42,53 @@ type line struct {
 	Unwell     []string `json:"unwell"`
 }
 
-// longestLine is more than a log has: an error of a whole cluster is some kilobytes.
+// longestLine is more than any log line: an error about a whole cluster is a few
+// kilobytes.
 const longestLine = 4 << 20
 
-// Read reads the log of a run from its directory. What a killed process has not
-// finished writing is left out; without any log the story is empty.
+// Read reads the log of a run from its directory. It skips a line that a killed process
+// left unfinished. Without a log the story is empty.
 func Read(dir fs.FS) (Story, error) {
-	t := &teller{open: map[string]*Stage{}, turns: map[string]*Turn{}, requests: map[string]*Requests{}}
-	t.Begins = true
+	b := &builder{open: map[string]*Stage{}, turns: map[string]*Turn{}, requests: map[string]*Requests{}}
+	b.Begins = true
 	for _, name := range []string{OlderLogName, LogName} {
 		f, err := dir.Open(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return t.Story, fmt.Errorf("read the log of the run: %w", err)
+			return b.Story, fmt.Errorf("read the log of the run: %w", err)
 		}
-		err = t.read(f)
+		err = b.read(f)
 		if closed := f.Close(); err == nil {
 			err = closed
 		}
 		if err != nil {
-			return t.Story, fmt.Errorf("read the log of the run: %s: %w", name, err)
+			return b.Story, fmt.Errorf("read the log of the run: %s: %w", name, err)
 		}
 	}
-	return t.end(), nil
+	return b.end(), nil
 }
 
-func (t *teller) read(r io.Reader) error {
+func (b *builder) read(r io.Reader) error {
 	lines := bufio.NewReaderSize(r, 1<<16)
 	for {
 		text, err := readLine(lines)
 		if errors.Is(err, io.EOF) {
-			return nil // what stands behind the last line feed was cut off
+			return nil // the process was killed while it wrote this line
 		}
 		if err != nil {
 			return err
 		}
 		l, ok := parse(text)
 		if behind := bytes.LastIndex(text, []byte(firstKey)); !ok && behind > 0 {
-			l, ok = parse(text[behind:]) // of who went on where a killed process had been writing
+			l, ok = parse(text[behind:]) // a line after one that a killed process left unfinished
 		}
 		if !ok {
-			t.Broken++
+			b.Broken++
 			continue
 		}
-		t.hear(l)
+		b.add(l)
 	}
 }
 
@@ -99,7 +100,7 @@ func parse(text []byte) (l line, ok bool) {
 	return l, err == nil && !l.Time.IsZero()
 }
 
-// readLine returns one line; of one that is too long nothing, which is no JSON.
+// readLine returns one line, and a part of one that is too long, which is not valid JSON.
 func readLine(r *bufio.Reader) (text []byte, err error) {
 	for {
 		part, err := r.ReadSlice('\n')

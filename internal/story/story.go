@@ -1,5 +1,5 @@
-// Package story reads the log of a run and tells what happened, to whom and when:
-// for reports of runs that have ended, that still go on, or that were killed.
+// Package story turns the log of a run into a history of its nodes and steps, for reports
+// of runs that have ended, still run, or were killed.
 package story
 
 import (
@@ -9,49 +9,49 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Story is what the log of a run tells. Of a run that was killed it ends in the middle.
+// Story is the history in a run's log. For a killed run it ends in the middle.
 type Story struct {
 	From, To time.Time // of the first and the last line
-	Sessions []Session // processes that worked on it, in their order
-	Turns    []*Turn   // of nodes, in the order in which they began
-	Steps    []*Stage  // that are about no node, in the order in which they were begun
-	Said     []Said    // all that happened, in order
-	Notes    []Said    // of that, what is about the run as a whole: claims taken over, servers waited for
-	Pulses   []Pulse   // how the cluster stood
+	Sessions []Session // processes that worked on it, in order
+	Turns    []*Turn   // of nodes, by beginning
+	Steps    []*Stage  // that concern no node, by beginning
+	Said     []Said    // all events, in order
+	Notes    []Said    // the events that concern the whole run: claims taken over, servers waited for
+	Pulses   []Pulse   // the cluster's state over time
 	Requests []Requests
-	Begins   bool // the log has its beginning; else it grew too long
-	Broken   int  // lines that can't be read
+	Begins   bool // the log has its beginning; else rotation has removed it
+	Broken   int  // unreadable lines
 }
 
 // Session is one process that worked on the run.
 type Session struct {
 	Began   time.Time
-	Command string // "recast roll"; "": an earlier run of the same process has that in its log
+	Command string // "recast roll"; "": this run was not the first of its process, whose log names the command
 	Version string // of recast
 	Ended   bool
 	Exit    int
 	Error   string
 }
 
-// Turn is one node's way through the run. One that was cut off and went on later has two.
+// Turn is one node's part of the run. If it was cut off and resumed there are two.
 type Turn struct {
 	Node, Phase string
 	Title       string    // "recreate wk1 (VM 9011 on pve1)"
-	Began       time.Time // zero: only what goes ahead of it was begun
-	Ended       time.Time // zero: it was cut off, or goes on
-	Status      string    // as the log has it: "done", "failed", …; "": it has not ended
+	Began       time.Time // zero: only its preparation has begun
+	Ended       time.Time // zero: it was cut off or still runs
+	Status      string    // as in the log: "done", "failed", …; "": it has not ended
 	Text, Error string
 	Hints       []string
-	AwayFrom    time.Time // zero: it never was away
-	AwayTo      time.Time // zero, with AwayFrom: it was not back by then
+	AwayFrom    time.Time // when the node became unavailable; zero: it never did
+	AwayTo      time.Time // when it was back; zero, with AwayFrom: it was not
 	Stages      []*Stage
-	Heard       time.Time // of it, for the last time
-	CutOff      bool      // the process that worked on it ended before it did
+	Heard       time.Time // time of its latest line
+	CutOff      bool      // its process ended first
 
 	path string
 }
 
-// Until is when it ended, or was heard of last.
+// Until is when it ended, or the time of its latest line.
 func (t *Turn) Until() time.Time {
 	if t.Ended.IsZero() {
 		return t.Heard
@@ -59,31 +59,31 @@ func (t *Turn) Until() time.Time {
 	return t.Ended
 }
 
-// isWell says whether it ended with the node as it should be.
+// isWell says whether it ended with a healthy node.
 func (t *Turn) isWell() bool {
 	return t.Status == step.Done.String() || t.Status == step.Skipped.String()
 }
 
-// Stage is a step, or what a turn spends its time with.
+// Stage is a step, or a phase of a turn.
 type Stage struct {
 	Name   string // "drain", "boot"
 	Title  string
 	Began  time.Time
-	Ended  time.Time // zero: it was cut off, or goes on
+	Ended  time.Time // zero: it was cut off or still runs
 	Status string
-	Text   string // why there was nothing to do
-	Noted  string // the last thing that it saw
+	Text   string // why it was skipped
+	Noted  string // its latest note
 	Error  string
 	Hints  []string
-	CutOff bool // as of a turn
+	CutOff bool // as in Turn
 
 	path string
 }
 
-// Fate is how the turn ended; unended is said of one that has not, unless it was cut off.
+// Fate is how the turn ended: its status, "cut off", or unended for one that still runs.
 func (t *Turn) Fate(unended string) string { return fate(t.Status, t.CutOff, unended) }
 
-// Fate is that of a turn.
+// Fate is as in Turn.
 func (s *Stage) Fate(unended string) string { return fate(s.Status, s.CutOff, unended) }
 
 func fate(status string, cutOff bool, unended string) string {
@@ -96,28 +96,28 @@ func fate(status string, cutOff bool, unended string) string {
 	return unended
 }
 
-// Said is one line of what happened.
+// Said is one event.
 type Said struct {
 	At   time.Time
 	Node string
-	Mark string // status of a step: "started", "note", "done", …; "recast": of a process
+	Mark string // status of a step: "started", "note", "done", …; "recast": a process
 	Text string
 }
 
-// Pulse is how the cluster stood at a moment.
+// Pulse is the cluster's state at a moment.
 type Pulse struct {
 	At time.Time
 	cluster.Pulse
 }
 
-// Requests counts those that could change something at one kind of server.
+// Requests counts the mutating requests to one kind of server.
 type Requests struct {
 	Server string
 	Sent   int
 	Failed int
 }
 
-// Strategy is how the node was treated: the first word of the title.
+// Strategy is how the node was rolled: the first word of the title.
 func (t *Turn) Strategy() string {
 	for i, r := range t.Title {
 		if r == ' ' {
@@ -127,24 +127,24 @@ func (t *Turn) Strategy() string {
 	return t.Title
 }
 
-// Outage is when a node was away; across turns if it was left half done.
+// Outage is a time when a node was unavailable; it spans turns if the first was cut off.
 type Outage struct {
 	Node     string
 	From, To time.Time
-	Open     bool // it was not back when the log ends
+	Open     bool // it was not back when the log ended
 }
 
-// Seconds is how long.
+// Seconds is the length.
 func (o Outage) Seconds() int { return int(o.To.Sub(o.From).Round(time.Second).Seconds()) }
 
-// Outages lists when nodes were away, in the order in which they went.
+// Outages lists the outages of all nodes by beginning.
 func (s Story) Outages() []Outage {
 	var out []Outage
-	open := map[string]int{} // by node, which outage goes on
+	open := map[string]int{} // index of the node's open outage
 	for _, t := range s.Turns {
 		at, goesOn := open[t.Node]
 		switch {
-		case goesOn: // it was left so: it has been away ever since
+		case goesOn: // unavailable since an earlier turn
 		case t.AwayFrom.IsZero():
 			continue
 		default:
@@ -153,7 +153,7 @@ func (s Story) Outages() []Outage {
 		}
 		back := t.AwayTo
 		if goesOn && back.IsZero() && t.isWell() {
-			back = t.Ended // nothing of it was left to be done but to see that it is back
+			back = t.Ended // the turn only verified that it was back
 		}
 		out[at].To, out[at].Open = back, back.IsZero()
 		delete(open, t.Node)
@@ -164,7 +164,7 @@ func (s Story) Outages() []Outage {
 	return out
 }
 
-// Longest is the longest outage; false where nobody was away.
+// Longest is the longest outage; false if there was none.
 func (s Story) Longest() (longest Outage, any bool) {
 	for _, o := range s.Outages() {
 		if !any || o.Seconds() > longest.Seconds() {
@@ -174,7 +174,7 @@ func (s Story) Longest() (longest Outage, any bool) {
 	return longest, any
 }
 
-// NotBack names the nodes that were not back when the log ends.
+// NotBack names the nodes that were unavailable when the log ended.
 func (s Story) NotBack() []string {
 	var names []string
 	for _, o := range s.Outages() {

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/story"
 )
 
-// lines makes a log of "second msg key=value …" lines; what has a blank is in 'quotes'.
+// lines makes a log of "second msg key=value …" lines; values with blanks are in 'quotes'.
 func lines(said ...string) string {
 	var b strings.Builder
 	for _, l := range said {
@@ -27,7 +27,7 @@ func event(step, status string, more ...string) string {
 
 const began = `"msg":"command","status":"started","command":"recast roll","version":"v1"`
 
-// recreated is a whole turn.
+// recreated is a complete turn.
 var recreated = []string{
 	"00:00 " + began,
 	"00:01 " + `"msg":"run","run":"r","status":"began"`,
@@ -71,8 +71,8 @@ func read(t *testing.T, files map[string]string) story.Story {
 	return s
 }
 
-// told is a turn in short: its stages with the seconds that they took.
-func told(turn *story.Turn) string {
+// summary is a turn in short: its stages with their seconds.
+func summary(turn *story.Turn) string {
 	head := turn.Node + " " + turn.Strategy() + " " + orOpen(turn.Status)
 	if !turn.AwayFrom.IsZero() {
 		head += fmt.Sprintf(" away %s-%s", turn.AwayFrom.Format("04:05"), orOpen(strings.TrimPrefix(turn.AwayTo.Format("04:05"), "00:00")))
@@ -99,8 +99,8 @@ func TestATurn(t *testing.T) {
 	t.Parallel()
 	s := read(t, map[string]string{story.LogName: lines(recreated...)})
 	want := "wk1 recreate done away 00:10-01:41; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park 5 done; create-vm 0 skipped; boot 24 done; configure 5 done; join 15 done; settle 30 done"
-	if len(s.Turns) != 1 || told(s.Turns[0]) != want {
-		t.Errorf("turns:\n%s\n%s", told(s.Turns[0]), want)
+	if len(s.Turns) != 1 || summary(s.Turns[0]) != want {
+		t.Errorf("turns:\n%s\n%s", summary(s.Turns[0]), want)
 	}
 	stages := s.Turns[0].Stages
 	if stages[2].Noted != "evicting web-1" || stages[4].Noted != "half" || stages[6].Noted != "no answer" || stages[5].Text != "it is there" {
@@ -117,16 +117,17 @@ func TestATurn(t *testing.T) {
 	}
 }
 
-// A process that was killed leaves the middle of a story; who goes on with it leaves the rest.
-func TestCutOffAndGoneOnWith(t *testing.T) {
+// A killed process leaves a story without an end; the process that resumes the run adds the
+// rest.
+func TestCutOffAndResumed(t *testing.T) {
 	t.Parallel()
 	whole := lines(recreated[:14]...)
 	s := read(t, map[string]string{story.LogName: whole[:len(whole)-20]})
-	if o, any := s.Longest(); !any || !o.Open || told(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
-		t.Errorf("cut off: %s, %+v", told(s.Turns[0]), o)
+	if o, any := s.Longest(); !any || !o.Open || summary(s.Turns[0]) != "wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done" {
+		t.Errorf("cut off: %s, %+v", summary(s.Turns[0]), o)
 	}
 	if s.Turns[0].CutOff {
-		t.Error("nobody knows yet whether it was cut off")
+		t.Error("it is not known yet whether it was cut off")
 	}
 	if s.Broken != 0 {
 		t.Error("a last line that was cut off is none that can't be read")
@@ -134,7 +135,7 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	unfinished := func(step, status string, more ...string) string {
 		return strings.Replace(event(step, status, more...), "workers", "unfinished", 1)
 	}
-	// The next one writes right behind the line that was cut off.
+	// The next process writes right after the unfinished line.
 	s = read(t, map[string]string{story.LogName: whole + `{"time":"2026-11-21T04:00:21Z","level":"IN` + lines(
 		"10:00 "+began,
 		`10:00 "msg":"step","step":"roll","status":"note","text":"taking the claim over"`,
@@ -145,7 +146,7 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	if diff := cmp.Diff([]string{
 		"wk1 recreate open away 00:10-open; pull 1 done; gate 1 done; drain 7 done; stop 10 done; park ? open",
 		"wk1 recreate done away 10:02-10:03",
-	}, []string{told(s.Turns[0]), told(s.Turns[1])}); diff != "" {
+	}, []string{summary(s.Turns[0]), summary(s.Turns[1])}); diff != "" {
 		t.Errorf("turns (-want +got):\n%s", diff)
 	}
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
@@ -162,8 +163,8 @@ func TestCutOffAndGoneOnWith(t *testing.T) {
 	}
 }
 
-// A node whose turn failed is away until somebody has finished it.
-func TestAFailedNodeStaysAway(t *testing.T) {
+// A node whose turn failed is unavailable until a later turn finishes it.
+func TestAFailedNodeStaysUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, status := range []string{"failed", "stopped"} {
 		log := []string{
@@ -215,7 +216,7 @@ func TestLogsThatAreNotWhole(t *testing.T) {
 	}
 }
 
-// Gates and hooks behind a node are no outage; a failure has its hints.
+// Gates and hooks after a node are not part of the outage; a failure has its hints.
 func TestGatesBehindANode(t *testing.T) {
 	t.Parallel()
 	s := read(t, map[string]string{story.LogName: lines(
@@ -227,7 +228,7 @@ func TestGatesBehindANode(t *testing.T) {
 		"05:32 "+event("wk1", "failed", `"error":"ceph is not well"`),
 		"05:33 "+event("wk2", "not started", `"title":"in-place wk2 (VM 8 on pve1)"`),
 	)})
-	if got := told(s.Turns[0]); got != "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed" {
+	if got := summary(s.Turns[0]); got != "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed" {
 		t.Error(got)
 	}
 	if got := s.Turns[0].Stages[1]; got.Error != "ceph is not well" || len(got.Hints) != 1 {

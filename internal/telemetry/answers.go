@@ -10,16 +10,16 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Drifted tells how every node stands.
+// Drifted records the state of every node.
 func (t *Telemetry) Drifted(res pipeline.DriftResult) {
 	if t == nil {
 		return
 	}
 	t.answer(func(p *page) {
-		nodes := p.gauge("recast_nodes", "Nodes by how they stand: in-sync, stale, unread.", "state")
-		stale := p.gauge("recast_node_stale", "1: the node is not as the lock wants it.", "node")
+		nodes := p.gauge("recast_nodes", "Nodes by state: in-sync, stale, unread.", "state")
+		stale := p.gauge("recast_node_stale", "1: the node differs from the lock.", "node")
 		unread := p.gauge("recast_node_unread", "1: something of the node could not be read, so nothing is certain.", "node")
-		info := p.gauge("recast_node_info", "The build that the node should run, and the version of Talos that it does; always 1.", "node", "build", "talos")
+		info := p.gauge("recast_node_info", "The build that the node should run and the Talos version that it runs; always 1.", "node", "build", "talos")
 		reasons := p.gauge("recast_stale_nodes", "Nodes by why they are stale.", "reason")
 		count := map[string]float64{"in-sync": 0, "stale": 0, "unread": 0}
 		why := map[string]float64{}
@@ -66,7 +66,7 @@ func number(is bool) float64 {
 	return 0
 }
 
-// Planned tells what a roll would do.
+// Planned records what a roll would do.
 func (t *Telemetry) Planned(plan cluster.Plan) {
 	if t != nil {
 		t.answer(func(p *page) { planned(p, plan) })
@@ -74,7 +74,7 @@ func (t *Telemetry) Planned(plan cluster.Plan) {
 }
 
 func planned(p *page, plan cluster.Plan) {
-	nodes := p.gauge("recast_plan_nodes", "Nodes of the plan by strategy: none where nothing is to be done, refused where it can't be.", "strategy")
+	nodes := p.gauge("recast_plan_nodes", "Nodes of the plan by strategy: none if nothing is to be done, refused if it can't be done.", "strategy")
 	outage := p.gauge("recast_plan_outage_seconds", "How long the node is expected to be away.", "node", "strategy")
 	count := map[string]float64{"none": 0, "refused": 0}
 	for _, n := range plan.Nodes {
@@ -94,12 +94,12 @@ func planned(p *page, plan cluster.Plan) {
 	}
 }
 
-// Rolled tells what a run did and how each of its nodes fared.
+// Rolled records a run's outcome and that of each of its nodes.
 func (t *Telemetry) Rolled(rep pipeline.Report, fared ui.Fared) {
 	if t == nil {
 		return
 	}
-	outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is no label
+	outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is not a label
 	t.root.SetAttributes(attrOutcome.String(outcome))
 	t.mu.Lock()
 	took := maps.Clone(t.took)
@@ -135,13 +135,13 @@ func rolled(p *page, fared ui.Fared, took map[string]time.Duration) {
 	}
 }
 
-// Examined tells what stands between here and a roll.
+// Examined records the results of recast doctor.
 func (t *Telemetry) Examined(res pipeline.DoctorResult) {
 	if t == nil {
 		return
 	}
 	t.answer(func(p *page) {
-		checks := p.gauge("recast_doctor_checks", "Checks by group and by how they came out: ok, warning, problem.", "group", "state")
+		checks := p.gauge("recast_doctor_checks", "Checks by group and result: ok, warning, problem.", "group", "state")
 		count := map[[2]string]float64{}
 		for _, c := range res.Checks {
 			count[[2]string{c.Group, string(c.State)}]++

@@ -20,26 +20,26 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// call is one request to a server. What is in its body, its query or its headers is
-// never told, nor the words of an answer: they may be secret.
+// call is one request to a server. Bodies, queries, headers and the text of answers are
+// never recorded: they may be secret.
 type call struct {
 	server string // "proxmox", "talos", "kubernetes", "factory", "registry"
-	method string // of HTTP, or the full name of a gRPC method
+	method string // HTTP method, or full gRPC method name
 	path   string // of the URL; "" for gRPC
 	host   string
 	change bool // it may change something
 	step   string
 	began  time.Time
 	span   trace.Span
-	// remote is host as gRPC tells it, maybe while another goroutine ends the call.
+	// remote is host as gRPC reports it, maybe while another goroutine ends the call.
 	remote atomic.Pointer[string]
 }
 
 // result is how a call ended.
 type result struct {
-	code  string // HTTP status, or the name of a gRPC code; "": no answer
-	class string // "2xx", or the name of a gRPC code, or "none"
-	kind  string // of the failure, in one word; "": it succeeded
+	code  string // HTTP status or gRPC code; "": no answer
+	class string // "2xx", gRPC code, or "none"
+	kind  string // of failure, in one word; "": it succeeded
 }
 
 func (t *Telemetry) begin(ctx context.Context, c *call, name string, attrs ...attribute.KeyValue) context.Context {
@@ -51,7 +51,7 @@ func (t *Telemetry) begin(ctx context.Context, c *call, name string, attrs ...at
 	return ctx
 }
 
-// answered tells of the answer. The span goes on until the whole of it was read.
+// answered records the beginning of the answer. The span lasts until the answer was read.
 func (t *Telemetry) answered(c *call, r result) {
 	took := time.Since(c.began)
 	if t.counts != nil {
@@ -85,7 +85,7 @@ func (t *Telemetry) answered(c *call, r result) {
 	say("request", attrs...)
 }
 
-// HTTP returns what is put around the transports of one kind of server.
+// HTTP returns a wrapper for the transports of one kind of server; nil on a nil Telemetry.
 func (t *Telemetry) HTTP(server string) func(http.RoundTripper) http.RoundTripper {
 	if t == nil {
 		return nil
@@ -93,15 +93,15 @@ func (t *Telemetry) HTTP(server string) func(http.RoundTripper) http.RoundTrippe
 	return func(inner http.RoundTripper) http.RoundTripper { return &watched{t, server, inner} }
 }
 
-// watched tells of every request that goes through it.
+// watched records every request.
 type watched struct {
 	t      *Telemetry
 	server string
 	inner  http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. No header is added: none of these servers
-// takes part in a trace.
+// RoundTrip implements http.RoundTripper. It adds no trace headers: these servers do not
+// take part in a trace.
 func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := &call{
 		server: w.server, method: req.Method, path: req.URL.Path, host: req.URL.Host,
@@ -131,17 +131,17 @@ func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// CloseIdleConnections is what http.Client asks of transports.
+// CloseIdleConnections is called by http.Client.
 func (w *watched) CloseIdleConnections() {
 	if c, ok := w.inner.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// body ends the span of a call when its answer was read, or nobody reads on.
+// body ends the span of a call when its answer was read or closed.
 type body struct {
 	io.ReadCloser
-	span trace.Span // its End may be called again
+	span trace.Span // End may be called twice
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -161,7 +161,7 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// kindOf is why no answer came, in one word: an error's own words may quote anything.
+// kindOf is why no answer came, in one word: the error's own text may contain secrets.
 func kindOf(err error) string {
 	var certificate *tls.CertificateVerificationError
 	var network net.Error

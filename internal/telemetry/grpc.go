@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// GRPC returns what every connection to one kind of server is made with.
+// GRPC returns the dial options for connections to one kind of server.
 func (t *Telemetry) GRPC(server string) []grpc.DialOption {
 	if t == nil {
 		return nil
@@ -20,7 +20,7 @@ func (t *Telemetry) GRPC(server string) []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithStatsHandler(&rpcs{t, server})}
 }
 
-// rpcs tells of every call of a gRPC connection.
+// rpcs records every call of a gRPC connection.
 type rpcs struct {
 	t      *Telemetry
 	server string
@@ -51,7 +51,7 @@ func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 			c.span.SetAttributes(attrAddress.String(s.RemoteAddr.String()))
 		}
 	case *stats.End:
-		code := status.FromContextError(s.Error).Code() // of an error that gRPC has not made
+		code := status.FromContextError(s.Error).Code() // for errors not made by gRPC
 		if st, made := status.FromError(s.Error); made {
 			code = st.Code()
 		}
@@ -60,7 +60,7 @@ func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 		}
 		res := result{code: code.String(), class: code.String()}
 		if code != codes.OK {
-			res.kind = code.String() // its message may quote what was sent
+			res.kind = code.String() // the message may quote the request
 		}
 		c.span.SetAttributes(attrRPCCode.String(res.code))
 		r.t.answered(c, res)
@@ -74,7 +74,7 @@ func (*rpcs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context 
 // HandleConn implements stats.Handler.
 func (*rpcs) HandleConn(context.Context, stats.ConnStats) {}
 
-// reads says whether a method of Talos' API changes nothing; one that is not known may.
+// reads says whether a method of Talos' API is read-only; unknown methods are not.
 func reads(method string) bool {
 	return slices.Contains([]string{
 		"Get", "List", "Watch", // cosi.resource.State, and files and images of a machine

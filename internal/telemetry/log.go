@@ -24,21 +24,21 @@ func openLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
 
-// sink is where log lines go: a file that was asked for, and the log of the run.
+// sink is where log lines go: the --log-file, and the log of the run.
 type sink struct {
 	warn func(string)
 
 	mu      sync.Mutex
-	file    *os.File // nil: none was asked for, or it can't be written any more
-	pending []byte   // lines of before the first run
-	begun   bool     // a run has
-	run     *os.File // nil: none has begun, or it can't be written any more
+	file    *os.File // nil: not wanted, or writing has failed
+	pending []byte   // lines from before the first run
+	begun   bool     // a run has begun
+	run     *os.File // nil: no run has begun, or writing has failed
 	dir     string   // of the run
-	size    int64    // of its log
+	size    int64    // of the run's log
 }
 
-// Write takes one whole line, as slog's handlers write them. It never fails: a log
-// that can't be written is warned of once and given up.
+// Write writes one line, as slog's handlers produce it. It never fails: when a log can't
+// be written, it warns once and stops writing to it.
 func (s *sink) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,8 @@ func (s *sink) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// keep holds a line back until a run begins; the oldest go where there are too many.
+// keep buffers a line until a run begins; if the buffer is full, it drops the oldest
+// lines.
 func (s *sink) keep(line []byte) {
 	if len(s.pending)+len(line) > maxPending {
 		_, newer, _ := bytes.Cut(s.pending[len(s.pending)/2:], []byte("\n"))
@@ -66,7 +67,7 @@ func (s *sink) keep(line []byte) {
 
 func (s *sink) append(line []byte) {
 	if s.size+int64(len(line)) > maxLog {
-		if err := s.turn(); err != nil {
+		if err := s.rotate(); err != nil {
 			s.giveUp(&s.run, err)
 			return
 		}
@@ -78,8 +79,8 @@ func (s *sink) append(line []byte) {
 	}
 }
 
-// turn begins the log of the run anew and keeps what it was.
-func (s *sink) turn() error {
+// rotate renames the log of the run and begins a new one.
+func (s *sink) rotate() error {
 	path := filepath.Join(s.dir, LogName)
 	if err := errors.Join(s.run.Close(), os.Rename(path, filepath.Join(s.dir, olderLogName))); err != nil {
 		return err
@@ -100,7 +101,7 @@ func (s *sink) open() error {
 	return nil
 }
 
-// begin turns to the log of a run.
+// begin switches to the log of a run.
 func (s *sink) begin(dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,7 +109,7 @@ func (s *sink) begin(dir string) {
 		return
 	}
 	if s.run != nil {
-		_ = s.run.Close() // every line was written by itself
+		_ = s.run.Close() // lines are written unbuffered
 		s.run = nil
 	}
 	s.dir, s.begun = dir, true
@@ -122,10 +123,10 @@ func (s *sink) begin(dir string) {
 	}
 }
 
-// giveUp is said once of each log.
+// giveUp warns and closes the log.
 func (s *sink) giveUp(f **os.File, err error) {
-	s.warn("the log ends here: " + err.Error())
-	_ = (*f).Close() // it is lost already
+	s.warn("logging stopped: " + err.Error())
+	_ = (*f).Close() // writing has failed already
 	*f = nil
 }
 
@@ -134,7 +135,7 @@ func (s *sink) close() {
 	defer s.mu.Unlock()
 	for _, f := range []**os.File{&s.file, &s.run} {
 		if *f != nil {
-			_ = (*f).Close() // every line was written by itself
+			_ = (*f).Close() // lines are written unbuffered
 			*f = nil
 		}
 	}

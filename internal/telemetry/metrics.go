@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// checkMetricsFile finds early what would keep the metrics from being written: the
-// command may take hours.
+// checkMetricsFile detects an unwritable metrics file before the command, which may take
+// hours.
 func checkMetricsFile(path string) error {
 	if isSpecial(path) {
 		return nil
@@ -28,14 +28,14 @@ func checkMetricsFile(path string) error {
 	return os.Remove(f.Name())
 }
 
-// isSpecial says whether a path leads to a pipe, a device or elsewhere. It is written
-// to: a root who renames a file over /dev/stdout has taken that from everybody.
+// isSpecial says whether path is a pipe, a device or the like. Such a file is written in
+// place: root could replace /dev/stdout by renaming a file over it.
 func isSpecial(path string) bool {
 	info, err := os.Lstat(path)
 	return err == nil && !info.Mode().IsRegular()
 }
 
-// counts are the metrics that add up while a command goes.
+// counts are the metrics that accumulate during a command.
 type counts struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.SummaryVec
@@ -47,7 +47,7 @@ func newCounts() *counts {
 	return &counts{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "recast_requests_total",
-			Help: "Requests that the command sent, by kind of server and by how they were answered: class of the HTTP status, gRPC code, or none.",
+			Help: "Requests that the command sent, by kind of server and answer: class of the HTTP status, gRPC code, or none.",
 		}, []string{"server", "class"}),
 		answers: prometheus.NewSummaryVec(prometheus.SummaryOpts{
 			Name: "recast_request_duration_seconds",
@@ -55,11 +55,11 @@ func newCounts() *counts {
 		}, []string{"server"}),
 		steps: prometheus.NewSummaryVec(prometheus.SummaryOpts{
 			Name: "recast_step_duration_seconds",
-			Help: "How long steps took that had something to do, by what they do; those of stop, drain, configure and wait-healthy is nearly all waiting.",
+			Help: "How long steps took that were not skipped, by kind; stop, drain, configure and wait-healthy mostly wait.",
 		}, []string{"step"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "recast_steps_failed_total",
-			Help: "Steps that failed, by what they do.",
+			Help: "Steps that failed, by kind.",
 		}, []string{"step"}),
 	}
 }
@@ -69,8 +69,8 @@ func (c *counts) call(server, class string, took time.Duration) {
 	c.answers.WithLabelValues(server).Observe(took.Seconds())
 }
 
-// step counts a step by its kind. Branches are none: what they take and why they
-// fail is that of the steps in them.
+// step counts a step by its kind. Branches are not counted: their time and failures are
+// those of their steps.
 func (c *counts) step(e step.Event, took time.Duration) {
 	if e.Kind == "" {
 		return
@@ -81,14 +81,14 @@ func (c *counts) step(e step.Event, took time.Duration) {
 	}
 }
 
-// page is one metrics file while it is put together. Each of its metrics has the
-// cluster and the command as labels: files of several commands lie side by side.
+// page is a metrics file under construction. Every metric has the labels cluster and
+// command, because the files of several commands are scraped together.
 type page struct {
 	reg prometheus.Registerer
 	err error
 }
 
-// gauge adds a metric of that name and returns what sets it for values of labels.
+// gauge adds a metric and returns a function that sets it for label values.
 func (p *page) gauge(name, help string, labels ...string) func(v float64, values ...string) {
 	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	p.add(g)
@@ -106,7 +106,7 @@ func (p *page) add(c prometheus.Collector) {
 	}
 }
 
-// answer keeps what the command has found out until the metrics are written.
+// answer adds a result of the command to the metrics.
 func (t *Telemetry) answer(tell func(*page)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -129,8 +129,8 @@ func (t *Telemetry) writeMetrics(exitCode int) error {
 	return prometheus.WriteToTextfile(t.o.MetricsFile, reg)
 }
 
-// WriteMetrics writes what the metrics file would hold if the command ended now,
-// with that exit code: requests and steps are in it where there is such a file.
+// WriteMetrics writes the metrics as of now, with that exit code. Requests and steps are
+// included only if the command writes a metrics file.
 func (t *Telemetry) WriteMetrics(w io.Writer, exitCode int) error {
 	if t == nil {
 		return nil
@@ -151,7 +151,7 @@ func (t *Telemetry) WriteMetrics(w io.Writer, exitCode int) error {
 	return nil
 }
 
-// metrics puts together what is known so far.
+// metrics collects all metrics so far.
 func (t *Telemetry) metrics(exitCode int) (*prometheus.Registry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// parse reads a metrics file: values, or for summaries how often, by name and
-// labels without cluster and command.
+// parse reads a metrics file: values, or counts of summaries, by name and labels without
+// cluster and command.
 func parse(t *testing.T, path string) map[string]float64 {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -47,14 +47,14 @@ func parse(t *testing.T, path string) map[string]float64 {
 	return got
 }
 
-// A pipe is written to, and still one afterwards.
+// A pipe is written to and stays a pipe.
 func TestMetricsIntoAPipe(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := os.OpenFile(path, os.O_RDWR, 0) // as long as it is open, nobody waits for the other end
+	r, err := os.OpenFile(path, os.O_RDWR, 0) // keeps the writer from blocking in open
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestMetricsIntoAPipe(t *testing.T) {
 	}
 }
 
-// TestStepsAreCountedByKind: neither what only groups steps nor a name of the world is a kind.
+// TestStepsAreCountedByKind: neither branches nor names of nodes are kinds.
 func TestStepsAreCountedByKind(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "roll.prom")
@@ -99,8 +99,8 @@ func TestStepsAreCountedByKind(t *testing.T) {
 	}
 }
 
-// TestRulesOfTheNotes: one of them fires however a drift ended, unless all is in
-// sync; the second also once none has run for long.
+// TestRulesOfTheNotes: an alert fires for every result of a drift except all in sync; the
+// second rule also when none has run for long.
 func TestRulesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	notes := read(t, "../../docs/notes/observability.md")
@@ -110,7 +110,7 @@ func TestRulesOfTheNotes(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		exit  int
-		nodes []cluster.Drift // nil: it did not come to look
+		nodes []cluster.Drift // nil: it failed before reading nodes
 		old   bool
 		want  [2]bool
 	}{
@@ -141,7 +141,7 @@ func TestRulesOfTheNotes(t *testing.T) {
 	}
 }
 
-// comparison is what the rules of the notes are made of.
+// comparison is the only form of expression in the notes' rules.
 var comparison = regexp.MustCompile(`^(time\(\) - )?recast_([a-z_]+)\{command="drift"(?:,state=~"([a-z|]+)")?\} (>|!=|==) (\d+)( \* 3600)?$`)
 
 // fires evaluates a rule as Prometheus does: "and" binds closer than "or".
@@ -150,7 +150,7 @@ func fires(t *testing.T, expr string, metrics map[string]float64, now time.Time)
 	holds := func(text string) bool {
 		m := comparison.FindStringSubmatch(text)
 		if m == nil {
-			t.Fatalf("%q is no comparison that this test knows", text)
+			t.Fatalf("%q is not a comparison that this test knows", text)
 		}
 		limit, _ := strconv.ParseFloat(m[5], 64) // digits
 		if m[6] != "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// What is printed is what the file would hold, whether there is one or not.
+// The printed metrics equal those of the file, whether there is one or not.
 func TestMetricsArePrinted(t *testing.T) {
 	t.Parallel()
 	res := pipeline.DriftResult{Nodes: []cluster.Drift{{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "talos-version"}}}, {Node: "wk2"}}}

@@ -15,14 +15,13 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// running is a step between the moment it is looked at and its end.
+// running is a step from its first check to its end.
 type running struct {
 	began time.Time
 	span  trace.Span
 }
 
-// stepKey is where a context has the path of the step that works in it, so that
-// a request can be told with its step.
+// stepKey is the context key of the running step's path, with which requests are recorded.
 type stepKey struct{}
 
 func stepOf(ctx context.Context) string {
@@ -30,16 +29,16 @@ func stepOf(ctx context.Context) string {
 	return at
 }
 
-// Watch tells what happens to the steps of run, besides whom it tells already.
+// Watch records the events of run's steps and passes them on to run.Emit as before.
 func (t *Telemetry) Watch(run *step.Runner) {
 	if t == nil {
 		return
 	}
-	told := run.Emit
+	next := run.Emit
 	run.Emit = func(e step.Event) {
 		t.emit(e)
-		if told != nil {
-			told(e)
+		if next != nil {
+			next(e)
 		}
 	}
 	run.Context = t.enter
@@ -71,14 +70,14 @@ func (t *Telemetry) emit(e step.Event) {
 	defer t.mu.Unlock()
 	if e.Status == step.Note {
 		if t.noted[e.Path] == e.Text {
-			return // told already
+			return // already recorded
 		}
 		t.noted[e.Path] = e.Text
 	}
 	r := t.steps[e.Path]
 	t.logStep(e, r)
 	if r == nil {
-		return // it never was its turn, or the note is of no step
+		return // a step that never ran, or a note without a step
 	}
 	switch e.Status {
 	case step.Started:
@@ -140,7 +139,7 @@ func (t *Telemetry) logStep(e step.Event, r *running) {
 	say("step", attrs...)
 }
 
-// fail marks a span as failed, if there is a reason.
+// fail marks a span as failed unless err is nil.
 func fail(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())

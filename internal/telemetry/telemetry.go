@@ -1,6 +1,6 @@
-// Package telemetry tells machines how a command goes: a log in JSON lines,
-// metrics for node_exporter's textfile collector, traces over OTLP. What it can't
-// tell is warned of once; no command fails for it.
+// Package telemetry reports a command to machines: a log in JSON lines, metrics for
+// node_exporter's textfile collector, traces over OTLP. A failure to report is warned of
+// once; it does not fail the command.
 package telemetry
 
 import (
@@ -17,41 +17,41 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Options say of what command to tell, and where.
+// Options describe the command, and where to write its telemetry.
 type Options struct {
 	Command string // as typed: "recast roll"
 	Version string // of recast
-	LogFile string // appended to; "": only runs have a log, beside their journals
-	// MetricsFile is replaced when the command has ended; "": none.
+	LogFile string // appended to; "": only runs have a log, in their journal's directory
+	// MetricsFile is replaced when the command ends; "": none.
 	MetricsFile string
-	// Env is os.Getenv: what OTEL_* says of traces, and TRACEPARENT whose part this command is.
+	// Env is os.Getenv: it reads the OTEL_* variables and TRACEPARENT, the parent span.
 	Env func(string) string
-	// Exporter takes the spans; nil: OTLP over HTTP where Env has an endpoint, else nothing.
+	// Exporter takes the spans; nil: OTLP over HTTP if Env has an endpoint, else none.
 	Exporter sdktrace.SpanExporter
 	Warn     func(text string)
 }
 
-// Telemetry is that of one command. Its methods may be called concurrently, and
-// on nil, where they do nothing.
+// Telemetry is that of one command. Its methods may be called concurrently; on nil they do
+// nothing.
 type Telemetry struct {
 	o       Options
 	sink    *sink
 	log     *slog.Logger
-	tracing *tracing // nil: nobody takes spans
+	tracing *tracing // nil: no traces
 	root    trace.Span
 	began   time.Time
-	counts  *counts // nil: no metrics are written
+	counts  *counts // nil: no metrics
 
 	mu      sync.Mutex
 	cluster string
 	steps   map[string]*running      // by path
-	noted   map[string]string        // by path, the last note
+	noted   map[string]string        // last note by path
 	took    map[string]time.Duration // by path, of nodes and their stages
-	answers []func(*page)            // what the command has found out, for the metrics
+	answers []func(*page)            // results of the command, for the metrics
 }
 
-// Start begins to tell. The context that it returns is that of the whole command.
-// A file that can't be written is an error of kind Config.
+// Start starts the telemetry. The returned context is that of the whole command. A file
+// that can't be written is an error of kind Config.
 func Start(ctx context.Context, o Options) (*Telemetry, context.Context, error) {
 	if o.MetricsFile != "" {
 		if err := checkMetricsFile(o.MetricsFile); err != nil {
@@ -95,8 +95,8 @@ func (t *Telemetry) Cluster(name string) {
 	t.root.SetAttributes(attrCluster.String(name))
 }
 
-// Began puts the log of a run into its directory, what was logged before included.
-// It is pipeline.RollOptions.Began.
+// Began opens the log of a run in its directory and writes what was logged before. It is
+// pipeline.RollOptions.Began.
 func (t *Telemetry) Began(run, dir string) {
 	if t == nil {
 		return
@@ -106,7 +106,7 @@ func (t *Telemetry) Began(run, dir string) {
 	t.log.Info("run", "run", run, "status", "began")
 }
 
-// Pulsed notes how the cluster stands. It is pipeline.RollOptions.Pulsed.
+// Pulsed logs the cluster's state. It is pipeline.RollOptions.Pulsed.
 func (t *Telemetry) Pulsed(p cluster.Pulse) {
 	if t == nil {
 		return
@@ -122,14 +122,14 @@ func (t *Telemetry) Pulsed(p cluster.Pulse) {
 	t.log.Info("pulse", attrs...)
 }
 
-// listed is a list that is empty rather than null.
+// listed is names, but never null in JSON.
 func listed(names []string) []string { return append([]string{}, names...) }
 
-// endTimeout bounds what is still to be sent once the command has ended.
+// endTimeout bounds the sending of spans after the command has ended.
 const endTimeout = 5 * time.Second
 
-// End completes everything: the command has ended with an exit code, err its
-// reason. It takes no longer than endTimeout, after Ctrl-C as well.
+// End completes everything after the command has ended with exitCode because of err. It
+// takes at most endTimeout, also after Ctrl-C.
 func (t *Telemetry) End(ctx context.Context, exitCode int, err error) {
 	if t == nil {
 		return
@@ -156,5 +156,5 @@ func (t *Telemetry) End(ctx context.Context, exitCode int, err error) {
 	}
 }
 
-// seconds is a duration as logs and metrics have it, to the millisecond.
+// seconds is a duration in seconds, to the millisecond, for logs and metrics.
 func seconds(d time.Duration) float64 { return d.Round(time.Millisecond).Seconds() }

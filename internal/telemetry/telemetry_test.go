@@ -106,7 +106,7 @@ func TestLogsAreBounded(t *testing.T) {
 	}
 }
 
-// TestALogThatCanNotBeWritten: it is said once, and nothing fails.
+// TestALogThatCanNotBeWritten: there is one warning, and nothing fails.
 func TestALogThatCanNotBeWritten(t *testing.T) {
 	t.Parallel()
 	var warned []string
@@ -114,7 +114,7 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
 	tele.log.Info("a line")
 	tele.End(ctx, 0, nil)
-	if len(warned) != 2 || !strings.HasPrefix(warned[0], "the log ends here: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
+	if len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
 		t.Errorf("warned of %q", warned)
 	}
 	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {
@@ -158,7 +158,7 @@ func TestWantsTraces(t *testing.T) {
 	}
 }
 
-// TestSpansAreSentAfterCtrlC: a context that has ended ends no span early.
+// TestSpansAreSentAfterCtrlC: spans are sent even if the context has ended.
 func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	t.Parallel()
 	spans := tracetest.NewInMemoryExporter()
@@ -183,7 +183,7 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	}
 }
 
-// keeping keeps its spans when it is shut down.
+// keeping is an exporter that keeps its spans for tests.
 type keeping struct {
 	*tracetest.InMemoryExporter
 	spans tracetest.SpanStubs
@@ -198,7 +198,7 @@ type answers func(*http.Request) (*http.Response, error)
 
 func (f answers) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestChangesAreLogged without what may be secret: queries, headers, bodies, and the words of errors.
+// TestChangesAreLogged without possible secrets: queries, headers, bodies, and error texts.
 func TestChangesAreLogged(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -269,7 +269,7 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// TestDriftAsMetrics: the file is replaced at the end, and anybody may read it.
+// TestDriftAsMetrics: the file is replaced at the end and is readable by all.
 func TestDriftAsMetrics(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "drift.prom")
@@ -320,8 +320,8 @@ func TestDriftAsMetrics(t *testing.T) {
 	}
 }
 
-// TestNobodyIsTold: a command without telemetry costs nothing and needs no question.
-func TestNobodyIsTold(t *testing.T) {
+// TestNilTelemetry: all methods work on a nil Telemetry.
+func TestNilTelemetry(t *testing.T) {
 	t.Parallel()
 	var tele *Telemetry
 	run := &step.Runner{}

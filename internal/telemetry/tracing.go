@@ -14,7 +14,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// What spans are told with, besides OpenTelemetry's own conventions for HTTP and RPC.
+// Attributes of spans, besides OpenTelemetry's own conventions for HTTP and RPC.
 const (
 	attrCluster  = attribute.Key("recast.cluster")
 	attrRun      = attribute.Key("recast.run")
@@ -42,14 +42,14 @@ const (
 	serviceVersion = attribute.Key("service.version")
 )
 
-// tracing hands spans on to a collector.
+// tracing sends spans to a collector.
 type tracing struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
-	exporter *forgiving
+	exporter *quietExporter
 }
 
-// startTracing returns nil where nobody wants spans: nothing runs then.
+// startTracing returns nil if no traces are wanted.
 func startTracing(ctx context.Context, o Options) (*tracing, error) {
 	inner := o.Exporter
 	if inner == nil {
@@ -64,19 +64,19 @@ func startTracing(ctx context.Context, o Options) (*tracing, error) {
 			return nil, err
 		}
 	}
-	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins over what we say.
+	// OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our values.
 	described, err := resource.Merge(
 		resource.NewSchemaless(serviceName.String("recast"), serviceVersion.String(o.Version)), resource.Environment())
 	if err != nil {
 		return nil, err
 	}
-	e := &forgiving{SpanExporter: inner, warn: o.Warn, over: make(chan struct{})}
+	e := &quietExporter{SpanExporter: inner, warn: o.Warn, over: make(chan struct{})}
 	p := sdktrace.NewTracerProvider(sdktrace.WithBatcher(e, queue(o.Env)), sdktrace.WithResource(described))
 	return &tracing{provider: p, tracer: p.Tracer("github.com/recast-sh/recast"), exporter: e}, nil
 }
 
-// queue makes room for the spans of a drift over hundreds of nodes, which come
-// within seconds; an option would win over the environment.
+// queue sizes the queue for a drift over hundreds of nodes, whose spans come within
+// seconds. It respects the environment, over which a plain option would take precedence.
 func queue(env func(string) string) sdktrace.BatchSpanProcessorOption {
 	return func(b *sdktrace.BatchSpanProcessorOptions) {
 		if env == nil || env("OTEL_BSP_MAX_QUEUE_SIZE") == "" {
@@ -85,7 +85,8 @@ func queue(env func(string) string) sdktrace.BatchSpanProcessorOption {
 	}
 }
 
-// wantsTraces says whether the environment asks for traces, in a way that we speak.
+// wantsTraces says whether the environment asks for traces, in the protocol that recast
+// speaks.
 func wantsTraces(env func(string) string) (bool, error) {
 	const traces = "OTEL_EXPORTER_OTLP_TRACES_"
 	switch {
@@ -104,7 +105,7 @@ func wantsTraces(env func(string) string) (bool, error) {
 	return true, nil
 }
 
-// begin begins the span of the whole command, below the one that TRACEPARENT names.
+// begin starts the span of the command, as a child of TRACEPARENT.
 func (g *tracing) begin(ctx context.Context, o Options) (context.Context, trace.Span) {
 	if o.Env != nil {
 		ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{
@@ -114,24 +115,24 @@ func (g *tracing) begin(ctx context.Context, o Options) (context.Context, trace.
 	return g.tracer.Start(ctx, o.Command)
 }
 
-// end sends what is left, for as long as ctx lets it.
+// end sends the remaining spans until ctx ends.
 func (g *tracing) end(ctx context.Context) {
 	if err := g.provider.Shutdown(ctx); err != nil {
-		g.exporter.told(fmt.Errorf("what was left: %w", err))
+		g.exporter.report(fmt.Errorf("remaining spans: %w", err))
 	}
 	close(g.exporter.over)
 }
 
-// forgiving is an exporter whose failures are said once and then no matter: OpenTelemetry
-// would print each. Once it is over it sends nothing more, and breaks off what it sends.
-type forgiving struct {
+// quietExporter is an exporter that reports only its first failure; OpenTelemetry would print
+// each. Closing over cancels a running export and all later ones.
+type quietExporter struct {
 	sdktrace.SpanExporter
 	warn func(string)
 	once sync.Once
 	over chan struct{}
 }
 
-func (f *forgiving) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+func (f *quietExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -144,11 +145,11 @@ func (f *forgiving) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySp
 		}
 	})
 	if err := f.SpanExporter.ExportSpans(ctx, spans); err != nil {
-		f.told(err)
+		f.report(err)
 	}
 	return nil
 }
 
-func (f *forgiving) told(err error) {
+func (f *quietExporter) report(err error) {
 	f.once.Do(func() { f.warn("traces could not be sent; the command goes on without: " + err.Error()) })
 }

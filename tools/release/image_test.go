@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// builder is buildah, which needs no daemon, with a store of its own.
+// builder is buildah, which needs no daemon, with its own store.
 type builder struct {
 	t     *testing.T
 	store []string
@@ -45,8 +45,8 @@ func (b builder) runs(args ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// base stands for the Containerfile's, which no test fetches: CA certificates and a
-// user, and nothing else.
+// base replaces the Containerfile's base image, which tests do not fetch: CA certificates
+// and a user.
 func (b builder) base() string {
 	b.t.Helper()
 	c := b.runs("from", "scratch")
@@ -62,8 +62,8 @@ func (b builder) base() string {
 	return "localhost/base"
 }
 
-// TestImage builds the image of the Containerfile from the released binary, enters it
-// as its user, and asks a lab what the nightly CronJob asks.
+// TestImage builds the image of the Containerfile from the released binary, runs it as its
+// user, and checks a lab as the nightly CronJob does.
 func TestImage(t *testing.T) {
 	bin := native(t)
 	b := newBuilder(t)
@@ -105,8 +105,8 @@ func requireConfig(t *testing.T, inspected string) {
 	}
 }
 
-// askLab runs drift in the image, against a lab outside, as docs/notes/release.md
-// mounts it: everything to read, one directory to write to.
+// askLab runs drift in the image against a lab outside, with the mounts of
+// docs/notes/release.md: all read-only but one directory.
 func askLab(t *testing.T, root, bin string) {
 	t.Helper()
 	lab := startLab(t, bin)
@@ -128,7 +128,7 @@ func askLab(t *testing.T, root, bin string) {
 	}
 }
 
-// inside is recast as the image's user, with the image as its whole filesystem.
+// inside is recast as the image's user, with the image as its root filesystem.
 func inside(t *testing.T, root string, env []string, args ...string) *exec.Cmd {
 	c := exec.CommandContext(t.Context(), "/usr/bin/recast", args...)
 	c.Dir, c.Env = "/work", append([]string{"PATH=/usr/bin"}, env...)
@@ -145,12 +145,12 @@ func startLab(t *testing.T, bin string) string {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Wait() }) // interrupted by the end of the test
+	t.Cleanup(func() { _ = c.Wait() }) // the end of the test interrupts it
 	for range 1200 {
 		if exists(filepath.Join(dir, "lab.json")) {
 			return dir
 		}
-		<-time.After(100 * time.Millisecond) // another process is waited for
+		<-time.After(100 * time.Millisecond) // waiting for another process
 	}
 	t.Fatal("the lab never came up")
 	return ""
@@ -173,7 +173,7 @@ func labEnv(t *testing.T, lab string) []string {
 	return env
 }
 
-// mustCopyDir copies what a job mounts: readable by all, written by nobody but root.
+// mustCopyDir copies a job's mounts: readable by all, writable only by root.
 func mustCopyDir(t *testing.T, from, to string) {
 	t.Helper()
 	err := fs.WalkDir(os.DirFS(from), ".", func(name string, e fs.DirEntry, err error) error {
@@ -181,7 +181,7 @@ func mustCopyDir(t *testing.T, from, to string) {
 		case err != nil:
 			return err
 		case e.IsDir() && name != "." && name != "schematics":
-			return fs.SkipDir // .recast and whatever the lab keeps for itself
+			return fs.SkipDir // .recast and the lab's own files
 		case e.Type().IsRegular():
 			copyTo(t, filepath.Join(from, name), filepath.Join(to, name), 0o644)
 		}

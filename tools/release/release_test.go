@@ -1,6 +1,6 @@
-// Package release looks at what a release of recast is made of, as make
-// release-snapshot leaves it in dist. It is a module of its own, because what
-// goreleaser needs is not what recast's other tools need.
+// Package release checks the artefacts of a release, which make release-snapshot leaves in
+// dist. It is a module of its own, because goreleaser needs other dependencies than
+// recast's other tools.
 package release
 
 import (
@@ -34,7 +34,7 @@ var dist = flag.String("dist", "", "where goreleaser has left a release")
 // platforms are those that recast is released for.
 var platforms = []string{"darwin_amd64", "darwin_arm64", "linux_amd64", "linux_arm64"}
 
-// archive is one of the release, with what is in it.
+// archive is one archive of the release and its content.
 type archive struct {
 	platform string
 	members  map[string]member
@@ -45,8 +45,8 @@ type member struct {
 	bytes  []byte
 }
 
-// opened are the archives once they have been: they are large, and the tests that
-// look at them run one after the other.
+// opened caches the archives: they are large, and the tests that read them run
+// sequentially.
 var opened []archive
 
 // released opens the archives of the release.
@@ -68,7 +68,7 @@ func released(t *testing.T) []archive {
 	for _, file := range files {
 		parts := name.FindStringSubmatch(filepath.Base(file))
 		if parts == nil {
-			t.Fatalf("%s is no name of an archive", file)
+			t.Fatalf("%s is not the name of an archive", file)
 		}
 		found = append(found, parts[1])
 		all = append(all, archive{parts[1], unpack(t, file)})
@@ -107,8 +107,8 @@ func unpack(t *testing.T, file string) map[string]member {
 	}
 }
 
-// TestArchives looks into each archive: a stripped binary of its platform, and
-// everything that a packager puts beside it.
+// TestArchives checks each archive: a stripped binary of its platform, and the files that
+// packagers need.
 func TestArchives(t *testing.T) {
 	for _, a := range released(t) {
 		t.Run(a.platform, func(t *testing.T) {
@@ -136,7 +136,7 @@ func TestArchives(t *testing.T) {
 	t.Attr("archives", strconv.Itoa(len(platforms)))
 }
 
-// requireBuilt looks at how a binary was built.
+// requireBuilt checks the build settings of a binary.
 func requireBuilt(t *testing.T, platform string, bin []byte) {
 	t.Helper()
 	goos, goarch, _ := strings.Cut(platform, "_")
@@ -186,7 +186,7 @@ func setting(info *debug.BuildInfo, key string) string {
 	return ""
 }
 
-// TestBinaryRuns has the binary for this machine say which it is.
+// TestBinaryRuns checks the version that this machine's binary prints.
 func TestBinaryRuns(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), native(t), "version").Output()
 	if err != nil {
@@ -201,7 +201,7 @@ func TestBinaryRuns(t *testing.T) {
 	}
 }
 
-// native is the binary for this machine, taken out of its archive.
+// native is this machine's binary, extracted from its archive.
 func native(t *testing.T) string {
 	t.Helper()
 	for _, a := range released(t) {
@@ -217,7 +217,7 @@ func native(t *testing.T) string {
 	return ""
 }
 
-// TestManPages has man format every page, where there is a man.
+// TestManPages formats every page with man, if it is installed.
 func TestManPages(t *testing.T) {
 	pages := map[string]member{}
 	for name, m := range released(t)[0].members {
@@ -245,7 +245,7 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// TestChecksums adds every file up again.
+// TestChecksums verifies the checksum of every file.
 func TestChecksums(t *testing.T) {
 	released(t)
 	text, err := os.ReadFile(filepath.Join(*dist, "checksums.txt"))
@@ -273,7 +273,7 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// TestBills compares each bill of materials with the binary that it is of.
+// TestBills compares each bill of materials with its binary.
 func TestBills(t *testing.T) {
 	for _, a := range released(t) {
 		files, err := filepath.Glob(filepath.Join(*dist, "recast_*_"+a.platform+".cdx.json"))

@@ -9,11 +9,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// serveFactory is the Image Factory as a process of its own, as it runs anywhere:
-// a restart forgets what it keeps in memory. Its arguments are the address to
-// listen at, the one by which it is known, that of the registry with Talos in it,
-// that of the registry for what it makes, the file of its key, and the directory with
-// those for Secure Boot; to serve by TLS, the files of a certificate and its key.
+// serveFactory is the Image Factory as a separate process, as in production: a restart
+// loses its memory. Its arguments are the address to listen at, its public address, the
+// registry with Talos, the registry for its images, the file of its key, and the directory
+// with the keys for Secure Boot; for TLS, also the files of a certificate and its key.
 func serveFactory(ctx context.Context, args []string) error {
 	if len(args) != 6 && len(args) != 8 {
 		return errors.New("usage: real factory LISTEN URL REGISTRY OWN-REGISTRY KEY SECURE-BOOT-DIRECTORY [CERTIFICATE CERTIFICATE-KEY]")
@@ -24,7 +23,7 @@ func serveFactory(ctx context.Context, args []string) error {
 	if len(args) == 8 {
 		o.HTTP.CertFile, o.HTTP.KeyFile = args[6], args[7]
 	}
-	o.ContainerSignature.Disabled = true // nobody signs what is in the registry
+	o.ContainerSignature.Disabled = true // nothing in the registry is signed
 	o.Metrics.Addr = ""
 	o.Artifacts.Core.Registry, o.Artifacts.Core.Insecure = core, true
 	repository := func(name string) cmd.OCIRepositoryOptions {

@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// runImager is the Talos imager as a program: the library reads a profile from
-// standard input, as the container's entry point does with "-". Its arguments are the
-// directory with what that container has below /usr/install, and that of the output.
+// runImager is the Talos imager as a program: the library reads a profile from standard
+// input, like the container's entry point with "-". Its arguments are the directory with
+// the container's /usr/install, and the output directory.
 func runImager(ctx context.Context, args []string) error {
 	if len(args) != 2 {
 		return errors.New("usage: real imager INSTALL-DIRECTORY OUTPUT-DIRECTORY")

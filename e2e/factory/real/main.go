@@ -1,5 +1,5 @@
-// Command real is the Image Factory and the Talos imager in one program, so that
-// what they have in common, which is large, is linked once.
+// Command real is the Image Factory and the Talos imager in one program, so that their
+// large common part is linked once.
 package main
 
 import (

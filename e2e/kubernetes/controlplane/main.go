@@ -1,5 +1,6 @@
-// Command controlplane is etcd and the three servers of Kubernetes' control plane in
-// one binary: what they share is built and linked once. The first argument says which.
+// Command controlplane is etcd and the three servers of Kubernetes' control plane in one
+// binary, so that their common code is built and linked once. The first argument selects
+// one.
 package main
 
 import (
@@ -17,7 +18,7 @@ import (
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 )
 
-// servers are those of Kubernetes, as the main functions of its own binaries make them.
+// servers are those of Kubernetes, made like in the main functions of its own binaries.
 var servers = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,

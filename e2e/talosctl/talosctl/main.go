@@ -1,6 +1,6 @@
-// Command talosctl is Sidero's talosctl v1.14.1 without the commands that make
-// clusters and configurations (gen, cluster, …): those need a version of
-// jsimonetti/rtnetlink that not every Go module proxy serves, and talk to no machine.
+// Command talosctl is Sidero's talosctl v1.14.1 without the commands that make clusters
+// and configurations (gen, cluster, …): those need a version of jsimonetti/rtnetlink that
+// not every Go module proxy serves, and do not talk to machines.
 package main
 
 import (
@@ -19,7 +19,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 
 // run is cmd.Execute of Talos' cmd/talosctl/cmd/root.go.
 func run(args []string) int {
-	defer safeout.Flush() // what it returns, Talos drops as well
+	defer safeout.Flush() // Talos drops its error too
 	root := &cobra.Command{Use: "talosctl", SilenceErrors: true, SilenceUsage: true}
 	root.SetOut(safeout.Stdout())
 	root.SetErr(safeout.Stderr())

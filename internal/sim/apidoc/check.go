@@ -11,11 +11,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// Violation is something about a request that Proxmox refuses.
+// Violation is a reason for which Proxmox refuses a request.
 type Violation struct {
 	Method  string
-	Path    string // as it was asked for, without the query
-	Param   string // "" where the request as a whole is wrong; "net0.macaddr" for a key of a property string
+	Path    string // as requested, without the query
+	Param   string // "" for the whole request; "net0.macaddr" for a key of a property string
 	Problem string
 }
 
@@ -26,14 +26,14 @@ func (v Violation) String() string {
 	return fmt.Sprintf("%s %s: %s: %s", v.Method, v.Path, v.Param, v.Problem)
 }
 
-// Verdict is what a check found.
+// Verdict is the result of a check.
 type Verdict struct {
 	Template   string // the path in the schema; "" if it is not there
 	Violations []Violation
-	Unchecked  []string // formats and the like that nothing is known of, by parameter
+	Unchecked  []string // parameters with unknown formats and the like
 }
 
-// Check holds a recorded request against the schema.
+// Check checks a recorded request against the schema.
 func (s *Schema) Check(call record.Call) Verdict {
 	path, _, _ := strings.Cut(call.Path, "?")
 	c := &check{schema: s, call: call, path: path}
@@ -50,7 +50,7 @@ func (s *Schema) Check(call record.Call) Verdict {
 	return c.verdict
 }
 
-// check is one request on its way through the schema.
+// check is one request being checked.
 type check struct {
 	schema  *Schema
 	call    record.Call
@@ -63,9 +63,8 @@ func (c *check) wrong(param, format string, args ...any) {
 	c.verdict.Violations = append(c.verdict.Violations, v)
 }
 
-// find looks the path up. Proxmox takes the escapes out of the whole path before
-// it takes that apart (AnyEvent.pm, handle_api2_request), so that an escaped
-// slash divides it all the same.
+// find looks the path up. Proxmox unescapes the whole path before it splits it
+// (AnyEvent.pm, handle_api2_request), so an escaped slash separates segments too.
 func (c *check) find() (template []string, m *method, vars map[string]string) {
 	plain, err := url.PathUnescape(c.path)
 	rest, ok := strings.CutPrefix(plain, "/api2/json")
@@ -91,8 +90,8 @@ func (c *check) find() (template []string, m *method, vars map[string]string) {
 	return best.template, m, vars
 }
 
-// match fills a template's variables. A volume is the rest of its path, slashes
-// and all (fragmentDelimiter in API2/Storage/Content.pm).
+// match fills a template's variables. A volume is the rest of its path, including slashes
+// (fragmentDelimiter in API2/Storage/Content.pm).
 func match(template, path []string) (vars map[string]string, ok bool) {
 	vars = map[string]string{}
 	for i, segment := range template {
@@ -123,8 +122,8 @@ func literals(template []string) int {
 	return n
 }
 
-// merge puts the path's variables and the parameters together; one that is in
-// both must be the same (rest_handler in proxmox/pve-manager's HTTPServer.pm).
+// merge merges the path's variables and the parameters; one that is in both must have the
+// same value (rest_handler in proxmox/pve-manager's HTTPServer.pm).
 func (c *check) merge(vars map[string]string) map[string]string {
 	all := maps.Clone(vars)
 	for name, value := range c.call.Params {
@@ -137,7 +136,7 @@ func (c *check) merge(vars map[string]string) map[string]string {
 	return all
 }
 
-// object checks parameters all together, as check_object of PVE::JSONSchema does.
+// object checks all parameters together, like check_object of PVE::JSONSchema.
 func (c *check) object(at string, m *method, values map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(m.params)) {
 		p := m.params[name]
@@ -160,10 +159,10 @@ func (c *check) object(at string, m *method, values map[string]string) {
 	}
 }
 
-// secret says whether a parameter is one that no record holds.
+// secret says whether records omit a parameter.
 func secret(at, name string) bool { return at == "" && (name == "password" || name == "cipassword") }
 
-// property finds what a parameter has to be; nil if it is not defined.
+// property is the definition of a parameter; nil if there is none.
 func (m *method) property(name string) *property {
 	if p := m.params[name]; p != nil {
 		return p

@@ -38,7 +38,7 @@ func ask(methodAndPath string, params ...string) record.Call {
 	return c
 }
 
-// problems are a verdict's violations without the request they are about.
+// problems are a verdict's violations without the request.
 func problems(v apidoc.Verdict) []string {
 	var list []string
 	for _, v := range v.Violations {
@@ -216,7 +216,7 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// TestProxmoxSchema reads Proxmox's own description.
+// TestProxmoxSchema reads Proxmox's own schema.
 func TestProxmoxSchema(t *testing.T) {
 	t.Parallel()
 	s := apidoctest.Schema(t)

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// named are the formats that have a name and are no property strings, as they are
-// registered in proxmox/pve-common (JSONSchema.pm), qemu-server (QemuServer.pm,
-// Drive.pm), pve-storage (Storage.pm, Plugin.pm), pve-access-control
-// (AccessControl.pm), pve-ha-manager (Tools.pm) and pve-guest-common.
+// named are the named formats other than property strings, as registered in
+// proxmox/pve-common (JSONSchema.pm), qemu-server (QemuServer.pm, Drive.pm), pve-storage
+// (Storage.pm, Plugin.pm), pve-access-control (AccessControl.pm), pve-ha-manager
+// (Tools.pm) and pve-guest-common.
 var named = map[string]func(string) bool{
 	"string":         func(string) bool { return true },
 	"urlencoded":     like(`[-%a-zA-Z0-9_.!~*'()]*`),
@@ -21,7 +21,7 @@ var named = map[string]func(string) bool{
 	"pve-node":       like(host),
 	"dns-name":       like(`(` + host + `\.)*` + host),
 	"pve-iface":      like(`(?i:[a-z][a-z0-9_]{1,20}([:.]\d+)?)`),
-	"mac-addr":       like(`(?i:[a-f0-9][02468ace](:[a-f0-9]{2}){5})`), // of a single host: groups are refused
+	"mac-addr":       like(`(?i:[a-f0-9][02468ace](:[a-f0-9]{2}){5})`), // unicast: multicast addresses are refused
 	"disk-size":      like(`\d+(\.\d+)?[KMGT]?`),
 	"pve-tag":        like(`(?i:[a-z0-9_][a-z0-9_\-+.]*)`),
 
@@ -72,8 +72,8 @@ func like(pattern string) func(string) bool {
 
 var isVolume = like(`(?i:[a-z][a-z0-9\-_.]*[a-z0-9]):.+`)
 
-// isPrefix says whether s is a network, or an address and the length of its
-// network, of the right family. Proxmox takes none shorter than 8 bits.
+// isPrefix says whether s is a network, or an address with its network's length, of that
+// family. Proxmox accepts none shorter than 8 bits.
 func isPrefix(s string, family func(netip.Addr) bool) bool {
 	p, err := netip.ParsePrefix(s)
 	return err == nil && family(p.Addr()) && p.Bits() > 7
@@ -82,7 +82,7 @@ func isPrefix(s string, family func(netip.Addr) bool) bool {
 var startupPart = regexp.MustCompile(`^((order=)?\d+|up=\d+|down=\d+)$`)
 
 func isStartupOrder(s string) bool {
-	if s == "" || s == "0" { // what Perl takes for false
+	if s == "" || s == "0" { // Perl's false
 		return false
 	}
 	for part := range strings.SplitSeq(s, ",") {
@@ -112,12 +112,12 @@ func isPhysBits(s string) bool {
 	return s == "host" || err == nil && n >= 8 && n <= 64
 }
 
-// isDisk says whether a key is that of a disk one can boot from.
+// isDisk says whether a key is that of a bootable disk.
 func isDisk(key string) bool {
 	return numbered(key, map[string]int{"ide": 3, "sata": 5, "scsi": 30, "virtio": 15})
 }
 
-// isDevice is isDisk for what else can be booted from.
+// isDevice is isDisk for other bootable devices.
 func isDevice(key string) bool {
 	return numbered(key, map[string]int{"hostpci": unsaid["hostpci"], "net": unsaid["net"], "usb": unsaid["usb"]})
 }

@@ -14,7 +14,7 @@ import (
 // properties are parameters, or the keys of a property string.
 type properties map[string]*property
 
-// property is one of them. The keywords are those of PVE::JSONSchema.
+// property is one of them, with the keywords of PVE::JSONSchema.
 type property struct {
 	Type        string   `json:"type"`
 	Description string   `json:"description"`
@@ -30,18 +30,18 @@ type property struct {
 	DefaultKey  flag     `json:"default_key"`
 	Alias       string   `json:"alias"`
 	KeyAlias    string   `json:"keyAlias"`
-	unchecked   []string // of the keywords that cannot be checked
+	unchecked   []string // keywords that can't be checked
 	pattern     *regexp.Regexp
-	last        int // of an indexed one: the highest number
+	last        int // highest index, if indexed
 }
 
-// described are keywords that check nothing. min and max are such, by mistake:
-// only minimum and maximum are looked at.
+// described are keywords without a check. min and max are among them, by mistake: Proxmox
+// only checks minimum and maximum.
 var described = []string{
 	"default", "description", "format_description", "max", "min", "renderer", "title", "typetext", "verbose_description",
 }
 
-// UnmarshalJSON notes the keywords that it does not know.
+// UnmarshalJSON notes unknown keywords.
 func (p *property) UnmarshalJSON(b []byte) error {
 	type plain property
 	if err := json.Unmarshal(b, (*plain)(p)); err != nil {
@@ -66,7 +66,7 @@ func (p *property) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// prepare compiles the patterns and lists what cannot be checked.
+// prepare compiles the patterns and lists what can't be checked.
 func (s *Schema) prepare(at string, all properties) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		p, at := all[name], at+" "+name
@@ -91,9 +91,9 @@ var (
 	perlQuantifier = regexp.MustCompile(`\{,(\d+)\}`)
 )
 
-// perl translates a pattern of Perl's. It is not put into a group, because
-// check_prop of PVE::JSONSchema does not: /^a|b$/ is what PVE has too. Go takes
-// {,n}, since Perl 5.34 "up to n", literally.
+// perl translates a Perl pattern. It is not grouped, because check_prop of PVE::JSONSchema
+// does not group it either: /^a|b$/. Go takes {,n} literally; since Perl 5.34 it means "up
+// to n".
 func perl(pattern string) (*regexp.Regexp, error) {
 	pattern = perlGroup.ReplaceAllStringFunc(pattern, func(group string) string {
 		return "(?" + strings.TrimPrefix(group, "(?^")
@@ -101,8 +101,8 @@ func perl(pattern string) (*regexp.Regexp, error) {
 	return regexp.Compile("^" + perlQuantifier.ReplaceAllString(pattern, "{0,$1}") + "$")
 }
 
-// unsaid are the highest numbers of parameters whose description tells none
-// (MAX_NETS and the like in qemu-server).
+// unsaid are the highest indices of parameters whose schema has none (MAX_NETS and the
+// like in qemu-server).
 var unsaid = map[string]int{"hostpci": 15, "ipconfig": 31, "net": 31, "numa": 7, "unused": 255, "usb": 13, "virtiofs": 9}
 
 var saidLast = regexp.MustCompile(`\(n is 0 to (\d+)\)`)
@@ -116,7 +116,7 @@ func lastIndex(base, description string) int {
 	return unsaid[base]
 }
 
-// format is the name of one, or the keys of a property string.
+// format is a named format, or the keys of a property string.
 type format struct {
 	name string
 	keys properties

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// propertyString checks key=value,… as parse_property_string of PVE::JSONSchema
-// does; false if anything in it is wrong.
+// propertyString checks key=value,… like parse_property_string of PVE::JSONSchema; it is
+// false for an invalid one.
 func (c *check) propertyString(at string, keys properties, text string) bool {
 	before := len(c.verdict.Violations)
 	values := c.split(at, keys, text)
@@ -63,7 +63,7 @@ func (c *check) set(at string, keys properties, values map[string]string, key, v
 	values[key] = value
 }
 
-// setDefault gives a value without a key to the one key that takes such.
+// setDefault assigns a value without a key to the default key.
 func (c *check) setDefault(at string, keys properties, values map[string]string, value string) {
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		if !keys[key].DefaultKey {
@@ -73,13 +73,13 @@ func (c *check) setDefault(at string, keys properties, values map[string]string,
 			c.wrong(at, "invalid format - duplicate key in comma-separated list property: %s", key)
 			return
 		}
-		values[key] = value // as it is, a boolean too: agent=on is refused
+		values[key] = value // unchanged, even a boolean: agent=on is refused
 		return
 	}
 	c.wrong(at, "invalid format - value without key, but schema does not define a default key")
 }
 
-// boolean is parse_boolean: the ways to say 1 and 0.
+// boolean is parse_boolean: the spellings of 1 and 0.
 func boolean(value string) string {
 	switch strings.ToLower(value) {
 	case "1", "on", "yes", "true":

@@ -1,5 +1,5 @@
-// Package apidoc holds requests against Proxmox VE's description of its own API:
-// paths, methods, and the parameters of each as PVE::JSONSchema checks them.
+// Package apidoc checks requests against Proxmox VE's own API schema: paths, methods, and
+// their parameters, in the way of PVE::JSONSchema.
 package apidoc
 
 import (
@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Schema is the API: what may be asked of each path.
+// Schema is the API schema.
 type Schema struct {
 	endpoints  []endpoint
-	formats    map[string]properties // property strings that have a name
+	formats    map[string]properties // named property strings
 	exceptions []string
 }
 
@@ -25,31 +25,31 @@ type endpoint struct {
 	methods  map[string]*method
 }
 
-// method is what a path takes by one HTTP method.
+// method is one HTTP method of a path.
 type method struct {
-	unreadable string // why its parameters cannot be checked; "" if they can
-	open       bool   // it takes what it does not define
+	unreadable string // why its parameters can't be checked; "" if they can
+	open       bool   // it accepts undefined parameters
 	params     properties
 	indexed    map[string]*property // of "scsi[n]", by "scsi"
 }
 
-// formats.json holds the property strings that the API's description only names,
-// with their keys as proxmox/qemu-server registers them (QemuServer.pm,
-// CPUConfig.pm, Network.pm, PCI.pm, RNG.pm). The models of a CPU are left out: each version has more.
+// formats.json has the property strings that the schema only names, with their keys as registered in
+// proxmox/qemu-server (QemuServer.pm, CPUConfig.pm, Network.pm, PCI.pm, RNG.pm). CPU models are left
+// out: they depend on the version.
 //
 //go:embed formats.json
 var formats []byte
 
-// beyond.json describes, in the same form, what a server has and a description
-// cut down to the core lacks: API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of
-// proxmox/pve-manager, API2/AccessControl.pm and API2/Domains.pm of
-// proxmox/pve-access-control, API2/Disks/LVMThin.pm of proxmox/pve-storage.
+// beyond.json has, in the same form, paths that the schema of a core installation lacks:
+// API2/Replication.pm, API2/Nodes.pm and API2/VZDump.pm of proxmox/pve-manager,
+// API2/AccessControl.pm and API2/Domains.pm of proxmox/pve-access-control,
+// API2/Disks/LVMThin.pm of proxmox/pve-storage.
 //
 //go:embed beyond.json
 var beyond []byte
 
-// Load reads a description: a JSON object of paths, each an object of methods, as
-// pvesh and the API viewer have them.
+// Load reads a schema: a JSON object of paths, each an object of methods, as in pvesh and
+// the API viewer.
 func Load(r io.Reader) (*Schema, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -71,7 +71,7 @@ func Load(r io.Reader) (*Schema, error) {
 	}
 	for _, path := range slices.Sorted(maps.Keys(paths)) {
 		if !strings.HasPrefix(path, "/") {
-			return nil, fmt.Errorf("read the API's schema: %q is no path", path)
+			return nil, fmt.Errorf("read the API's schema: %q is not a path", path)
 		}
 		if err := s.add(path, paths[path]); err != nil {
 			return nil, fmt.Errorf("read the API's schema: %w", err)
@@ -142,13 +142,13 @@ func (s *Schema) except(format string, args ...any) {
 	s.exceptions = append(s.exceptions, fmt.Sprintf(format, args...))
 }
 
-// Exceptions lists what of the description cannot be checked, by path and parameter.
+// Exceptions lists the parts of the schema that can't be checked, by path and parameter.
 func (s *Schema) Exceptions() []string { return slices.Clone(s.exceptions) }
 
-// Parameter is something that a method takes.
+// Parameter is a parameter of a method.
 type Parameter struct {
-	Name     string // "scsi" where Indexed
-	Indexed  bool   // it is followed by a number, from 0 to Last
+	Name     string // "scsi" if Indexed
+	Indexed  bool   // followed by an index, from 0 to Last
 	Last     int
 	Type     string   // "string", "integer", …
 	Minimum  *float64 // of a number; nil: none
@@ -156,8 +156,8 @@ type Parameter struct {
 	Required bool
 }
 
-// Parameters lists what a method takes, those of its path among them, by name;
-// template is the path as the schema has it. False says that there is no such method.
+// Parameters lists a method's parameters by name, including those in its path; template is
+// the path as in the schema. False: there is no such method.
 func (s *Schema) Parameters(httpMethod, template string) ([]Parameter, bool) {
 	for _, e := range s.endpoints {
 		m := e.methods[httpMethod]

@@ -13,8 +13,8 @@ var (
 	number  = regexp.MustCompile(`^[+-]?(\d+\.\d+|\d+\.|\.\d+|\d+)([eE][+-]?\d+)?$`)
 )
 
-// value checks one value in the order of check_prop of PVE::JSONSchema, which
-// stops at the first thing that is wrong.
+// value checks one value in the order of check_prop of PVE::JSONSchema, which stops at the
+// first violation.
 func (c *check) value(at string, p *property, value string) {
 	for _, what := range p.unchecked {
 		c.unchecked(at, what)
@@ -46,8 +46,8 @@ func (c *check) value(at string, p *property, value string) {
 	}
 }
 
-// ofType is check_type. A boolean is 1 or 0 here and nothing else; on, yes and
-// true are for property strings.
+// ofType is check_type. A boolean must be 1 or 0 here; on, yes and true are only valid in
+// property strings.
 func (c *check) ofType(at, kind, value string) bool {
 	ok := true
 	switch kind {
@@ -67,7 +67,7 @@ func (c *check) ofType(at, kind, value string) bool {
 	return ok
 }
 
-// inBounds looks at whatever looks like a number, whichever its type is.
+// inBounds checks everything that looks like a number, whatever its type.
 func (c *check) inBounds(at string, p *property, value string) bool {
 	if !number.MatchString(value) {
 		return true
@@ -93,7 +93,7 @@ func (c *check) unchecked(at, what string) {
 	}
 }
 
-// shown is a value as a message has room for it.
+// shown is a value, shortened for messages.
 func shown(value string) string {
 	value = strings.Join(strings.Fields(value), " ")
 	if runes := []rune(value); len(runes) > 80 {
@@ -102,8 +102,8 @@ func shown(value string) string {
 	return value
 }
 
-// ofFormat checks a property string, or a value whose format has a name. A name
-// may end in -list or -opt (check_format of PVE::JSONSchema).
+// ofFormat checks a property string, or a value with a named format. A name may end in
+// -list or -opt (check_format of PVE::JSONSchema).
 func (c *check) ofFormat(at string, f *format, value string) bool {
 	keys := f.keys
 	if keys == nil {
@@ -127,7 +127,7 @@ func (c *check) ofFormat(at string, f *format, value string) bool {
 	switch {
 	case kind == "-list":
 		parts = splitList(value)
-	case kind == "-opt" && (value == "" || value == "0"): // what Perl takes for false
+	case kind == "-opt" && (value == "" || value == "0"): // Perl's false
 		parts = nil
 	}
 	for _, part := range parts {
@@ -139,8 +139,8 @@ func (c *check) ofFormat(at string, f *format, value string) bool {
 	return true
 }
 
-// splitList is split_list of PVE::Tools: with a NUL in it a list is divided by
-// those alone, else by commas, semicolons and blanks.
+// splitList is split_list of PVE::Tools: a list that contains NULs is split at these, else
+// at commas, semicolons and blanks.
 func splitList(list string) []string {
 	if strings.Contains(list, "\x00") {
 		return strings.Split(list, "\x00")

@@ -89,8 +89,8 @@ func TestBootImagesRoundTrip(t *testing.T) {
 	}
 }
 
-// requireDamageFound changes bytes of the initramfs, which is what a machine unpacks: no
-// hardware looks at the rest. An image that is cut short is found anywhere.
+// requireDamageFound changes bytes of the initramfs, which a machine unpacks: nothing
+// verifies the rest. Truncation is found everywhere.
 func requireDamageFound(t *testing.T, b, uki []byte, read func([]byte) (artefact.Image, error)) {
 	t.Helper()
 	start := bytes.Index(b, []byte("\x28\xb5\x2f\xfd"))
@@ -160,7 +160,7 @@ func TestInvalidImagesAreNotMade(t *testing.T) {
 	}
 }
 
-// built is when the installers here were made.
+// built is the build time of the installers here.
 var built = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
 func TestInstallerRoundTrip(t *testing.T) {

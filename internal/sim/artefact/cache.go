@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// A lab boots the same few images and disks again and again, thousands of times
-// in one process: making and reading them is remembered. What is forgotten is done again.
+// A process boots the same few images and disks thousands of times, so built and parsed
+// ones are cached. An evicted result is computed again.
 var (
 	madeUKIs   = makeCache{keep: keptImages}
 	madeISOs   = makeCache{keep: keptImages}
@@ -17,10 +17,10 @@ var (
 	readDisks  memo[Disk]
 )
 
-// keptImages bounds each cache: at some 10 KiB for a UKI and 100 KiB for an ISO, 30 MiB in all.
+// keptImages limits each cache: at some 10 KiB for a UKI and 100 KiB for an ISO, 30 MiB in all.
 const keptImages = 256
 
-// memo remembers the latest results by the SHA-256 of what they were made of.
+// memo caches the latest results by the SHA-256 of their input.
 type memo[V any] struct {
 	mu    sync.Mutex
 	found map[[sha256.Size]byte]V

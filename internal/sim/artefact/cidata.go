@@ -8,13 +8,13 @@ import (
 
 const (
 	cidataLabel  = "cidata"
-	userDataFile = "USER-DATA.;1" // which Linux shows as user-data (fs/isofs/namei.c)
+	userDataFile = "USER-DATA.;1" // Linux shows it as user-data (fs/isofs/namei.c)
 	isoFiles     = isoPrimary + 8
 )
 
-// CloudInitISO is a volume of cloud-init data as tools burn them, with user data alone.
+// CloudInitISO is a cloud-init volume as tools burn it, with only user data.
 func CloudInitISO(userData []byte) []byte {
-	b := burn(cidataLabel, userData) // what is to be read lies where a boot ISO has its partition
+	b := burn(cidataLabel, userData) // the file lies in place of a boot ISO's partition
 	record := make([]byte, 34+len(userDataFile)-len(userDataFile)%2)
 	record[0] = byte(len(record))
 	bothEndian32(record[2:], isoFiles)
@@ -23,14 +23,13 @@ func CloudInitISO(userData []byte) []byte {
 	record[32] = byte(len(userDataFile))
 	copy(record[33:], userDataFile)
 	clear(b[isoBootRecord*isoSector : (isoBootRecord+1)*isoSector])
-	copy(b[isoBootRecord*isoSector:], "\xffCD001\x01") // it boots nothing
+	copy(b[isoBootRecord*isoSector:], "\xffCD001\x01") // not bootable
 	copy(b[isoRoot*isoSector:], slices.Concat(isoDirectory(0), isoDirectory(1), record))
 	return b
 }
 
-// UserData is the user data on a volume of cloud-init data, false if b is none or has
-// none. Talos takes one of that label in either case (platform/nocloud/metadata.go,
-// configFromCD).
+// UserData is the user data on a cloud-init volume; false if b is not one or has none.
+// Talos accepts the label in either case (platform/nocloud/metadata.go, configFromCD).
 func UserData(b []byte) ([]byte, bool) {
 	if len(b) < isoFiles*isoSector || !strings.EqualFold(strings.TrimRight(string(b[isoPrimary*isoSector+40:isoPrimary*isoSector+72]), " "), cidataLabel) {
 		return nil, false

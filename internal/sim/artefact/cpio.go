@@ -7,9 +7,8 @@ import (
 	"slices"
 )
 
-// cpioArchive packs regular files, by path with or without a leading slash, as
-// `cpio -H newc --reproducible -R +0:+0` does: the directories first, inode
-// numbers from 1, no time.
+// cpioArchive packs regular files, by path with or without a leading slash, like `cpio -H
+// newc --reproducible -R +0:+0`: directories first, inode numbers from 1, no times.
 func cpioArchive(files map[string][]byte) []byte {
 	dirs := map[string]bool{}
 	for name := range files {
@@ -48,7 +47,7 @@ func cpioEntry(b []byte, name string, mode, inode int, content []byte) []byte {
 	return padded(append(b, content...), 4)
 }
 
-// padded fills b up with zero bytes.
+// padded pads b with zero bytes.
 func padded(b []byte, multiple int) []byte {
 	return append(b, make([]byte, (multiple-len(b)%multiple)%multiple)...)
 }

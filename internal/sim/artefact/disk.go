@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// ErrNoPartitionTable says that a disk holds bytes but no partition table that can be read.
+// ErrNoPartitionTable says that a disk has content but no readable partition table.
 var ErrNoPartitionTable = errors.New("no readable partition table")
 
 const diskKind = "disk"
@@ -34,13 +34,13 @@ func WriteDisk(d Disk) []byte {
 	}
 	b, err := seal(diskKind, d)
 	if err != nil {
-		// Strings and bytes always have a JSON form.
+		// Strings and bytes always marshal.
 		panic(fmt.Sprintf("artefact: %v", err))
 	}
 	return b
 }
 
-// ReadDisk reads the bytes of a disk. No bytes are a blank disk; bytes of anything else are ErrNoPartitionTable.
+// ReadDisk reads the content of a disk. No bytes are a blank disk; foreign content is ErrNoPartitionTable.
 func ReadDisk(b []byte) (Disk, error) {
 	if len(b) == 0 {
 		return Disk{}, nil
@@ -56,7 +56,7 @@ func ReadDisk(b []byte) (Disk, error) {
 			return Disk{}, fmt.Errorf("%w: %w", ErrNoPartitionTable, err)
 		}
 		for i, p := range d.Partitions {
-			d.Partitions[i].Data = slices.Clip(p.Data) // who appends to it gets a copy
+			d.Partitions[i].Data = slices.Clip(p.Data) // append copies it
 		}
 		readDisks.put(key, d, keptImages)
 	}

@@ -17,7 +17,7 @@ type extensionManifest struct {
 	Metadata extensionMetadata `yaml:"metadata"`
 }
 
-// extensionMetadata is what manifest.yaml and extensions.yaml say of an extension
+// extensionMetadata is an extension's entry in manifest.yaml and extensions.yaml
 // (pkg/machinery/extensions of Talos).
 type extensionMetadata struct {
 	Name          string `yaml:"name"`
@@ -32,7 +32,7 @@ type extensionMetadata struct {
 	ExtraInfo string `yaml:"extraInfo,omitempty"`
 }
 
-// metadata is the extension's own; the schematic is for the factory's extension alone.
+// metadata is the extension's own; only the factory's extension has a schematic.
 func (e Extension) metadata(schematic string) extensionMetadata {
 	m := extensionMetadata{Name: e.Name, Version: e.Version, Author: e.Author, Description: e.Description}
 	switch e.Name {
@@ -50,8 +50,8 @@ const (
 	rootfsDir    = "rootfs"
 )
 
-// ExtensionIndex makes an extension image for amd64 and arm64: manifest.yaml
-// and the files below rootfs/. The extension's own Digest is no part of it.
+// ExtensionIndex makes an extension image for amd64 and arm64: manifest.yaml and the files
+// below rootfs/. It does not contain e.Digest.
 func ExtensionIndex(e Extension) (v1.ImageIndex, error) {
 	if err := e.validate(); err != nil {
 		return nil, err

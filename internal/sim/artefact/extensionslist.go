@@ -12,7 +12,7 @@ import (
 
 // ListedExtension is one line of the list of official extensions of a Talos version.
 type ListedExtension struct {
-	Ref         string // "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:…", the digest being the index's
+	Ref         string // "ghcr.io/siderolabs/iscsi-tools:v0.2.0@sha256:…", with the digest of the index
 	Author      string
 	Description string
 }

@@ -18,12 +18,12 @@ const (
 	fatFileAttr = 0x20
 )
 
-// espImage makes an EFI system partition: a FAT32 of clusters of one sector. Firmware that
-// goes by the number of clusters would call it a FAT16; a FAT32 that is one by that
-// measure has 33 MB, and a lab has thousands of ISOs.
+// espImage makes an EFI system partition: a FAT32 with clusters of one sector. Firmware
+// that goes by the number of clusters would take it for a FAT16; a real FAT32 has at least
+// 33 MB, and a lab has thousands of ISOs.
 func espImage(files map[string][]byte) ([]byte, error) {
 	f := &fatWriter{table: []uint32{0x0ffffff8, fatEnd}}
-	f.alloc(nil) // the root directory's first cluster has to be the first
+	f.alloc(nil) // the root directory must have the first cluster
 	root := newSquashDir()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := root.add(name, squashLeaf{content: files[name]}); err != nil {
@@ -41,7 +41,7 @@ type fatWriter struct {
 	clusters [][]byte
 }
 
-// alloc puts content into clusters that follow each other and returns the first; nothing takes one too.
+// alloc writes content to consecutive clusters and returns the first; empty content takes one too.
 func (f *fatWriter) alloc(content []byte) uint32 {
 	first := uint32(len(f.table))
 	for {
@@ -56,7 +56,7 @@ func (f *fatWriter) alloc(content []byte) uint32 {
 	}
 }
 
-// fill writes what is more than one cluster of a directory behind the others.
+// fill appends further clusters to a directory.
 func (f *fatWriter) fill(cluster uint32, content []byte) {
 	n := copy(f.clusters[cluster-2], content)
 	if rest := content[n:]; len(rest) > 0 {
@@ -82,7 +82,7 @@ func (f *fatWriter) directory(d *squashDir, self, parent uint32) error {
 			cluster := f.alloc(nil)
 			grand := self
 			if self == fatRoot {
-				grand = 0 // as the root is written in ".."
+				grand = 0 // ".." has 0 for the root
 			}
 			if err := f.directory(sub, cluster, grand); err != nil {
 				return err
@@ -107,7 +107,7 @@ func fatEntry(short string, attributes byte, cluster uint32, size int) []byte {
 	return b
 }
 
-// longNames are the entries before a short one that spell the name, its end first.
+// longNames are the entries before a short one with the long name, its end first.
 func longNames(name, short string) []byte {
 	var sum byte
 	for _, c := range []byte(short) {

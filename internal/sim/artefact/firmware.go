@@ -10,16 +10,16 @@ import (
 
 const firmwareDir = "/usr/lib/firmware/"
 
-// microcode are the files that imager joins for the kernel's early loader
+// microcode are the files that imager concatenates for the kernel's early loader
 // (earlyCPUUcode in internal/pkg/extensions/compress.go of Talos).
 var microcode = []struct{ pattern, target string }{
 	{firmwareDir + "intel-ucode/*", "/kernel/x86/microcode/GenuineIntel.bin"},
 	{firmwareDir + "amd-ucode/microcode_amd*.bin", "/kernel/x86/microcode/AuthenticAMD.bin"},
 }
 
-// moveFirmware returns the extension without its firmware, which it puts into loose: the kernel
-// asks for firmware before it mounts an extension. A link moves as what it leads to, and
-// leads nowhere once that has moved (handleFilesOp and appendBlob, ibid.).
+// moveFirmware returns the extension without its firmware, which it moves to loose: the kernel
+// requests firmware before it mounts extensions. A link moves as its target's content, and
+// dangles once that has moved (handleFilesOp and appendBlob, ibid.).
 func moveFirmware(e Extension, loose map[string][]byte) (Extension, error) {
 	e.Files, e.Links = maps.Clone(e.Files), maps.Clone(e.Links)
 	move := func(name string) ([]byte, error) {
@@ -30,7 +30,7 @@ func moveFirmware(e Extension, loose map[string][]byte) (Extension, error) {
 	}
 	for _, m := range microcode {
 		for _, name := range e.paths() {
-			// The pattern is a constant that is well formed.
+			// The pattern is a valid constant.
 			if ok, _ := path.Match(m.pattern, name); !ok {
 				continue
 			}
@@ -63,9 +63,9 @@ func (e Extension) paths() []string {
 	return names
 }
 
-// open reads the file that a path is, or leads to.
+// open reads the file at a path, following links.
 func (e Extension) open(name string) ([]byte, error) {
-	const tooMany = 40 // of Linux
+	const tooMany = 40 // Linux' limit
 	at := name
 	for range tooMany {
 		if content, ok := e.Files[at]; ok {
@@ -75,7 +75,7 @@ func (e Extension) open(name string) ([]byte, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s leads to %s: no such file or directory", name, at)
 		}
-		if path.IsAbs(target) { // on the machine that imager runs on
+		if path.IsAbs(target) { // on imager's machine
 			return nil, fmt.Errorf("%s leads to %s: no such file or directory", name, target)
 		}
 		at = path.Join(path.Dir(at), target)

@@ -1,7 +1,6 @@
-// Package artefact makes and reads every image of the lab: boot ISOs, unified
-// kernel images, installers, extension images, and the disks that Talos
-// partitions. All but the disks have the formats of the real ones, with tiny
-// content, and are the same for the same input; whoever reads one trusts nothing but its bytes.
+// Package artefact makes and reads every image of the lab: boot ISOs, unified kernel images,
+// installers, extension images, and the disks that Talos partitions. All but the disks have the
+// real formats, with tiny content, and are deterministic; readers rely only on the bytes.
 package artefact
 
 import (
@@ -12,39 +11,38 @@ import (
 	"strings"
 )
 
-// ErrNotBootable says that bytes hold no boot image, or a damaged one.
+// ErrNotBootable says that there is no boot image, or a damaged one.
 var ErrNotBootable = errors.New("not a bootable image")
 
-// HaltIfInstalled is the kernel argument that only boot ISOs have: Talos halts
-// when it finds itself installed on a disk.
+// HaltIfInstalled is a kernel argument of boot ISOs only: Talos halts if it finds itself
+// installed on a disk.
 const HaltIfInstalled = "talos.halt_if_installed=1"
 
-// Image is what a boot image holds, whatever its packaging.
+// Image is the content of a boot image, whatever its packaging.
 type Image struct {
 	TalosVersion string // "v1.13.9"
 	Arch         string // "amd64" or "arm64"
 	Platform     string // "nocloud", "metal", …
-	Kernel       string `json:",omitempty"` // its release (uname -r); empty for the one that images of the lab have
+	Kernel       string `json:",omitempty"` // its release (uname -r); empty: that of the lab's images
 	Cmdline      string // kernel command line, with the schematic's extra arguments
-	// The entry among the extensions that says what the image was built of, as an Image
-	// Factory makes it; empty for an image without one.
+	// The entry among the extensions with the image's schematic, as an Image Factory adds it;
+	// empty without one.
 	SchematicID     string
 	SchematicYAML   string
 	SchematicAuthor string      // "Image Factory (<url>)"
 	Extensions      []Extension // in build order, without that entry
-	// Loose are files that lie beside the extensions, by absolute path. An image is made with
-	// the firmware among its extensions' files; in one that was read it is here, as imager moves it.
+	// Loose are files beside the extensions, by absolute path. When an image is made, firmware is
+	// among its extensions' files; in a parsed image it is here, because imager moves it.
 	Loose map[string][]byte
 }
 
-// Extension is a system extension: what its manifest says, and its files.
+// Extension is a system extension: its manifest, and its files.
 type Extension struct {
 	Name, Version, Author, Description string
-	// Digest is the index digest of the extension image that it was read from; no
-	// boot image tells it.
+	// Digest is the index digest of the extension's image; boot images don't contain it.
 	Digest string            `json:"-"`
 	Files  map[string][]byte // by absolute path on the node: "/usr/local/bin/tool"
-	Links  map[string]string `json:",omitempty"` // targets of symbolic links, as they are, by absolute path
+	Links  map[string]string `json:",omitempty"` // unresolved targets of symbolic links, by absolute path
 }
 
 func (img Image) validate() error {
@@ -84,7 +82,7 @@ func (e Extension) validate() error {
 func absolutePaths[V any](files map[string]V) error {
 	for file := range files {
 		if !strings.HasPrefix(file, "/") || file == "/" || path.Clean(file) != file {
-			return fmt.Errorf("%q is no absolute path", file)
+			return fmt.Errorf("%q is not an absolute path", file)
 		}
 	}
 	return nil

@@ -12,7 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// TestFirmwareIsMoved: imager takes it out of the extensions, as the kernel needs it before they are mounted.
+// TestFirmwareIsMoved: imager moves it out of the extensions, because the kernel needs it before they are
+// mounted.
 func TestFirmwareIsMoved(t *testing.T) {
 	t.Parallel()
 	img := image("amd64")
@@ -59,7 +60,7 @@ func TestFirmwareIsMoved(t *testing.T) {
 	}
 }
 
-// TestModuleDependencies: imager runs depmod over all kernel modules and puts what it wrote into one more extension.
+// TestModuleDependencies: imager runs depmod over all kernel modules and puts the result into one more extension.
 func TestModuleDependencies(t *testing.T) {
 	t.Parallel()
 	img := image("amd64")
@@ -105,7 +106,7 @@ func TestModuleDependencies(t *testing.T) {
 	}
 }
 
-// TestForeignTalosBoots: Talos' own part is whoever's, as long as it is whole.
+// TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
 func TestForeignTalosBoots(t *testing.T) {
 	t.Parallel()
 	packed, err := os.ReadFile("../../bootimage/testdata/uefi.iso.zst")
@@ -143,7 +144,7 @@ func TestForeignTalosBoots(t *testing.T) {
 	}
 }
 
-// TestReadImagesAreTheCallersOwn: what one reader changes, the next one does not see.
+// TestReadImagesAreTheCallersOwn: changes by one reader are invisible to the next one.
 func TestReadImagesAreTheCallersOwn(t *testing.T) {
 	t.Parallel()
 	b, err := artefact.UKI(image("amd64"))

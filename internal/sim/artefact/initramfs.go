@@ -30,9 +30,9 @@ type extensionLayer struct {
 	Metadata extensionMetadata `yaml:"metadata"`
 }
 
-// initramfs is what imager makes: the CPU microcode in an archive that is not compressed,
-// Talos' own part, and an archive with the extensions and the firmware. Without
-// extensions there is Talos' own part alone.
+// initramfs is imager's result: the CPU microcode in an uncompressed archive, Talos' own
+// part, and an archive with the extensions and the firmware. Without extensions there is
+// only Talos' own part.
 func initramfs(img Image) ([]byte, error) {
 	base, err := baseInitramfs(img)
 	if err != nil {
@@ -82,8 +82,8 @@ func initramfs(img Image) ([]byte, error) {
 	return append(append(b, base...), packed...), err
 }
 
-// layers are the extensions in the order of imager: the factory's own behind the
-// others, and modules.dep at last.
+// layers are the extensions in imager's order: the factory's own after the others, and
+// modules.dep last.
 func (img Image) layers() ([]Extension, error) {
 	var found, dependencies []Extension
 	modules := map[string][]byte{}
@@ -114,7 +114,7 @@ func (img Image) layers() ([]Extension, error) {
 	return append(found, dependencies...), nil
 }
 
-// modulesExtension is what imager adds for kernel modules
+// modulesExtension is imager's extension for kernel modules
 // (GenerateKernelModuleDependencyTreeExtension in internal/pkg/extensions of Talos).
 func modulesExtension(kernel string, modules []string) Extension {
 	dir := modulesDir + kernel + "/"
@@ -127,8 +127,8 @@ func modulesExtension(kernel string, modules []string) Extension {
 	}
 }
 
-// schematicExtension is the virtual extension of the factory
-// (internal/artifacts/schematic.go of image-factory): an empty file, the rest is metadata.
+// schematicExtension is the factory's virtual extension (internal/artifacts/schematic.go
+// of image-factory): an empty file; the rest is metadata.
 func (img Image) schematicExtension() Extension {
 	return Extension{
 		Name: schematicName, Version: img.SchematicID, Author: img.SchematicAuthor,
@@ -159,7 +159,7 @@ func osRelease(version string) []byte {
 		"VENDOR_NAME=\"Sidero Labs\"\nVENDOR_URL=\"https://www.siderolabs.com/\"\n", version, version)
 }
 
-// compressed is one zstd frame, the same for the same input.
+// compressed is one zstd frame, deterministic.
 func compressed(b []byte) ([]byte, error) {
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {

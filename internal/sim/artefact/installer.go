@@ -11,9 +11,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Installer makes an installer image with one manifest for each img, which
-// differ in architecture; all of them say that they were built at that time. As the factory makes them, the index is an OCI one
-// and the manifests are Docker's; layer 0 is the bare installer, layer 1 what it installs.
+// Installer makes an installer image with one manifest for each img, which differ in architecture; built is their build time.
+// As the factory makes them, the index is an OCI one and the manifests are Docker's; layer 0 is the bare installer, layer 1 its
+// payload.
 func Installer(built time.Time, img ...Image) (v1.ImageIndex, error) {
 	if len(img) == 0 {
 		return nil, errors.New("installer for no architecture")
@@ -53,7 +53,7 @@ func installerFor(img Image) (v1.Image, error) {
 	}, base, payload)
 }
 
-// InstallerPayload is the layer of an installer that has what it installs.
+// InstallerPayload is the layer of an installer with its payload.
 func InstallerPayload(img Image) (v1.Layer, error) {
 	uki, err := UKI(img)
 	if err != nil {
@@ -69,8 +69,8 @@ func InstallerPayload(img Image) (v1.Layer, error) {
 	}, nil, types.DockerLayer)
 }
 
-// InstallerUKI is the boot image that an installer image copies to the disk of a
-// machine of arch; an image that has none, or a damaged one, is ErrNotBootable.
+// InstallerUKI is the boot image that an installer image copies to the disk of a machine
+// of arch; a missing or damaged one is ErrNotBootable.
 func InstallerUKI(idx v1.ImageIndex, arch string) ([]byte, error) {
 	one, err := imageFor(idx, arch)
 	if err != nil {

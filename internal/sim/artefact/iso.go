@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// ISO makes a boot ISO for UEFI. Its kernel command line gets HaltIfInstalled, as every
-// ISO of Talos has it. What was made lately is kept; the bytes are the caller's to read only.
+// ISO makes a boot ISO for UEFI. Its kernel command line gets HaltIfInstalled, as in every
+// Talos ISO. Results are cached; the caller must not change the bytes.
 func ISO(img Image) ([]byte, error) {
 	if !slices.Contains(strings.Fields(img.Cmdline), HaltIfInstalled) {
 		img.Cmdline = strings.TrimSpace(img.Cmdline + " " + HaltIfInstalled)
@@ -45,7 +45,7 @@ func ISO(img Image) ([]byte, error) {
 	})
 }
 
-// SystemdBoot is the boot loader of images for that architecture, of ISOs and installers alike.
+// SystemdBoot is the boot loader for that architecture, in ISOs and installers alike.
 func SystemdBoot(arch string) ([]byte, error) {
 	return portableExecutable(arch, []section{{".sdmagic", []byte("#### LoaderInfo: systemd-boot 258 ####\x00")}})
 }

@@ -2,11 +2,11 @@ package artefact
 
 import "encoding/binary"
 
-// The volume of an ISO (ECMA-119), sector by sector. Its file system is empty: what
-// UEFI boots is the EFI system partition, which El Torito's catalogue points to.
+// The volume of an ISO (ECMA-119), sector by sector. Its file system is empty: UEFI boots
+// the EFI system partition, which El Torito's catalogue points to.
 const (
 	isoSector     = 2048
-	isoPrimary    = 16 // a boot record, a terminator, the catalogue, the root directory and two path tables follow
+	isoPrimary    = 16 // then come a boot record, a terminator, the catalogue, the root directory and two path tables
 	isoBootRecord = isoPrimary + 1
 	isoTerminator = isoPrimary + 2
 	isoCatalogue  = isoPrimary + 3
@@ -42,19 +42,19 @@ func primaryDescriptor(b []byte, volumeID string, sectors int) {
 	bothEndian16(b[120:], 1)
 	bothEndian16(b[124:], 1)
 	bothEndian16(b[128:], isoSector)
-	bothEndian32(b[132:], 10) // a path table with the root alone
+	bothEndian32(b[132:], 10) // a path table with only the root
 	binary.LittleEndian.PutUint32(b[140:], isoPathsLE)
 	binary.BigEndian.PutUint32(b[148:], isoPathsBE)
 	copy(b[156:], isoDirectory(0))
 	spaces(b[190:813], "")
 	for i := 813; i < 881; i += 17 {
-		copy(b[i:], "0000000000000000") // dates that are not given
+		copy(b[i:], "0000000000000000") // unset dates
 	}
 	b[881] = 1
 }
 
-// isoDirectory is the record of the root directory, under the name of a zero byte
-// for itself, or one for its parent.
+// isoDirectory is the record of the root directory; name is 0 for itself, 1 for its
+// parent.
 func isoDirectory(name byte) []byte {
 	b := make([]byte, 34)
 	b[0] = 34

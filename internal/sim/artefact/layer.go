@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// gzips are writers that were used before: each has a megabyte of tables.
+// gzips pools writers: each has a megabyte of tables.
 var gzips = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
 // layer packs files and symbolic links, by path without a leading slash, into a gzipped layer.
@@ -52,7 +52,7 @@ func layer(files map[string][]byte, links map[string]string, mediaType types.Med
 	return partial.CompressedToLayer(gzipped{bytes: buf.Bytes(), mediaType: mediaType})
 }
 
-// gzipped is a layer as the registry holds it.
+// gzipped is a layer as stored in the registry.
 type gzipped struct {
 	bytes     []byte
 	mediaType types.MediaType
@@ -72,7 +72,7 @@ func (g gzipped) Compressed() (io.ReadCloser, error) {
 func (g gzipped) Size() (int64, error)                { return int64(len(g.bytes)), nil }
 func (g gzipped) MediaType() (types.MediaType, error) { return g.mediaType, nil }
 
-// image makes a single-platform image; the media type of its layers decides the image's own.
+// image makes a single-platform image; its media type follows that of its layers.
 func image(arch string, config v1.Config, layers ...v1.Layer) (v1.Image, error) {
 	img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{
 		Architecture: arch,
@@ -115,8 +115,8 @@ func imageFor(idx v1.ImageIndex, arch string) (v1.Image, error) {
 	return nil, fmt.Errorf("index has no image for linux/%s", arch)
 }
 
-// readFiles reads the regular files of an image and the targets of its symbolic links; what a
-// later layer has hides what an earlier one has.
+// readFiles reads the regular files of an image and the targets of its symbolic links; later
+// layers override earlier ones.
 func readFiles(img v1.Image) (files map[string][]byte, links map[string]string, err error) {
 	layers, err := img.Layers()
 	if err != nil {
@@ -141,7 +141,7 @@ func readLayer(l v1.Layer, files map[string][]byte, links map[string]string) (er
 	for {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
-			// What follows the archive's end is read as well, so that the layer's digest is checked.
+			// The rest is read too, so that the layer's digest is verified.
 			_, err = io.Copy(io.Discard, rc)
 			return err
 		}

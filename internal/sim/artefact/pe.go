@@ -15,7 +15,7 @@ type section struct {
 const (
 	peAlignment    = 512
 	peMemory       = 4096
-	peOffset       = 0x80 // of the PE header, behind DOS' own
+	peOffset       = 0x80 // of the PE header, after the DOS header
 	peHeaderBytes  = 4 + 20 + 240
 	peSectionBytes = 40
 )

@@ -9,8 +9,8 @@ import (
 	"fmt"
 )
 
-// A sealed value is magic, kind, length of the JSON, its SHA-256 and the JSON:
-// a missing or changed byte anywhere is found.
+// A sealed value is magic, kind, length of the JSON, its SHA-256 and the JSON: any missing
+// or changed byte is detected.
 const (
 	sealMagic  = "LABSEAL1"
 	sealHeader = len(sealMagic) + kindBytes + 8 + sha256.Size
@@ -20,7 +20,7 @@ const (
 func seal(kind string, value any) ([]byte, error) {
 	var body bytes.Buffer
 	enc := json.NewEncoder(&body)
-	enc.SetEscapeHTML(false) // a command line is to be found in the bytes as it is
+	enc.SetEscapeHTML(false) // a command line must be findable in the bytes
 	if err := enc.Encode(value); err != nil {
 		return nil, fmt.Errorf("encode %s: %w", kind, err)
 	}
@@ -33,7 +33,7 @@ func seal(kind string, value any) ([]byte, error) {
 	return append(b, body.Bytes()...), nil
 }
 
-// unseal reads a sealed value into value and returns what follows it.
+// unseal reads a sealed value and returns the bytes after it.
 func unseal(kind string, b []byte, value any) (rest []byte, err error) {
 	if len(b) < sealHeader {
 		return nil, fmt.Errorf("%d bytes are too few", len(b))

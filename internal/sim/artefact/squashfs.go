@@ -11,8 +11,8 @@ import (
 )
 
 // squash makes the squashfs of a tree of regular files and symbolic links, by absolute path:
-// version 4.0 of the format (fs/squashfs/squashfs_fs.h of Linux). Nothing in it is
-// compressed, which the format allows: the archive that it lies in is.
+// version 4.0 of the format (fs/squashfs/squashfs_fs.h of Linux). It is uncompressed, which
+// the format allows: the enclosing archive is compressed.
 func squash(files map[string][]byte, links map[string]string) ([]byte, error) {
 	w := squashWriter{data: make([]byte, squashSuperBytes), next: 1}
 	leaves := map[string]squashLeaf{}
@@ -44,8 +44,8 @@ const (
 	squashZstd       = 6
 	squashNone       = ^uint64(0)
 	squashNoFragment = ^uint32(0)
-	squashHeaderMax  = 256 // entries behind one header of a directory
-	// Nothing is compressed, no file has its end in a fragment, and there are no extended attributes.
+	squashHeaderMax  = 256 // entries after one header of a directory
+	// No compression, no fragments, no extended attributes.
 	squashFlags = 0x1 | 0x2 | 0x8 | 0x10 | 0x200
 )
 
@@ -61,7 +61,7 @@ type squashDir struct {
 	leaves map[string]squashLeaf
 }
 
-// squashLeaf is a file, or a symbolic link where link is set.
+// squashLeaf is a file, or a symbolic link if link is set.
 type squashLeaf struct {
 	content []byte
 	link    string
@@ -90,16 +90,16 @@ func (d *squashDir) add(name string, leaf squashLeaf) error {
 }
 
 type squashWriter struct {
-	data     []byte // the superblock's place, and the files' content
+	data     []byte // space for the superblock, and the files' content
 	inodes   squashTable
 	listings squashTable
 	next     uint32 // inode number
 }
 
-// squashTable is a table of metadata, before it is cut into blocks.
+// squashTable is a table of metadata, not yet split into blocks.
 type squashTable []byte
 
-// ref is where the next byte comes to lie: the place of its block, and its offset there.
+// ref is the location of the next byte: its block's position, and the offset in it.
 func (t squashTable) ref() (block uint32, offset uint16) {
 	n := len(t) / squashMetaBytes
 	return uint32(n * (squashMetaBytes + 2)), uint16(len(t) % squashMetaBytes)
@@ -123,8 +123,8 @@ type squashEntry struct {
 	number uint32
 }
 
-// dir writes what is in a directory, its listing and its inode, and returns the
-// inode's reference; parent is 0 for the root.
+// dir writes a directory's content, listing and inode, and returns the inode's reference;
+// parent is 0 for the root.
 func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	number := w.next
 	w.next++
@@ -163,7 +163,7 @@ func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	return uint64(at)<<16 | uint64(within), nil
 }
 
-// squashListing puts entries behind headers: those of one header have their inodes in one block.
+// squashListing groups entries after headers: the inodes of a group are in one block.
 func squashListing(entries []squashEntry) []byte {
 	var b []byte
 	le := binary.LittleEndian
@@ -251,7 +251,7 @@ func (w *squashWriter) finish(root uint64) []byte {
 		InodeTable: uint64(inodes), DirTable: uint64(listings), Fragment: squashNone, Exp: squashNone,
 	}
 	var head bytes.Buffer
-	// A struct of numbers can always be written to memory.
+	// Writing numbers to memory never fails.
 	_ = binary.Write(&head, binary.LittleEndian, super)
 	copy(b, head.Bytes())
 	return b

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// TestForeignToolsReadIt takes images apart with the tools that people take Talos' apart
-// with, down to a file of an extension. mtools alone would take so small a FAT32 for a FAT12.
+// TestForeignToolsReadIt unpacks images, down to a file of an extension, with the tools that
+// people use for Talos' images. Only mtools would take such a small FAT32 for a FAT12.
 func TestForeignToolsReadIt(t *testing.T) {
 	t.Parallel()
 	for _, tool := range []string{"xorriso", "fsck.vfat", "objcopy", "cpio", "zstd", "unsquashfs"} {

@@ -17,13 +17,13 @@ import (
 // platformArg is the kernel argument that tells Talos where it runs.
 const platformArg = "talos.platform="
 
-// labKernel is the release (uname -r) of the kernel that images of the lab have.
+// labKernel is the kernel release (uname -r) of the lab's images.
 const labKernel = "6.18.0-talos"
 
 func (img Image) kernel() string { return cmp.Or(img.Kernel, labKernel) }
 
-// linux is a kernel as far as it tells its release. An x86 kernel does, in its boot header:
-// Documentation/arch/x86/boot.rst of Linux.
+// linux is a fake kernel with its release in it. Only an x86 kernel has that, in its boot
+// header: Documentation/arch/x86/boot.rst of Linux.
 func (img Image) linux() []byte {
 	name := fmt.Appendf(nil, "%s (lab@recast) #1 SMP %s\x00", img.kernel(), img.Arch)
 	if img.Arch != "amd64" {
@@ -36,8 +36,8 @@ func (img Image) linux() []byte {
 	return append(b, name...)
 }
 
-// UKI makes a unified kernel image: kernel, command line and initramfs with the
-// extensions in one file. What was made lately is kept; the bytes are the caller's to read only.
+// UKI makes a unified kernel image: kernel, command line and initramfs with the extensions in
+// one file. Results are cached; the caller must not change the bytes.
 func UKI(img Image) ([]byte, error) {
 	if err := img.validate(); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func imageOf(u *bootimage.UKI) (Image, error) {
 	if err != nil {
 		return Image{}, fmt.Errorf("%w: %w", ErrNotBootable, err)
 	}
-	img.Loose = files[""] // imager copies firmware, so that there are no links among it
+	img.Loose = files[""] // imager copies firmware, so it contains no links
 	for _, e := range initrd.Extensions {
 		if e.Name == schematicName {
 			img.SchematicID, img.SchematicYAML = e.Version, e.ExtraInfo
@@ -123,7 +123,7 @@ func linksOf(tree bootimage.Tree) map[string]string {
 	return links
 }
 
-// clone is an image of which the maps and lists are the caller's own.
+// clone is an image whose maps and lists are the caller's own.
 func (img Image) clone() Image {
 	img.Loose = maps.Clone(img.Loose)
 	img.Extensions = append([]Extension(nil), img.Extensions...)

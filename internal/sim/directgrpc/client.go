@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// Client makes calls past the wire where the server has a door and the two
-// believe each other, and over a connection where not.
+// Client makes calls directly if the server has a door and both sides trust each other,
+// else over a connection.
 type Client struct {
 	dialer *network.Dialer
 	config *tls.Config
@@ -26,25 +26,25 @@ type Client struct {
 	conns map[*grpc.ClientConn]way
 }
 
-// way is where a connection leads since its first call.
+// way is the route of a connection, fixed by its first call.
 type way struct {
 	server *Server           // nil: over the wire
 	shown  *x509.Certificate // the client's; nil: none
-	cuts   int               // of the client, when it was made
+	cuts   int               // the client's cuts at that time
 }
 
-// NewClient makes a client that has that TLS configuration on the wire.
+// NewClient makes a client with that TLS configuration for the wire.
 func NewClient(d *network.Dialer, config *tls.Config) *Client {
 	return &Client{dialer: d, config: config, conns: map[*grpc.ClientConn]way{}}
 }
 
-// Options are for connections that are made with the client's TLS configuration.
+// Options are for connections with the client's TLS configuration.
 func (c *Client) Options() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(c.unary), grpc.WithChainStreamInterceptor(c.stream)}
 }
 
-// way is where a connection leads. It stays with the server that it was first
-// made to, as a connection does.
+// way is a connection's route. Like a connection it stays with the server that it was
+// first made to.
 func (c *Client) way(cc *grpc.ClientConn) way {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +84,7 @@ func (c *Client) connect(target string) way {
 	return way{server: s, shown: state.PeerCertificates[0], cuts: cuts}
 }
 
-// direct says whether a call goes past the wire: what a machine passes on to another one does not.
+// direct says whether a call is made directly: calls that a machine forwards to another are not.
 func (c *Client) direct(ctx context.Context, cc *grpc.ClientConn, method string) (w way, ok bool) {
 	if md, said := metadata.FromOutgoingContext(ctx); said && len(md["node"])+len(md["nodes"]) > 0 {
 		return way{}, false
@@ -120,8 +120,8 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 		l.end()
 		return nil, l.said(err)
 	}
-	// Where nobody reads a stream to its end its finalizer would end it, outside of
-	// the bubble that it lives in: it is kept until its line has ended.
+	// If a stream is not read to its end, its finalizer would end it outside of its bubble: it
+	// is kept until its line has ended.
 	kept := context.AfterFunc(ctx, func() {
 		l.end()
 		runtime.KeepAlive(stream)
@@ -129,7 +129,7 @@ func (c *Client) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	return &watched{stream, l, kept}, nil
 }
 
-// line is one call past the wire; it breaks when the client is cut off or the server ends.
+// line is one direct call; it breaks when the client is cut off or the server ends.
 type line struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -159,15 +159,15 @@ func (l *line) end() {
 	l.cancel(nil)
 }
 
-// said is a call's end as its client sees it: what breaks the line loses the answer.
+// said is a call's result for its client: a broken line loses the answer.
 func (l *line) said(err error) error {
-	if context.Cause(l.ctx) == errGone { //nolint:errorlint // it is that very one
+	if context.Cause(l.ctx) == errGone { //nolint:errorlint // identity is intended
 		return errGone
 	}
 	return err
 }
 
-// watched is a stream whose line ends with it.
+// watched is a stream that ends its line.
 type watched struct {
 	grpc.ClientStream
 	line *line

@@ -69,14 +69,14 @@ type scene struct {
 	health healthpb.HealthClient
 	// connect makes another connection.
 	connect func() (*grpc.ClientConn, error)
-	user    string           // whom the service has seen last
-	blank   bool             // neither side knows the other
-	shown   string           // what the server has shown of itself then
-	mute    bool             // the server does not answer to connections
+	user    string           // user that the service saw last
+	blank   bool             // neither side verifies the other
+	shown   string           // certificate that the server presented
+	mute    bool             // the server does not accept connections
 	now     time.Duration    // by how much the server's clock is ahead
-	trusts  *tls.Certificate // whom the client does; nil: who has signed the server's certificate
-	asked   chan bool        // unless it is nil, the service takes from it when it begins, and then waits for its client's end
-	left    error            // why it has waited no longer
+	trusts  *tls.Certificate // CA that the client trusts; nil: the issuer of the server's certificate
+	asked   chan bool        // if set, the service receives from it first, and then waits for its client's end
+	left    error            // why that wait ended
 }
 
 func newScene(t *testing.T, clientCA *tls.Certificate) *scene {
@@ -108,13 +108,13 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 	if s.blank {
 		conf.ClientCAs, conf.ClientAuth = nil, tls.NoClientCert
 		own = &tls.Config{
-			InsecureSkipVerify: true, //nolint:gosec // so are machines in maintenance mode spoken to
+			InsecureSkipVerify: true, //nolint:gosec // like clients of machines in maintenance mode
 			VerifyConnection: func(state tls.ConnectionState) error {
 				s.shown = state.PeerCertificates[0].Subject.CommonName
 				return nil
 			},
 			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				t.Error("nobody asks for a certificate")
+				t.Error("no certificate is requested")
 				return new(tls.Certificate), nil
 			},
 		}
@@ -184,7 +184,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 	})
 }
 
-// TestTheLineBreaks: with the server, and with the client's network.
+// TestTheLineBreaks: when the server ends, and when the client's network is cut.
 func TestTheLineBreaks(t *testing.T) {
 	t.Parallel()
 	for name, breaks := range map[string]func(*scene){
@@ -219,7 +219,7 @@ func TestTheLineBreaks(t *testing.T) {
 	}
 }
 
-// TestAStreamIsLeftUnread, which its finalizer must not end outside of the bubble.
+// TestAStreamIsLeftUnread: its finalizer must not end it outside of the bubble.
 func TestAStreamIsLeftUnread(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -229,15 +229,15 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 		}
 		synctest.Wait()
 		for range 3 {
-			runtime.GC() // a finalizer runs after the first that finds it, in its own goroutine
+			runtime.GC() // finalizers run in their own goroutine after the first cycle that finds them
 			time.Sleep(time.Second)
 		}
 		s.server.Stop()
 	})
 }
 
-// TestNobodyKnowsAnybody: a certificate that nobody verifies is noted, and none is asked for.
-func TestNobodyKnowsAnybody(t *testing.T) {
+// TestNeitherSideIsVerified: an unverified certificate is noted, and none is requested.
+func TestNeitherSideIsVerified(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := (&scene{blank: true}).open(t, nil)
@@ -251,8 +251,8 @@ func TestNobodyKnowsAnybody(t *testing.T) {
 	})
 }
 
-// TestACallIsBrokenOff at either end, and on the way: the service hears of it, and its answer is lost.
-func TestACallIsBrokenOff(t *testing.T) {
+// TestACallIsInterrupted at either end or by a cut: the service sees it, and the answer is lost.
+func TestACallIsInterrupted(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		breaks func(s *scene, hangUp func())
@@ -285,8 +285,8 @@ func TestACallIsBrokenOff(t *testing.T) {
 	}
 }
 
-// TestWhatTheWireIsAsked: who is not believed, or does not answer, is left to the wire, which says so.
-func TestWhatTheWireIsAsked(t *testing.T) {
+// TestErrorsComeFromTheWire: for untrusted or silent servers the error comes from the wire.
+func TestErrorsComeFromTheWire(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*testing.T) *scene{
 		"the client is another's":      func(t *testing.T) *scene { return newScene(t, pair(t, "others", nil)) },
@@ -298,7 +298,7 @@ func TestWhatTheWireIsAsked(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := open(t)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // nobody accepts connections
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // connections are not accepted
 				defer cancel()
 				if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
 					t.Errorf("%v, seen as %q", err, s.user)
@@ -309,7 +309,7 @@ func TestWhatTheWireIsAsked(t *testing.T) {
 	}
 }
 
-// TestACertificateEnds between two connections: the server judges it at each.
+// TestACertificateEnds between two connections: the server verifies it for each.
 func TestACertificateEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,6 @@
-// Package directgrpc carries gRPC calls to simulated servers past the wire:
-// no handshake, no frames. What a server learns of its client, and when a call
-// breaks off, is as it would be over a connection.
+// Package directgrpc carries gRPC calls to simulated servers without the wire: no
+// handshake, no frames. What a server sees of its client, and when a call breaks, is as
+// over a connection.
 package directgrpc
 
 import (
@@ -21,21 +21,21 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// Server has the services of a gRPC server, and its interceptors.
+// Server has the services and interceptors of a gRPC server.
 type Server struct {
 	config  *tls.Config
 	channel inprocgrpc.Channel
 	ctx     context.Context // ends with the server
 	cancel  context.CancelCauseFunc
-	methods map[string]bool // by full name; none comes later than the first call
+	methods map[string]bool // by full name; complete before the first call
 
 	mu      sync.Mutex
 	closed  bool
 	running sync.WaitGroup
-	known   map[*x509.Certificate][]*x509.Certificate // clients' certificates, with what signed them
+	known   map[*x509.Certificate][]*x509.Certificate // verified client certificates, with their chains
 }
 
-// NewServer makes a server that has that TLS configuration on the wire. It ends with ctx, or when the caller stops it.
+// NewServer makes a server with that TLS configuration for the wire. It ends with ctx, or by Stop.
 func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor) *Server {
 	s := &Server{config: config, known: map[*x509.Certificate][]*x509.Certificate{}, methods: map[string]bool{}}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
@@ -68,7 +68,7 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	}
 }
 
-// Stop breaks every call, and waits for those that run to end.
+// Stop breaks every call and waits for them to end.
 func (s *Server) Stop() {
 	s.mu.Lock()
 	s.closed = true
@@ -86,12 +86,12 @@ func (s *Server) enter() bool {
 	return !s.closed
 }
 
-// Door is the way to the server.
+// Door is the door of the server.
 func (s *Server) Door() network.Door {
 	return network.Door{Context: s.ctx, Certificate: s.config.Certificates[0].Leaf, Channel: s}
 }
 
-// has says whether there is such a method; of others the server on the wire has its own words.
+// has says whether the method exists; for others the server on the wire returns the error.
 func (s *Server) has(method string) bool {
 	return s.methods[method]
 }
@@ -117,10 +117,10 @@ func (s *Server) believes(cert *x509.Certificate) bool {
 	return !slices.ContainsFunc(chain, func(c *x509.Certificate) bool { return at.Before(c.NotBefore) || at.After(c.NotAfter) })
 }
 
-// shownKey is where the client's context has the certificate that it would show.
+// shownKey is the context key of the client's certificate.
 type shownKey struct{}
 
-// seen is the context of a handler, with what TLS would have told about its client.
+// seen is the context of a handler, with the TLS state of its client.
 func seen(ctx context.Context) context.Context {
 	state := tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true}
 	if cert, _ := inprocgrpc.ClientContext(ctx).Value(shownKey{}).(*x509.Certificate); cert != nil {
@@ -142,7 +142,7 @@ type memory struct{}
 func (memory) Network() string { return "tcp" }
 func (memory) String() string  { return "memory" }
 
-// statusOf is what grpc-go's server makes of a handler's error.
+// statusOf is the status that grpc-go's server sends for a handler's error.
 func statusOf(err error) error {
 	if err == nil {
 		return nil
@@ -154,9 +154,9 @@ func statusOf(err error) error {
 }
 
 var (
-	// errGone is what a client sees of its calls when the connection breaks.
+	// errGone is a client's error when the connection breaks during a call.
 	errGone = status.Error(codes.Unavailable, "error reading from server: EOF")
-	// errBroken is what it sees of those that it makes then: nobody here connects twice
+	// errBroken is a client's error for later calls on it: no client here reconnects
 	// (internal/talos, once).
 	errBroken = status.Error(codes.Unavailable, `connection error: desc = "transport: Error while dialing: the connection broke"`)
 )

@@ -1,6 +1,6 @@
-// Package etcd models etcd clusters as their clients and their machines see
-// them: who is a member, who runs, who leads, and what needs a quorum. What a
-// member keeps on disk is its machine's matter.
+// Package etcd models etcd clusters as their clients and machines see them: who is a
+// member, who runs, who leads, and what needs a quorum. The machine keeps what a member
+// has on disk.
 package etcd
 
 import (
@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// How long things take at speed 1.
+// Durations at speed 1.
 const (
-	requestTime    = 7 * time.Second // what etcd gives a proposal: 5 s and two elections (etcdserver.ServerConfig.ReqTimeout)
+	requestTime    = 7 * time.Second // etcd's timeout for a proposal: 5 s and two elections (etcdserver.ServerConfig.ReqTimeout)
 	electionTime   = time.Second
 	healthInterval = 5 * time.Second // how long a member must have been connected to count (etcdserver.HealthInterval)
-	catchUpTime    = 4 * time.Second // until a learner has what the leader has
+	catchUpTime    = 4 * time.Second // until a learner has the leader's data
 )
 
-// What etcd answers, word for word (api/v3/v3rpc/rpctypes/error.go).
+// etcd's errors, word for word (api/v3/v3rpc/rpctypes/error.go).
 var (
 	ErrTimeout          = errors.New("etcdserver: request timed out")
 	ErrUnhealthy        = errors.New("etcdserver: unhealthy cluster")
@@ -54,12 +54,12 @@ type Cluster struct {
 	members    []Member             // by ID
 	running    map[uint64]time.Time // since when, by member ID
 	alarms     map[Alarm]bool
-	leader     uint64    // 0: nobody
-	electing   time.Time // since when a majority runs without a leader; zero: it does not
+	leader     uint64    // 0: none
+	electing   time.Time // since when a majority runs without a leader; zero: not electing
 	term       uint64
 	index      uint64
-	complete   bool // every voting member has run at once
-	broken     bool // it is below a majority now
+	complete   bool // all voting members have run at the same time
+	broken     bool // fewer than a majority run now
 	violations []string
 	changed    chan struct{} // closed at the next change
 }
@@ -84,7 +84,7 @@ func newID() uint64 { return rand.Uint64() | 1 } // 0 means none
 // ID is the cluster's own.
 func (c *Cluster) ID() uint64 { return c.id }
 
-// List is the members as they are, for the lab's own eyes.
+// List is the members without asking for a quorum.
 func (c *Cluster) List() []Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,8 +124,8 @@ func (c *Cluster) Answers(id uint64) bool {
 	return ok
 }
 
-// Start is a member's server coming up under that name. stop ends it: in order,
-// handing leadership over first, or by loss of power.
+// Start starts a member's server under that name. stop ends it: orderly, with leadership
+// handed over first, or by loss of power.
 func (c *Cluster) Start(id uint64, name, clientURL string) (stop func(orderly bool)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,8 +148,8 @@ func (c *Cluster) Start(id uint64, name, clientURL string) (stop func(orderly bo
 	}
 }
 
-// Removed says whether a member that runs has been told that it is none: that
-// takes another one who knows.
+// Removed says whether a running member knows that it was removed. It learns that from
+// another member.
 func (c *Cluster) Removed(id uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,14 +157,14 @@ func (c *Cluster) Removed(id uint64) bool {
 	return c.find(id) < 0 && c.leader != 0
 }
 
-// Status is what a member's server says of itself.
+// Status is what a member's server reports about itself.
 type Status struct {
 	Leader, Term, Index uint64
 	Learner             bool
 	Alarms              []Alarm // of all members
 }
 
-// Alarm is what a member has raised for the whole cluster.
+// Alarm is an alarm that a member has raised for the whole cluster.
 type Alarm struct {
 	Member uint64
 	Kind   AlarmKind
@@ -183,7 +183,7 @@ func (k AlarmKind) String() string {
 	return map[AlarmKind]string{NoSpace: "NOSPACE", Corrupt: "CORRUPT"}[k]
 }
 
-// Status answers for the cluster's member id.
+// Status answers for member id.
 func (c *Cluster) Status(id uint64) Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -212,7 +212,7 @@ func (c *Cluster) Alarm(a Alarm, raised bool) {
 	c.update()
 }
 
-// find wants c.mu held; -1 if there is no such member.
+// find is the index of a member, -1 if there is none; c.mu must be held.
 func (c *Cluster) find(id uint64) int {
 	return slices.IndexFunc(c.members, func(m Member) bool { return m.ID == id })
 }
@@ -221,7 +221,7 @@ func (c *Cluster) sort() {
 	slices.SortFunc(c.members, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// voters wants c.mu held.
+// voters needs c.mu held.
 func (c *Cluster) voters() (all, running []Member) {
 	for _, m := range c.members {
 		if m.Learner {
@@ -235,7 +235,7 @@ func (c *Cluster) voters() (all, running []Member) {
 	return all, running
 }
 
-// advance elects a leader if it is time to; c.mu must be held.
+// advance elects a leader if the election is over; c.mu must be held.
 func (c *Cluster) advance() {
 	all, running := c.voters()
 	if len(running) <= len(all)/2 {
@@ -271,7 +271,7 @@ func (c *Cluster) lead(id uint64) {
 	c.notify()
 }
 
-// update follows a change; c.mu must be held.
+// update is called after each change; c.mu must be held.
 func (c *Cluster) update() {
 	c.advance()
 	c.watch()
@@ -288,7 +288,7 @@ func (c *Cluster) Linearizable(ctx context.Context) error {
 	return c.propose(ctx, func() error { return nil })
 }
 
-// propose runs f under the cluster's lock as soon as somebody leads.
+// propose runs f under the cluster's lock as soon as there is a leader.
 func (c *Cluster) propose(ctx context.Context, f func() error) error {
 	timeout := time.NewTimer(c.scale(requestTime))
 	defer timeout.Stop()

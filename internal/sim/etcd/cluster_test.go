@@ -20,7 +20,7 @@ import (
 
 func realTime(d time.Duration) time.Duration { return d }
 
-// ensemble is a cluster of members that all run.
+// ensemble is a cluster with all members running.
 type ensemble struct {
 	*etcd.Cluster
 	t    *testing.T
@@ -161,7 +161,7 @@ func TestLeadership(t *testing.T) {
 		if err := e.MoveLeader(ctx, e.id(first), e.id(other)); err != nil || leader() != other {
 			t.Errorf("%v, leader is %s, want %s", err, leader(), other)
 		}
-		e.stop[other](false) // loss of power: an election takes a second
+		e.stop[other](false) // power loss: the election takes a second
 		if l := leader(); l != "" {
 			t.Errorf("leader %s right after the loss of the leader", l)
 		}
@@ -234,7 +234,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 		}
 		e.stop["b"](true)
 		if e.Removed(a) || e.names() != "b" {
-			t.Errorf("nobody can tell it; members %s", e.names())
+			t.Errorf("it can't know that; members %s", e.names())
 		}
 	})
 }

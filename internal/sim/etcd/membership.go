@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Members lists the members. It takes a quorum: clientv3 asks for a linearizable list.
+// Members lists the members. It needs a quorum: clientv3 asks for a linearizable list.
 func (c *Cluster) Members(ctx context.Context) (list []Member, err error) {
 	err = c.propose(ctx, func() error {
 		list = slices.Clone(c.members)
@@ -18,8 +18,8 @@ func (c *Cluster) Members(ctx context.Context) (list []Member, err error) {
 	return list, err
 }
 
-// Add adds a learner that is yet to be started. Every voting member must have
-// been connected for a while (mayAddMember with StrictReconfigCheck).
+// Add adds a learner that has not started yet. Every voting member must have been
+// connected for a while (mayAddMember with StrictReconfigCheck).
 func (c *Cluster) Add(ctx context.Context, peerURL string) (m Member, err error) {
 	err = c.propose(ctx, func() error {
 		all, _ := c.voters()
@@ -84,7 +84,7 @@ func (c *Cluster) mayRemove(m Member) error {
 		return ErrNotEnoughStarted
 	}
 	if _, running := c.running[m.ID]; !running {
-		return nil // it is no part of the active quorum
+		return nil // not part of the active quorum
 	}
 	if c.connected()-1 < 1+(len(all)-1)/2 {
 		return ErrUnhealthy
@@ -126,8 +126,8 @@ func (c *Cluster) Promote(ctx context.Context, id uint64) error {
 	})
 }
 
-// MoveLeader hands leadership from one member to another. To one that does not
-// run it never succeeds: the call ends with ctx.
+// MoveLeader hands leadership from one member to another. If the target does not run, the
+// call ends with ctx.
 func (c *Cluster) MoveLeader(ctx context.Context, from, to uint64) error {
 	for {
 		var changed <-chan struct{}
@@ -157,7 +157,7 @@ func (c *Cluster) MoveLeader(ctx context.Context, from, to uint64) error {
 	}
 }
 
-// watch records that the cluster fell below a majority; c.mu must be held.
+// watch records a loss of quorum; c.mu must be held.
 func (c *Cluster) watch() {
 	all, running := c.voters()
 	if len(all) > 0 && len(running) == len(all) {
@@ -171,7 +171,7 @@ func (c *Cluster) watch() {
 	c.broken = below
 }
 
-// Violations lists each time at which, once complete, fewer voting members than a majority were left running.
+// Violations lists each loss of quorum after all voting members had run.
 func (c *Cluster) Violations() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

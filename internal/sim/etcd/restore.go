@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// ReadSnapshot is the clients' data in a snapshot that a member is to be made
-// from. It fails, in etcd's words, as etcdutl does (etcdutl/snapshot, Status and
-// copyAndVerifyDB); skipHash takes a copy of a database, without a checksum.
+// ReadSnapshot is the clients' data in a snapshot that a member is to be restored from. It
+// fails like etcdutl, in etcd's words (etcdutl/snapshot, Status and copyAndVerifyDB);
+// skipHash accepts a copy of a database, which has no checksum.
 func ReadSnapshot(b []byte, skipHash bool) (data []KeyValue, err error) {
 	dir, err := os.MkdirTemp("", "etcd-")
 	if err != nil {
@@ -60,7 +60,8 @@ func checkSum(b []byte, skip bool) error {
 	return nil
 }
 
-// keysOf checks the database and reads the last revision of each key that was not deleted.
+// keysOf checks the database and reads the latest revision of each key that was not
+// deleted.
 func keysOf(tx *bbolt.Tx) (data []KeyValue, err error) {
 	var problems []string
 	for err := range tx.Check() {

@@ -14,15 +14,15 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// KeyValue is one key of what a cluster keeps for its clients, as it is now.
+// KeyValue is the latest version of one key of a cluster's clients.
 type KeyValue struct {
 	Key      string
-	Revision uint64 // at which it was written
+	Revision uint64 // of its last write
 	Value    []byte
 }
 
-// Snapshot is what etcd's maintenance API streams: the database as a bbolt
-// file with the clients' data in it, and the SHA-256 of it behind it.
+// Snapshot is what etcd's maintenance API streams: the database as a bbolt file with the
+// clients' data, followed by its SHA-256.
 func (c *Cluster) Snapshot(data []KeyValue) (_ []byte, err error) {
 	dir, err := os.MkdirTemp("", "etcd-")
 	if err != nil {
@@ -45,7 +45,7 @@ func (c *Cluster) Snapshot(data []KeyValue) (_ []byte, err error) {
 	return append(b.Bytes(), sum[:]...), nil
 }
 
-// fill writes the buckets that a new etcd 3.6 has (server/storage/schema) and the clients' data.
+// fill writes the buckets of a new etcd 3.6 (server/storage/schema) and the clients' data.
 func (c *Cluster) fill(tx *bbolt.Tx, data []KeyValue) error {
 	buckets := map[string]map[string][]byte{
 		"key":     {},

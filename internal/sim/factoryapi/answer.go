@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// answer holds a response back until the server has finished acting.
+// answer buffers a response until the server has finished acting.
 type answer struct {
 	header http.Header
 	status int
@@ -34,12 +34,12 @@ func (a *answer) Write(b []byte) (int, error) {
 	return a.body.Write(b)
 }
 
-// send lets the answer leave.
+// send sends the answer.
 func (a *answer) send(w http.ResponseWriter) {
 	a.WriteHeader(http.StatusOK)
 	maps.Copy(w.Header(), a.header)
 	w.WriteHeader(a.status)
-	_, _ = w.Write(a.body.Bytes()) // fails when the client has gone, which is its own affair
+	_, _ = w.Write(a.body.Bytes()) // fails only if the client is gone
 }
 
 // response is the answer as a client gets it.
@@ -53,8 +53,8 @@ func (a *answer) response(req *http.Request) *http.Response {
 	}
 }
 
-// recorded shows every request to the recorder before next acts and after, and
-// breaks the connection of one that the recorder refuses.
+// recorded calls the recorder's hooks around next; if the recorder refuses a request, it
+// breaks the connection.
 func recorded(rec *record.Recorder, proto string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		call, err := rec.Begin(record.Call{

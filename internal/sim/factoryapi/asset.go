@@ -10,22 +10,22 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// kind is what is made of an image.
+// kind is the kind of an image.
 type kind int
 
 const (
 	iso kind = iota
 	uki
 	cmdline
-	installer // by the registry API only
+	installer // only through the registry API
 )
 
 func (k kind) String() string {
 	return [...]string{iso: "iso", uki: "uki", cmdline: "cmdline", installer: "installer"}[k]
 }
 
-// asset answers /image/<schematic>/<version>/<asset>. HEAD builds as well;
-// neither says anything of the content but its length, and Range is not looked at.
+// asset answers /image/<schematic>/<version>/<asset>. HEAD builds too; of the content the
+// headers have only the length, and Range is ignored.
 func (f *Factory) asset(w http.ResponseWriter, r *http.Request) error {
 	name := r.PathValue("asset")
 	if strings.HasSuffix(name, ".sha256") || strings.HasSuffix(name, ".sha512") {
@@ -78,7 +78,7 @@ func contentType(k kind) string {
 	}
 }
 
-// parseAsset reads <platform>-<arch>[-secureboot].iso and its like.
+// parseAsset parses <platform>-<arch>[-secureboot].iso and the like.
 func parseAsset(name string) (order, error) {
 	if rest, ok := strings.CutPrefix(name, "cmdline-"); ok {
 		return parsePlatform(cmdline, rest)
@@ -109,9 +109,8 @@ func parsePlatform(k kind, text string) (order, error) {
 	return order{kind: k, platform: platform, arch: arch, secureBoot: secureBoot}, nil
 }
 
-// cacheKey is what an asset is kept under. The digests of the extensions are part
-// of it, so that a factory that has learned of a new digest makes a new ISO for an
-// old schematic.
+// cacheKey is an asset's key in the cache. It includes the digests of the extensions, so a
+// factory that has learned a new digest builds a new ISO for an old schematic.
 func cacheKey(name string, o order, refs []extensionRef) string {
 	parts := []string{name, o.version, o.design.id}
 	for _, ref := range refs {
@@ -120,7 +119,7 @@ func cacheKey(name string, o order, refs []extensionRef) string {
 	return strings.Join(parts, "/")
 }
 
-// built returns an asset from the cache or builds it.
+// built returns an asset from the cache, or builds it.
 func (f *Factory) built(ctx context.Context, name string, o order) ([]byte, error) {
 	refs, err := f.resolve(ctx, o)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/meta"
 )
 
-// order is an image that somebody asks for.
+// order is a requested image.
 type order struct {
 	kind       kind
 	design     design
@@ -23,8 +23,8 @@ type order struct {
 	secureBoot bool
 }
 
-// resolve checks an order as the real factory does and finds its extensions in
-// the list as it knows it.
+// resolve checks an order as the real factory does and finds its extensions in the
+// factory's cached list.
 func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) {
 	if o.secureBoot {
 		return nil, invalidf("secure boot is disabled")
@@ -55,7 +55,7 @@ func (f *Factory) resolve(ctx context.Context, o order) ([]extensionRef, error) 
 	return refs, nil
 }
 
-// image is what the ordered image holds.
+// image is the content of the ordered image.
 func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (artefact.Image, error) {
 	if err := f.requireVersion(o.version); err != nil {
 		return artefact.Image{}, err
@@ -85,8 +85,8 @@ func (f *Factory) image(ctx context.Context, o order, refs []extensionRef) (arte
 	return img, nil
 }
 
-// kernelArgs is the command line of a Talos image. See siderolabs/talos,
-// pkg/imager/imager.go, buildCmdline. An installer has no META, an ISO carries it in an argument.
+// kernelArgs is the command line of a Talos image. See siderolabs/talos, pkg/imager/imager.go,
+// buildCmdline. An installer has no META, an ISO has it in an argument.
 func kernelArgs(o order) (string, error) {
 	var console []string
 	switch o.platform {

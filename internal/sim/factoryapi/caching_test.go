@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// TestPatchStory walks through what siderolabs/image-factory v1.4.0 was seen to
-// do when an extension is published again under its version.
+// TestPatchStory: what siderolabs/image-factory v1.4.0 was observed to do when an
+// extension is republished under its version.
 func TestPatchStory(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -60,8 +60,8 @@ func TestPatchStory(t *testing.T) {
 	})
 }
 
-// TestInstallersSayWhenTheyWereBuilt: an installer that was lost is made of what the
-// cache has, so that it is the same again; other content is built anew.
+// TestInstallersSayWhenTheyWereBuilt: a lost installer is rebuilt from the cache, so that
+// it is identical; other content is a new build.
 func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -169,7 +169,7 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 	})
 }
 
-func TestBuildGoesOnWithoutItsClient(t *testing.T) {
+func TestBuildContinuesWithoutItsClient(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)

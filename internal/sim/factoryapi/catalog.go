@@ -11,18 +11,18 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// upstream is the registry that the list of extensions names, wherever it is copied to.
+// upstream is the registry named in the list of extensions, wherever it is mirrored.
 const upstream = "ghcr.io"
 
-// Catalog publishes official extensions in a registry, as a release of Talos does.
-// It keeps nothing: what is published is read from the registry.
+// Catalog publishes official extensions in a registry, as a Talos release does. It is
+// stateless: it reads published extensions from the registry.
 type Catalog struct {
 	Registry  string            // "host:port"
-	Transport http.RoundTripper // the way to it
+	Transport http.RoundTripper // reaches the registry
 }
 
-// Publish pushes the extensions as siderolabs/<name>:<version> and the list of
-// them as siderolabs/extensions:<Talos version>, in the given order.
+// Publish pushes the extensions as siderolabs/<name>:<version> and their list as
+// siderolabs/extensions:<Talos version>, in the given order.
 func (c Catalog) Publish(ctx context.Context, talosVersion string, extensions []artefact.Extension) error {
 	reg, err := newRegistryClient(c.Registry, c.Transport)
 	if err != nil {
@@ -39,8 +39,8 @@ func (c Catalog) Publish(ctx context.Context, talosVersion string, extensions []
 	return pushList(ctx, reg, talosVersion, list)
 }
 
-// Patch publishes an extension ("qemu-guest-agent") once more: same version,
-// one file changed, so another digest. It returns the old and the new one.
+// Patch republishes an extension ("qemu-guest-agent") with one changed file: same version,
+// new digest. It returns the old and the new digest.
 func (c Catalog) Patch(ctx context.Context, talosVersion, name string) (oldDigest, newDigest string, err error) {
 	reg, err := newRegistryClient(c.Registry, c.Transport)
 	if err != nil {
@@ -90,7 +90,7 @@ func repush(ctx context.Context, reg registryClient, ref extensionRef) (artefact
 	return listed, patched.digest, err
 }
 
-// patch adds a numbered line to the extension's first file.
+// patch appends a numbered line to the extension's first file.
 func patch(e artefact.Extension) error {
 	files := slices.Sorted(maps.Keys(e.Files))
 	if len(files) == 0 {

@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// args is a kernel command line as the imager puts it together: the values of
-// a key stand side by side, where the key came first. See siderolabs/go-procfs.
+// args is a kernel command line as the imager assembles it: all values of a key are at its
+// first position. See siderolabs/go-procfs.
 type args []parameter
 
 type parameter struct {
 	key    string
-	values []string // "" for a key that stands alone
+	values []string // "" for a key without a value
 }
 
-// parseArgs reads "key=value" and "key".
+// parseArgs parses "key=value" and "key".
 func parseArgs(list []string) args {
 	var c args
 	for arg := range strings.FieldsSeq(strings.Join(list, " ")) {
@@ -44,15 +44,15 @@ func (c *args) set(p parameter) {
 	*c = append(*c, p)
 }
 
-// appendAll adds what is the same for every image.
+// appendAll adds the arguments common to all images.
 func (c *args) appendAll(list []string) {
 	for _, p := range parseArgs(list) {
 		c.append(p.key, p.values...)
 	}
 }
 
-// customize adds what a schematic wants: it replaces values of some keys, and
-// takes away what it names with "-".
+// customize adds a schematic's arguments: for some keys they replace the values, and a "-"
+// removes them.
 func (c *args) customize(list []string) {
 	for _, p := range parseArgs(list) {
 		switch {
@@ -66,7 +66,7 @@ func (c *args) customize(list []string) {
 	}
 }
 
-// remove takes values of a key away, or the key if none is named.
+// remove removes values of a key, or without values the key.
 func (c *args) remove(key string, values []string) {
 	i := c.index(key)
 	switch {

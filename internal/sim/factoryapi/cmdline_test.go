@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestKernelArguments: where a schematic's arguments end up, as siderolabs/go-procfs does it for the imager.
+// TestKernelArguments: where a schematic's arguments go in the imager's command line (siderolabs/go-procfs).
 func TestKernelArguments(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -17,7 +17,7 @@ const extensionsImage = "siderolabs/extensions"
 
 // extensionRef is an official extension of one Talos version.
 type extensionRef struct {
-	repo, tag, digest   string // "siderolabs/iscsi-tools", "v0.2.0", of the index
+	repo, tag, digest   string // "siderolabs/iscsi-tools", "v0.2.0", digest of the index
 	author, description string
 }
 
@@ -49,8 +49,8 @@ func (f *Factory) officialExtensions(w http.ResponseWriter, r *http.Request) err
 	return json.NewEncoder(w).Encode(list)
 }
 
-// extensions returns the list of a Talos version: fetched once, then the same
-// until a restart, whatever the registry says by then.
+// extensions returns the list of a Talos version: it is fetched once and then kept until a
+// restart, whatever the registry has.
 func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, error) {
 	if err := f.requireVersion(tag); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (f *Factory) extensions(ctx context.Context, tag string) ([]extensionRef, e
 	return remembered(ctx, f, m, m.extensions, "extensions", tag, f.fetchExtensions)
 }
 
-// remembered is what the factory keeps of a list, which it fetches if it has none.
+// remembered is the kept list, fetched first if there is none.
 func remembered[T any](ctx context.Context, f *Factory, m *memory, lists map[string]T, what, tag string, fetch func(context.Context, string) (T, error)) (T, error) {
 	look := func() (T, bool) {
 		m.mu.Lock()
@@ -123,7 +123,7 @@ func parseListed(l artefact.ListedExtension) (extensionRef, error) {
 	}, nil
 }
 
-// findExtension looks a name up, also the present name of one that was renamed.
+// findExtension finds an extension by name, or by the former name of a renamed one.
 func findExtension(refs []extensionRef, wanted string) (extensionRef, bool) {
 	for _, candidate := range []string{wanted, renamed(wanted)} {
 		i := slices.IndexFunc(refs, func(e extensionRef) bool { return e.repo == candidate })

@@ -1,6 +1,6 @@
-// Package factoryapi is the lab's Image Factory and OCI registry. The factory
-// makes images out of the extensions that the registry holds and caches as the
-// real one does: see siderolabs/image-factory, internal/artifacts and internal/frontend/http.
+// Package factoryapi is the lab's Image Factory and OCI registry. The factory builds images
+// from the registry's extensions and caches like the real one: see siderolabs/image-factory,
+// internal/artifacts and internal/frontend/http.
 package factoryapi
 
 import (
@@ -14,25 +14,25 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// How long the factory takes, at speed 1.
+// Build durations at speed 1.
 const (
 	listTakes      = 500 * time.Millisecond
 	assetTakes     = 3 * time.Second
 	installerTakes = 3 * time.Second
 )
 
-// Options describes a factory. All of it but Broken, Delay, Store and Signing is required.
+// Options are those of New. All except Broken, Delay, Store and Signing are required.
 type Options struct {
-	URL       string            // under which clients reach the factory; images name it as their author
-	Registry  string            // "host:port" of the registry with the extensions, where installers are kept, too
-	Transport http.RoundTripper // the way to the registry
-	Versions  []string          // of Talos that it builds, oldest first: "v1.13.9"
-	Broken    []string          // those of them that are marked as broken
+	URL       string            // of the factory, for clients; images name it as their author
+	Registry  string            // "host:port" of the registry for extensions and installers
+	Transport http.RoundTripper // reaches the registry
+	Versions  []string          // of Talos that it can build, oldest first: "v1.13.9"
+	Broken    []string          // those that are marked as broken
 	Recorder  *record.Recorder
-	Delay     func(ctx context.Context, d time.Duration) error // waits for d of the lab's time; nil: takes no time
+	Delay     func(ctx context.Context, d time.Duration) error // waits for d of simulated time; nil: no delay
 	Signing   Signing
-	// Store is where clients reach Store: "http://127.0.0.1:8081". The factory sends
-	// them there for images. "": it serves them itself.
+	// Store is the URL of Factory.Store: "http://127.0.0.1:8081". The factory redirects
+	// requests for images to it. "": it serves them itself.
 	Store string
 }
 
@@ -47,18 +47,18 @@ type Factory struct {
 
 	mu         sync.Mutex
 	closed     bool
-	serving    sync.WaitGroup       // requests; added to under mu, and not once closed
+	serving    sync.WaitGroup       // requests; added to under mu, and not after Close
 	schematics map[string][]byte    // by ID
-	assets     map[string][]byte    // by all that goes into them; kept over a restart, as the real ones are in their cache registry
-	installers map[string]time.Time // when they were built, by the same
-	shelf      map[string][]byte    // what the store has, by name
+	assets     map[string][]byte    // by all inputs; they survive a restart, as in the real cache registry
+	installers map[string]time.Time // build times, by the same key
+	shelf      map[string][]byte    // content of the store, by name
 	memory     *memory
 	strikes    []strike
-	history    []string      // what was built, in order
-	building   time.Duration // how much longer a build takes
+	history    []string      // builds, in order
+	building   time.Duration // additional time of a build
 }
 
-// memory is what a restart of the factory loses.
+// memory is the state that a restart loses.
 type memory struct {
 	fetches singleflight.Group
 
@@ -73,7 +73,7 @@ func newMemory() *memory {
 
 var _ http.Handler = (*Factory)(nil)
 
-// New makes a factory that has built nothing yet. Close it.
+// New makes a factory that has built nothing yet. The caller closes it.
 func New(opts Options) (*Factory, error) {
 	registry, err := newRegistryClient(opts.Registry, opts.Transport)
 	if err != nil {
@@ -121,22 +121,22 @@ func (f *Factory) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.struck(r).ServeHTTP(w, r)
 }
 
-// Slow makes every build take so much longer from now on.
+// Slow adds a delay to every build from now on.
 func (f *Factory) Slow(by time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.building = by
 }
 
-// Built lists what was built, in order: "iso <schematic ID> v1.13.9 nocloud-amd64".
-// What comes from a cache is not built.
+// Built lists the builds in order: "iso <schematic ID> v1.13.9 nocloud-amd64". It omits
+// cache hits.
 func (f *Factory) Built() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.history)
 }
 
-// build notes what is built, and lasts as long as that takes.
+// build records a build and waits for its duration.
 func (f *Factory) build(ctx context.Context, what string, takes time.Duration) error {
 	f.mu.Lock()
 	f.history = append(f.history, what)
@@ -145,15 +145,14 @@ func (f *Factory) build(ctx context.Context, what string, takes time.Duration) e
 	return f.take(ctx, takes)
 }
 
-// Restart makes the factory forget its lists of extensions. Schematics,
-// installers and assets that it has built are kept.
+// Restart drops the lists of extensions. Schematics, installers and built assets are kept.
 func (f *Factory) Restart() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.memory = newMemory()
 }
 
-// Close ends what is being built and waits for every request to end.
+// Close cancels builds and waits for every request to end.
 func (f *Factory) Close() {
 	f.mu.Lock()
 	if !f.closed {
@@ -164,13 +163,13 @@ func (f *Factory) Close() {
 	f.serving.Wait()
 }
 
-// outlive gives work that goes on when its client goes away, until the factory
-// is closed. done ends it.
+// outlive is a context for work that continues when its client goes away, until the
+// factory is closed. done ends it.
 func (f *Factory) outlive(ctx context.Context) (work context.Context, done func()) {
 	return f.untilClosed(context.WithoutCancel(ctx))
 }
 
-// untilClosed ends a context with the factory.
+// untilClosed is ctx that also ends with the factory.
 func (f *Factory) untilClosed(ctx context.Context) (work context.Context, done func()) {
 	work, cancel := context.WithCancel(ctx)
 	var watch sync.WaitGroup

@@ -186,7 +186,7 @@ func TestAssets(t *testing.T) {
 	})
 }
 
-func TestMetaGoesIntoTheISOAlone(t *testing.T) {
+func TestOnlyTheISOHasMeta(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{

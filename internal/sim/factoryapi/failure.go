@@ -24,7 +24,7 @@ func missingf(format string, args ...any) error {
 	return failf(http.StatusNotFound, format, args...)
 }
 
-// handler is an endpoint; its error is answered by fail.
+// handler is an endpoint; fail answers its errors.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -33,8 +33,8 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fail answers as the real factory does: the whole chain of what the user can
-// mend, and "internal server error" for all the rest.
+// fail answers like the real factory: the whole error chain for user errors, and "internal
+// server error" for all others.
 func fail(w http.ResponseWriter, err error) {
 	if f, ok := errors.AsType[*failure](err); ok {
 		http.Error(w, err.Error(), f.status)

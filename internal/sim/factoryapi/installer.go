@@ -16,12 +16,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// installerImages is where in the registry the factory keeps installers, by image name, schematic and tag.
+// installerImages is the repository prefix of the factory's installers, before image name, schematic and
+// tag.
 const installerImages = "factory"
 
-// manifest answers for an installer. A tag that the registry has, signed by the
-// factory, is served as it is, for ever; a version it lacks is built, for both architectures;
-// everything else is the registry's business.
+// manifest answers a manifest request for an installer. A tag in the registry with the
+// factory's signature is served unchanged for ever; a missing version is built for both
+// architectures; everything else is proxied to the registry.
 func (f *Factory) manifest(w http.ResponseWriter, r *http.Request) error {
 	d, err := f.design(r.PathValue("schematic"))
 	if err != nil {
@@ -62,7 +63,7 @@ func (f *Factory) blob(w http.ResponseWriter, r *http.Request) error {
 	return f.proxy(w, r, "blobs", r.PathValue("digest"))
 }
 
-// parseInstaller reads [<platform>-]installer[-secureboot]; without a platform it is metal.
+// parseInstaller parses [<platform>-]installer[-secureboot]; the default platform is metal.
 func parseInstaller(image string) (order, error) {
 	text, secureBoot := strings.CutSuffix(image, "-secureboot")
 	if text == "installer" {
@@ -75,14 +76,14 @@ func parseInstaller(image string) (order, error) {
 	return order{kind: installer, platform: platform, secureBoot: secureBoot}, nil
 }
 
-// installer returns the digest of an installer that is in the registry, or was just put there.
+// installer returns the digest of an installer in the registry, and builds a missing one.
 func (f *Factory) installer(ctx context.Context, repo string, o order) (string, error) {
 	ctx, done := f.outlive(ctx)
 	defer done()
 	tag := f.registry.registry.Repo(repo).Tag(o.version)
 	desc, err := remote.Head(tag, f.registry.options(ctx)...)
 	if err == nil {
-		// One whose signature can't be checked is built again, whatever the reason.
+		// If its signature can't be verified, for whatever reason, it is rebuilt.
 		if signed, err := f.signed(ctx, tag.Context().Digest(desc.Digest.String())); err == nil && signed {
 			return desc.Digest.String(), nil
 		}
@@ -128,9 +129,9 @@ func (f *Factory) buildInstaller(ctx context.Context, repo string, o order) (str
 	return digest.String(), f.sign(ctx, f.registry.registry.Repo(repo).Digest(digest.String()))
 }
 
-// made is when the installer of that key was built: imager writes the present time
-// into the image (outInstaller in siderolabs/talos pkg/imager/out.go), and what it
-// made comes from the cache ever after, whatever name it is asked for by.
+// made is the build time of the installer with that key: imager writes the time into the
+// image (outInstaller in siderolabs/talos pkg/imager/out.go), and afterwards the cached
+// image is used under any name.
 func (f *Factory) made(key string) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,8 +28,8 @@ const (
 	agentID      = "ce4c980550dd2ab1b17bbf2b08801c7eb59418eafe8f279833297925d67c7515"
 )
 
-// lab is a factory and a registry with the official extensions, on a network in
-// memory, and clients of them.
+// lab is a factory and a registry with the official extensions, on an in-memory network,
+// with clients.
 type lab struct {
 	t         *testing.T
 	recorder  *record.Recorder
@@ -45,13 +45,13 @@ func inLab(t *testing.T, test func(*testing.T, *lab)) {
 	inLabWith(t, func(*factoryapi.Options) {}, test)
 }
 
-// inSigningLab is inLab with a factory that signs in another way.
+// inSigningLab is inLab with other options of signing.
 func inSigningLab(t *testing.T, signing factoryapi.Signing, test func(*testing.T, *lab)) {
 	t.Helper()
 	inLabWith(t, func(o *factoryapi.Options) { o.Signing = signing }, test)
 }
 
-// inLabWith is inLab with a factory that has other options.
+// inLabWith is inLab with other options of the factory.
 func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T, *lab)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -120,7 +120,7 @@ func (l *lab) register(extensions []string, args ...string) string {
 	return id
 }
 
-// do makes a request and returns the answer with its body.
+// do sends a request and returns the answer with its body.
 func (l *lab) do(method, path, body string) (*http.Response, string) {
 	l.t.Helper()
 	req, err := http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body))
@@ -152,7 +152,7 @@ func (l *lab) iso(id string) artefact.Image {
 	return img
 }
 
-// digestOf is the digest of the extension image with the content that a boot image has, which tells none.
+// digestOf is the digest of the extension image with the same content; boot images don't contain it.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
 	idx, err := artefact.ExtensionIndex(e)

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestLists: what the factory lists of versions that are marked as broken, and of overlays.
+// TestLists: the factory's lists for versions that are marked as broken, and of overlays.
 func TestLists(t *testing.T) {
 	t.Parallel()
 	rec := record.New()

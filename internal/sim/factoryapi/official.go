@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Official is a small set of official extensions, with made-up content.
+// Official is a small set of official extensions, with fake content.
 func Official() []artefact.Extension {
 	const sidero = "Sidero Labs"
 	return []artefact.Extension{

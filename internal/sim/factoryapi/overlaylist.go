@@ -19,7 +19,7 @@ import (
 // overlaysImage is the repository of the lists of official overlays, by Talos version.
 const overlaysImage = "siderolabs/overlays"
 
-// Overlay is an official overlay as their list has it.
+// Overlay is an official overlay in their list.
 type Overlay struct {
 	Name   string `yaml:"name"`   // "rpi_generic"
 	Image  string `yaml:"image"`  // "ghcr.io/siderolabs/sbc-raspberrypi:v0.2.0"
@@ -30,8 +30,8 @@ type overlays struct {
 	Overlays []Overlay `yaml:"overlays"`
 }
 
-// PublishOverlays pushes the list of overlays as siderolabs/overlays:<Talos version>.
-// The overlays themselves are not: the lab builds no image with one.
+// PublishOverlays pushes the list of overlays as siderolabs/overlays:<Talos version>,
+// without the overlays: the lab builds no image with one.
 func (c Catalog) PublishOverlays(ctx context.Context, talosVersion string, list []Overlay) error {
 	reg, err := newRegistryClient(c.Registry, c.Transport)
 	if err != nil {
@@ -48,7 +48,7 @@ func (c Catalog) PublishOverlays(ctx context.Context, talosVersion string, list 
 	return reg.push(ctx, overlaysImage, talosVersion, img)
 }
 
-// overlayInfo is an overlay as the API lists it.
+// overlayInfo is an overlay in the API's list.
 type overlayInfo struct {
 	Name   string `json:"name"`
 	Image  string `json:"image"`
@@ -76,7 +76,7 @@ func (f *Factory) officialOverlays(w http.ResponseWriter, r *http.Request) error
 	return json.NewEncoder(w).Encode(list)
 }
 
-// overlays returns the list of a Talos version, remembered as that of extensions is.
+// overlays returns the list of a Talos version, kept like that of extensions.
 func (f *Factory) overlays(ctx context.Context, tag string) ([]Overlay, error) {
 	if err := f.requireVersion(tag); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (f *Factory) overlays(ctx context.Context, tag string) ([]Overlay, error) {
 	return remembered(ctx, f, m, m.overlays, "overlays", tag, f.fetchOverlays)
 }
 
-// fetchOverlays fails for an empty list, too, as the real one does: see
+// fetchOverlays fails for an empty list too, like the real one: see
 // siderolabs/image-factory, internal/artifacts/versions.go, extractOverlayList.
 func (f *Factory) fetchOverlays(ctx context.Context, tag string) ([]Overlay, error) {
 	if err := f.take(ctx, listTakes); err != nil {
@@ -121,20 +121,20 @@ func (f *Factory) fetchOverlays(ctx context.Context, tag string) ([]Overlay, err
 	}
 }
 
-// requireOverlay refuses what the real factory can't find, and what the lab can't build.
+// requireOverlay refuses overlays that the real factory can't find or the lab can't build.
 func (f *Factory) requireOverlay(ctx context.Context, tag, overlay string) error {
 	list, err := f.overlays(ctx, tag)
 	if err != nil {
 		return fmt.Errorf("error getting official overlays: %w", err)
 	}
 	if !slices.ContainsFunc(list, func(o Overlay) bool { return o.Name == overlay }) {
-		// The real one puts an empty reference where the name belongs.
+		// The real one prints an empty reference in place of the name.
 		return invalidf("official overlay %q is not available for Talos version %s", struct{ Name, TaggedReference, Digest string }{}, tag)
 	}
 	return failf(http.StatusNotImplemented, "the lab builds no image with an overlay")
 }
 
-// secureBootCertificate fails as the real factory does where Secure Boot is disabled.
+// secureBootCertificate fails like the real factory without Secure Boot.
 func (f *Factory) secureBootCertificate(http.ResponseWriter, *http.Request) error {
 	return errors.New("secure boot is disabled")
 }

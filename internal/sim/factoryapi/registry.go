@@ -25,9 +25,9 @@ func NewRegistry(rec *record.Recorder) *Registry {
 
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) { r.recorded.ServeHTTP(w, req) }
 
-// Transport reaches the registry from inside the lab: whatever the host of the
-// URL, without a connection, and unseen by the recorder. It is how the factory
-// and whoever publishes extensions get at it, who are no clients under test.
+// Transport reaches the registry from inside the lab: whatever the URL's host, without a
+// connection, and unrecorded. The factory and publishers of extensions use it, which are
+// not under test.
 func (r *Registry) Transport() http.RoundTripper { return inside{r.store} }
 
 type inside struct{ handler http.Handler }

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// registryClient is a registry as the factory and publishers use it.
+// registryClient is a registry client of the factory and of publishers.
 type registryClient struct {
 	registry  name.Registry
 	transport http.RoundTripper

@@ -8,7 +8,7 @@ import (
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
-// createSchematic stores a schematic. Whether its extensions exist is not looked at, nor is it by the real factory.
+// createSchematic stores a schematic. Like the real factory it does not check that its extensions exist.
 func (f *Factory) createSchematic(w http.ResponseWriter, r *http.Request) error {
 	data, err := io.ReadAll(r.Body)
 	if err != nil {

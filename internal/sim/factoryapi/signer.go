@@ -27,17 +27,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Signing says how a factory signs installers. Zero: with a key of its own, made at
-// random, as one that is run with a key does.
+// Signing says how a factory signs installers. Zero: with its own random key, like a
+// factory that runs with a key.
 type Signing struct {
-	Key       *ecdsa.PrivateKey // P-256; nil: made at random
-	Published *ecdsa.PublicKey  // what clients are told; nil: that of Key
-	// Keyless has it sign by an identity of Google's, which puts a bundle beside the
-	// image that the lab has no use for: no signature under a tag, and no key to tell.
+	Key       *ecdsa.PrivateKey // P-256; nil: random
+	Published *ecdsa.PublicKey  // key that clients see; nil: that of Key
+	// Keyless signs with a Google identity. That puts a bundle beside the image, which the lab
+	// omits: there is no signature tag, and no public key.
 	Keyless bool
 }
 
-// signer signs as siderolabs/image-factory, internal/image/signer, does with a key.
+// signer signs with a key, like siderolabs/image-factory, internal/image/signer.
 type signer struct {
 	key       *ecdsa.PrivateKey // nil: keyless
 	published []byte            // PEM
@@ -68,7 +68,7 @@ func newSigner(s Signing) (signer, error) {
 	return signer{key: s.Key, published: pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})}, nil
 }
 
-// signingKey answers /oci/cosign/signing-key.pub, with nothing if there is no key.
+// signingKey answers /oci/cosign/signing-key.pub, with an empty body if there is no key.
 func (f *Factory) signingKey(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Content-Type", "application/x-pem-file")
 	w.WriteHeader(http.StatusOK)
@@ -76,7 +76,8 @@ func (f *Factory) signingKey(w http.ResponseWriter, _ *http.Request) error {
 	return err
 }
 
-// signaturePayload is what is signed: containers/image, docs/containers-signature.5.md.
+// signaturePayload is the signed content: containers/image,
+// docs/containers-signature.5.md.
 type signaturePayload struct {
 	Critical struct {
 		Identity struct {
@@ -94,7 +95,7 @@ func signatureTagOf(image name.Digest) name.Tag {
 	return image.Context().Tag(strings.Replace(image.DigestStr(), ":", "-", 1) + ".sig")
 }
 
-// sign puts a signature under the image's tag for it, in place of any that is there.
+// sign stores a signature under the image's signature tag, replacing an old one.
 func (f *Factory) sign(ctx context.Context, image name.Digest) error {
 	if f.signer.key == nil {
 		return nil
@@ -128,8 +129,8 @@ func (f *Factory) sign(ctx context.Context, image name.Digest) error {
 	return nil
 }
 
-// signed says whether an image has a signature of the factory's key. What it
-// refuses is built again, as internal/frontend/http/registry.go has it.
+// signed says whether an image has a signature by the factory's key. Others are rebuilt,
+// as in internal/frontend/http/registry.go.
 func (f *Factory) signed(ctx context.Context, image name.Digest) (bool, error) {
 	if f.signer.key == nil {
 		return true, nil

@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
-// signature is what a signature's tag names, through the factory.
+// signature is the content of a signature tag, fetched through the factory.
 type signature struct {
 	payload, signature []byte
 }
@@ -72,7 +72,7 @@ func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) 
 	return d.String(), sig, true
 }
 
-// published is the factory's key; nil if it has none.
+// published is the factory's public key; nil if it has none.
 func (l *lab) published() *ecdsa.PublicKey {
 	l.t.Helper()
 	resp, body := l.do(http.MethodGet, "/oci/cosign/signing-key.pub", "")
@@ -150,7 +150,7 @@ func TestSigningKeys(t *testing.T) {
 	}
 }
 
-// TestUnsignedIsBuiltAgain: an installer is served from the registry only with the factory's signature.
+// TestUnsignedIsBuiltAgain: an installer in the registry is served only with the factory's signature.
 func TestUnsignedIsBuiltAgain(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -177,7 +177,7 @@ func TestUnsignedIsBuiltAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, sig, found := l.signatureOf(id); !found || !sig.by(l.published()) || built() != 3 {
-			t.Errorf("signed by nobody: found %t, built %d times", found, built())
+			t.Errorf("unsigned: found %t, built %d times", found, built())
 		}
 	})
 }

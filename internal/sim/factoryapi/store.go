@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// signature stands for what makes a URL of the store good for a download.
+// signature is the query parameter that authorizes a download from the store.
 const signature = "X-Amz-Signature"
 
-// Store is the factory's store of built images, which serves them itself where
-// the factory has Options.Store: to whoever has a signed URL, and without other credentials.
+// Store serves the factory's built images if Options.Store is set: to clients with a signed
+// URL, without other credentials.
 func (f *Factory) Store() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		name := strings.TrimPrefix(r.URL.Path, "/")
@@ -26,7 +26,7 @@ func (f *Factory) Store() http.Handler {
 			return
 		}
 		f.mu.Lock()
-		content := f.shelf[name] // what was signed is there
+		content := f.shelf[name] // a signed image exists
 		f.mu.Unlock()
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("ETag", `"`+name+`"`)
@@ -34,7 +34,7 @@ func (f *Factory) Store() http.Handler {
 	})
 }
 
-// storeURL is where the store has an asset.
+// storeURL is an asset's signed URL in the store.
 func (f *Factory) storeURL(content []byte) string {
 	sum := sha256.Sum256(content)
 	name := hex.EncodeToString(sum[:])
@@ -49,7 +49,7 @@ func sign(name string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// storeError answers as S3 does.
+// storeError is an error as S3 sends it.
 func storeError(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/xml")
 	w.WriteHeader(status)

@@ -10,25 +10,25 @@ import (
 	"time"
 )
 
-// Trouble is what goes wrong with a request, as its client sees it.
+// Trouble is a fault of a request, as its client sees it.
 type Trouble func(w http.ResponseWriter, r *http.Request, factory http.Handler)
 
-// strike is a trouble that waits for requests.
+// strike is a Trouble for future requests.
 type strike struct {
 	times   int
 	prefix  string
 	trouble Trouble
 }
 
-// Strike lets a trouble befall the next requests, as many as times says, whose
-// path begins with prefix: "/image/".
+// Strike applies a Trouble to the next requests, times in number, whose path begins with
+// prefix: "/image/".
 func (f *Factory) Strike(times int, prefix string, t Trouble) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.strikes = append(f.strikes, strike{times: times, prefix: prefix, trouble: t})
 }
 
-// struck returns the handler of a request: the factory, or what befalls it.
+// struck returns the handler of a request: the factory's, or a Trouble's.
 func (f *Factory) struck(r *http.Request) http.Handler {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -45,8 +45,8 @@ func (f *Factory) struck(r *http.Request) http.Handler {
 	return f.recorded
 }
 
-// Down is a proxy that does not get through to the factory. It answers with a
-// page of its own, and with Retry-After unless that is 0.
+// Down is a proxy that can't reach the factory. It answers with its own page, and with
+// Retry-After unless that is 0.
 func Down(status int, retryAfter time.Duration) Trouble {
 	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 		if retryAfter > 0 {
@@ -56,15 +56,15 @@ func Down(status int, retryAfter time.Duration) Trouble {
 	}
 }
 
-// Failing is the factory's own answer to trouble with its registry or its tools.
+// Failing is the factory's own answer to a failure of its registry or tools.
 func Failing() Trouble {
 	return func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 		http.Error(w, "internal server error", http.StatusInternalServerError)
 	}
 }
 
-// Unaware is one of several factories that does not know of a schematic that
-// another one has just stored (siderolabs/image-factory, internal/schematic/storage/cache).
+// Unaware is one of several factories that does not know a schematic yet that another one
+// has just stored (siderolabs/image-factory, internal/schematic/storage/cache).
 func Unaware() Trouble {
 	return func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		id := path.Base(path.Dir(path.Dir(r.URL.Path))) // of /image/<id>/<version>/<asset>, /v2/<image>/<id>/manifests/<tag>
@@ -77,8 +77,7 @@ func Refused() Trouble {
 	return func(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
 }
 
-// Impatient is a proxy that waits no longer than that for the factory, which
-// goes on with what it was asked for.
+// Impatient is a proxy with a timeout; the factory continues with the request.
 func (f *Factory) Impatient(patience time.Duration) Trouble {
 	return func(w http.ResponseWriter, r *http.Request, factory http.Handler) {
 		a, aborted := newAnswer(), false
@@ -102,20 +101,20 @@ func (f *Factory) Impatient(patience time.Duration) Trouble {
 	}
 }
 
-// Cut is a connection that breaks after so many bytes of a body.
+// Cut is a connection that breaks after that many bytes of a body.
 func Cut(afterBytes int) Trouble {
 	return short(afterBytes, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 }
 
-// CutByStore is a factory whose own store breaks after so many bytes. What it
-// answers to errors goes into the body, which has begun.
+// CutByStore is a factory whose own store breaks after that many bytes. Its error goes
+// into the body, because that has begun.
 func CutByStore(afterBytes int) Trouble {
 	return short(afterBytes, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "internal server error\n") // the client may be gone
 	})
 }
 
-// Stall is a connection on which nothing comes any more after so many bytes of a body.
+// Stall is a connection that stalls after that many bytes of a body.
 func Stall(afterBytes int) Trouble {
 	return short(afterBytes, func(_ http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done()
@@ -123,7 +122,7 @@ func Stall(afterBytes int) Trouble {
 	})
 }
 
-// short sends the first bytes of an answer, and then ends it in another way.
+// short sends the first bytes of an answer and then calls end.
 func short(bytes int, end func(http.ResponseWriter, *http.Request)) Trouble {
 	return func(w http.ResponseWriter, r *http.Request, factory http.Handler) {
 		a := newAnswer()
@@ -135,12 +134,12 @@ func short(bytes int, end func(http.ResponseWriter, *http.Request)) Trouble {
 		a.header.Set("Content-Length", strconv.Itoa(a.body.Len()))
 		a.body.Truncate(bytes)
 		a.send(w)
-		_ = http.NewResponseController(w).Flush() // what was sent has left
+		_ = http.NewResponseController(w).Flush() // the bytes must be sent
 		end(w, r)
 	}
 }
 
-// page is what nginx says when it has no answer.
+// page is nginx's error page.
 func page(w http.ResponseWriter, status int) {
 	text := fmt.Sprintf("%d %s", status, nginx(status))
 	w.Header().Set("Content-Type", "text/html")
@@ -149,7 +148,7 @@ func page(w http.ResponseWriter, status int) {
 		"<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n", text, text) // the client may be gone
 }
 
-// nginx is its name of a status, where that is not the usual one.
+// nginx is nginx's name of a status, if unusual.
 func nginx(status int) string {
 	switch status {
 	case http.StatusServiceUnavailable:

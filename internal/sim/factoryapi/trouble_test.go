@@ -15,7 +15,7 @@ import (
 
 const storeAddr = "127.0.0.1:8081"
 
-// got is what a client sees of an answer.
+// got is an answer as the client sees it.
 type got struct {
 	status     int
 	kind       string
@@ -91,7 +91,7 @@ func TestRefusedConnection(t *testing.T) {
 	})
 }
 
-// TestStalledAnswer: nothing comes any more, until the factory is closed.
+// TestStalledAnswer: the answer stalls until the factory is closed.
 func TestStalledAnswer(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -104,8 +104,8 @@ func TestStalledAnswer(t *testing.T) {
 	})
 }
 
-// TestImpatientProxy: the client is told after a minute, the factory goes on,
-// and the next one to ask gets what it has built.
+// TestImpatientProxy: the client gets an error after a minute, the factory continues, and
+// the next request gets the result.
 func TestImpatientProxy(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -130,7 +130,7 @@ func TestImpatientProxy(t *testing.T) {
 	})
 }
 
-// TestBuilt: a HEAD builds what it does not send; what is there is not built again.
+// TestBuilt: HEAD builds too, and cached assets are not rebuilt.
 func TestBuilt(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -148,7 +148,7 @@ func TestBuilt(t *testing.T) {
 	})
 }
 
-// TestStore: an image is got from where the factory sends for it, by the URL that it signs, and in no other way.
+// TestStore: an image is only available by the signed URL that the factory redirects to.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {

@@ -8,9 +8,9 @@ import (
 
 var manifestByDigest = regexp.MustCompile(`^/v2/(.+)/manifests/(sha256:[0-9a-f]{64})$`)
 
-// untagging deletes the tags of a manifest with it, as distribution/distribution
-// does (registry/handlers/manifests.go, DeleteManifest) and others do;
-// go-containerregistry's registry goes on serving the manifest under them.
+// untagging deletes the tags of a deleted manifest, like distribution/distribution
+// (registry/handlers/manifests.go, DeleteManifest) and others; go-containerregistry's
+// registry would keep serving the manifest under them.
 type untagging struct{ store http.Handler }
 
 func (u untagging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -38,7 +38,7 @@ func (u untagging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	u.store.ServeHTTP(w, r)
 }
 
-// ask makes a request of the store's own within another.
+// ask sends a request to the store while handling another.
 func (u untagging) ask(r *http.Request, method, path string) *answer {
 	inner := r.Clone(r.Context())
 	inner.Method, inner.Body, inner.ContentLength = method, http.NoBody, 0

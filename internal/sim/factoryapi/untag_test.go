@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestDeletedManifestsLoseTheirTags: as registries have it, unlike the library that the lab's is made of.
+// TestDeletedManifestsLoseTheirTags: as in real registries, unlike the library that the lab uses.
 func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	t.Parallel()
 	opts := []remote.Option{remote.WithContext(t.Context()), remote.WithTransport(factoryapi.NewRegistry(record.New()).Transport())}

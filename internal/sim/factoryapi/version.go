@@ -18,8 +18,8 @@ func (f *Factory) versions(w http.ResponseWriter, r *http.Request) error {
 	return json.NewEncoder(w).Encode(list)
 }
 
-// buildable are the versions that are not marked as broken. For the others the
-// factory has no lists either: see siderolabs/image-factory, internal/artifacts, validateTalosVersion.
+// buildable are the versions that are not marked as broken. For broken ones the factory has no lists:
+// see siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (f *Factory) buildable() []string {
 	list := []string{}
 	for _, v := range f.opts.Versions {
@@ -30,7 +30,7 @@ func (f *Factory) buildable() []string {
 	return list
 }
 
-// versionTag reads a version out of a path, with or without its "v".
+// versionTag parses a version in a path, with or without its "v".
 func versionTag(text string) (string, error) {
 	number := strings.TrimPrefix(text, "v")
 	if ok, err := regexp.MatchString(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`, number); err != nil || !ok {

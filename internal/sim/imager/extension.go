@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// extension reads one as the imager gets it: the files of its image. info is what
-// an entry says that tells of the image as a whole.
+// extension reads an extension as the imager gets it: the files of its image. info is the
+// content of an entry that describes the image as a whole.
 func extension(path string) (e artefact.Extension, info string, err error) {
 	f, err := os.Open(path)
 	if err != nil {

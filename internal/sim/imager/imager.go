@@ -1,5 +1,5 @@
-// Package imager does what Talos' imager does, with images of the lab: it reads a
-// profile, and makes an installer or a boot ISO of the files that the profile names.
+// Package imager does what Talos' imager does, for images of the lab: it reads a profile
+// and builds an installer or a boot ISO from the files that the profile names.
 package imager
 
 import (
@@ -27,7 +27,7 @@ const (
 	ISO       = "iso"
 )
 
-// profile is what is read of siderolabs/talos pkg/imager/profile.
+// profile is the used part of siderolabs/talos pkg/imager/profile.
 type profile struct {
 	Arch, Platform, Version string
 	Customization           struct {
@@ -46,9 +46,8 @@ type asset struct {
 	OCIPath     string `yaml:"ociPath"`
 }
 
-// Build makes one output in a directory, under the name that the imager gives it.
-// No two runs make the same bytes, as with the imager. spoil, which may be nil,
-// changes what goes into the image.
+// Build makes one output in a directory, named as the imager does. As with the imager, no
+// two runs make the same bytes. spoil changes the image's content; it may be nil.
 func Build(text []byte, out string, spoil func(kind string, img *artefact.Image)) error {
 	var p profile
 	if err := yaml.Unmarshal(text, &p); err != nil {
@@ -92,7 +91,7 @@ func (p profile) image() (artefact.Image, error) {
 	return img, nil
 }
 
-// iso ends in a sector that no other has and that belongs to nothing.
+// iso appends a random sector that belongs to nothing, so that no two ISOs are equal.
 func iso(img artefact.Image, file string) error {
 	b, err := artefact.ISO(img)
 	if err != nil {
@@ -101,7 +100,7 @@ func iso(img artefact.Image, file string) error {
 	return os.WriteFile(file, append(b, fmt.Sprintf("%2048s", rand.Text())...), 0o644)
 }
 
-// installer is the base with one layer more: outInstaller in siderolabs/talos pkg/imager/out.go.
+// installer is the base plus one layer: outInstaller in siderolabs/talos pkg/imager/out.go.
 func (p profile) installer(img artefact.Image, file string) error {
 	base, err := p.base()
 	if err != nil {
@@ -133,7 +132,7 @@ func (p profile) installer(img artefact.Image, file string) error {
 	return tarball.WriteToFile(file, ref, made)
 }
 
-// base is the image for the profile's architecture in a layout.
+// base is the profile's base installer for its architecture, read from an OCI layout.
 func (p profile) base() (v1.Image, error) {
 	path, err := layout.FromPath(p.Input.BaseInstaller.OCIPath)
 	if err != nil {

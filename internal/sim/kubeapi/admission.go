@@ -24,8 +24,8 @@ type Request struct {
 // Webhook denies a request with a status, or admits it with nil.
 type Webhook func(Request) *metav1.Status
 
-// SetWebhook has a validating admission webhook of that name asked before
-// anything is changed; nil takes it away.
+// SetWebhook sets a validating admission webhook of that name for all changes; nil removes
+// it.
 func (s *Server) SetWebhook(name string, w Webhook) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,7 @@ func (s *Server) hooked() (string, Webhook) {
 	return s.webhookName, s.webhook
 }
 
-// request is what a target is asked for.
+// request is the Request for a target.
 func (t target) request(verb string) Request {
 	resource := t.resource.Resource
 	if t.sub != "" {
@@ -47,7 +47,7 @@ func (t target) request(verb string) Request {
 	return Request{Verb: verb, Resource: resource, Namespace: t.namespace, Name: t.name}
 }
 
-// admit is the admission of a change: first the namespace's, then the webhook's.
+// admit admits a change: first the namespace decides, then the webhook.
 func (s *Server) admit(ctx context.Context, t target, verb string) error {
 	if verb == "get" || verb == "list" || verb == "watch" {
 		return nil
@@ -67,8 +67,8 @@ func (s *Server) admit(ctx context.Context, t target, verb string) error {
 	return nil
 }
 
-// admitNamespace refuses what would be new in a namespace that is being
-// terminated, an eviction too (plugin/namespace/lifecycle in apiserver).
+// admitNamespace refuses new objects, and evictions, in a terminating namespace
+// (plugin/namespace/lifecycle in apiserver).
 func (s *Server) admitNamespace(ctx context.Context, t target) error {
 	ns, err := s.store.Get(ctx, store.Namespaces(), "", t.namespace)
 	if err != nil {
@@ -86,8 +86,8 @@ func (s *Server) admitNamespace(ctx context.Context, t target) error {
 	return denied
 }
 
-// deniedBy is how the server passes a webhook's denial on (ToStatusErr in
-// apiserver's admission/plugin/webhook/errors).
+// deniedBy is the server's error for a webhook's denial (ToStatusErr in apiserver's
+// admission/plugin/webhook/errors).
 func deniedBy(name string, denied *metav1.Status) error {
 	status := *denied
 	status.Status = metav1.StatusFailure

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
-// bare makes a pod on wk1 and waits until it runs.
+// bare creates a bare pod on wk1 and waits until it runs.
 func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...string) *corev1.Pod {
 	t.Helper()
 	p, err := c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
@@ -89,8 +89,8 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 	})
 }
 
-// TestNamespaceIsTerminated: nothing new comes into it, an eviction neither; its
-// pods have their grace, and it goes last.
+// TestNamespaceIsTerminated: nothing new is created in it, and evictions are refused; its
+// pods have their grace period, and the namespace is deleted last.
 func TestNamespaceIsTerminated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -122,7 +122,7 @@ func TestNamespaceIsTerminated(t *testing.T) {
 	})
 }
 
-func TestWhoMayEvict(t *testing.T) {
+func TestEvictionPermissions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		bare(t, l.client(t, "system:masters"), "default")

@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// apply is a server-side apply: the object becomes what its manager says, leaves
-// alone what others own, and is created where it is not there.
+// apply is a server-side apply: it sets the manager's fields, keeps those of other owners,
+// and creates a missing object.
 func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
 	manager := r.URL.Query().Get("fieldManager")
 	if manager == "" {
@@ -36,7 +36,7 @@ func (s *Server) apply(r *http.Request, t target, body []byte) (answer, error) {
 	}
 }
 
-// fieldConflict tells another manager's fields from another write.
+// fieldConflict says whether a conflict is about field ownership, not about the revision.
 func fieldConflict(err error) bool {
 	return apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
 }
@@ -77,7 +77,7 @@ func (s *Server) applyOnce(r *http.Request, t target, body []byte, manager strin
 	return answer{code: http.StatusOK, body: obj}, err
 }
 
-// loose is the object as JSON has it, an empty one of the target's kind where there is none.
+// loose is the object as unstructured data; an empty one of the target's kind if obj is nil.
 func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{Object: map[string]any{}}
 	if obj != nil {
@@ -95,8 +95,8 @@ func loose(obj store.Object, t target) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// fieldManager is the API server's own, without the schemas of the built-in kinds: a
-// list is owned and replaced as a whole.
+// fieldManager is the API server's own, without the schemas of the built-in kinds: a list
+// is owned and replaced as a whole.
 func fieldManager(t target) (*managedfields.FieldManager, error) {
 	m, err := managedfields.NewDefaultCRDFieldManager(managedfields.NewDeducedTypeConverter(), oneVersion{}, oneVersion{}, oneVersion{},
 		t.resource.GVK(), t.resource.GroupVersion(), t.sub, nil)
@@ -106,8 +106,8 @@ func fieldManager(t target) (*managedfields.FieldManager, error) {
 	return m, nil
 }
 
-// own notes who has written what, on an object that somebody has ever applied; the
-// real server does on every one.
+// own records field owners, on objects that were ever applied; the real server does so on
+// every object.
 func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Object, error) {
 	if len(old.GetManagedFields()) == 0 {
 		return obj, nil
@@ -137,8 +137,8 @@ func (s *Server) own(r *http.Request, t target, old, obj store.Object) (store.Ob
 	return obj, nil
 }
 
-// oneVersion is what the field manager needs to know of versions and defaults: there
-// is one, and none.
+// oneVersion is the field manager's view of versions and defaults: one version, no
+// defaults.
 type oneVersion struct{}
 
 var (

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestApply: a server-side apply creates, changes nothing the second time, takes back
-// what its manager no longer says, and leaves to others what they own.
+// TestApply: a server-side apply creates, changes nothing the second time, removes fields
+// that its manager dropped, and keeps the fields of others.
 func TestApply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -72,7 +72,7 @@ func TestApply(t *testing.T) {
 	})
 }
 
-// TestDaemonSetRollsOut: another template replaces the pods, one node after the other.
+// TestDaemonSetRollsOut: a new template replaces the pods, one node after the other.
 func TestDaemonSetRollsOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2", "wk3")

@@ -13,18 +13,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// masters is the group whose members may do everything; others may what is granted.
+// masters is the group whose members may do everything; others may do what is granted.
 const masters = "system:masters"
 
-// reviews is where everybody may ask what he may do (system:basic-user).
+// reviews is where everybody may ask for their own permissions (system:basic-user).
 const reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 type user struct {
-	name   string // "" for nobody
+	name   string // "": anonymous
 	groups []string
 }
 
-// Grant says what the members of a group may do, in place of what was granted before.
+// Grant sets what the members of a group may do.
 func (s *Server) Grant(group string, may func(Request) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,8 @@ func (s *Server) Grant(group string, may func(Request) bool) {
 	s.granted[group] = may
 }
 
-// authenticate takes the client certificate's CN and O as user and groups, as Kubernetes does.
+// authenticate takes user and groups from the CN and O of the client certificate, as
+// Kubernetes does.
 func (s *Server) authenticate(r *http.Request) user {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return user{}
@@ -46,7 +47,7 @@ func (s *Server) authenticate(r *http.Request) user {
 	return user{name: cert.Subject.CommonName, groups: cert.Subject.Organization}
 }
 
-// verifies says whether a certificate is good now. What signed it is looked at once.
+// verifies says whether a certificate is valid now. Its chains are cached.
 func (s *Server) verifies(cert *x509.Certificate, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,8 +73,8 @@ func (s *Server) may(u user, r Request) bool {
 	})
 }
 
-// authorize refuses who is unknown with 401 and who may not with 403. Health
-// and version are for everybody, as is the question what one may do.
+// authorize refuses unknown users with 401 and others without permission with 403. Health,
+// version and reviews are open to everybody.
 func (s *Server) authorize(u user, r *http.Request, t target) error {
 	switch r.URL.Path {
 	case "/healthz", "/livez", "/readyz", "/version":
@@ -95,7 +96,7 @@ func (s *Server) authorize(u user, r *http.Request, t target) error {
 		fmt.Errorf("User %q cannot %s resource %q in API group %q %s", u.name, asked.Verb, asked.Resource, t.resource.Group, where))
 }
 
-// review answers what the user may do.
+// review answers whether the user may do something.
 func (s *Server) review(r *http.Request, u user) answer {
 	b, err := read(r)
 	if err != nil {

@@ -18,20 +18,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-const maxBodyBytes = 3 << 20 // as the real server
+const maxBodyBytes = 3 << 20 // the real server's limit
 
-// answer is what a request comes to, before it is written.
+// answer is the result of a request, before it is written.
 type answer struct {
 	code  int
-	body  runtime.Object // as JSON or protobuf
-	plain string         // instead of body: text
-	media string         // of plain; "" for text/plain
-	watch *watching      // instead of both: a stream
+	body  runtime.Object // sent as JSON or protobuf
+	plain string         // text, in place of body
+	media string         // content type of plain; "" for text/plain
+	watch *watching      // a stream, in place of both
 }
 
 func ok(obj runtime.Object) answer { return answer{code: http.StatusOK, body: obj} }
 
-// failed turns an error into the Status that a real server sends.
+// failed turns an error into the Status of a real server.
 func failed(err error) answer {
 	status := apierrors.NewInternalError(err).Status()
 	var known apierrors.APIStatus
@@ -42,15 +42,15 @@ func failed(err error) answer {
 	return answer{code: int(status.Code), body: &status}
 }
 
-// unstored is how a real server passes an error of etcd on: without a reason
-// (ErrorToAPIStatus in apiserver's responsewriters).
+// unstored is the answer to an error of etcd: a Status without a reason (ErrorToAPIStatus
+// in apiserver's responsewriters).
 func unstored(err error) answer {
 	return answer{code: http.StatusInternalServerError, body: &metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: err.Error(),
 	}}
 }
 
-// read returns the request's body, bounded.
+// read returns the request's body, with a limit.
 func read(r *http.Request) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r.Body, maxBodyBytes+1))
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Server) decodeObject(b []byte, t target) (store.Object, error) {
 	return obj, nil
 }
 
-// serializer picks JSON where the client takes it, else protobuf.
+// serializer chooses JSON if the client accepts it, else protobuf.
 func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
 	accept := r.Header.Get("Accept")
 	want := ""
@@ -128,14 +128,14 @@ func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
 	return info, nil
 }
 
-// typed is a copy of obj that says which kind it is.
+// typed is a copy of obj with its kind set.
 func (s *Server) typed(obj runtime.Object, gvk schema.GroupVersionKind) runtime.Object {
 	obj = obj.DeepCopyObject()
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	return obj
 }
 
-// kindOf is the group, version and kind under which obj is sent.
+// kindOf is the group, version and kind of obj in an answer.
 func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
 	if gvk := obj.GetObjectKind().GroupVersionKind(); !gvk.Empty() {
 		return gvk, nil
@@ -168,7 +168,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	case a.body == nil:
 		w.Header().Set("Content-Type", cmp.Or(a.media, "text/plain; charset=utf-8"))
 		w.WriteHeader(a.code)
-		_, _ = io.WriteString(w, a.plain) // a client that is gone needs no answer
+		_, _ = io.WriteString(w, a.plain) // the client may be gone
 		return
 	}
 	info, err := s.serializer(r)
@@ -190,5 +190,5 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, a answer) {
 	}
 	w.Header().Set("Content-Type", info.MediaType)
 	w.WriteHeader(a.code)
-	_ = info.Serializer.Encode(s.typed(a.body, gvk), w) // the same
+	_ = info.Serializer.Encode(s.typed(a.body, gvk), w) // likewise
 }

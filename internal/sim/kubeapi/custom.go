@@ -13,15 +13,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// Define serves a custom resource from now on, as if its definition had been
-// applied. Its objects are *unstructured.Unstructured, in the store too.
+// Define serves a custom resource from now on, as if its definition had been applied. Its
+// objects are *unstructured.Unstructured, in the store too.
 func (s *Server) Define(r store.Resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.defined = append(s.defined, r)
 }
 
-// serves lists everything that is served, custom resources last.
+// serves lists all served resources, custom ones last.
 func (s *Server) serves() []store.Resource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +74,7 @@ func decodeCustom(b []byte, gvk schema.GroupVersionKind) (runtime.Object, error)
 	return obj, nil
 }
 
-// part is what an update of the target touches.
+// part is the part that an update of the target touches.
 func (t target) part() store.Part {
 	if t.sub == "" && !t.resource.Status {
 		return store.Whole

@@ -92,7 +92,7 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 	})
 }
 
-// life is what a client sees of a widget after each thing that it does.
+// life is what a client sees of a widget after each of its actions.
 type life struct {
 	Size       int64
 	Phase      string
@@ -119,7 +119,7 @@ func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		status bool
-		want   []life // created, main half patched, status patched or whole updated
+		want   []life // created, main part patched, status patched or whole updated
 	}{
 		"status subresource": {true, []life{{1, "", 1}, {2, "", 2}, {2, "Ready", 2}}},
 		"one piece":          {false, []life{{1, "Made", 1}, {2, "Odd", 2}, {2, "Ready", 2}}},

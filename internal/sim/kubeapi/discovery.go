@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// meta answers what is not about objects: health, version, discovery.
+// meta answers requests that are not about objects: health, version, discovery.
 func (s *Server) meta(r *http.Request) answer {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return s.unserved(r)
@@ -71,7 +71,7 @@ func (s *Server) version(r *http.Request) answer {
 	return answer{code: http.StatusOK, plain: string(b), media: "application/json"}
 }
 
-// groups lists the named API groups; each is served in one version.
+// groups lists the named API groups, each in one version.
 func (s *Server) groups() []metav1.APIGroup {
 	var groups []metav1.APIGroup
 	seen := map[string]bool{"": true}

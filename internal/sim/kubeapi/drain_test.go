@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
-// deploy makes a Deployment of the app through the API.
+// deploy creates a Deployment of the app through the API.
 func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, volumes ...corev1.Volume) {
 	t.Helper()
 	labels := map[string]string{"app": app}
@@ -50,7 +50,7 @@ func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int)
 	}
 }
 
-// podsOn lists the pods on a node, by name without the generated end.
+// podsOn lists the pods on a node, by name without the generated suffix.
 func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 	t.Helper()
 	pods, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})

@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// dryRun says whether the request wants to see what it would do.
+// dryRun says whether the request is a dry run.
 func dryRun(r *http.Request) bool {
 	return slices.Contains(r.URL.Query()["dryRun"], "All")
 }
 
-// add creates an object, or answers as if it had.
+// add creates an object, or only pretends to in a dry run.
 func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error) {
 	if t.resource.Namespaced {
 		ns := schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
@@ -43,7 +43,7 @@ func (s *Server) add(r *http.Request, t target, obj store.Object) (answer, error
 	return answer{code: http.StatusCreated, body: obj}, nil
 }
 
-// put writes the target's part of an object, or answers as if it had.
+// put writes the target's part of an object, or only pretends to in a dry run.
 func (s *Server) put(r *http.Request, t target, obj store.Object) (store.Object, error) {
 	if !dryRun(r) {
 		return s.store.Update(r.Context(), t.resource.GroupVersionResource, obj, t.part())

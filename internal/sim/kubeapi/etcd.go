@@ -15,14 +15,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// Stored is an object as an API server keeps it in etcd.
+// Stored is an object as stored in etcd.
 type Stored struct {
 	Key      string // "/registry/pods/default/web"
 	Revision uint64
 	Value    []byte // protobuf, or JSON of a custom resource
 }
 
-// Dump is all that the API server keeps in etcd.
+// Dump is everything that the API server stores in etcd.
 func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
 	var out []Stored
 	for _, r := range s.serves() {
@@ -45,7 +45,7 @@ func (s *Server) Dump(ctx context.Context) ([]Stored, error) {
 	return out, nil
 }
 
-// stored leaves out the revision, which etcd itself keeps.
+// stored omits the revision, which etcd itself keeps.
 func (s *Server) stored(o store.Object, gvk schema.GroupVersionKind) ([]byte, error) {
 	o = s.typed(o, gvk).(store.Object)
 	o.SetResourceVersion("")
@@ -62,7 +62,7 @@ func (s *Server) stored(o store.Object, gvk schema.GroupVersionKind) ([]byte, er
 	return b.Bytes(), err
 }
 
-// registryKey is where an object is kept; two resources have other names there
+// registryKey is the key of an object; two resources have special prefixes
 // (kube-apiserver, DefaultStorageFactory and the registries' prefixes).
 func registryKey(r store.Resource, o store.Object) string {
 	path := r.Resource
@@ -80,7 +80,7 @@ func registryKey(r store.Resource, o store.Object) string {
 	return "/registry/" + path + "/" + o.GetName()
 }
 
-// Load replaces everything by what is found in an etcd; nil is a new cluster.
+// Load replaces everything by the content of an etcd; nil makes a new cluster.
 func (s *Server) Load(ctx context.Context, all []Stored) error {
 	memory, ok := s.store.(*store.Memory)
 	if !ok {
@@ -114,7 +114,7 @@ func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.
 	}
 	o, ok := decoded.(store.Object)
 	if !ok {
-		return r, nil, fmt.Errorf("%T is no object", decoded)
+		return r, nil, fmt.Errorf("%T is not an object", decoded)
 	}
 	gvks, _, err := s.scheme.ObjectKinds(decoded)
 	if isCustom(decoded) {

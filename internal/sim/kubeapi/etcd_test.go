@@ -13,8 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// What was there when it was dumped is there again, and nothing else; a new
-// cluster has what every cluster begins with.
+// Load restores exactly the dumped objects; a new cluster has the bootstrap objects.
 func TestDumpAndLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -73,7 +72,7 @@ func TestDumpAndLoad(t *testing.T) {
 			t.Errorf("a new cluster has %d objects", len(fresh))
 		}
 		if err := l.Load(ctx, []kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
-			t.Error("no error for what is no object")
+			t.Error("no error for something that is not an object")
 		}
 		if _, err := s.Get(ctx, store.Nodes(), "", "wk1"); err == nil {
 			t.Error("what could not be read has changed something")

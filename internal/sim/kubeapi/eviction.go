@@ -21,8 +21,8 @@ import (
 // stillProcessing is the Retry-After of a budget whose controller lags behind.
 const stillProcessing = 10
 
-// evict deletes the pod if its PodDisruptionBudget allows it. Budgets are
-// decided from their status, as by the real server.
+// evict deletes the pod if its PodDisruptionBudget allows it. As on the real server, the
+// budget's status decides.
 func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	b, err := read(r)
 	if err != nil {
@@ -55,8 +55,8 @@ func (s *Server) evict(r *http.Request, t target) (answer, error) {
 	return answer{code: http.StatusCreated, body: &metav1.Status{Status: metav1.StatusSuccess}}, nil
 }
 
-// Evict deletes a pod if its PodDisruptionBudget allows it. It returns as soon
-// as the pod is told to end.
+// Evict deletes a pod if its PodDisruptionBudget allows it. It does not wait for the end
+// of the pod.
 func (s *Server) Evict(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
 	if s.remote != nil {
 		return s.remote.Evict(ctx, namespace, name, options)
@@ -81,8 +81,8 @@ func (s *Server) Evict(ctx context.Context, namespace, name string, options meta
 	return err
 }
 
-// samePod refuses to evict another pod than the one that is meant, in the words
-// of the eviction (addConditionAndDeletePod in Kubernetes' registry/core/pod/storage).
+// samePod refuses to evict another pod than the intended one, in the eviction's words
+// (addConditionAndDeletePod in Kubernetes' registry/core/pod/storage).
 func samePod(pod store.Object, p *metav1.Preconditions) error {
 	if p == nil || p.UID == nil || *p.UID == pod.GetUID() {
 		return nil
@@ -91,7 +91,7 @@ func samePod(pod store.Object, p *metav1.Preconditions) error {
 		fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s). The object might have been deleted and then recreated", *p.UID, pod.GetUID()))
 }
 
-// ignoresBudget says whether ending the pod disrupts nothing any more.
+// ignoresBudget says whether ending the pod disrupts nothing.
 func ignoresBudget(p *corev1.Pod) bool {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded, corev1.PodFailed, corev1.PodPending:
@@ -134,7 +134,7 @@ func (s *Server) grant(ctx context.Context, pod *corev1.Pod, dryRun bool) error 
 	}
 }
 
-// refusal is what a budget says that does not let a pod go (checkAndDecrement in
+// refusal is the error of a budget that does not allow an eviction (checkAndDecrement in
 // Kubernetes' registry/core/pod/storage).
 func refusal(b *policyv1.PodDisruptionBudget) error {
 	retry, why := 0, ""

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// operation is one line of a JSON patch (RFC 6902); move and copy are not served.
+// operation is one operation of a JSON patch (RFC 6902); move and copy are not supported.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
@@ -47,7 +47,7 @@ func pointer(path string) []string {
 	return parts
 }
 
-// apply returns doc with the operation done at path.
+// apply returns doc with the operation applied at path.
 func (o operation) apply(doc any, path []string) (any, error) {
 	switch d := doc.(type) {
 	case map[string]any:
@@ -93,7 +93,7 @@ func (o operation) applyToList(d []any, path []string) (any, error) {
 	return d, err
 }
 
-// at is what the operation makes of one value: whether it stays, and as what.
+// at applies the operation to one value: keep says whether the value stays.
 func (o operation) at(have any, found bool) (keep bool, value any, err error) {
 	if !found && o.Op != "add" {
 		return false, nil, fmt.Errorf("nothing there")
@@ -105,7 +105,7 @@ func (o operation) at(have any, found bool) (keep bool, value any, err error) {
 		return false, nil, nil
 	case "test":
 		if !reflect.DeepEqual(have, o.Value) {
-			return true, have, fmt.Errorf("the value is another one")
+			return true, have, fmt.Errorf("the value differs")
 		}
 		return true, have, nil
 	}

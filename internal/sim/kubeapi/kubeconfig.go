@@ -7,8 +7,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Kubeconfig is a kubeconfig file with everything inline, as talosctl writes
-// one. The server is a URL; the rest is PEM.
+// Kubeconfig is a kubeconfig file with inline certificates, like talosctl's. The server is
+// a URL; the rest is PEM.
 func Kubeconfig(cluster, server string, ca, cert, key []byte) ([]byte, error) {
 	encode := base64.StdEncoding.EncodeToString
 	user := "admin@" + cluster

@@ -24,7 +24,7 @@ import (
 
 const apiAddr = "127.42.7.10:6443"
 
-// lab is an API in memory with three workers coming up.
+// lab is an API in memory with three workers that are starting.
 type lab struct {
 	*kubeapi.Server
 	net   *network.Network
@@ -74,7 +74,7 @@ func node(name string, i int) kubeapi.NodeInfo {
 	}
 }
 
-// client is client-go as anybody uses it, over a kubeconfig.
+// client is a normal client-go client with a kubeconfig.
 func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
 	t.Helper()
 	c, err := kubernetes.NewForConfig(l.config(t, organization...))
@@ -101,7 +101,7 @@ func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The transport is shared by all clients of this config.
+	// All clients of this config share the transport.
 	t.Cleanup(httpClient.CloseIdleConnections)
 	return cfg
 }

@@ -34,12 +34,12 @@ func longhornNode(name string, evicting bool, replicas ...string) *unstructured.
 	}}
 }
 
-// Longhorn moves replicas from a node that is evicted, to nodes that take replicas and have none of the volume.
+// Longhorn moves replicas from an evicted node to nodes that take replicas and have none of the volume.
 func TestLonghornEvicts(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		wk1, wk2 *unstructured.Unstructured
-		volumes  []string // whose replicas are on wk1 after a while
+		volumes  []string // with replicas on wk1 in the end
 	}{
 		"nobody asked":           {longhornNode("wk1", false, "a-r-1"), longhornNode("wk2", false), []string{"a-r"}},
 		"another node":           {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false), nil},

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
-// seenNode is what the tests look at.
+// seenNode is the part of a Node that the tests check.
 type seenNode struct {
 	BootID, Rack string
 	Ready        corev1.ConditionStatus
@@ -42,7 +42,7 @@ func look(t *testing.T, c kubernetes.Interface, name string) seenNode {
 	return s
 }
 
-func TestNodeGoesAndComesBack(t *testing.T) {
+func TestNodeLeavesAndReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
@@ -116,7 +116,7 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 	})
 }
 
-// static is a static pod of that version, ready or else waiting for a reason.
+// static is a static pod of that version, ready or waiting for a reason.
 func static(component, version, waiting string) kubeapi.StaticPod {
 	return kubeapi.StaticPod{
 		Pod: &corev1.Pod{
@@ -127,8 +127,8 @@ func static(component, version, waiting string) kubeapi.StaticPod {
 	}
 }
 
-// TestMirrorPods: the API shows the static pods that a kubelet has, another version
-// of one as another pod, and goes on showing them while the kubelet is away.
+// TestMirrorPods: the API shows a kubelet's static pods, a new version of one as a new
+// pod, and keeps them while the kubelet is down.
 func TestMirrorPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "cp1")

@@ -13,32 +13,32 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// pageLife is how long a list can be continued: until etcd is compacted
-// (kube-apiserver's --etcd-compaction-interval).
+// pageLife is how long a list can be continued: until etcd's compaction (kube-apiserver's
+// --etcd-compaction-interval).
 const pageLife = 5 * time.Minute
 
-// kept is what a collection held at a revision, for lists that are to be continued.
+// kept is the content of a collection at a revision, for lists that continue.
 type kept struct {
 	objects  []store.Object
 	revision string
 	until    time.Time
 }
 
-// pageToken is what "continue" holds (apiserver, pkg/storage/continue.go).
+// pageToken is the content of "continue" (apiserver, pkg/storage/continue.go).
 type pageToken struct {
 	APIVersion string `json:"v"`
 	Revision   int64  `json:"rv"`
-	Start      string `json:"start"` // key after which the next page begins
+	Start      string `json:"start"` // key before the next page
 }
 
-// latest is the revision of a token that goes on with what there is now.
+// latest is the revision of a token that continues with the present objects.
 const latest = -1
 
 func keyOf(o store.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
-// page cuts a list as "limit" and "continue" ask. The first page is of now, the
-// others are of the same revision. How many are left is told of lists without a
-// selector only (apiserver, pkg/storage/etcd3/store.go, GetList).
+// page cuts a list by "limit" and "continue". The first page has the present objects, the
+// others those of the same revision. The remaining count is only given for lists without a
+// selector (apiserver, pkg/storage/etcd3/store.go, GetList).
 func (s *Server) page(t target, q url.Values, match func(store.Object) bool, objects []store.Object, revision string) ([]store.Object, metav1.ListMeta, error) {
 	now := kept{objects: objects, revision: revision, until: time.Now().Add(pageLife)}
 	start := ""
@@ -73,7 +73,7 @@ func (s *Server) page(t target, q url.Values, match func(store.Object) bool, obj
 	return page, metav1.ListMeta{ResourceVersion: now.revision}, nil
 }
 
-// pagesOf names what is kept of a collection at a revision.
+// pagesOf is the key of a kept collection.
 func pagesOf(t target, revision string) string {
 	return t.resource.GroupVersionResource.String() + " of " + t.namespace + "@" + revision
 }
@@ -87,18 +87,18 @@ func (s *Server) keep(t target, k kept, last string) string {
 		}
 	}
 	s.pages[pagesOf(t, k.revision)] = k
-	revision, _ := strconv.ParseInt(k.revision, 10, 64) // the store's are numbers
+	revision, _ := strconv.ParseInt(k.revision, 10, 64) // the store's revisions are numbers
 	return encodeToken(revision, last)
 }
 
 func encodeToken(revision int64, start string) string {
-	b, _ := json.Marshal(pageToken{APIVersion: "meta.k8s.io/v1", Revision: revision, Start: start}) // no error: strings and a number
+	b, _ := json.Marshal(pageToken{APIVersion: "meta.k8s.io/v1", Revision: revision, Start: start}) // never fails: strings and a number
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// resume finds the list that a token goes on with. One of a revision that etcd has dropped is
-// answered with a token for the rest as it is now (apiserver,
-// pkg/storage/etcd3/errors.go, handleCompactedErrorForPaging).
+// resume finds the list that a token continues. If etcd has dropped its revision, the error
+// has a token for the rest of the present list (apiserver, pkg/storage/etcd3/errors.go,
+// handleCompactedErrorForPaging).
 func (s *Server) resume(t target, token string, now kept) (start string, k kept, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	var at pageToken

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A list comes in pages of one revision, as long as etcd still has it.
+// A list comes in pages of one revision, while etcd has that revision.
 func TestListsComeInPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -43,7 +43,7 @@ func TestListsComeInPages(t *testing.T) {
 				left = *n
 			}
 			got, revisions = append(got, fmt.Sprintf("|%d", left)), append(revisions, list.GetResourceVersion())
-			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is younger
+			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is newer
 			if o.Continue = list.GetContinue(); o.Continue == "" {
 				break
 			}
@@ -65,7 +65,7 @@ func TestListsComeInPages(t *testing.T) {
 			t.Fatalf("an old token: %v", err)
 		}
 		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
-		if err != nil || len(rest.Items) != 6 { // of now, with what is younger
+		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
 			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
 		}
 		if _, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", Continue: list.GetContinue()}); !apierrors.IsBadRequest(err) {

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// patchTries is how often a patch without a revision of its own is put onto a newer object.
+// patchTries is how often a patch without its own revision is retried on a newer object.
 const patchTries = 5
 
 func (s *Server) patch(r *http.Request, t target) (answer, error) {
@@ -38,8 +38,8 @@ func (s *Server) patch(r *http.Request, t target) (answer, error) {
 	}
 }
 
-// patchOnce applies the patch to the object as it is now. A revision in the
-// patch becomes one in the result, so that a stale one is a conflict.
+// patchOnce applies the patch to the present object. A revision in the patch is kept in
+// the result, so that a stale one is a conflict.
 func (s *Server) patchOnce(r *http.Request, t target, kind types.PatchType, patch []byte) (store.Object, error) {
 	old, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
 	if err != nil {
@@ -90,7 +90,7 @@ func mergePatch(before, patch []byte) ([]byte, error) {
 	if err := json.Unmarshal(before, &doc); err != nil {
 		return nil, err
 	}
-	// kubectl may send YAML, of which JSON is a part.
+	// kubectl may send YAML, a superset of JSON.
 	if err := yaml.Unmarshal(patch, &p); err != nil {
 		return nil, err
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
-// seed makes what a new Talos cluster holds: namespaces, and what Talos puts there.
-// What a real server has already is left as it is.
+// seed creates the content of a new Talos cluster: namespaces and Talos' manifests. It
+// leaves existing objects of a real server alone.
 func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
 	for _, name := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease} {
 		ns := &corev1.Namespace{
@@ -40,7 +40,7 @@ func seed(ctx context.Context, s store.Store, objects []map[string]any) error {
 	return nil
 }
 
-// plant creates an object that is written as JSON.
+// plant creates an object given as JSON.
 func plant(ctx context.Context, s store.Store, scheme *runtime.Scheme, u *unstructured.Unstructured) error {
 	all := store.Resources()
 	i := slices.IndexFunc(all, func(r store.Resource) bool { return r.GVK() == u.GroupVersionKind() })
@@ -61,7 +61,7 @@ func plant(ctx context.Context, s store.Store, scheme *runtime.Scheme, u *unstru
 	return err
 }
 
-// bootstrap are the objects of a new cluster, for whoever does not say which.
+// bootstrap are the default objects of a new cluster.
 func bootstrap(version string) ([]map[string]any, error) {
 	all, err := manifests.Render(manifests.Of(version))
 	if err != nil {
@@ -74,8 +74,8 @@ func bootstrap(version string) ([]map[string]any, error) {
 	return objects, nil
 }
 
-// complete does what the API server does to an object that it is given: what a
-// Secret has as text it keeps as data.
+// complete does what the API server does to a new object: it moves a Secret's stringData
+// to data.
 func complete(obj store.Object) {
 	s, ok := obj.(*corev1.Secret)
 	if !ok || len(s.StringData) == 0 {

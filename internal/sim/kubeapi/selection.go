@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// selection says which objects a list, watch or deletecollection is about. A
-// field that can't be selected by is an error, as at the real server: to ignore it would match everything.
+// selection is the filter of a list, watch or deletecollection. As on the real server an unsupported field
+// is an error: ignoring it would match everything.
 func selection(r *http.Request, t target) (func(store.Object) bool, error) {
 	q := r.URL.Query()
 	byLabel, err := labels.Parse(q.Get("labelSelector"))

@@ -1,5 +1,5 @@
-// Package kubeapi is the Kubernetes API of a lab: the real wire protocol over
-// a small store, with the kubelets and controllers that make a cluster live.
+// Package kubeapi is the Kubernetes API of a lab: the real wire protocol over a small
+// store, with the kubelets and controllers of a cluster.
 package kubeapi
 
 import (
@@ -28,35 +28,33 @@ import (
 // NodeInfo is a machine as its kubelet reports it.
 type NodeInfo = control.NodeInfo
 
-// StaticPod is a pod that a machine runs whatever the API says.
+// StaticPod is a pod that a machine runs independently of the API.
 type StaticPod = control.StaticPod
 
-// Options make a Server.
+// Options are those of New.
 type Options struct {
-	Certificate tls.Certificate  // the server's own
-	ClientCA    *x509.CertPool   // who signs clients' certificates; O=system:masters may do everything, others what is granted
+	Certificate tls.Certificate  // the server's
+	ClientCA    *x509.CertPool   // issuer of clients' certificates; O=system:masters may do everything, others what is granted
 	Version     string           // "v1.35.4"
-	Recorder    *record.Recorder // sees every request
-	Speed       float64          // what takes the cluster a second takes 1/Speed of one; 0: 1
-	Store       store.Store      // nil: in memory, with what a new Talos cluster holds
-	// Upstream is a real control plane in the place of store and controllers; nil: the lab's own.
+	Recorder    *record.Recorder // records every request
+	Speed       float64          // a second of the cluster takes 1/Speed seconds; 0: 1
+	Store       store.Store      // nil: in memory, with the content of a new Talos cluster
+	// Upstream is a real control plane that replaces store and controllers; nil: the lab's own.
 	Upstream *Upstream
-	// Refused hears of what that control plane refuses to the lab's kubelets.
+	// Refused gets the upstream's errors for the lab's kubelets.
 	Refused func(error)
-	// Manifests are what Talos puts into a new cluster; nil: what it does with a
-	// configuration that says nothing of them.
+	// Manifests are Talos' objects in a new cluster; nil: those of a default configuration.
 	Manifests []map[string]any
-	// Storage says what etcd answers to a read now, and may block as long as etcd
-	// does; nil: it always answers.
+	// Storage is etcd's result for a read now, and may block like etcd; nil: etcd always
+	// answers.
 	Storage func(context.Context) error
 }
 
-// Server is the API of one cluster, served on as many listeners as there are
-// addresses for it.
+// Server is the API of one cluster, served on any number of listeners.
 type Server struct {
 	o       Options
 	store   store.Store
-	remote  *store.Remote // the same where it is Upstream's
+	remote  *store.Remote // store, if it is Upstream's
 	control *control.Manager
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
@@ -65,10 +63,10 @@ type Server struct {
 	closing chan struct{} // closed by Close
 
 	mu          sync.Mutex
-	defined     []store.Resource               // custom ones
-	pages       map[string]kept                // of lists that may be continued
-	granted     map[string]func(Request) bool  // to the members of groups
-	verified    map[string][]*x509.Certificate // chains of clients' certificates, by these
+	defined     []store.Resource               // custom resources
+	pages       map[string]kept                // of lists that can be continued
+	granted     map[string]func(Request) bool  // by group
+	verified    map[string][]*x509.Certificate // chains of clients' certificates, by certificate
 	webhook     Webhook                        // nil: none
 	webhookName string
 	closed      bool
@@ -123,19 +121,20 @@ func New(ctx context.Context, o Options) (*Server, error) {
 	return s, nil
 }
 
-// Store is where the objects are, for the lab's own eyes and hands.
+// Store is the lab's direct access to the objects.
 func (s *Server) Store() store.Store { return s.store }
 
-// NodeUp starts the kubelet of a machine that has booted and returns at once.
+// NodeUp starts the kubelet of a machine that has booted; it does not wait.
 func (s *Server) NodeUp(info NodeInfo) { s.control.NodeUp(info) }
 
-// NodeDown ends that of the machine with that UUID and returns at once; the API notices by and by.
+// NodeDown ends the kubelet of the machine with that UUID; it does not wait, and the API notices
+// later.
 func (s *Server) NodeDown(uuid string) { s.control.NodeDown(uuid) }
 
-// StaticPods says which ones the running kubelet of the machine with that UUID has.
+// StaticPods sets the static pods of the running kubelet of the machine with that UUID.
 func (s *Server) StaticPods(uuid string, pods []StaticPod) { s.control.StaticPods(uuid, pods) }
 
-// Node reads a Node object as it is now.
+// Node reads the present Node object.
 func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	o, err := s.store.Get(ctx, store.Nodes(), "", name)
 	if err != nil {
@@ -144,7 +143,7 @@ func (s *Server) Node(ctx context.Context, name string) (*corev1.Node, error) {
 	return o.(*corev1.Node).DeepCopy(), nil
 }
 
-// NodeNow is Node without a copy: what it gives is not to be changed.
+// NodeNow is Node without a copy: the caller must not change it.
 func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error) {
 	o, err := s.store.Get(ctx, store.Nodes(), "", name)
 	if err != nil {
@@ -153,19 +152,19 @@ func (s *Server) NodeNow(ctx context.Context, name string) (*corev1.Node, error)
 	return o.(*corev1.Node), nil
 }
 
-// Serve answers on l until l, the server or ctx ends, then ends the
-// connections made through it. The controllers go on: only the way to the API is gone.
+// Serve answers on l until l, the server or ctx ends, then closes its connections. The
+// controllers keep running.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return s.ServeAs(ctx, l, Identity{Version: s.o.Version})
 }
 
-// Identity is which of a cluster's API servers answers.
+// Identity says which of a cluster's API servers answers.
 type Identity struct {
 	Version string
-	Unready bool // it answers, but some of what it does when it starts never ends
+	Unready bool // it answers, but its start never completes
 }
 
-// identityKey is where the context of a request has which API server was asked.
+// identityKey is the context key of a request's Identity.
 type identityKey struct{}
 
 // As is the context of requests to one of the cluster's API servers.
@@ -195,11 +194,11 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) erro
 	srv := &http.Server{
 		Handler:   s,
 		Protocols: protocols,
-		// Any certificate is let in: who it belongs to is the API's to answer, with a status.
+		// Any certificate is accepted here: the API answers invalid ones with a status.
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{s.o.Certificate}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
 		BaseContext:       func(net.Listener) context.Context { return s.As(ctx, who) },
 		ReadHeaderTimeout: 30 * time.Second,
-		ErrorLog:          log.New(io.Discard, "", 0), // broken connections are part of the story
+		ErrorLog:          log.New(io.Discard, "", 0), // tests break connections
 	}
 	err := srv.ServeTLS(l, "", "")
 	over := ctx.Err() != nil || errors.Is(err, net.ErrClosed)
@@ -211,7 +210,7 @@ func (s *Server) ServeAs(ctx context.Context, l net.Listener, who Identity) erro
 	return err
 }
 
-// enter counts a request or a listener in, unless the server is closed.
+// enter counts a request or a listener, unless the server is closed.
 func (s *Server) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 
 // target is what a request's path names.
 type target struct {
-	resource        store.Resource // zero if the path names none that is served
+	resource        store.Resource // zero if the path names no served resource
 	namespace, name string
 	sub             string // subresource: "status", "eviction"
 }
@@ -50,7 +50,7 @@ func (s *Server) target(path string) target {
 	return t
 }
 
-// node is the node that the request is about, where the path says so.
+// node is the node in the request's path, if any.
 func (t target) node() string {
 	if t.resource.GroupVersionResource == store.Nodes() {
 		return t.name
@@ -58,7 +58,7 @@ func (t target) node() string {
 	return ""
 }
 
-// verb is the request's in Kubernetes' words.
+// verb is the request's verb in Kubernetes' terms.
 func (t target) verb(r *http.Request) string {
 	switch r.Method {
 	case http.MethodPost:

@@ -21,17 +21,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// Upstream is a real control plane behind the lab's Kubernetes API: a real API
-// server has the objects, real controllers and a real scheduler work on them,
-// and what the lab has left to do is a kubelet's.
+// Upstream is a real control plane behind the lab's Kubernetes API: a real API server
+// stores the objects, real controllers and a real scheduler work on them, and the lab only
+// provides kubelets.
 type Upstream struct {
 	base      *url.URL
-	masters   *http.Transport // with the credentials of one who may do everything
-	strangers *http.Transport // with none
+	masters   *http.Transport // with the credentials of a user who may do everything
+	anonymous *http.Transport // without credentials
 }
 
-// ReadUpstream reads where the control plane is, and who may do everything
-// there, from a kubeconfig with everything inline. A nil dial is the network of
+// ReadUpstream reads the control plane's address and the credentials of a user who may do
+// everything from a kubeconfig with inline certificates. A nil dial uses the network of
 // this machine. The caller closes it.
 func ReadUpstream(kubeconfig []byte, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (*Upstream, error) {
 	var file struct {
@@ -73,24 +73,24 @@ func ReadUpstream(kubeconfig []byte, dial func(ctx context.Context, network, add
 			DialContext:         dial,
 		}
 	}
-	return &Upstream{base: base, masters: transport(pair), strangers: transport()}, nil
+	return &Upstream{base: base, masters: transport(pair), anonymous: transport()}, nil
 }
 
-// Close ends the connections that no request uses.
+// Close closes idle connections.
 func (u *Upstream) Close() error {
 	u.masters.CloseIdleConnections()
-	u.strangers.CloseIdleConnections()
+	u.anonymous.CloseIdleConnections()
 	return nil
 }
 
-// The headers with which one user acts as another.
+// The headers for impersonation.
 const (
 	asUser  = "Impersonate-User"
 	asGroup = "Impersonate-Group"
 )
 
-// pass forwards a request, unless it needs the etcd of the lab's own machines and
-// that does not answer. A watch is recorded as over when it begins.
+// pass forwards a request, unless it needs the etcd of the lab's own machines and that
+// does not answer. A watch is recorded as ended when it begins.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, u user, call record.Call) {
 	end := func() {
 		if s.o.Recorder != nil {
@@ -118,9 +118,8 @@ func ofObjects(path string) bool {
 	return parts[0] == "api" && len(parts) > 2 || parts[0] == "apis" && len(parts) > 3
 }
 
-// forward passes a request on to the real API server and its answer back. The
-// client's certificate is the lab's, which that server does not know: it is
-// told whose request it is by impersonation.
+// forward forwards a request to the real API server. That server does not trust the
+// client's certificate, which is the lab's, so the request impersonates the user.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 	up := s.o.Upstream
 	asOther := r.Header.Get(asUser) != ""
@@ -130,8 +129,8 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 		return
 	}
 	proxy := &httputil.ReverseProxy{
-		Transport:     up.strangers,
-		FlushInterval: -1, // a watch is sent as it comes
+		Transport:     up.anonymous,
+		FlushInterval: -1, // a watch is sent without buffering
 		ErrorLog:      log.New(io.Discard, "", 0),
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(up.base)
@@ -141,7 +140,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, u user) {
 			p.Out.Header.Set(asUser, u.name)
 			p.Out.Header[asGroup] = slices.Clone(u.groups)
 		},
-		// An API server that is gone answers nothing.
+		// An API server that is down sends no answer.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	if u.name != "" {

@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// newBridge is a lab's API, and its kubelets, before another control plane: here
-// a second lab's, which has no kubelets of its own.
+// newBridge is a lab's API, and its kubelets, in front of another control plane: here a
+// second lab's, which has no kubelets of its own.
 func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	t.Helper()
 	pair := upstream.ca.issue(t, "lab", []string{"system:masters"})
@@ -72,8 +72,8 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	return l
 }
 
-// TestBridge has kubelets work on the objects of another control plane, and
-// clients reach it through the lab.
+// TestBridge: kubelets work on the objects of another control plane, and clients reach it
+// through the lab.
 func TestBridge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		upstream := newLab(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// answer acts on a request and says what to answer; it writes nothing.
+// answer processes a request and returns the answer; it does not write it.
 func (s *Server) answer(r *http.Request, u user, t target) answer {
 	if err := s.authorize(u, r, t); err != nil {
 		return failed(err)
@@ -96,7 +96,7 @@ func (s *Server) list(r *http.Request, t target) (answer, error) {
 	}
 	items := []runtime.Object{}
 	for _, o := range objects {
-		if isCustom(o) { // each says what it is; the others don't
+		if isCustom(o) { // custom objects contain their kind, others don't
 			items = append(items, s.typed(o, t.resource.GVK()))
 		} else {
 			items = append(items, o)
@@ -169,13 +169,14 @@ func (s *Server) update(r *http.Request, t target) (answer, error) {
 	return answer{code: http.StatusOK, body: obj}, err
 }
 
-// otherUID refuses an update of an object that is another one by now (registry/rest/update.go in apiserver).
+// otherUID refuses an update of an object that was replaced meanwhile (registry/rest/update.go in
+// apiserver).
 func otherUID(t target, sent store.Object, is types.UID) error {
 	return apierrors.NewConflict(t.resource.GroupResource(), t.name,
 		fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", sent.GetUID(), is))
 }
 
-// deleteOptions reads a DELETE's body; query parameters are the older way to say the same.
+// deleteOptions reads a DELETE's body; query parameters are the older form.
 func (s *Server) deleteOptions(r *http.Request) (metav1.DeleteOptions, error) {
 	b, err := read(r)
 	if err != nil {

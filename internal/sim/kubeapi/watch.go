@@ -18,18 +18,18 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// watching is a stream of changes that is about to begin.
+// watching is a stream of changes to send.
 type watching struct {
 	changes  store.Watch
 	match    func(store.Object) bool
 	gvk      schema.GroupVersionKind
 	initial  []store.Object
-	bookmark store.Object // sent after initial; nil: none asked for
+	bookmark store.Object // sent after initial; nil: not requested
 	timeout  time.Duration
 }
 
-// watch prepares the stream. Without a revision it begins with the objects as
-// they are; with sendInitialEvents a bookmark says where those end.
+// watch prepares the stream. Without a revision it begins with the present objects; with
+// sendInitialEvents a bookmark marks their end.
 func (s *Server) watch(r *http.Request, t target) (answer, error) {
 	match, err := selection(r, t)
 	if err != nil {
@@ -74,7 +74,7 @@ func (s *Server) bookmark(gvk schema.GroupVersionKind, revision string) (store.O
 	return b, nil
 }
 
-// stream sends events until the client leaves, the time is over or the server closes.
+// stream sends events until the client leaves, the watch times out or the server closes.
 func (s *Server) stream(rw http.ResponseWriter, r *http.Request, w *watching) {
 	defer w.changes.Stop()
 	info, err := s.serializer(r)
@@ -112,11 +112,11 @@ func (s *Server) stream(rw http.ResponseWriter, r *http.Request, w *watching) {
 	}
 	var status apierrors.APIStatus
 	if errors.As(w.run(ctx, send), &status) {
-		_ = send(watch.Error, new(status.Status()), schema.GroupVersionKind{Version: "v1", Kind: "Status"}) // the stream ends anyhow
+		_ = send(watch.Error, new(status.Status()), schema.GroupVersionKind{Version: "v1", Kind: "Status"}) // the stream ends anyway
 	}
 }
 
-// run sends what is there and then each change, as the watcher's selection sees it.
+// run sends the initial objects and then each change, filtered by the watcher's selection.
 func (w *watching) run(ctx context.Context, send func(watch.EventType, runtime.Object, schema.GroupVersionKind) error) error {
 	for _, o := range w.initial {
 		if !w.match(o) {
@@ -146,7 +146,7 @@ func (w *watching) run(ctx context.Context, send func(watch.EventType, runtime.O
 	}
 }
 
-// selected is what a change means to a watcher that sees only matching objects.
+// selected is the event for a watcher that sees only matching objects.
 func (w *watching) selected(e store.Event) (watch.EventType, bool) {
 	before := e.Before != nil && w.match(e.Before)
 	now := e.Type != watch.Deleted && w.match(e.Object)

@@ -23,7 +23,7 @@ import (
 
 const firstHost = "pve1"
 
-// Furnish gives a lab whose machines run what Proxmox and Kubernetes have besides.
+// Furnish adds the layout's Proxmox and Kubernetes objects to a running lab.
 func (l Layout) Furnish(ctx context.Context, lab *sim.Lab) error {
 	w, p := lab.World, l.Proxmox
 	for id, f := range p.Firewall {
@@ -65,7 +65,7 @@ func (l Layout) Furnish(ctx context.Context, lab *sim.Lab) error {
 	return nil
 }
 
-// before makes what has to be there before the nodes' VMs.
+// before adds what must exist before the nodes' VMs.
 func (l Layout) before(w *world.World) error {
 	for _, s := range l.Storages {
 		w.AddStorage(s)
@@ -125,14 +125,15 @@ func (l Layout) objects() ([]object, error) {
 			return nil, fmt.Errorf("read its objects: %w", err)
 		}
 		u := &unstructured.Unstructured{}
-		if err := u.UnmarshalJSON(b); err != nil { // with the types of numbers that an API has
+		if err := u.UnmarshalJSON(b); err != nil { // with an API's number types
 			return nil, fmt.Errorf("read its objects: %w", err)
 		}
 		all = append(all, object{u})
 	}
 }
 
-// add puts the object into the lab's Kubernetes, with its definition where that is custom.
+// add creates the object in the lab's Kubernetes, after its definition if it is a custom
+// resource.
 func (o object) add(ctx context.Context, lab *sim.Lab) error {
 	gvk := o.GroupVersionKind()
 	known := slices.IndexFunc(store.Resources(), func(r store.Resource) bool { return r.GVK() == gvk })

@@ -1,5 +1,5 @@
-// Package layouts reads clusters as people really have them, each from a file
-// with its public sources, and makes worlds of the lab of them.
+// Package layouts reads real users' clusters, each from a file with its public sources,
+// and builds labs of them.
 package layouts
 
 import (
@@ -24,8 +24,8 @@ type Layout struct {
 	Name    string   `yaml:"-"` // of its file
 	What    string   // one sentence
 	Sources []string // URLs of what it was taken from
-	Lacks   string   // what of it the lab does not have; "": nothing
-	Node    string   // the one that is rolled; "": wk1
+	Lacks   string   // what the lab lacks of it; "": nothing
+	Node    string   // the one to roll; "": wk1
 
 	Hosts, Workers int      // 0: one
 	ControlPlanes  int      `yaml:"controlPlanes"` // the same
@@ -34,35 +34,35 @@ type Layout struct {
 	KernelArgs     []string `yaml:"kernelArgs"` // of the images
 	Network        Network
 	Storages       []world.Storage
-	ControlPlane   *Machine `yaml:"controlPlane"` // nil: the lab's own kind, as the next
+	ControlPlane   *Machine `yaml:"controlPlane"` // nil: the lab's own kind, like the next
 	Worker         *Machine
 	Others         map[int]*Machine // further VMs, by VMID: data VMs and the like
 	Proxmox        Proxmox
 	Kubernetes     string // objects, as YAML documents
-	Recast         string // what the node's line in recast.yaml has besides: "holder: 9201"
+	Recast         string // further settings of the node in recast.yaml: "holder: 9201"
 	Lift           Lift
 }
 
-// Network is how the machines come to their addresses.
+// Network is how the machines get their addresses.
 type Network struct {
-	// NoDHCP says that no DHCP server answers them.
+	// NoDHCP leaves out the DHCP server.
 	NoDHCP bool `yaml:"noDHCP"`
 }
 
 // Machine is a VM with what is on it.
 type Machine struct {
-	Config    map[string]string // as qm create takes it, without what Proxmox makes up
-	Documents string            // further ones of the machine configuration
-	Disks     map[string]Disk   // what is on a disk that Talos does not make, by key
+	Config    map[string]string // as qm create takes it, without generated values
+	Documents string            // additional machine configuration documents
+	Disks     map[string]Disk   // content of disks that Talos does not make, by key
 }
 
 // Disk is what is on a disk.
 type Disk struct {
-	Raw        string // bytes that are no partition table
+	Raw        string // content that is no partition table
 	Partitions []artefact.Partition
 }
 
-// Proxmox is what Proxmox has besides VMs.
+// Proxmox is what Proxmox has in addition to VMs.
 type Proxmox struct {
 	Firewall    map[int]world.Firewall
 	HA          []world.HAResource
@@ -70,7 +70,7 @@ type Proxmox struct {
 	Replication []world.ReplicationJob
 	Backups     []struct {
 		world.BackupJob `yaml:",inline"`
-		In              time.Duration // when it runs next
+		In              time.Duration // time until its next run
 	}
 	ACL      []world.ACL
 	Mappings []struct {
@@ -80,15 +80,15 @@ type Proxmox struct {
 	Devices   map[string]int64 // of the first host, in GiB
 	ISOs      []string
 	Snippets  []string
-	Volumes   map[string]int64 // that belong to no VM that there is, in GiB
+	Volumes   map[string]int64 // that belong to no existing VM, in GiB
 	Snapshots map[int]string
 }
 
-// Lift is what a person does so that the node is recreated.
+// Lift is what a person does to make the node eligible for recreate.
 type Lift struct {
-	Commands []string // of the shell of a Proxmox host
-	Config   string   // what recast.yaml says then, with recast lock after it: "images.platform: nocloud"
-	Recast   string   // what the node's line in recast.yaml gets besides: "acceptLoss: [x]"
+	Commands []string // in the shell of a Proxmox host
+	Config   string   // new setting in recast.yaml, followed by recast lock: "images.platform: nocloud"
+	Recast   string   // new setting of the node in recast.yaml: "acceptLoss: [x]"
 }
 
 // Helps says whether there is anything to do.
@@ -120,7 +120,7 @@ func Load(dir string) ([]Layout, error) {
 	return all, nil
 }
 
-// Options are those of a lab that has the layout.
+// Options are the lab's options for the layout.
 func (l Layout) Options() sim.Options {
 	o := sim.Options{
 		Hosts: l.Hosts, ControlPlanes: cmp.Or(l.ControlPlanes, 1), Workers: cmp.Or(l.Workers, 1),

@@ -1,5 +1,5 @@
-// Package manifests is what Talos puts into a new cluster: the objects that its
-// control planes render from their configuration, as far as anybody looks at them.
+// Package manifests is what Talos applies to a new cluster: the objects that its control
+// planes render from their configuration, as far as the lab needs them.
 package manifests
 
 import (
@@ -14,19 +14,18 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Config is what the configuration of a control plane says of them. A component
-// without an image is switched off.
+// Config is the part of a control plane's configuration that the manifests depend on. A
+// component without an image is disabled.
 type Config struct {
 	Server               string // URL of the API servers
-	TokenID, TokenSecret string // that machines join with; empty: no Secret of it
+	TokenID, TokenSecret string // bootstrap token; empty: its Secret is left out
 	ProxyImage           string
 	ProxyArguments       []string // "--name=value"
 	CoreDNSImage         string
 	FlannelImage         string
 }
 
-// Of is what a cluster has whose configuration says nothing of its own, for a
-// version of Kubernetes ("v1.35.4").
+// Of is the default Config for a version of Kubernetes ("v1.35.4").
 func Of(version string) Config {
 	return Config{
 		Server: "https://localhost:7445", ProxyImage: "registry.k8s.io/kube-proxy:" + version,
@@ -34,7 +33,7 @@ func Of(version string) Config {
 	}
 }
 
-// The images of what is not released with Kubernetes.
+// The images that are not released with Kubernetes.
 const (
 	CoreDNSImage = "registry.k8s.io/coredns/coredns:v1.14.7"
 	FlannelImage = "ghcr.io/siderolabs/flannel:v0.28.9"
@@ -49,7 +48,7 @@ type Manifest struct {
 //go:embed *.yaml
 var files embed.FS
 
-// Render makes the manifests in order of their names (ManifestController).
+// Render makes the manifests, ordered by name (ManifestController).
 func Render(c Config) ([]Manifest, error) {
 	all, err := template.ParseFS(files, "*.yaml")
 	if err != nil {
@@ -90,7 +89,7 @@ func decode(r io.Reader) (objects []map[string]any, err error) {
 	}
 }
 
-// wide has integers be of 64 bits.
+// wide converts integers to int64.
 func wide(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

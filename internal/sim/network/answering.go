@@ -11,20 +11,20 @@ import (
 	"time"
 )
 
-// answering is the handler's side of an exchange. What is written is held until
-// the handler ends, or flushes, or has written much; from then on it streams.
+// answering is the handler's side of an exchange. The answer is buffered until the handler
+// ends, flushes or exceeds heldBytes; from then on it streams.
 type answering struct {
 	e       *exchange
 	header  http.Header
-	sent    http.Header // as it was when it was written; nil: it was not
+	sent    http.Header // as it was when written; nil: not written yet
 	status  int
 	buf     []byte
-	out     *stream    // once it streams
-	taken   *takenOver // the handler writes by itself
+	out     *stream    // nil until it streams
+	taken   *takenOver // set if the handler has hijacked the connection
 	written int64
 }
 
-// heldBytes is how much of an answer is held; net/http holds less.
+// heldBytes is how much of an answer is buffered; net/http buffers less.
 const heldBytes = 64 << 10
 
 // Header implements http.ResponseWriter.
@@ -66,7 +66,7 @@ func (a *answering) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// stream waits where the client does not read.
+// stream waits while the client does not read.
 func (a *answering) stream(b []byte) (written int, err error) {
 	for {
 		if a.e.ctx.Err() != nil {
@@ -84,7 +84,7 @@ func (a *answering) stream(b []byte) (written int, err error) {
 	}
 }
 
-// FlushError is what http.ResponseController calls.
+// FlushError is for http.ResponseController.
 func (a *answering) FlushError() error {
 	if a.sent == nil {
 		a.WriteHeader(http.StatusOK)
@@ -103,7 +103,7 @@ func (a *answering) FlushError() error {
 	return nil
 }
 
-// response is the answer's header.
+// response is the answer's status and header.
 func (a *answering) response(body io.ReadCloser, length int64) *http.Response {
 	if said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64); err == nil {
 		length = said
@@ -116,11 +116,11 @@ func (a *answering) response(body io.ReadCloser, length int64) *http.Response {
 	}
 }
 
-// finish hands over what is held; without success the client sees the connection break.
+// finish sends the buffered answer; without success the client sees a broken connection.
 func (a *answering) finish(success bool) {
 	switch {
 	case a.taken != nil && !a.taken.closed:
-		_ = a.taken.Close() // its error is told to the client
+		_ = a.taken.Close() // its error is reported to the client
 	case a.taken != nil:
 	case a.out != nil:
 		switch {
@@ -140,13 +140,14 @@ func (a *answering) finish(success bool) {
 	}
 }
 
-// isShort says that less was written than the header promises.
+// isShort says whether less was written than the header promises.
 func (a *answering) isShort() bool {
 	said, err := strconv.ParseInt(a.sent.Get("Content-Length"), 10, 64)
 	return err == nil && a.e.req.Method != http.MethodHead && a.written < said
 }
 
-// Hijack implements http.Hijacker: what the handler writes by itself is read when it closes.
+// Hijack implements http.Hijacker: what the handler writes is read when it closes the
+// connection.
 func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if a.e.spoken.major == 2 {
 		return nil, nil, http.ErrNotSupported
@@ -158,8 +159,8 @@ func (a *answering) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return a.taken, bufio.NewReadWriter(bufio.NewReader(a.taken), bufio.NewWriter(a.taken)), nil
 }
 
-// takenOver is the connection of a handler that writes its answer by itself.
-// There is nothing more to read from the client.
+// takenOver is the connection of a handler that has hijacked it. There is nothing more to
+// read from the client.
 type takenOver struct {
 	a      *answering
 	buf    bytes.Buffer

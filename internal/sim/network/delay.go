@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// lastWrite bounds how long the other side may take what was under way when its
-// connection was closed.
+// lastWrite limits how long the delivery of delayed data may take after its connection was
+// closed.
 const lastWrite = 5 * time.Second
 
-// delayed has everything that is written to its connections arrive later, as
-// over a line that is that long. How much goes through it at once is as before.
+// delayed delays everything written to its connections, like a longer line with the same
+// bandwidth.
 type delayed struct {
 	net.Listener
 	net *Network
@@ -31,26 +31,26 @@ func (l delayed) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// delayedConn writes at once what is due, and holds the rest.
+// delayedConn sends what is due, and holds the rest.
 type delayedConn struct {
 	net.Conn
 	latency time.Duration
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	line    []parcel // what is under way, in order
-	held    int      // bytes of it
-	closed  bool     // nothing more is written
-	broken  error    // why nothing arrives any more
+	line    []parcel // delayed data, in order
+	held    int      // bytes in line
+	closed  bool     // no more writes
+	broken  error    // why delivery has failed
 }
 
-// parcel is what one write has written.
+// parcel is the data of one write.
 type parcel struct {
 	due   time.Time
 	bytes []byte
 }
 
-// Write waits only where too much is under way.
+// Write blocks only while too much is delayed.
 func (c *delayedConn) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,16 +69,16 @@ func (c *delayedConn) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// SetWriteDeadline does nothing: a write does not wait for the other side. TLS
-// sets one that has passed before it closes a connection, which must not keep
-// from arriving what is under way.
+// SetWriteDeadline does nothing: a write does not wait for the other side. TLS sets a past
+// deadline before it closes a connection; that must not stop the delivery of earlier
+// writes.
 func (*delayedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// SetDeadline is for reading alone.
+// SetDeadline sets only the read deadline.
 func (c *delayedConn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
 
-// Close ends the connection for its user at once, and for the other side when
-// what is under way has arrived.
+// Close closes the connection for its user at once, and for the other side when all
+// delayed data was delivered.
 func (c *delayedConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,12 +88,12 @@ func (c *delayedConn) Close() error {
 	c.closed = true
 	c.changed.Broadcast()
 	last := time.Now().Add(c.latency + lastWrite)
-	return errors.Join(c.SetReadDeadline(time.Unix(1, 0)), c.Conn.SetWriteDeadline(last)) // who reads, reads no more
+	return errors.Join(c.SetReadDeadline(time.Unix(1, 0)), c.Conn.SetWriteDeadline(last)) // wakes pending reads
 }
 
-// deliver writes what is due, until the connection is closed and all has arrived.
+// deliver sends what is due, until the connection is closed and everything was delivered.
 func (c *delayedConn) deliver() {
-	defer func() { _ = c.Conn.Close() }() // the other side may have been the first
+	defer func() { _ = c.Conn.Close() }() // the other side may have closed it first
 	for {
 		p, more := c.next()
 		if !more {
@@ -111,7 +111,7 @@ func (c *delayedConn) deliver() {
 	}
 }
 
-// next is what was written first and has not been sent; false: nothing will follow.
+// next is the oldest unsent parcel; false: there will be none.
 func (c *delayedConn) next() (parcel, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 
 const latency = 20 * time.Millisecond
 
-// TestLatency has each answer come that much later, and no request wait for another.
+// TestLatency: each answer is delayed by the latency, and no request waits for another.
 func TestLatency(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -25,7 +25,7 @@ func TestLatency(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		body := strings.Repeat("x", 1<<20) // more than is under way at once
+		body := strings.Repeat("x", 1<<20) // more than may be delayed at once
 		server := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, body) })}
 		ended := make(chan error)
 		go func() { ended <- server.Serve(l) }()
@@ -63,8 +63,8 @@ func TestLatency(t *testing.T) {
 	})
 }
 
-// TestWhatIsUnderWayArrives closes a connection behind what was written.
-func TestWhatIsUnderWayArrives(t *testing.T) {
+// TestDelayedDataArrives closes a connection after a write.
+func TestDelayedDataArrives(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := network.Memory()

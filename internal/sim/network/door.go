@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// Door is a server as those reach it who leave the wire out: its handler is
-// called, and nothing is encrypted, framed or parsed.
+// Door is direct access to a server, without the wire: its handler is called, and nothing
+// is encrypted, framed or parsed.
 type Door struct {
 	Handler     http.Handler
-	Context     context.Context   // of its requests, which break off when it ends; nil: the listener's
-	Certificate *x509.Certificate // what it shows of itself; nil: it speaks plain HTTP
-	HTTP2       bool              // with those who ask for it
-	Channel     any               // of a server that speaks another protocol; Handler is nil
+	Context     context.Context   // base of its requests' contexts; nil: the listener's
+	Certificate *x509.Certificate // the server's; nil: plain HTTP
+	HTTP2       bool              // for clients that ask for it
+	Channel     any               // for servers of another protocol; Handler is nil
 }
 
-// Door is that of whoever listens on "ip:port" now, unless the client is cut off.
+// Door is that of the server that listens on "ip:port" now, unless the client is cut off.
 func (d *Dialer) Door(addr string) (Door, bool) {
 	l, ok := d.listening(addr)
 	if !ok {
@@ -28,8 +28,8 @@ func (d *Dialer) Door(addr string) (Door, bool) {
 	return l.behind()
 }
 
-// Open makes a server in memory reachable past the wire for as long as it listens
-// on "ip:port" and ctx lasts. find is asked with each request, and may say that there is nobody.
+// Open gives an in-memory server a door while it listens on "ip:port" and ctx lasts. find is
+// called with each request, and may say that no server is there.
 func (n *Network) Open(ctx context.Context, addr string, find func() (Door, bool)) {
 	if n.loopback || n.Latency > 0 {
 		return
@@ -42,7 +42,7 @@ func (n *Network) Open(ctx context.Context, addr string, find func() (Door, bool
 	}
 }
 
-// behind is the listener's door; its context is set.
+// behind is the listener's door, with its context.
 func (l *memListener) behind() (Door, bool) {
 	l.mu.Lock()
 	find, ctx := l.door, l.ctx
@@ -57,8 +57,8 @@ func (l *memListener) behind() (Door, bool) {
 	return d, ok
 }
 
-// Direct carries requests past the wire where the server has a door and the two
-// believe each other, and through inner where not: then it says what is the matter.
+// Direct sends requests through the server's door if there is one and both sides trust
+// each other. Otherwise it sends them through inner, which returns the proper error.
 func (d *Dialer) Direct(inner http.RoundTripper) http.RoundTripper {
 	if wire, ok := inner.(*http.Transport); ok && !d.net.loopback {
 		return &direct{dialer: d, wire: wire}
@@ -83,7 +83,8 @@ func (t *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	return newExchange(t.dialer, door, spoken(t.wire, door)).carry(req, state, t.wire.ResponseHeaderTimeout)
 }
 
-// enter finds the door to a request's server, and what is known there of the client.
+// enter finds the door for a request, and the TLS state that the server would see of the
+// client.
 func (t *direct) enter(req *http.Request) (door Door, state *tls.ConnectionState, ok bool) {
 	if door, ok = t.dialer.Door(addressOf(req)); !ok || door.Handler == nil || (req.URL.Scheme == "https") != (door.Certificate != nil) {
 		return Door{}, nil, false
@@ -110,7 +111,8 @@ func addressOf(req *http.Request) string {
 	return net.JoinHostPort(req.URL.Hostname(), port)
 }
 
-// Shown is what a server that asks for it learns of a client with that configuration.
+// Shown is what a server that asks for a client certificate sees of a client with that
+// config.
 func Shown(config *tls.Config) (*tls.ConnectionState, error) {
 	state := &tls.ConnectionState{Version: tls.VersionTLS13, HandshakeComplete: true}
 	var own *tls.Certificate
@@ -138,14 +140,14 @@ func Shown(config *tls.Config) (*tls.ConnectionState, error) {
 	return state, nil
 }
 
-// belief is one question whether a client believes a certificate.
+// belief is the key of a cached trust decision.
 type belief struct {
 	config *tls.Config
 	cert   *x509.Certificate
 	name   string
 }
 
-// Believes says whether a client with that configuration would take the certificate for that host's.
+// Believes says whether a client with that config would accept the certificate for that host.
 func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host string) bool {
 	if config.ServerName != "" {
 		host = config.ServerName
@@ -171,7 +173,7 @@ func (d *Dialer) Believes(config *tls.Config, cert *x509.Certificate, host strin
 	return true
 }
 
-// verify is what a handshake does; nothing is in the chain where only the certificate itself counts.
+// verify does what a handshake does; the chain is empty if only the certificate itself counts.
 func verify(config *tls.Config, cert *x509.Certificate, host string, now time.Time) ([]*x509.Certificate, error) {
 	if config.VerifyConnection != nil {
 		if err := config.VerifyConnection(tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}); err != nil {
@@ -188,7 +190,7 @@ func verify(config *tls.Config, cert *x509.Certificate, host string, now time.Ti
 	return chains[0], nil
 }
 
-// listening finds who listens on an address, unless the client is cut off.
+// listening finds the listener on an address, unless the client is cut off.
 func (d *Dialer) listening(addr string) (*memListener, bool) {
 	d.mu.Lock()
 	cut := d.cut
@@ -199,10 +201,11 @@ func (d *Dialer) listening(addr string) (*memListener, bool) {
 	return d.net.listener(addr)
 }
 
-// errCut is what a client sees of its requests when its network is taken away.
+// errCut is the error of requests of a client whose network was cut.
 var errCut = &net.OpError{Op: "read", Net: "tcp", Err: net.ErrClosed}
 
-// Attach has broken called when the client is cut off, until detach is; not ok: it is already.
+// Attach calls broken when the client is cut off, until detach is called; not ok: it is cut
+// off already.
 func (d *Dialer) Attach(broken func()) (detach func(), ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

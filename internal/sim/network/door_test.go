@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// directly gives a client of a server in memory whose handler it reaches past the wire.
+// directly is a client of an in-memory server whose handler it reaches without the wire.
 func directly(t *testing.T, h http.HandlerFunc) (*http.Client, *network.Dialer, io.Closer) {
 	t.Helper()
 	n := network.Memory()
@@ -85,7 +85,8 @@ func answerTo(client *http.Client) string {
 	return fmt.Sprintf("%s %d [%s] %v", resp.Status, resp.ContentLength, body, err)
 }
 
-// TestStreamPastTheWire reads what is flushed while the handler goes on, and ends with the client.
+// TestStreamPastTheWire reads flushed data while the handler runs, and ends the stream at the
+// client.
 func TestStreamPastTheWire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -129,7 +130,7 @@ func TestStreamPastTheWire(t *testing.T) {
 	})
 }
 
-// TestTheWayPastTheWireBreaks ends each side, and the way between them, while the handler is at work.
+// TestTheWayPastTheWireBreaks ends each side, and the network between them, during the handler.
 func TestTheWayPastTheWireBreaks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -178,8 +179,8 @@ func TestTheWayPastTheWireBreaks(t *testing.T) {
 	}
 }
 
-// TestNobodyPastTheWire: a server that has ended refuses, and so does everything to a client that is cut off.
-func TestNobodyPastTheWire(t *testing.T) {
+// TestClosedServerPastTheWire: a closed server refuses requests, and a client that is cut off can send none.
+func TestClosedServerPastTheWire(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		client, d, l := directly(t, func(http.ResponseWriter, *http.Request) {})

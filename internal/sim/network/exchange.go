@@ -15,22 +15,22 @@ import (
 	"time"
 )
 
-// exchange is one request past the wire, and its answer. It ends early when
-// either side or the way between them does.
+// exchange is one request and its answer, without the wire. It ends early when either side
+// ends or the network between them is cut.
 type exchange struct {
 	dialer *Dialer
 	door   Door
 	spoken protocol
 	ctx    context.Context // the handler's
 	cancel context.CancelCauseFunc
-	stop   func() bool // waiting for the client to give up
+	stop   func() bool // stops watching the client's context
 	detach func()
 
 	req   *http.Request // the client's
-	ready chan struct{} // closed when there is an answer, or none will come
+	ready chan struct{} // closed when there is an answer or an error
 	resp  *http.Response
 	err   error
-	torn  error // why an answer that streams has broken off; set before its stream ends
+	torn  error // why a streaming answer has broken; set before its stream ends
 }
 
 func newExchange(d *Dialer, door Door, p protocol) *exchange {
@@ -39,13 +39,13 @@ func newExchange(d *Dialer, door Door, p protocol) *exchange {
 	return e
 }
 
-// slowError is what net/http says of a header that does not come in time.
+// slowError is net/http's error for a header that times out.
 type slowError struct{}
 
 func (slowError) Error() string { return "net/http: timeout awaiting response headers" }
 func (slowError) Timeout() bool { return true }
 
-// carry hands the request to the handler and waits for the header of its answer.
+// carry passes the request to the handler and waits for the header of its answer.
 func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit time.Duration) (*http.Response, error) {
 	e.req = req
 	e.stop = context.AfterFunc(req.Context(), func() { e.cancel(context.Cause(req.Context())) })
@@ -75,7 +75,7 @@ func (e *exchange) carry(req *http.Request, state *tls.ConnectionState, limit ti
 	case <-e.ready:
 	case <-e.ctx.Done():
 	}
-	// What has broken the way off before the answer left has lost it.
+	// A cut before the answer was sent loses the answer.
 	if e.ctx.Err() != nil {
 		return nil, e.broken(e.spoken.gone)
 	}
@@ -95,15 +95,15 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// end gives the exchange up, or closes it when all of it is over.
+// end ends the exchange early, or after it is complete.
 func (e *exchange) end(why error) {
 	e.stop()
 	e.detach()
 	e.cancel(why)
 }
 
-// broken is why the exchange has ended early, as its client sees it; gone is what
-// the server's end is to it.
+// broken is the client's error for the early end of the exchange; gone is the one for the
+// end of the server.
 func (e *exchange) broken(gone error) error {
 	err := context.Cause(e.ctx)
 	e.end(err)
@@ -145,7 +145,8 @@ func (e *exchange) arriving(state *tls.ConnectionState) (*http.Request, error) {
 	return in.WithContext(e.ctx), nil
 }
 
-// addBody measures the body as net/http does: one of unknown length is sent in chunks, unless it is empty.
+// addBody determines the body's length as net/http does: an unknown length means chunks, unless it is
+// empty.
 func (e *exchange) addBody(in *http.Request) error {
 	if e.req.Body == nil || e.req.Body == http.NoBody {
 		return nil
@@ -170,11 +171,12 @@ func (e *exchange) addBody(in *http.Request) error {
 	return nil
 }
 
-// sending is a body for as long as its client is there, and has what it promised.
+// sending is the request's body; it fails if the client ends, or if its length is not as
+// promised.
 type sending struct {
 	from         io.Reader
 	e            *exchange
-	length, sent int64 // length -1: it has made no promise
+	length, sent int64 // length -1: unknown
 }
 
 // Read implements io.Reader.
@@ -195,12 +197,12 @@ func (s *sending) Read(b []byte) (int, error) {
 	return n, io.ErrUnexpectedEOF
 }
 
-// serve runs the handler, and tells the client how that has ended.
+// serve runs the handler and reports its end to the client.
 func (e *exchange) serve(in *http.Request) {
 	a := &answering{e: e, header: http.Header{}}
 	answered := false
 	defer func() {
-		// A handler that gives its client up panics; what else panics is logged by net/http, which goes on.
+		// A handler panics to abort its answer; net/http logs other panics and goes on.
 		_ = recover()
 		closeBody(e.req)
 		a.finish(answered)
@@ -209,16 +211,16 @@ func (e *exchange) serve(in *http.Request) {
 	answered = true
 }
 
-// tell hands the header of the answer to the client, or why there is none.
+// tell passes the header of the answer, or the error, to the client.
 func (e *exchange) tell(resp *http.Response, err error) {
 	e.resp, e.err = resp, err
 	close(e.ready)
 }
 
-// whole is the body of an answer that has arrived as a whole.
+// whole is the body of a complete answer.
 type whole struct {
 	*bytes.Reader
-	lost bool // there should have been more
+	lost bool // it was truncated
 }
 
 // Read implements io.Reader.
@@ -233,7 +235,7 @@ func (w *whole) Read(b []byte) (int, error) {
 // Close implements io.Closer.
 func (*whole) Close() error { return nil }
 
-// arrivals is the body of an answer that is being written.
+// arrivals is the body of a streaming answer.
 type arrivals struct {
 	*stream
 	e *exchange
@@ -265,7 +267,7 @@ func (a *arrivals) Close() error {
 	return nil
 }
 
-// raw reads an answer that its handler has written by itself.
+// raw parses an answer that the handler has written to a hijacked connection.
 func (e *exchange) raw(b []byte) (*http.Response, error) {
 	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(b)), e.req)
 	if err != nil {

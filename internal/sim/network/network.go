@@ -1,6 +1,5 @@
-// Package network is the lab's network: addresses on which the simulated
-// servers listen and which clients dial, in memory (inside a synctest bubble)
-// or on the machine's own loopback range.
+// Package network is the lab's network: addresses on which simulated servers listen and
+// clients dial, in memory (inside a synctest bubble) or in the machine's loopback range.
 package network
 
 import (
@@ -16,12 +15,12 @@ import (
 	"time"
 )
 
-// bufferBytes is how much one in-memory connection holds before a writer waits.
+// bufferBytes is the buffer size of an in-memory connection; beyond it writers block.
 const bufferBytes = 256 << 10
 
 // Network is one lab's network.
 type Network struct {
-	// Latency is how much later each answer arrives; to be set before anybody listens.
+	// Latency is the delay of each answer; set it before anything listens.
 	Latency time.Duration
 
 	loopback bool
@@ -29,16 +28,16 @@ type Network struct {
 	mu        sync.Mutex
 	listeners map[string]*memListener // by "ip:port"
 
-	underWay sync.WaitGroup // what delayed connections deliver
+	underWay sync.WaitGroup // deliveries of delayed connections
 }
 
-// Memory is a network without sockets. All of it lives in the bubble that made it.
+// Memory is a network without sockets. It belongs to the bubble that made it.
 func Memory() *Network { return &Network{listeners: map[string]*memListener{}} }
 
 // Loopback is a network of real TCP sockets; addresses must lie in 127.0.0.0/8.
 func Loopback() *Network { return &Network{loopback: true} }
 
-// Listen listens on "ip:port". The caller closes the listener; its address is then free again.
+// Listen listens on "ip:port". The caller closes the listener, which frees the address.
 func (n *Network) Listen(addr string) (net.Listener, error) {
 	l, err := n.listen(addr)
 	if err != nil || n.Latency == 0 {
@@ -61,8 +60,8 @@ func (n *Network) listen(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// Wait returns when all has arrived that was under way, because of Latency, as
-// the servers' ends of connections were closed. All of them must have been.
+// Wait waits until all delayed data was delivered. The servers' ends of all connections
+// must be closed.
 func (n *Network) Wait() { n.underWay.Wait() }
 
 func (n *Network) listener(addr string) (*memListener, bool) {
@@ -79,14 +78,14 @@ type memListener struct {
 	once sync.Once
 
 	mu   sync.Mutex
-	door func() (Door, bool) // nil: there is none
+	door func() (Door, bool) // nil: none
 	ctx  context.Context     // of requests through the door; ends with the listener
 	end  context.CancelFunc
 }
 
 func (l *memListener) Addr() net.Addr { return l.addr }
 
-// Accept fails only when the listener is closed, and says so as a TCP listener does.
+// Accept fails only when the listener is closed, with a TCP listener's error.
 func (l *memListener) Accept() (net.Conn, error) {
 	conn, err := l.pipeListener.Accept()
 	if err != nil {
@@ -115,18 +114,18 @@ type memAddr string
 func (memAddr) Network() string  { return "tcp" }
 func (a memAddr) String() string { return string(a) }
 
-// Dialer is one client's way into the network. Cutting it is how a test kills
-// that client: every connection breaks and no new one is made.
+// Dialer is one client's access to the network. Tests kill a client by cutting it: all its
+// connections break and no new one is made.
 type Dialer struct {
 	net *Network
 
 	mu    sync.Mutex
 	cut   bool
-	cuts  int // how often it was
+	cuts  int // number of cuts
 	conns map[net.Conn]struct{}
 	dials int
 
-	direct   map[int]func() // who is told, of those on their way past the wire
+	direct   map[int]func() // called for direct exchanges when the client is cut
 	attached int
 	believed map[belief][]*x509.Certificate
 }
@@ -136,8 +135,8 @@ func (n *Network) Dialer() *Dialer {
 	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[int]func(){}, believed: map[belief][]*x509.Certificate{}}
 }
 
-// DialContext connects to "host:port" as net.Dialer.DialContext does. Of an address
-// that nobody has, ARP's three seconds are left out.
+// DialContext connects to "host:port" as net.Dialer.DialContext does. For an unassigned
+// address it fails at once, without ARP's three seconds.
 func (d *Dialer) DialContext(ctx context.Context, netw, addr string) (net.Conn, error) {
 	d.mu.Lock()
 	cut := d.cut
@@ -152,7 +151,7 @@ func (d *Dialer) DialContext(ctx context.Context, netw, addr string) (net.Conn, 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cut {
-		_ = conn.Close() // nobody has seen it yet
+		_ = conn.Close() // not handed out yet
 		return nil, refused(addr)
 	}
 	tracked := &trackedConn{Conn: conn, dialer: d}
@@ -184,7 +183,7 @@ func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) 
 	return &memConn{Conn: conn, remote: l.addr}, nil
 }
 
-// Cut ends every connection of this client and refuses every later one.
+// Cut breaks all connections of this client and refuses later ones.
 func (d *Dialer) Cut() {
 	d.mu.Lock()
 	d.cut = true
@@ -197,12 +196,11 @@ func (d *Dialer) Cut() {
 		broken()
 	}
 	for c := range conns {
-		_ = c.(*trackedConn).Conn.Close() // a broken connection is the point
+		_ = c.(*trackedConn).Conn.Close() // breaking it is the purpose
 	}
 }
 
-// Cuts counts how often this client was cut off: what it has connected before the
-// last time is broken.
+// Cuts counts the cuts of this client: connections from before the latest one are broken.
 func (d *Dialer) Cuts() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -235,8 +233,8 @@ type memConn struct {
 
 func (c *memConn) RemoteAddr() net.Addr { return c.remote }
 
-// unanswered is what comes of a connection on which nobody listens: who has the
-// address refuses it, and of one that nobody has ARP finds nothing.
+// unanswered is the error of a connection without a listener: a machine with the address
+// refuses it; for an unassigned address ARP fails.
 func (n *Network) unanswered(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// TestWhoDoesNotListen: a machine refuses what it does not listen on, and an
-// address that nobody has is not to be reached.
-func TestWhoDoesNotListen(t *testing.T) {
+// TestAddressWithoutAListener: a machine refuses connections to ports without a listener, and an
+// unassigned address is unreachable.
+func TestAddressWithoutAListener(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := network.Memory()

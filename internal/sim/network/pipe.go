@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// pipeListener hands the server's ends of in-memory connections to Accept.
+// pipeListener passes the server's ends of in-memory connections to Accept.
 type pipeListener struct {
 	queue chan net.Conn
 	done  chan struct{}
@@ -47,9 +47,9 @@ func (l *pipeListener) DialContext(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// pipeConn is one end of a buffered connection. Its deadlines are exact: once
-// one is reset, an earlier one has no late effect, which net/http relies on
-// when it keeps a connection for the next request.
+// pipeConn is one end of a buffered connection. Its deadlines are exact: after a reset an
+// earlier deadline has no late effect. net/http relies on that when it keeps a connection
+// for the next request.
 type pipeConn struct {
 	in, out               *stream
 	readLimit, writeLimit *deadline
@@ -91,7 +91,7 @@ func (c *pipeConn) Write(b []byte) (written int, err error) {
 	}
 }
 
-// wait returns nil when changed is closed while neither the deadline is over nor the connection closed at this end.
+// wait returns nil when changed is closed before the deadline and before this end is closed.
 func (c *pipeConn) wait(changed <-chan struct{}, d *deadline) error {
 	over := d.wait()
 	select {
@@ -138,7 +138,7 @@ func always() <-chan struct{} {
 	return c
 }
 
-// roundTrip is how long it takes to hear that nobody listens any more.
+// roundTrip is the delay until a write to a closed reader fails.
 const roundTrip = time.Millisecond
 
 // stream is one direction of a connection.
@@ -146,8 +146,8 @@ type stream struct {
 	mu      sync.Mutex
 	buf     []byte
 	ended   bool
-	ignored time.Time     // when the writer first wrote to nobody
-	wasted  int           // bytes that it has written to nobody
+	ignored time.Time     // time of the first write after the reader closed
+	wasted  int           // bytes written after the reader closed
 	changed chan struct{} // closed and renewed with every change
 }
 
@@ -158,7 +158,7 @@ func (s *stream) signal() {
 	s.changed = make(chan struct{})
 }
 
-// read takes what is there; with nothing there it returns the channel to wait for.
+// read reads what is buffered; if nothing is, it returns the channel to wait for.
 func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,11 +174,10 @@ func (s *stream) read(b []byte) (n int, changed <-chan struct{}, err error) {
 	return 0, s.changed, nil
 }
 
-// write takes what fits, and returns the channel to wait for before the rest.
-// As with TCP a write after the reader has closed goes nowhere and succeeds, as
-// far as the buffer holds it: only the answer to it, a round trip later, says that
-// nobody is there. What the other end had sent before, the reason why perhaps, can
-// still be read.
+// write writes what fits, and returns the channel to wait for before the rest. As with TCP
+// a write after the reader has closed succeeds without effect, as far as it fits into the
+// buffer: only the reset, a round trip later, reports the close. Data that the other end
+// sent before, maybe the reason, can still be read.
 func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +192,7 @@ func (s *stream) write(b []byte) (n int, changed <-chan struct{}, err error) {
 	return n, s.changed, nil
 }
 
-// waste is write where nobody listens any more.
+// waste is write after the reader has closed.
 func (s *stream) waste(b []byte) (n int, answered <-chan struct{}, err error) {
 	if s.ignored.IsZero() {
 		s.ignored = time.Now()
@@ -219,7 +218,7 @@ func (s *stream) end() {
 	s.signal()
 }
 
-// deadline is a point in time to wait for, as net.Pipe keeps it.
+// deadline is a deadline as in net.Pipe.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer

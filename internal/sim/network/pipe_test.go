@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// TestKeptConnections sends requests that net/http must not repeat, one after
-// the other over one connection: none may find it broken.
+// TestKeptConnections sends requests that net/http must not repeat sequentially over one
+// connection: none may fail.
 func TestKeptConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestDeadlines(t *testing.T) {
 	})
 }
 
-// What the other end said before it closed is read, whatever was written meanwhile.
+// Data sent before the other end closed is read, whatever was written meanwhile.
 func TestClosedByTheOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestClosedByTheOther(t *testing.T) {
 				t.Errorf("write at once: %d, %v", n, err)
 			}
 		}
-		const more = 1 << 20 // than is under way at once
+		const more = 1 << 20 // larger than the buffer
 		if n, err := conn.Write(make([]byte, more)); n == 0 || n == more || !errors.Is(err, syscall.EPIPE) {
 			t.Errorf("write of much: %d, %v", n, err)
 		}

@@ -6,18 +6,18 @@ import (
 	"net/http"
 )
 
-// protocol is what an exchange would be spoken in over a connection, and how its
-// client hears there that it broke. TestTheDoorSaysWhatTheWireSays compares them.
+// protocol is what a connection would use for an exchange, and its client's errors when it
+// breaks. TestTheDoorMatchesTheWire compares them.
 type protocol struct {
 	name  string
 	major int
-	// aborted is what comes of a handler that gives its client up, or is torn when
-	// the answer has begun. gone is what comes of a server that ends.
+	// aborted is the error after a handler's abort; torn is the same once the answer has
+	// begun. gone is the error after the server has ended.
 	aborted, torn, gone error
 }
 
-// errReset is http2.StreamError of a stream that the server has reset
-// (net/http, http2serverConn.handlerPanicked).
+// errReset is http2.StreamError of a stream that the server has reset (net/http,
+// http2serverConn.handlerPanicked).
 var errReset = errors.New("stream error: stream ID 1; INTERNAL_ERROR; received from peer")
 
 var (
@@ -25,8 +25,8 @@ var (
 	http2 = protocol{name: "HTTP/2.0", major: 2, aborted: errReset, torn: errReset, gone: io.ErrUnexpectedEOF}
 )
 
-// spoken is what a client and a server have agreed on. A client with a dialer of
-// its own asks for HTTP/2 only where it is told to (net/http, Transport.onceSetNextProtoDefaults).
+// spoken is the protocol that client and server negotiate. A client with its own dialer asks for
+// HTTP/2 only if told so (net/http, Transport.onceSetNextProtoDefaults).
 func spoken(client *http.Transport, door Door) protocol {
 	if door.HTTP2 && door.Certificate != nil && client.ForceAttemptHTTP2 {
 		return http2
@@ -34,7 +34,7 @@ func spoken(client *http.Transport, door Door) protocol {
 	return http1
 }
 
-// agent is who a client says it is that does not say it.
+// agent is the default User-Agent.
 func (p protocol) agent() string {
 	if p.major == 2 {
 		return "Go-http-client/2.0"

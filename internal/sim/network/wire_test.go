@@ -23,7 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// served is one server in memory, and a client of it.
+// served is an in-memory server and a client of it.
 type served struct {
 	dialer *network.Dialer
 	server *http.Server
@@ -34,7 +34,7 @@ type served struct {
 	end    func() // ends both
 }
 
-// protocol is what a server and its clients speak.
+// protocol is spoken by a server and its clients.
 type protocol string
 
 const (
@@ -61,7 +61,7 @@ func certificate(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// serve begins a server, and opens its door where it is to be direct.
+// serve starts a server, with a door if direct.
 func serve(t *testing.T, p protocol, direct bool, handle func(*served, http.ResponseWriter, *http.Request)) *served {
 	t.Helper()
 	const addr = "127.42.7.1:443"
@@ -114,7 +114,7 @@ func (s *served) begin(w http.ResponseWriter) {
 	synctest.Wait()
 }
 
-// outcome is what a client learns.
+// outcome is the client's result.
 func (s *served) outcome(req *http.Request) string {
 	resp, err := s.client.Do(req)
 	if err != nil {
@@ -125,8 +125,8 @@ func (s *served) outcome(req *http.Request) string {
 	return fmt.Sprintf("%s %s %d %q %s; acted %d", resp.Proto, resp.Status, resp.ContentLength, got, kindOf(err), s.acted)
 }
 
-// kindOf is an error as clients tell it from others. Of the client's own end of a
-// connection HTTP/2 has two words.
+// kindOf classifies an error as clients do. HTTP/2 has two errors for a connection that
+// the client closed itself.
 func kindOf(err error) string {
 	if errors.Is(err, net.ErrClosed) {
 		return "it is closed"
@@ -134,9 +134,9 @@ func kindOf(err error) string {
 	return fmt.Sprint(err)
 }
 
-// TestTheDoorSaysWhatTheWireSays has each side, and the way between them, end at
-// different moments, over a connection and past it.
-func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
+// TestTheDoorMatchesTheWire ends each side, and the network between them, at various
+// moments, over a connection and directly, and compares the results.
+func TestTheDoorMatchesTheWire(t *testing.T) {
 	t.Parallel()
 	over := func(r *http.Request) { <-r.Context().Done() }
 	for name, handle := range map[string]func(*served, http.ResponseWriter, *http.Request){
@@ -212,8 +212,8 @@ func TestTheDoorSaysWhatTheWireSays(t *testing.T) {
 	}
 }
 
-// TestWhoIsNotBelieved hears it from the wire.
-func TestWhoIsNotBelieved(t *testing.T) {
+// TestUntrustedServer: for an untrusted server the error comes from the wire.
+func TestUntrustedServer(t *testing.T) {
 	t.Parallel()
 	for _, p := range []protocol{http1, http2} {
 		outcome := func(direct bool) (said string) {
@@ -236,8 +236,8 @@ func TestWhoIsNotBelieved(t *testing.T) {
 	}
 }
 
-// TestABodyThatIsNotWhatItPromises fails at both ends.
-func TestABodyThatIsNotWhatItPromises(t *testing.T) {
+// TestABodyOfTheWrongLength: a wrong length fails at both ends.
+func TestABodyOfTheWrongLength(t *testing.T) {
 	t.Parallel()
 	for _, length := range []int64{2, 9} {
 		for _, direct := range []bool{false, true} {

@@ -13,9 +13,9 @@ func accessRoutes() []route {
 	}
 }
 
-// permissions maps each path to the privileges held there; the values say
-// whether they propagate. With a path it is that one, whether or not anything is
-// held there (pve-access-control, API2/AccessControl.pm).
+// permissions maps each path to the caller's privileges; the values say whether they
+// propagate. With a path it returns only that one, even without privileges
+// (pve-access-control, API2/AccessControl.pm).
 func permissions(c *call) (any, error) {
 	user := cmp.Or(c.params["userid"], c.user)
 	owner, _, _ := strings.Cut(user, "!")
@@ -57,8 +57,8 @@ func acl(c *call) (any, error) {
 	return list, nil
 }
 
-// options are those of the datacenter; what is allowed to the caller is shown to
-// everybody (pve-manager, API2/Cluster.pm, get_options).
+// options are the datacenter's; what the caller may use is shown to everybody
+// (pve-manager, API2/Cluster.pm, get_options).
 func options(c *call) (any, error) {
 	out := object{"allowed-tags": c.AllowedTags(c.user)}
 	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// answer is what a route returns: data, and what else stands beside it.
+// answer is a route's result: data, and the fields beside it.
 type answer struct {
 	Data  any `json:"data"`
 	Total int `json:"total,omitempty"`
@@ -30,31 +30,31 @@ func writeAnswer(rw http.ResponseWriter, a answer) {
 	_, _ = rw.Write(body) // the client may be gone
 }
 
-// earlyError is a refusal by the HTTP server itself, before a handler of the API
-// is asked. AnyEvent.pm answers it in one of two ways: error writes the message
-// into the body as plain text, a response of its own has an empty body.
+// earlyError is an error of the HTTP server itself, before any API handler. AnyEvent.pm
+// has two forms: error puts the message into the body as plain text, other responses have
+// an empty body.
 type earlyError struct {
 	status  int
 	message string
 	inBody  bool
 }
 
-// plain is a refusal that AnyEvent.pm makes with error.
+// plain is an error of AnyEvent.pm's error.
 func plain(status int, format string, args ...any) *earlyError {
 	return &earlyError{status, fmt.Sprintf(format, args...), true}
 }
 
-// bare is a refusal whose body is empty.
+// bare is an error with an empty body.
 func bare(status int, message string) *earlyError { return &earlyError{status, message, false} }
 
 func (e *earlyError) Error() string { return e.message }
 
-// lingerTime is how long the rest of a body that nobody wants is still taken:
-// with less the client would often not get to read the answer.
+// lingerTime is how long the rest of an unwanted body is still read: otherwise the client
+// would often fail before it reads the answer.
 const lingerTime = 5 * time.Second
 
-// writeError writes the message into the status line, as Proxmox does. That
-// takes the connection away from net/http, which knows no reason phrases.
+// writeError puts the message into the status line, as Proxmox does. It hijacks the
+// connection, because net/http has no custom reason phrases.
 func writeError(rw http.ResponseWriter, err error) {
 	status, message, body := errorBody(err)
 	kind := "application/json;charset=UTF-8"
@@ -83,8 +83,8 @@ func writeRaw(rw http.ResponseWriter, status int, reason, contentType string, bo
 	_, _ = io.Copy(io.Discard, buf)
 }
 
-// errorBody is response of AnyEvent.pm: of a message over several lines the first
-// counts, and one that can't stand in a status line becomes a bad request.
+// errorBody is response of AnyEvent.pm: only the first line of a message counts, and a
+// message that is invalid in a status line becomes a bad request.
 func errorBody(err error) (status int, message string, body []byte) {
 	status, message, body = fullError(err)
 	message, _, _ = strings.Cut(message, "\n")

@@ -35,7 +35,7 @@ func TestPermissionsOfPoolAndPath(t *testing.T) {
 		if got := l.do("GET", vm+"/config").Status; got != "403 Permission check failed (/vms/9011, VM.Audit)" {
 			t.Errorf("VM outside: %s", got)
 		}
-		want := map[string]any{"/pool/talos": map[string]any{"VM.Audit": 1.0}, "/vms/9012": map[string]any{"VM.Audit": 0.0}} // that does not propagate
+		want := map[string]any{"/pool/talos": map[string]any{"VM.Audit": 1.0}, "/vms/9012": map[string]any{"VM.Audit": 0.0}} // 0: does not propagate
 		if diff := cmp.Diff(want, l.do("GET", "/access/permissions").Data); diff != "" {
 			t.Error(diff)
 		}

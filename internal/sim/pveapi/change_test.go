@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestReimageInOneChange: a blank disk in the place of one that was moved away,
-// the ISO and all else of a stopped VM, in one request.
+// TestReimageInOneChange: one request to a stopped VM sets a blank disk in place of a
+// removed one, the ISO and all else.
 func TestReimageInOneChange(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -32,8 +32,8 @@ func TestReimageInOneChange(t *testing.T) {
 	})
 }
 
-// TestNewCDOverridesBoot: a CD-ROM drive that the old boot order lacks is
-// appended to that one, which may override the boot= of the same request.
+// TestNewCDOverridesBoot: a CD-ROM drive that the old boot order lacks is appended to the
+// old order, which may override the boot= of the same request.
 func TestNewCDOverridesBoot(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -52,7 +52,7 @@ func TestNewCDOverridesBoot(t *testing.T) {
 	})
 }
 
-func TestChangeThatFailsHalfWay(t *testing.T) {
+func TestPartlyFailedChange(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.FillStorage("thin")

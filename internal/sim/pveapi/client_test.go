@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestGoProxmox walks a VM's life with the client library that people use.
+// TestGoProxmox takes a VM through its life with the go-proxmox client library.
 func TestGoProxmox(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -81,7 +81,7 @@ func TestRecorder(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.do("GET", "/version")
 		l.putOK(vm+"/config", "cores=3")
-		l.do("PUT", vm+"/config", "cipassword=hidden", "args=-S", "cores=4") // refused: args are root's
+		l.do("PUT", vm+"/config", "cipassword=hidden", "args=-S", "cores=4") // refused: only root may set args
 		const agent = "Go-http-client/1.1"
 		want := []record.Call{
 			{Seq: 1, Proto: "proxmox", Target: "pve1", Method: "GET", Path: "/api2/json/version", Params: map[string]string{}, User: tokenID, Agent: agent, Status: 200, Bytes: 65},
@@ -91,7 +91,7 @@ func TestRecorder(t *testing.T) {
 		if diff := cmp.Diff(want, l.rec.Calls()); diff != "" {
 			t.Error(diff)
 		}
-		// A hook that fails breaks the connection, and nothing has happened.
+		// A failed hook breaks the connection, without any effect.
 		l.rec.Hooks(func(record.Call) error { return io.ErrUnexpectedEOF }, nil)
 		res, err := l.client.PostForm(base+vm+"/config", url.Values{"cores": {"7"}})
 		if err == nil {
@@ -110,7 +110,7 @@ func TestRecorder(t *testing.T) {
 	})
 }
 
-// guest is a firmware and its only guest: it powers off when asked, after five seconds.
+// guest is a firmware and its only guest: it powers off five seconds after the request.
 type guest struct {
 	world  *world.World
 	hw     *world.Hardware
@@ -136,7 +136,7 @@ func TestShutdown(t *testing.T) {
 		want string
 		took time.Duration
 	}{
-		"clean":        {want: "OK", took: 9 * time.Second}, // a second for the task, three for an agent that isn't there
+		"clean":        {want: "OK", took: 9 * time.Second}, // a second for the task, three for the missing agent
 		"deaf":         {deaf: true, form: []string{"timeout=20"}, want: "VM quit/powerdown failed - got timeout", took: 24 * time.Second},
 		"deaf, forced": {deaf: true, form: []string{"timeout=20", "forceStop=1"}, want: "WARNINGS: 1", took: 24 * time.Second},
 	}
@@ -177,7 +177,7 @@ func TestShutdown(t *testing.T) {
 						t.Error("the dead guest still sees its drives")
 					}
 				}
-				g.hw.PowerOff() // safe also after Kill
+				g.hw.PowerOff() // safe even after Kill
 			})
 		})
 	}
@@ -190,7 +190,7 @@ func TestClosedWorldBreaksConnections(t *testing.T) {
 		upid := l.do("POST", vm+"/status/shutdown").Data.(string)
 		ended := make(chan error)
 		go func() {
-			res, err := l.client.PostForm(base+"/x", nil) // waits three seconds to say 401
+			res, err := l.client.PostForm(base+"/x", nil) // the 401 takes three seconds
 			if err == nil {
 				_ = res.Body.Close()
 				err = errors.New(res.Status)

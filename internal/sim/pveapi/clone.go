@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// cloneRoutes are what recast itself never asks for: how things come to be that it has to cope with.
+// cloneRoutes are not used by recast itself: they create the situations that recast must handle.
 func cloneRoutes() []route {
 	const vm = "/nodes/{node}/qemu/{vmid}"
 	return []route{
@@ -54,7 +54,7 @@ func migrate(c *call) (any, error) {
 	})
 }
 
-// backup takes a list of VMs; which of them are somewhere else is not its business.
+// backup takes a list of VMs and ignores those on other hosts.
 func backup(c *call) (any, error) {
 	if c.params["storage"] == "" || c.params["mode"] == "suspend" {
 		return nil, unsupported("a backup without a storage, or with mode suspend,")
@@ -85,7 +85,7 @@ func clone(c *call) (any, error) {
 	return c.Clone(c.user, c.node(), r)
 }
 
-// allocDisk takes a size in KiB, or with M or G behind it.
+// allocDisk takes a size in KiB, or with the suffix M or G.
 func allocDisk(c *call) (any, error) {
 	size := c.params["size"]
 	unit := int64(1) << 10

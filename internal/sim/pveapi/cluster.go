@@ -38,7 +38,7 @@ func version(*call) (any, error) {
 	return object{"version": "9.2.11", "release": "9.2", "repoid": "14a22df3"}, nil
 }
 
-// clusterStatus has an entry for the cluster only where there is one: a host by itself is just a node.
+// clusterStatus has a cluster entry only in a cluster: a standalone host is just a node.
 func clusterStatus(c *call) (any, error) {
 	hosts := c.Hosts()
 	var list []object
@@ -94,7 +94,7 @@ func resources(c *call) (any, error) {
 	return list, nil
 }
 
-// vmResource is a VM as its host has last reported it; down says that the host is.
+// vmResource is a VM as its host last reported it; down says whether the host is down.
 func vmResource(vm world.VM, seen world.Report, down bool) object {
 	out := vmEntry(vm)
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
@@ -110,7 +110,7 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	default:
 		out["status"], out["uptime"], out["cpu"], out["mem"] = "stopped", 0, 0, 0
 	}
-	if !seen.Known || down { // nobody reports figures
+	if !seen.Known || down { // no figures are reported
 		kept := []string{"id", "type", "node", "vmid", "name", "template", "tags", "lock", "pool"}
 		if !seen.Known {
 			kept = slices.DeleteFunc(kept, func(key string) bool { return key == "name" || key == "template" })
@@ -126,7 +126,7 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	return out
 }
 
-// containerResource is a container that is off.
+// containerResource is a stopped container.
 func containerResource(ct world.Container) object {
 	return object{
 		"id": fmt.Sprintf("lxc/%d", ct.ID), "type": "lxc", "vmid": ct.ID, "name": ct.Name, "node": ct.Host, "status": "stopped", "template": 0,
@@ -134,7 +134,7 @@ func containerResource(ct world.Container) object {
 	}
 }
 
-// storageResources has figures only of what some node reports.
+// storageResources has figures only of storages that a node reports.
 func storageResources(c *call, host string) []object {
 	var list []object
 	for _, s := range c.Storages(host) {
@@ -153,7 +153,8 @@ func storageResources(c *call, host string) []object {
 	return list
 }
 
-// memoryInUse is that of a host: its own, and of each VM that runs there all that it is given.
+// memoryInUse is a host's used memory: its own, and the full memory of each VM that runs
+// there.
 func memoryInUse(c *call, host string) int64 {
 	used := int64(hostMemory / 16)
 	for _, vm := range c.VMs() {
@@ -176,7 +177,7 @@ func hostEntry(c *call, host string) object {
 	}
 }
 
-// nextID is the lowest free VMID now; it is a string, and reserves nothing.
+// nextID is the lowest free VMID, as a string; it reserves nothing.
 func nextID(c *call) (any, error) {
 	taken := map[int]bool{}
 	for _, vm := range c.VMs() {

@@ -9,14 +9,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// cluster adds a third host, so that one can go without the quorum going with it.
+// cluster adds a third host, so that the loss of one keeps the quorum.
 func (l *lab) cluster(t *testing.T) {
 	t.Helper()
 	l.world.AddHost("pve3")
 	l.world.AddStorage(world.Storage{ID: "rbd", Type: "rbd", Shared: true, Content: []string{"images"}})
 }
 
-// TestQuorumByVotes: each host has one vote, and more than half of them are needed.
+// TestQuorumByVotes: each host has one vote, and a majority is needed.
 func TestQuorumByVotes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -63,7 +63,7 @@ func TestQuorumByVotes(t *testing.T) {
 	}
 }
 
-// TestBootOrder: VMs with an order first, then by number; startup delays are waited for, and nothing starts without quorum.
+// TestBootOrder: VMs with an order first, then by number, with startup delays, and only with quorum.
 func TestBootOrder(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -78,7 +78,7 @@ func TestBootOrder(t *testing.T) {
 		l.world.CrashHost("pve2")
 		l.world.SetQuorum(false)
 		l.world.BootHost("pve2")
-		time.Sleep(time.Minute + time.Second/2) // between two looks at the quorum
+		time.Sleep(time.Minute + time.Second/2) // between two checks of the quorum
 		began := time.Now()
 		l.world.SetQuorum(true)
 		time.Sleep(3 * time.Minute)
@@ -96,14 +96,14 @@ func TestBootOrder(t *testing.T) {
 	})
 }
 
-// TestFencing: HA recovers its resources on other hosts when their own stays away, two minutes later.
+// TestFencing: HA recovers resources on other hosts two minutes after their host went down.
 func TestFencing(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		disk, lock string
 		ha         *world.HAResource
 		rule       map[string]string
-		back       time.Duration // the host returns after that; 0: never
+		back       time.Duration // time until the host returns; 0: never
 		quorum     bool
 		host       string
 		running    bool
@@ -167,7 +167,7 @@ func TestFencing(t *testing.T) {
 	}
 }
 
-// TestRequestUnderACrash: what a host was asked when it went down isn't done, and nobody gets an answer.
+// TestRequestUnderACrash: requests in progress on a crashed host have no effect and get no answer.
 func TestRequestUnderACrash(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestParking is the transaction that recast is about, as it was observed on
-// Proxmox VE 9.2: every disk to a parking VM, the VM deleted, made again, the disks back.
+// TestParking is recast's central transaction, as observed on Proxmox VE 9.2: every disk
+// moves to a parking VM, the VM is deleted and recreated, the disks move back.
 func TestParking(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -70,7 +70,7 @@ func (l *lab) putOK(path string, form ...string) string {
 	return "OK"
 }
 
-// numberless leaves the numbers out of volids.
+// numberless removes the numbers from volids.
 func numberless(config map[string]any) map[string]any {
 	out := map[string]any{}
 	for key, value := range config {
@@ -88,9 +88,9 @@ func numberless(config map[string]any) map[string]any {
 func TestDestroyTakesOwnedVolumes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
-		before []string // PUT first
+		before []string // sent with PUT first
 		query  []string
-		want   []string // volumes left
+		want   []string // remaining volumes
 		broken int
 	}{
 		"detached disk dies too": {before: []string{"delete=scsi1"}, want: nil, broken: 3},
@@ -157,7 +157,7 @@ func TestCreateFailsCleanly(t *testing.T) {
 	})
 }
 
-// TestDestroyTakesPendingVolumes: also what a change that failed has left pending.
+// TestDestroyTakesPendingVolumes: even those that a failed change has left pending.
 func TestDestroyTakesPendingVolumes(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -177,7 +177,7 @@ func TestDestroyTakesPendingVolumes(t *testing.T) {
 	})
 }
 
-// TestNumbersOnNetworkFileSystems: there every format counts for itself.
+// TestNumbersOnNetworkFileSystems: each format is numbered separately.
 func TestNumbersOnNetworkFileSystems(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -193,7 +193,7 @@ func TestNumbersOnNetworkFileSystems(t *testing.T) {
 	})
 }
 
-// TestDeleteOfABaseVolume: linked clones keep what they are built on.
+// TestDeleteOfABaseVolume: base volumes of linked clones can't be deleted.
 func TestDeleteOfABaseVolume(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

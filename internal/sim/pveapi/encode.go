@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// encode writes an answer as json.Marshal does, byte for byte. Lists of hundreds of
-// objects are asked for again and again, and the maps of this package hold few types.
+// encode is json.Marshal, byte for byte, but faster: lists of hundreds of objects are
+// requested again and again, and the maps of this package contain few types.
 func (a answer) encode() ([]byte, error) {
 	b, err := appendJSON([]byte(`{"data":`), a.Data)
 	if err != nil {
@@ -46,7 +46,7 @@ func appendJSON(b []byte, value any) ([]byte, error) {
 	return append(b, text...), err
 }
 
-// appendString leaves what has to be escaped to encoding/json.
+// appendString falls back to encoding/json if s needs escapes.
 func appendString(b []byte, s string) ([]byte, error) {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {

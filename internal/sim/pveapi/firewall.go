@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// What a rule and the options may have (pve-firewall, PVE/Firewall.pm,
+// The properties of a rule and of the options (pve-firewall, PVE/Firewall.pm,
 // rule_properties and vm_option_properties).
 var (
 	ruleFields      = []string{"action", "comment", "dest", "dport", "enable", "icmp-type", "iface", "log", "macro", "proto", "source", "sport", "type"}
@@ -65,8 +65,8 @@ func withDigest(list []object) []object {
 	return list
 }
 
-// unchanged is assert_if_modified (pve-common, PVE/Tools.pm): a caller who names no
-// checksum is asked for none.
+// unchanged is assert_if_modified (pve-common, PVE/Tools.pm): without a checksum of the
+// caller's it succeeds.
 func (c *call) unchanged(list []object) error {
 	if want := c.params["digest"]; want != "" && (len(list) == 0 || list[0]["digest"] != want) {
 		return &world.Error{Status: http.StatusInternalServerError, Message: "detected modified configuration - file changed by other user? Try again."}
@@ -74,7 +74,7 @@ func (c *call) unchanged(list []object) error {
 	return nil
 }
 
-// rules are as they are shown, with their checksum; it is not of their positions.
+// rules are the rules with their checksum, which does not depend on their positions.
 func rules(f world.Firewall) []object {
 	list := []object{}
 	for _, r := range f.Rules {
@@ -89,7 +89,7 @@ func rules(f world.Firewall) []object {
 	return withDigest(list)
 }
 
-// rulesOf says of a rule that it would not take what is wrong (parse_fw_rule).
+// rulesOf adds to invalid rules what is wrong (parse_fw_rule).
 func rulesOf(_ *call, f world.Firewall) any {
 	list := rules(f)
 	for i, entry := range list {
@@ -101,7 +101,7 @@ func rulesOf(_ *call, f world.Firewall) any {
 	return list
 }
 
-// addRule puts a rule before all others, whatever position was asked for
+// addRule inserts a rule before all others, whatever the position in the request
 // (PVE/API2/Firewall/Rules.pm, create_rule).
 func addRule(c *call, f *world.Firewall) error {
 	r := world.FirewallRule{"enable": "0"}
@@ -211,7 +211,7 @@ func addSet(c *call, f *world.Firewall) error {
 	return nil
 }
 
-// deleteSet deletes a set that is there or not, as save_ipset does.
+// deleteSet deletes a set; as in save_ipset, it need not exist.
 func deleteSet(c *call, f *world.Firewall) error {
 	i := f.Set(c.vars["name"])
 	switch {
@@ -239,8 +239,8 @@ func membersOf(c *call, f world.Firewall) any {
 	return withDigest(list)
 }
 
-// addMember makes the set where there is none (PVE/API2/Firewall/IPSet.pm, save_ipset);
-// the file has its members by address.
+// addMember creates the set if it is missing (PVE/API2/Firewall/IPSet.pm, save_ipset);
+// members are sorted by address.
 func addMember(c *call, f *world.Firewall) error {
 	m := world.FirewallMember{CIDR: c.params["cidr"], Comment: c.params["comment"], NoMatch: c.flag("nomatch")}
 	if err := f.Resolves("cidr", m.CIDR); err != nil {

@@ -12,8 +12,8 @@ var (
 	firewallIface = regexp.MustCompile(`^net\d+$`)
 )
 
-// verifyRule is verify_rule of PVE/Firewall.pm for a VM's rule: all but macros, and
-// the forms of addresses and ports.
+// verifyRule is verify_rule of PVE/Firewall.pm for a VM's rule, without macros and the
+// formats of addresses and ports.
 func verifyRule(r world.FirewallRule, f world.Firewall) error {
 	kind, action, proto := r["type"], r["action"], r["proto"]
 	switch {

@@ -50,7 +50,7 @@ func haResource(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("no such resource '%s'", c.vars["sid"])}
 }
 
-// haEntry is a resource as it is configured; what is not set there is not shown.
+// haEntry is a resource as it is configured, without unset properties.
 func haEntry(r world.HAResource, digest string) object {
 	out := object{"sid": r.SID, "type": "vm", "digest": digest}
 	for name, value := range map[string]string{"state": r.State, "group": r.Group} {
@@ -85,13 +85,13 @@ func changeHA(c *call) (any, error) {
 	return nil, c.ChangeHA(c.user, c.vars["sid"], c.haOptions(), list(c.params["delete"]), c.params["digest"])
 }
 
-// deleteHA purges rules unless told not to.
+// deleteHA purges rules unless told otherwise.
 func deleteHA(c *call) (any, error) {
 	_, given := c.params["purge"]
 	return nil, c.DeleteHA(c.user, c.vars["sid"], !given || c.flag("purge"))
 }
 
-// migrateHA asks the manager, which does it when it gets to it.
+// migrateHA only asks the manager, which migrates later.
 func migrateHA(c *call) (any, error) {
 	return object{"sid": c.vars["sid"], "requested-node": c.params["node"]}, c.MigrateHA(c.vars["sid"], c.params["node"])
 }
@@ -111,7 +111,7 @@ func haRules(c *call) (any, error) {
 	return list, nil
 }
 
-// haOf is what the status of a VM says about HA.
+// haOf is the HA part of a VM's status.
 func haOf(s world.HAStatus) object {
 	out := object{"managed": bit(s.Managed)}
 	if s.Managed && s.Group != "" {
@@ -132,7 +132,7 @@ func haStatus(c *call) (any, error) {
 	services, master, now := c.HAServices(), c.Hosts()[0], c.Clock(c.host)
 	list := []object{quorum}
 	if len(services) == 0 {
-		return list, nil // nobody has become the manager yet
+		return list, nil // there is no manager yet
 	}
 	list = append(list, object{
 		"id": "master", "type": "master", "node": master, "timestamp": now.Unix(),

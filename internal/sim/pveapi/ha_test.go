@@ -26,7 +26,7 @@ func (l *lab) root(method, path string, form ...string) reply {
 	return l.as("root@pam!ci", method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
 }
 
-// ha is what a VM's status says: running or stopped, and HA's view.
+// ha is the state and the HA part of a VM's status.
 func (l *lab) ha() []any {
 	l.t.Helper()
 	s := l.do("GET", vm+"/status/current").Data.(map[string]any)
@@ -37,7 +37,7 @@ func managed(status, state string) []any {
 	return []any{status, map[string]any{"managed": 1.0, "state": state}}
 }
 
-// obedient is a firmware and its guest: it powers off five seconds after it was asked to, as often as it is booted.
+// obedient is a firmware and its guest: it powers off five seconds after each request.
 type obedient struct{ hw *world.Hardware }
 
 func (g *obedient) PowerOn(hw *world.Hardware) world.Guest { g.hw = hw; return g }
@@ -136,7 +136,7 @@ func TestHARemovedLeavesTheVMAndItsRules(t *testing.T) {
 	}
 }
 
-// services lists what HA's status says of its resources.
+// services lists the resources in HA's status.
 func (l *lab) services() []string {
 	l.t.Helper()
 	var list []string
@@ -148,7 +148,7 @@ func (l *lab) services() []string {
 	return list
 }
 
-// TestHAStartsOnceMoreAfterRemoval: the manager has not noticed yet that it no longer manages the VM.
+// TestHAStartsOnceMoreAfterRemoval: until its next round the manager still manages the VM.
 func TestHAStartsOnceMoreAfterRemoval(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// hold answers a request in the server's place, and has it carried out when it
-// is due. Where that is before its sender has stopped waiting it is answered as ever.
+// hold sends the Held's answer to a request and has it processed when it is due. If it is
+// due before the sender stops waiting, the sender gets the real answer.
 func (s *Server) hold(rw http.ResponseWriter, r *http.Request, q request, seen record.Call, held *record.Held) {
 	waiting, stop := context.WithCancel(r.Context())
 	defer stop()
@@ -17,7 +17,7 @@ func (s *Server) hold(rw http.ResponseWriter, r *http.Request, q request, seen r
 	s.running.Go(func() {
 		defer stop()
 		defer held.End()
-		// The sender's own context ends with this request, which is what the request outlives.
+		// The request outlives its context, which ends with the connection's handler.
 		out = s.late(r.Clone(context.WithoutCancel(r.Context())), q, seen, held)
 		close(inTime)
 	})
@@ -35,8 +35,8 @@ func (s *Server) hold(rw http.ResponseWriter, r *http.Request, q request, seen r
 	writeRaw(rw, a.Status, a.Reason, a.ContentType, []byte(a.Body))
 }
 
-// late waits until a request is due and carries it out. A host that is down then
-// has lost it. Who asks is looked at anew, as by every worker that gets a request.
+// late waits until a request is due and processes it, unless the host is down. As any
+// worker does, it authenticates the request only then.
 func (s *Server) late(r *http.Request, q request, seen record.Call, held *record.Held) outcome {
 	select {
 	case <-held.Due():

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// holdNext has the next change held.
+// holdNext holds the next change.
 func (l *lab) holdNext(a record.Answer) (held *record.Held, status func() (late []int)) {
 	held = record.Hold(a)
 	var taken bool
@@ -31,7 +31,7 @@ func (l *lab) holdNext(a record.Answer) (held *record.Held, status func() (late 
 	return held, func() []int { return statuses }
 }
 
-// sent is what becomes of a change whose sender waits at most so long.
+// sent is the result of a change whose sender has a timeout.
 func (l *lab) sent(method, path, form string, patience time.Duration) string {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
@@ -64,14 +64,14 @@ func (l *lab) there(id int) bool {
 	return false
 }
 
-// settle lets every worker end.
+// settle waits until every worker has ended.
 func (l *lab) settle() {
 	for _, task := range l.world.Tasks() {
 		l.world.WaitTask(task.UPID)
 	}
 }
 
-// TestHeld: a request is carried out after its sender was told something else, or nothing.
+// TestHeld: a request is processed after its sender got another answer, or none.
 func TestHeld(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -101,7 +101,7 @@ func TestHeld(t *testing.T) {
 				if l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK {
 					t.Errorf("VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
 				}
-				held.Deliver() // once
+				held.Deliver() // only the first call counts
 				if n := len(l.world.Tasks()); n != 1 {
 					t.Errorf("%d tasks", n)
 				}
@@ -110,7 +110,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestHeldMeetsWhatIsThere: what counts is how things are when the request is carried out.
+// TestHeldMeetsWhatIsThere: the state at the time of processing counts.
 func TestHeldMeetsWhatIsThere(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -150,7 +150,7 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestHeldInTime: what is carried out before its sender has stopped waiting is answered as ever.
+// TestHeldInTime: a request that is processed in time is answered as usual.
 func TestHeldInTime(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -168,7 +168,7 @@ func TestHeldInTime(t *testing.T) {
 	})
 }
 
-// TestHeldForEver: a host that loses its power loses its requests with it, and so does a server that ends.
+// TestHeldForEver: held requests are lost when their host crashes, or when the server ends.
 func TestHeldForEver(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -180,12 +180,12 @@ func TestHeldForEver(t *testing.T) {
 			t.Errorf("late: %v", late())
 		}
 		l.world.BootHost("pve1")
-		_, _ = l.holdNext(record.NoAnswer) // which nobody delivers
+		_, _ = l.holdNext(record.NoAnswer) // never delivered
 		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
 	})
 }
 
-// TestRefusedIsNotHeld: who may not ask is told so at once.
+// TestRefusedIsNotHeld: a request without permission is refused at once.
 func TestRefusedIsNotHeld(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -56,7 +56,7 @@ func TestHoldersDiskIsLost(t *testing.T) {
 	const gone = "disk held: its volume " + held + " was freed"
 	tests := map[string]struct {
 		do   func(*lab) string
-		want []string // violations
+		want []string // expected violations
 	}{
 		"with its holder": {
 			do: func(l *lab) string { return l.task("DELETE", "/nodes/pve1/qemu/500") },
@@ -65,7 +65,7 @@ func TestHoldersDiskIsLost(t *testing.T) {
 				"disk held: is not " + held + " any more, as its holder called it",
 			},
 		},
-		"by a move": { // which does not ask whose the volume is
+		"by a move": { // it ignores the volume's owner
 			do: func(l *lab) string {
 				must(l.t, l.world.DefineVM("pve1", 9090, nil, nil))
 				return l.task("POST", vm+"/move_disk", "disk=scsi4", "target-vmid=9090")

@@ -60,7 +60,7 @@ func TestHostDown(t *testing.T) {
 	})
 }
 
-// TestCreateEndsWithItsHost: nothing is left to clean up behind the worker.
+// TestCreateEndsWithItsHost: a crash leaves no cleanup to do after the worker.
 func TestCreateEndsWithItsHost(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
@@ -114,7 +114,7 @@ func TestLocalStorages(t *testing.T) {
 	})
 }
 
-// TestStoragesForOtherHosts: they are listed, but not where a content is asked for.
+// TestStoragesForOtherHosts: they are listed, unless the list is filtered by content.
 func TestStoragesForOtherHosts(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

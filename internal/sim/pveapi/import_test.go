@@ -25,7 +25,7 @@ func (l *lab) sendImport(name string, content []byte) string {
 	return task.ExitStatus
 }
 
-// emptyQcow2 is the header of an image of that size that holds nothing.
+// emptyQcow2 is the header of an empty image of that size.
 func emptyQcow2(size uint64) []byte {
 	b := make([]byte, 72)
 	copy(b, "QFI\xfb")
@@ -34,7 +34,7 @@ func emptyQcow2(size uint64) []byte {
 	return b
 }
 
-// TestImport: a disk with known bytes comes to be through the API alone.
+// TestImport: a disk with known bytes can be made with the API alone.
 func TestImport(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -40,7 +40,7 @@ func replicationEntry(j world.ReplicationJob) object {
 	return out
 }
 
-// replicationStatus is what the host of the VMs knows of their jobs.
+// replicationStatus is what the VMs' host knows of their jobs.
 func replicationStatus(c *call) (any, error) {
 	here := map[int]bool{}
 	for _, vm := range c.VMs() {
@@ -71,7 +71,7 @@ func replicationStatus(c *call) (any, error) {
 	return list, nil
 }
 
-// dated is a moment by the clock of the host that reckons with it.
+// dated is at by the clock of host.
 func (c *call) dated(host string, at time.Time) int64 {
 	return c.Clock(host).Add(time.Until(at)).Unix()
 }
@@ -101,7 +101,7 @@ func backupJob(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"id": "No such job '" + c.vars["id"] + "'"}}
 }
 
-// backupEntry shows what is set; a job that will not run has no next-run.
+// backupEntry shows the set properties; a disabled job has no next-run.
 func (c *call) backupEntry(j world.BackupJob) object {
 	out := object{"id": j.ID, "type": "vzdump", "enabled": bit(!j.Disabled)}
 	addText(out, map[string]string{

@@ -41,7 +41,7 @@ type lab struct {
 	data   *world.Media // of VM 9011's scsi1
 }
 
-// talosRole is what a token for Talos VMs should have.
+// talosRole is the role of a token for Talos VMs.
 func talosRole() []string {
 	return []string{
 		"VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory",
@@ -98,7 +98,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// certificate is made inside the bubble, whose clock it has to suit.
+// certificate is made inside the bubble, whose clock decides its validity.
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -112,13 +112,13 @@ func certificate(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// reply is an answer as it came over the wire.
+// reply is an answer as received.
 type reply struct {
 	Status  string
 	Message string
 	Errors  map[string]string
 	Data    any
-	Plain   string // the body, where it is no JSON
+	Plain   string // the body, if it is not JSON
 }
 
 func (l *lab) as(token, method, path, contentType string, body []byte) reply {
@@ -146,7 +146,7 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 	return out
 }
 
-// do sends a form: "key=value" each.
+// do sends a form of "key=value" pairs.
 func (l *lab) do(method, path string, form ...string) reply {
 	l.t.Helper()
 	values := url.Values{}
@@ -163,7 +163,7 @@ func (l *lab) do(method, path string, form ...string) reply {
 	return l.as(tokenID, method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
 }
 
-// task sends a form, waits for the task it starts and returns how that ended.
+// task sends a form, waits for the task that it starts and returns its exit status.
 func (l *lab) task(method, path string, form ...string) string {
 	l.t.Helper()
 	r := l.do(method, path, form...)
@@ -178,7 +178,7 @@ func (l *lab) task(method, path string, form ...string) string {
 	return t.ExitStatus
 }
 
-// config is VM's configuration without what Proxmox makes up.
+// config is a VM's configuration without generated values.
 func (l *lab) config(id int) map[string]any {
 	l.t.Helper()
 	for _, vm := range l.world.VMs() {

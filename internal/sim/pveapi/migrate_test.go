@@ -23,14 +23,14 @@ func migrating(t *testing.T, l *lab, config map[string]string) *world.Media {
 
 const migrant = "/nodes/pve1/qemu/9012"
 
-// TestMigrate: the VM is on the other host with the same disks, its copies here are gone and its lock is lifted.
+// TestMigrate: the VM is on the other host with the same disks; its old volumes and its lock are removed.
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		config  map[string]string
 		running bool
 		form    []string
-		there   []string // volumes on fast of pve2
+		there   []string // volumes of fast on pve2
 		want    string   // scsi0 afterwards
 	}{
 		"off, on a shared storage": {config: map[string]string{"scsi0": "rbd:1", "ide2": "isos:iso/boot.iso,media=cdrom"}, want: "rbd:vm-9012-disk-0,size=1G"},
@@ -69,7 +69,7 @@ func TestMigrate(t *testing.T) {
 					t.Errorf("meanwhile: %v", meanwhile.Config)
 				}
 				want := "500 VM is locked (migrate)"
-				if err != nil { // it has gone there already
+				if err != nil { // it has moved already
 					want = "500 Configuration file 'nodes/pve1/qemu-server/9012.conf' does not exist"
 				}
 				if got := l.do("PUT", migrant+"/config", "cores=2").Status; got != want {
@@ -122,7 +122,7 @@ func TestMigrateRefused(t *testing.T) {
 		before  func(l *lab)
 		form    []string
 		want    string
-		log     string // in the log of the task
+		log     string // in the task's log
 	}{
 		"to itself":            {form: []string{"target=pve1"}, want: "400 Parameter verification failed."},
 		"to no host":           {form: []string{"target=pve9"}, want: "500 no such cluster node 'pve9'"},
@@ -184,7 +184,7 @@ func contains(list []string, want string) bool {
 	return slices.Contains(list, want)
 }
 
-// TestMigrationCutShort: the worker's end leaves the lock, and the VM on the host where its configuration is.
+// TestMigrationCutShort: a killed worker leaves the lock, and the VM on the host of its configuration.
 func TestMigrationCutShort(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]func(*lab, string){
@@ -224,7 +224,7 @@ func TestMigrationCutShort(t *testing.T) {
 	}
 }
 
-// TestHAMigrates: of a resource, HA is asked, and gets to it some rounds later.
+// TestHAMigrates: HA migrates its resource some rounds after the request.
 func TestHAMigrates(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -12,8 +12,8 @@ import (
 
 const renamed = "fast:9090/vm-9090-disk-0.raw"
 
-// TestMoveWindows: a worker that ends between the three steps of a move leaves
-// the volume under its new name, known to nobody; the source may name one that is not there.
+// TestMoveWindows: a worker that ends between the three steps of a move leaves the volume
+// under its new name in no configuration; the source may name a missing volume.
 func TestMoveWindows(t *testing.T) {
 	t.Parallel()
 	const dangling = "fast:9011/vm-9011-disk-2.raw,discard=on,iothread=1,serial=data-wk1,size=5G,ssd=1"
@@ -69,7 +69,7 @@ func TestMoveWindows(t *testing.T) {
 	}
 }
 
-// dropDangling gets rid of a key whose volume is not there any more.
+// dropDangling deletes a key whose volume is missing.
 func (l *lab) dropDangling(t *testing.T) {
 	t.Helper()
 	if l.world.VMs()[0].Running {
@@ -94,7 +94,7 @@ func (l *lab) dropDangling(t *testing.T) {
 	}
 }
 
-// TestDanglingNameIsReused: the next volume gets the name that the source still has in its configuration.
+// TestDanglingNameIsReused: the next volume gets the name that the source's configuration still has.
 func TestDanglingNameIsReused(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

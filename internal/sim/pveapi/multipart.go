@@ -12,13 +12,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// uploadChunk is how much is read at a time; the parser looks at what has come after each.
+// uploadChunk is how much is read at a time; the parser runs after each chunk.
 const uploadChunk = 128 << 10
 
-// multipartBody is an upload being read, as file_upload_multipart of Proxmox'
-// AnyEvent.pm does: with patterns that are tried on all that has come so far and
-// not been consumed. That is why the fields have one order, why the file is last
-// and why the first header of its part is its Content-Disposition.
+// multipartBody is an upload being read, as file_upload_multipart of Proxmox' AnyEvent.pm
+// does: with patterns that it matches against all unconsumed input. Therefore the fields
+// have a fixed order, the file is last, and the first header of its part is its
+// Content-Disposition.
 type multipartBody struct {
 	boundary string
 	params   map[string]string
@@ -38,7 +38,7 @@ const (
 
 const newline = `\r?\n`
 
-// readUpload reads a body of that many bytes into params and spool.
+// readUpload reads a body of size bytes into params and spool.
 func readUpload(body io.Reader, size int64, boundary string, params map[string]string, spool *world.Spool) error {
 	b := &multipartBody{boundary: boundary, params: params, spool: spool, delimiter: `--` + regexp.QuoteMeta(boundary) + newline}
 	chunk := make([]byte, uploadChunk)
@@ -53,7 +53,7 @@ func readUpload(body io.Reader, size int64, boundary string, params map[string]s
 		}
 		switch {
 		case b.phase == afterFile:
-			_, _ = io.Copy(io.Discard, body) // what follows the file is not looked at
+			_, _ = io.Copy(io.Discard, body) // anything after the file is ignored
 			return nil
 		case read >= size:
 			return plain(http.StatusInternalServerError, "upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.\n")
@@ -63,7 +63,7 @@ func readUpload(body io.Reader, size int64, boundary string, params map[string]s
 	}
 }
 
-// errClientGone is when the client left before its request was complete.
+// errClientGone says that the client left before its request was complete.
 var errClientGone = errors.New("the client has gone")
 
 func (b *multipartBody) step() error {
@@ -90,9 +90,8 @@ func (b *multipartBody) step() error {
 
 func (b *multipartBody) pattern(text string) *regexp.Regexp { return regexp.MustCompile(`(?s)` + text) }
 
-// field takes a field's value, once the boundary after it has come. The pattern
-// finds its name anywhere: with another part in front of it, that part ends up
-// in the disposition.
+// field reads a field's value once the boundary after it has arrived. The pattern finds
+// its name anywhere: a part before it ends up in the disposition.
 func (b *multipartBody) field(name string) error {
 	match := b.pattern(`^` + b.delimiter + `.*?Content-Disposition: (.*?); name="` + name + `"(.*?` + b.delimiter + `)`).FindSubmatchIndex(b.buf)
 	if match == nil {
@@ -112,8 +111,8 @@ func (b *multipartBody) field(name string) error {
 	return nil
 }
 
-// formData refuses with a text over several lines where a part is in the wrong
-// place; a status line can't hold that, so it becomes 400 (response in AnyEvent.pm).
+// formData fails with a multi-line text if a part is in the wrong place; that does not fit
+// into a status line, so it becomes 400 (response in AnyEvent.pm).
 func formData(disposition []byte) error {
 	if string(disposition) == "form-data" {
 		return nil
@@ -140,12 +139,12 @@ func (b *multipartBody) fileHeader() error {
 	}
 	b.params["filename"] = strings.TrimSpace(string(match[3]))
 	b.buf, b.phase = b.buf[len(match[0]):], inFile
-	// The end of the part's headers must be there too, or the content begins with them.
+	// Without the end of the part's headers the content begins with them.
 	b.skipHeaders()
 	return nil
 }
 
-// fileContent spools what can't be part of the closing boundary.
+// fileContent spools everything that can't be part of the closing boundary.
 func (b *multipartBody) fileContent() error {
 	end := len(b.buf) - len(b.boundary) - len("\r\n----\r\n")
 	if at := bytes.Index(b.buf, []byte("--"+b.boundary+"--")); at >= 0 {

@@ -15,8 +15,7 @@ import (
 	proxmox "github.com/luthermonson/go-proxmox"
 )
 
-// TestUploadParser: what file_upload_multipart of AnyEvent.pm makes of bodies that
-// are not quite as it wants them.
+// TestUploadParser: how file_upload_multipart of AnyEvent.pm handles unusual bodies.
 func TestUploadParser(t *testing.T) {
 	t.Parallel()
 	const (
@@ -26,7 +25,7 @@ func TestUploadParser(t *testing.T) {
 	)
 	tests := map[string]struct {
 		body   string
-		want   string // status line, or the task's end
+		want   string // status line, or exit status of the task
 		stored string
 	}{
 		"bare newlines":              {strings.ReplaceAll(content+header+"Content-Type: x/y\r\n\r\nbytes"+end, "\r", ""), "OK", "bytes"},
@@ -34,7 +33,7 @@ func TestUploadParser(t *testing.T) {
 		"something after":            {content + header + "Content-Type: x/y\r\n\r\nbytes" + end + "more", "OK", "bytes"},
 		"spaces around a value":      {strings.Replace(content, "iso", " iso ", 1) + header + "Content-Type: x/y\r\n\r\nbytes" + end, "OK", "bytes"},
 		"a boundary's beginning":     {content + header + "Content-Type: x/y\r\n\r\n\r\n--A\r\n--" + end, "OK", "\r\n--A\r\n--"},
-		"no header after the name":   {content + header + "\r\nbytes\n\nrest" + end, "OK", "rest"}, // what is skipped ends at the next empty line
+		"no header after the name":   {content + header + "\r\nbytes\n\nrest" + end, "OK", "rest"}, // skipping ends at the next empty line
 		"another header first":       {content + "--B\r\nContent-Type: x/y\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"a.iso\"\r\n\r\nbytes" + end, "500 upload failed at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1370.", ""},
 		"another field for the file": {content + strings.Replace(header, `name="filename"`, `name="file"`, 1) + "Content-Type: x/y\r\n\r\nbytes" + end, "500 wrong field name 'file' for file upload, expected 'filename' at /usr/share/perl5/PVE/APIServer/AnyEvent.pm line 1325.", ""},
 		"another disposition":        {strings.Replace(content, "form-data", "attachment", 1) + header + "\r\nbytes" + end, "500 wrong Content-Disposition 'attachment' in multipart, expected 'form-data'", ""},
@@ -66,7 +65,7 @@ func TestUploadParser(t *testing.T) {
 	}
 }
 
-// TestUploadOtherwise: what is no multipart body gets no answer, nor does a tmpfilename of the client's.
+// TestUploadOtherwise: a body that is not multipart gets no answer, nor does a tmpfilename parameter.
 func TestUploadOtherwise(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ query, contentType, body string }{
@@ -84,7 +83,7 @@ func TestUploadOtherwise(t *testing.T) {
 
 const upload = "/nodes/pve1/storage/isos/upload"
 
-// noAnswer sends a POST to which no answer may come.
+// noAnswer sends a POST that must get no answer.
 func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
 	l.t.Helper()
 	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body)
@@ -98,9 +97,9 @@ func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
 	}
 }
 
-// TestUploadWithoutRights is refused late, before the file is read; what the file
-// does meanwhile to the connection depends on how long it is, and on what the
-// connection has served before.
+// TestUploadWithoutRights: the upload is refused late, before the file is read. The file's
+// effect on the connection depends on its length and on earlier requests of the
+// connection.
 func TestUploadWithoutRights(t *testing.T) {
 	t.Parallel()
 	const form = "multipart/form-data; boundary=B"
@@ -139,12 +138,12 @@ func TestUploadWithoutRights(t *testing.T) {
 	})
 }
 
-// zeros is a file that is nowhere.
+// zeros is an endless file of zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestLargeUpload goes through a file, not through memory.
+// TestLargeUpload: it is stored in a file, not in memory.
 func TestLargeUpload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -182,7 +181,7 @@ func TestLargeUpload(t *testing.T) {
 	})
 }
 
-// TestGoProxmoxWithPassword: the client library that people use logs in, changes a VM and uploads.
+// TestGoProxmoxWithPassword: go-proxmox logs in, changes a VM and uploads.
 func TestGoProxmoxWithPassword(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -43,14 +43,14 @@ func nodeStatus(c *call) (any, error) {
 	}, nil
 }
 
-// nodeTime is what the node's clock says; every node is in UTC.
+// nodeTime is the time on the node's clock; every node is in UTC.
 func nodeTime(c *call) (any, error) {
 	now := c.Clock(c.node()).Unix()
 	return object{"timezone": "UTC", "time": now, "localtime": now}, nil
 }
 
 // bridges lists a host's bridges and the VNets that the caller may use or see (pve-manager,
-// PVE/API2/Network.pm, index); of a host no other interfaces are simulated.
+// PVE/API2/Network.pm, index). Other interfaces are not simulated.
 func bridges(c *call) (any, error) {
 	list := []object{}
 	add := func(zone, name string, entry object) {

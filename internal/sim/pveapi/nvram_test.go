@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// booter is a firmware that writes how often it has run into its variables.
+// booter is a firmware that counts its runs in its variables.
 type booter struct{ boots []string }
 
 func (b *booter) PowerOn(hw *world.Hardware) world.Guest {
@@ -23,14 +23,14 @@ func (b *booter) PowerOn(hw *world.Hardware) world.Guest {
 func (b *booter) Shutdown() {}
 func (b *booter) Kill()     {}
 
-// TestVariablesAreOnTheEFIDisk: they go where that goes, and with the process where there is none.
+// TestVariablesAreOnTheEFIDisk: they move with it, and without one they end with the process.
 func TestVariablesAreOnTheEFIDisk(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		vm     []string
-		ends   string   // of the first two starts
+		ends   string   // ends of the first two starts
 		boots  []string // two starts and a reset
-		parked []string // one more of a VM that was given efidisk0; nil: there is none to give
+		parked []string // one more start, of a VM that got efidisk0; nil: there is none
 	}{
 		"SeaBIOS": {ends: "OK", boots: []string{"SeaBIOS", "SeaBIOS", "SeaBIOS"}},
 		"SeaBIOS with an EFI disk": {

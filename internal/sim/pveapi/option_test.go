@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// values are what each option of a VM's configuration can be set to by a token,
-// one for every form that it has; those of drives say all that a drive can have.
+// values are valid values of each option that a token may set, one for every form; those
+// of drives have all options of a drive.
 var values = map[string][]string{
 	"acpi": {"0"}, "allow-ksm": {"0"}, "agent": {"1", "enabled=1,freeze-fs=0,fstrim_cloned_disks=1,type=virtio"}, "audio0": {"device=ich9-intel-hda,driver=spice"},
 	"autostart": {"1"}, "balloon": {"256"}, "bios": {"ovmf", "seabios"}, "boot": {"order=scsi0;net0", "legacy=cdn"}, "bootdisk": {"scsi0"},
@@ -50,19 +50,19 @@ var values = map[string][]string{
 	"virtio": {"fast:1,iothread=1,ro=1,snapshot=0,shared=1"},
 }
 
-// rootOnly are the options that no token may set, with a value.
+// rootOnly are values of the options that no token may set.
 var rootOnly = map[string]string{
 	"affinity": "0-3", "amd-sev": "type=std", "arch": "x86_64", "args": "-S", "hookscript": "snippets:snippets/hook.pl", "hugepages": "2",
 	"intel-tdx": "type=tdx", "ivshmem": "size=32", "keephugepages": "1", "lock": "backup", "parallel0": "/dev/parport0", "spice_enhancements": "videostreaming=all",
 	"vmgenid": "00000000-0000-4000-8000-000000000007",
 }
 
-// besides are what creating a VM takes that is no option of it, and options of which no VM is made: other names, and what a VM has left over.
+// besides are parameters of a create that are no options of the VM, and options that can't be created: aliases and leftovers.
 var besides = []string{
 	"archive", "bwlimit", "cdrom", "force", "ha-managed", "import-working-storage", "live-restore", "node", "pool", "start", "storage", "unique", "unused", "vmid",
 }
 
-// richLab is a lab whose token holds everything that a token can hold.
+// richLab is a lab whose token has every privilege that a token can have.
 func richLab(t *testing.T, l *lab) {
 	t.Helper()
 	l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: world.Administrator, Propagate: true})
@@ -70,7 +70,7 @@ func richLab(t *testing.T, l *lab) {
 	apidoctest.Check(t, l.rec)
 }
 
-// TestEveryOptionIsKnown: the tables miss none that Proxmox has.
+// TestEveryOptionIsKnown: the tables contain every option of Proxmox.
 func TestEveryOptionIsKnown(t *testing.T) {
 	t.Parallel()
 	defined, ok := apidoctest.Schema(t).Parameters("POST", "/nodes/{node}/qemu")
@@ -90,8 +90,8 @@ func TestEveryOptionIsKnown(t *testing.T) {
 	}
 }
 
-// TestOptionsSurviveARecreate: what a VM was created with is what its
-// configuration shows, and with that another one can be created that shows the same.
+// TestOptionsSurviveARecreate: a VM's configuration shows what it was created with, and a
+// VM created from that shows the same.
 func TestOptionsSurviveARecreate(t *testing.T) {
 	t.Parallel()
 	for name, list := range values {
@@ -119,10 +119,10 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 						again[key] = fmt.Sprint(value)
 					}
 					if key == "description" {
-						again[key] += "\n" // which nobody keeps
+						again[key] += "\n" // it is not stored
 					}
 					if again["template"] == "1" {
-						delete(again, "template") // a base volume can't be given to another template
+						delete(again, "template") // another template can't use the base volume
 					}
 					if got := l.task("POST", "/nodes/pve1/qemu", form(again)...); got != "OK" {
 						t.Fatal(got)
@@ -140,7 +140,7 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 	}
 }
 
-// optionKey is one of a numbered option's names.
+// optionKey is one of a numbered option's keys.
 func optionKey(name string) string {
 	switch name {
 	case "numa#":
@@ -161,7 +161,7 @@ func form(params map[string]string) []string {
 
 var newVolume = regexp.MustCompile(`^(fast|thin):(1|cloudinit)`)
 
-// stored is what a configuration shows of a value.
+// stored is how the configuration shows a value.
 func stored(key, value string) string {
 	if key == "cipassword" {
 		return "**********"
@@ -195,7 +195,7 @@ func stored(key, value string) string {
 	return strings.Join(append([]string{first}, rest...), ",")
 }
 
-// number is the one that the drive gets beside scsi0: they are allocated by name.
+// number is the number of the volume beside scsi0's: numbers are assigned by key.
 func number(key string) int {
 	if key < "scsi0" {
 		return 0
@@ -203,7 +203,7 @@ func number(key string) int {
 	return 1
 }
 
-// TestOptionsOfRoots: Proxmox names the option; a token of root's is not root.
+// TestOptionsOfRoots: the error names the option; even root's token can't set it.
 func TestOptionsOfRoots(t *testing.T) {
 	t.Parallel()
 	for key, value := range rootOnly {

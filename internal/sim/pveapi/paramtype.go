@@ -8,15 +8,15 @@ import (
 	"strconv"
 )
 
-// booleans are parameters that are 1 or 0 and nothing else: on, yes and true are
-// for the values of property strings (check_type in JSONSchema.pm).
+// booleans are parameters that must be 1 or 0: on, yes and true are only valid in property
+// strings (check_type in JSONSchema.pm).
 var booleans = []string{
 	"current", "destroy-unreferenced-disks", "dhcp", "download", "enabled", "errors", "failback", "force", "forceStop", "full", "ha-managed",
 	"ipfilter", "keepActive", "live-restore", "macfilter", "ndp", "new-format", "nomatch", "online", "overrule-shutdown", "purge", "radv", "remove", "skiplock", "unique", "verify-certificates", "vmstate",
 	"with-conntrack-state", "with-local-disks",
 }
 
-// bounds are the least and the greatest value of a number.
+// bounds are the minimum and maximum of a number.
 type bounds struct{ from, to int }
 
 var (
@@ -25,14 +25,14 @@ var (
 	anyVMID   = bounds{100, 999999999}
 )
 
-// integers are parameters that are whole numbers.
+// integers are the integer parameters.
 var integers = map[string]bounds{
 	"background_delay": {1, 30}, "bwlimit": natural, "delay": {1, 30}, "enable": natural, "guest": anyVMID, "limit": natural, "max_relocate": natural, "max_restart": natural,
 	"newid": anyVMID, "pos": natural, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
 }
 
-// isBoolean says whether a parameter of the route is a boolean. Some names are
-// one thing here and another there.
+// isBoolean says whether a parameter of the route is a boolean. The type of some names
+// depends on the route.
 func (r route) isBoolean(name string) bool {
 	switch r.method + " " + r.path + " " + name {
 	case "POST /nodes/{node}/qemu start", "POST /nodes/{node}/qemu/{vmid}/move_disk delete", "GET /nodes/{node}/storage format",
@@ -42,7 +42,7 @@ func (r route) isBoolean(name string) bool {
 	return slices.Contains(booleans, name)
 }
 
-// isInteger is isBoolean for whole numbers.
+// isInteger is isBoolean for integers.
 func (r route) isInteger(name string) (bounds, bool) {
 	within, is := integers[name]
 	aList := r.path == "/nodes/{node}/vzdump" && name == "vmid"
@@ -54,7 +54,7 @@ var (
 	vmidForm    = regexp.MustCompile(`^[1-9][0-9]{2,8}$`)
 )
 
-// wrongType says what of a parameter's type is wrong; "" if nothing is.
+// wrongType says why a value has the wrong type; "" if it has not.
 func (r route) wrongType(name, value string) string {
 	if r.isBoolean(name) && value != "0" && value != "1" {
 		return fmt.Sprintf("type check ('boolean') failed - got '%s'", value)

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestProtection: a protected VM and its drives can't be removed, and that is all
-// (who calls check_protection in Qemu.pm; nobody does in AbstractConfig.pm).
+// TestProtection: a protected VM and its drives can't be removed; nothing else is
+// protected (the callers of check_protection in Qemu.pm; AbstractConfig.pm has none).
 func TestProtection(t *testing.T) {
 	t.Parallel()
 	const (
@@ -18,7 +18,7 @@ func TestProtection(t *testing.T) {
 	tests := map[string]struct {
 		method, path string
 		form         []string
-		want         string // status line, or the end of the task
+		want         string // status line, or exit status of the task
 	}{
 		"destroy":                          {"DELETE", "", nil, "500 can't remove VM 9011 - protection mode enabled"},
 		"destroy with purge":               {"DELETE", "", []string{"purge=1"}, "500 can't remove VM 9011 - protection mode enabled"},
@@ -71,7 +71,8 @@ func TestProtection(t *testing.T) {
 	}
 }
 
-// TestSnapshotOfATemplate: it has none, and a snapshot has nothing of what the VM does not use.
+// TestSnapshotOfATemplate: templates have no snapshots, and snapshots contain no unused
+// volumes.
 func TestSnapshotOfATemplate(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// fileParams are what uploads and downloads have in common.
+// fileParams are the common parameters of uploads and downloads.
 var fileParams = []string{"content", "filename", "checksum", "checksum-algorithm"}
 
 func publishRoutes() []route {
@@ -33,8 +33,8 @@ func publishRoutes() []route {
 	}
 }
 
-// mayFetch is the right to have a node look into its network. That either of
-// two ways will do is why the refusal names no path (exec_api2_perm_check of RPCEnvironment.pm).
+// mayFetch checks the privilege to make a node access its network. Either of two privileges will
+// do, so the error names no path (exec_api2_perm_check of RPCEnvironment.pm).
 func (c *call) mayFetch() error {
 	old := c.Check(c.user, "/", "Sys.Audit") == nil && c.Check(c.user, "/", "Sys.Modify") == nil
 	if old || c.may("/nodes/"+c.node(), "Sys.AccessNetwork") {
@@ -43,7 +43,7 @@ func (c *call) mayFetch() error {
 	return &world.Error{Status: http.StatusForbidden, Message: "Permission check failed"}
 }
 
-// checkFile holds the parameters of an upload or a download against the schema.
+// checkFile checks the parameters of an upload or download against the schema.
 func (c *call) checkFile() error {
 	wrong := map[string]string{}
 	oneOf := func(name string, values ...string) {
@@ -76,7 +76,8 @@ func (c *call) checkURL(wrong map[string]string) {
 	}
 }
 
-// insecure says that certificates are not to be looked at; by default they are.
+// insecure says whether to skip the verification of certificates; by default they are
+// verified.
 func (c *call) insecure() bool {
 	return c.params["verify-certificates"] == "0"
 }

@@ -46,7 +46,7 @@ func qemuRoutes() []route {
 
 func vmPath(id int) string { return fmt.Sprintf("/vms/%d", id) }
 
-// look checks the right to see the VM of the path, then that it is there.
+// look checks the privilege to see the path's VM, then that it exists.
 func (c *call) look() (world.VM, error) {
 	if err := c.Check(c.user, vmPath(c.vmid()), "VM.Audit"); err != nil {
 		return world.VM{}, err
@@ -64,7 +64,7 @@ func vms(c *call) (any, error) {
 	return list, nil
 }
 
-// vmEntry is what lists and the status say about a VM alike.
+// vmEntry is what lists and the status have in common.
 func vmEntry(vm world.VM) object {
 	name := vm.Value("name")
 	cores := max(1, atoi(vm.Value("cores"))) * max(1, atoi(vm.Value("sockets")))
@@ -146,10 +146,10 @@ func configObject(vm world.VM, values map[string]string) object {
 	return out
 }
 
-// masked is what is shown of a password (vm_config in Qemu.pm).
+// masked is shown in place of a password (vm_config in Qemu.pm).
 const masked = "**********"
 
-// typed is a value as the API shows it: some are numbers, "memory" and "agent" are not.
+// typed is a value as the API shows it: some are numbers, but not "memory" and "agent".
 func typed(key, value string) any {
 	if world.IsNumeric(key) {
 		return json.Number(value)

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// options are the parameters that belong into the VM's configuration.
+// options are the parameters for the VM's configuration.
 func (c *call) options() map[string]string {
 	set := maps.Clone(c.params)
 	maps.DeleteFunc(set, func(name, _ string) bool { return !world.IsOption(name) })
@@ -44,7 +44,7 @@ func (c *call) changeRequest() world.ChangeRequest {
 	}
 }
 
-// list splits "scsi1,scsi2", as Proxmox also with blanks and semicolons.
+// list splits "scsi1,scsi2"; like Proxmox also at blanks and semicolons.
 func list(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ';' || r == ' ' })
 }
@@ -89,7 +89,7 @@ func badTarget(problem string) error {
 	}
 }
 
-// unlink is a change of the configuration under another name (Qemu.pm).
+// unlink is an alias of a configuration change (Qemu.pm).
 func unlink(c *call) (any, error) {
 	if err := c.Check(c.user, vmPath(c.vmid()), "VM.Config.Disk"); err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ const (
 	bad      = "400 Parameter verification failed."
 )
 
-// TestRefusals are those that package contract does not hold against a real server.
+// TestRefusals covers refusals that package contract does not check on a real server.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {

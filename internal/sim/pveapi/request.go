@@ -15,10 +15,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// maxBodyBytes bounds the body of everything but an upload.
+// maxBodyBytes limits the body of everything except uploads.
 const maxBodyBytes = 512 << 10
 
-// request is one request, read completely.
+// request is one request, completely read.
 type request struct {
 	method string
 	path   []string // unescaped segments after /api2/json
@@ -26,8 +26,8 @@ type request struct {
 	spool  *world.Spool // of an upload
 }
 
-// readHeader reads what is needed to know who asks for what; the checks are
-// process_header's and authenticate_and_handle_request's of AnyEvent.pm.
+// readHeader reads the header; the checks are process_header's and
+// authenticate_and_handle_request's of AnyEvent.pm.
 func readHeader(r *http.Request) (request, error) {
 	q := request{method: r.Method, params: map[string]string{}}
 	if !slices.Contains([]string{"GET", "POST", "PUT", "DELETE"}, r.Method) {
@@ -50,20 +50,20 @@ func readHeader(r *http.Request) (request, error) {
 	return q, nil
 }
 
-// isUpload is the one kind of request whose body may be large.
+// isUpload says whether it is an upload, the only request whose body may be large.
 func (q *request) isUpload() bool {
 	return q.method == http.MethodPost && len(q.path) == 5 && q.path[0] == "nodes" && q.path[2] == "storage" && q.path[4] == "upload"
 }
 
-// drop gives up the file of an upload that nothing comes of.
+// drop closes the file of an abandoned upload.
 func (q *request) drop() {
 	if q.spool != nil {
 		q.spool.Close()
 	}
 }
 
-// readBody reads the body in whatever form it comes: form, JSON or multipart.
-// Parameters in the query string win, but for uploads, where the parts do.
+// readBody reads the body: form, JSON or multipart. Parameters in the query string win,
+// except for uploads, where the parts do.
 func (s *Server) readBody(r *http.Request, q *request) error {
 	query := map[string]string{}
 	for name, values := range r.URL.Query() {
@@ -80,15 +80,15 @@ func (s *Server) readBody(r *http.Request, q *request) error {
 	case r.ContentLength <= 0:
 	case q.isUpload():
 		if kind != "multipart/form-data" || options["boundary"] == "" {
-			return errNoAnswer // it dies where nobody catches it
+			return errNoAnswer // an uncaught exception
 		}
 		if _, ok := query["tmpfilename"]; ok {
-			return errNoAnswer // the same
+			return errNoAnswer // likewise
 		}
 		q.params, q.spool = query, s.world.NewSpool(s.host)
 		return readUpload(r.Body, r.ContentLength, options["boundary"], q.params, q.spool)
 	case r.ContentLength > maxBodyBytes:
-		return errNoAnswer // meant to be "for data too large", but the connection is closed under the client
+		return errNoAnswer // meant to be "for data too large", but the connection is closed first
 	case kind != "application/json" && kind != "application/x-www-form-urlencoded":
 		return plain(http.StatusVariantAlsoNegotiates, "upload 'Content-Type '%s' not implemented", r.Header.Get("Content-Type"))
 	default:
@@ -120,7 +120,7 @@ func readForm(body []byte, params map[string]string) error {
 	return nil
 }
 
-// readJSON flattens a JSON object to the strings that a form would hold.
+// readJSON converts a JSON object to the strings of a form.
 func readJSON(body []byte, params map[string]string) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()

@@ -17,19 +17,19 @@ type route struct {
 	path   string // "/nodes/{node}/qemu/{vmid}"; "{volume...}" takes the rest
 	// segments are those of path.
 	segments []segment
-	params   []string // parameters it takes
-	need     []string // those that it can't do without
-	options  bool     // it also takes every option of a VM's configuration
-	permit   []demand // what the caller must hold; asked before anything else
+	params   []string // accepted parameters
+	need     []string // required parameters
+	options  bool     // also accepts every option of a VM's configuration
+	permit   []demand // required privileges, checked first
 	network  bool     // the caller must be allowed to look into the node's network
-	noToken  bool     // it refuses API tokens
-	// daemonless says that pveproxy answers by itself: it takes no rights of root's.
+	noToken  bool     // API tokens are refused
+	// daemonless says that pveproxy answers itself: no root permissions are needed.
 	daemonless bool
-	local      bool // the host that is asked does it, whatever node the path names
+	local      bool // always done by the host that was asked, whatever node the path names
 	handle     func(*call) (any, error)
 }
 
-// demand is privileges at a path, which may name variables of the route's and parameters.
+// demand is privileges at a path, which may contain the route's variables and parameters.
 type demand struct {
 	path  string
 	anyOf []string
@@ -39,19 +39,19 @@ type demand struct {
 type call struct {
 	*world.World
 	user   string
-	host   string // the host whose API was asked
+	host   string // host whose API was asked
 	vars   map[string]string
 	params map[string]string
 	spool  *world.Spool // of an upload
-	total  int          // beside the data, where a list is shown in pages
-	vms    []world.VM   // once they were asked for
+	total  int          // total beside the data, for paged lists
+	vms    []world.VM   // set once they were used
 	rows   *rows
 }
 
 func (c *call) node() string    { return c.vars["node"] }
 func (c *call) storage() string { return c.vars["storage"] }
 
-// VMs are those of one moment, however often they are asked for.
+// VMs are a snapshot, the same for the whole call.
 func (c *call) VMs() []world.VM {
 	if c.vms == nil {
 		c.vms = c.World.VMs()
@@ -59,7 +59,8 @@ func (c *call) VMs() []world.VM {
 	return c.vms
 }
 
-// vmid is the one in the path, or else the parameter; checked before the handler runs.
+// vmid is the one in the path, or else the parameter; both are checked before the handler
+// runs.
 func (c *call) vmid() int {
 	text, ok := c.vars["vmid"]
 	if !ok {
@@ -85,17 +86,17 @@ func (c *call) number(name string, otherwise int) int {
 	return n
 }
 
-// may says whether the caller holds one of the privileges; for lists that leave out the rest.
+// may says whether the caller holds one of the privileges; used to filter lists.
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
-// segment is one of a route's path.
+// segment is one segment of a route's path.
 type segment struct {
 	name  string
-	isVar bool // it stands for any
-	rest  bool // and for all after it
+	isVar bool // a variable
+	rest  bool // it matches all further segments too
 }
 
-// routes are the same for all servers.
+// routes are shared by all servers.
 var routes = sync.OnceValue(func() []route {
 	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 	for i, r := range list {
@@ -113,9 +114,8 @@ func notImplemented(method, path string) error {
 	return &world.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", method, path)}
 }
 
-// dispatch is rest_handler of HTTPServer.pm: it finds the route, checks the
-// rights, goes to the host that the path names, and only there looks at the
-// parameters.
+// dispatch is rest_handler of HTTPServer.pm: it finds the route, checks the permissions,
+// forwards to the host in the path, and only there checks the parameters.
 func (s *Server) dispatch(user string, q request) (answer, error) {
 	path := "/" + strings.Join(q.path, "/")
 	if err := s.world.FailRequest(q.method, path); err != nil {
@@ -145,7 +145,7 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		}
 		data, err := r.handle(c)
 		if node := c.node(); !way.Acts && !r.local && node != s.host && s.world.HostDown(node) {
-			way = world.AnswerTimedOut // it went down under the request
+			way = world.AnswerTimedOut // the host went down during the request
 		}
 		if way.Acts {
 			return answer{}, s.unreached(way)
@@ -155,7 +155,7 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 	return answer{}, notImplemented(q.method, path)
 }
 
-// admit is what the host that was asked decides by itself.
+// admit makes the checks of the host that was asked.
 func (c *call) admit(r route) error {
 	for name := range c.params {
 		if inPath, ok := c.vars[name]; ok && inPath != c.params[name] {
@@ -178,7 +178,7 @@ func (c *call) admit(r route) error {
 	return c.checkNode()
 }
 
-// expand puts the route's variables and the parameters into a path.
+// expand replaces the route's variables and parameters in a path.
 func (c *call) expand(path string) string {
 	for _, values := range []map[string]string{c.vars, c.params} {
 		for name, value := range values {
@@ -188,8 +188,8 @@ func (c *call) expand(path string) string {
 	return path
 }
 
-// proxy is the way to who carries the call out: another host's pveproxy, or
-// pvedaemon of the one that was asked. It may be one that no answer comes back on.
+// proxy is the connection to the process that handles the call: another host's pveproxy,
+// or the asked host's pvedaemon. It may be broken, or lose the answer.
 func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	if err := c.admit(r); err != nil {
 		return way, err
@@ -211,7 +211,7 @@ func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	return way, nil
 }
 
-// unreached is the refusal that a broken way ends in.
+// unreached is the error of a broken proxy connection.
 func (s *Server) unreached(f world.ProxyFailure) error {
 	if !s.world.Delay(f.After) {
 		return world.ErrClosed
@@ -241,7 +241,7 @@ func match(pattern []segment, path []string) (vars map[string]string, ok bool) {
 	return vars, true
 }
 
-// check holds the parameters against the route's.
+// check checks the parameters against the route's.
 func (c *call) check(r route) error {
 	wrong := map[string]string{}
 	for name := range c.params {
@@ -270,7 +270,7 @@ func (c *call) check(r route) error {
 	return nil
 }
 
-// checkNode is remote_node_ip: a node is a host name to be resolved.
+// checkNode is remote_node_ip: a node's host name must resolve.
 func (c *call) checkNode() error {
 	node, ok := c.vars["node"]
 	if !ok || slices.Contains(c.Hosts(), node) {

@@ -8,14 +8,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// row is a VM in the list of all resources, written but for the time that it has run.
+// row is a VM in the list of all resources, encoded except for its uptime.
 type row struct {
 	of            rowOf
 	before, after []byte
 	uptime        int
 }
 
-// rowOf is all that a row is made of.
+// rowOf is everything that a row depends on.
 type rowOf struct {
 	digest, host, pool string
 	ha                 world.HAStatus
@@ -23,7 +23,7 @@ type rowOf struct {
 	seen               world.Report
 }
 
-// rows are those that were written last, by VMID.
+// rows are the latest rows, by VMID.
 type rows struct {
 	mu    sync.Mutex
 	known map[int]*row
@@ -31,7 +31,7 @@ type rows struct {
 
 var uptimeKey = []byte(`"uptime":`)
 
-// vmRow is vmResource, written anew where more has changed than the time.
+// vmRow is vmResource, encoded again only if more than the uptime has changed.
 func (r *rows) vmRow(c *call, vm world.VM) any {
 	of := rowOf{vm.Digest, vm.Host, vm.Pool, vm.HA, vm.Running, c.HostDown(vm.Host), c.Report(vm.ID)}
 	r.mu.Lock()
@@ -48,7 +48,7 @@ func (r *rows) vmRow(c *call, vm world.VM) any {
 	}
 	o["uptime"] = 0
 	text, err := appendObject(nil, o)
-	at := bytes.LastIndex(text, uptimeKey) // of what comes after it nothing is free text
+	at := bytes.LastIndex(text, uptimeKey) // no free text comes after it
 	if err != nil || at < 0 {
 		return o
 	}

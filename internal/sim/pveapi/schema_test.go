@@ -13,9 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestRoutesAgreeWithTheSchema holds every route against Proxmox's own
-// description: it is there, it takes nothing that is not defined there, and it
-// cannot do without the same parameters.
+// TestRoutesAgreeWithTheSchema checks every route against Proxmox's own API schema: it
+// exists, it accepts only defined parameters, and the same parameters are required.
 func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	t.Parallel()
 	schema := apidoctest.Schema(t)
@@ -37,7 +36,7 @@ func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	}
 }
 
-// template is the route's path as the schema writes it.
+// template is the route's path in the schema's form.
 func (r route) template() string { return strings.ReplaceAll(r.path, "...}", "}") }
 
 func (r route) disagrees(defined []apidoc.Parameter) (problems []string) {
@@ -72,7 +71,7 @@ func (r route) disagrees(defined []apidoc.Parameter) (problems []string) {
 	return problems
 }
 
-// lacksOptions says where the route takes something else of a VM's configuration than the schema.
+// lacksOptions says how the route's options differ from the schema's.
 func (r route) lacksOptions(defined []apidoc.Parameter, inPath []string) (problems []string) {
 	for _, p := range defined {
 		if slices.Contains(r.params, p.Name) || slices.Contains(inPath, p.Name) {
@@ -86,14 +85,14 @@ func (r route) lacksOptions(defined []apidoc.Parameter, inPath []string) (proble
 			problems = append(problems, key+" is not taken")
 		}
 		alsoIndexed := slices.ContainsFunc(defined, func(q apidoc.Parameter) bool { return q.Indexed && q.Name == p.Name })
-		if world.IsOption(beyond) && p.Indexed == alsoIndexed { // not numa: it is one thing, and numa1 is another
+		if world.IsOption(beyond) && p.Indexed == alsoIndexed { // numa and numa1 are different options
 			problems = append(problems, beyond+" is taken")
 		}
 	}
 	return problems
 }
 
-// mistypes says where the route takes a parameter for another type than the schema.
+// mistypes says if the route's type of a parameter differs from the schema's.
 func (r route) mistypes(p apidoc.Parameter) (problems []string) {
 	if is := r.isBoolean(p.Name); is != (p.Type == "boolean") {
 		problems = append(problems, fmt.Sprintf("%s is a boolean: %v, type in the schema %s", p.Name, is, p.Type))

@@ -1,5 +1,5 @@
-// Package pveapi puts Proxmox VE's HTTPS API in front of a simulated world:
-// paths, parameters, rights, wording and status lines as Proxmox VE 9.2 has them.
+// Package pveapi serves Proxmox VE's HTTPS API for a simulated world: paths, parameters,
+// permissions, wording and status lines are those of Proxmox VE 9.2.
 package pveapi
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Server is the API as one Proxmox host serves it, while that host is up. What is
-// asked about another host of the cluster it answers just as well.
+// Server is the API on one Proxmox host, while that host is up. It also answers requests
+// about the cluster's other hosts.
 type Server struct {
 	world    *world.World
 	recorder *record.Recorder
@@ -28,28 +28,28 @@ type Server struct {
 
 	mu      sync.Mutex
 	closed  bool
-	ended   chan struct{}  // closed with it
+	ended   chan struct{}  // closed by Close
 	running sync.WaitGroup // requests and the listener
 }
 
-// New makes the API of one host of w. Every request passes through the recorder.
+// New makes the API of one host of w. Every request is recorded by rec.
 func New(w *world.World, rec *record.Recorder, host string) *Server {
 	s := &Server{world: w, recorder: rec, host: host, routes: routes(), rows: rows{known: map[int]*row{}}, ended: make(chan struct{})}
 	s.http = &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: 30 * time.Second,
 		ConnContext:       countRequests,
-		ErrorLog:          log.New(io.Discard, "", 0), // failed handshakes and broken connections are the tests' business
+		ErrorLog:          log.New(io.Discard, "", 0), // tests cause failed handshakes and broken connections
 		TLSNextProto:      map[string]func(*http.Server, *tls.Conn, http.Handler){},
 	}
 	return s
 }
 
-// Serve accepts connections on l, with TLS, until Close. It returns at once and owns l.
+// Serve accepts TLS connections on l until Close. It returns at once and owns l.
 func (s *Server) Serve(l net.Listener, cert tls.Certificate) {
 	config := &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"http/1.1"}}
 	s.running.Go(func() {
-		_ = s.http.Serve(tls.NewListener(l, config)) // it always ends with an error, when l is closed
+		_ = s.http.Serve(tls.NewListener(l, config)) // always an error once l is closed
 	})
 }
 
@@ -114,7 +114,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		s.hold(rw, r, q, seen, held)
 		return
 	} else if held != nil {
-		held.End() // who may not ask for it is told at once
+		held.End() // refused requests are answered at once
 		recErr = nil
 	}
 	if recErr != nil {
@@ -127,13 +127,13 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.answer(s.recorder.Counted(rw, seen), q, s.carryOut(r, user, q, seen, err))
 }
 
-// outcome is what came of a request.
+// outcome is the result of a request.
 type outcome struct {
 	answer answer
 	err    error
 }
 
-// carryOut does what a request asks for, unless it is refused already, and tells the recorder.
+// carryOut processes a request, unless it is refused already, and calls the recorder's hooks.
 func (s *Server) carryOut(r *http.Request, user string, q request, seen record.Call, refused error) (out outcome) {
 	out.err = refused
 	if refused == nil {
@@ -168,8 +168,8 @@ func (s *Server) answer(rw http.ResponseWriter, q request, out outcome) {
 // errNoAnswer closes the connection instead of answering.
 var errNoAnswer = errors.New("no answer")
 
-// letIn authenticates; every refusal comes late and with an empty body, unless
-// the request's own body comes in between. first: the connection has served none before.
+// letIn authenticates. An error comes late and with an empty body, unless the request's
+// own body comes in between. first: it is the first request of its connection.
 func (s *Server) letIn(r *http.Request, q request, first bool) (user string, err error) {
 	user, err = s.authenticate(r, q)
 	if err == nil {
@@ -189,15 +189,15 @@ func isUnauthorized(err error) bool {
 	return ok && e.Status == http.StatusUnauthorized
 }
 
-// unauthorizedDelay is what AnyEvent.pm delays every 401 by.
+// unauthorizedDelay is AnyEvent.pm's delay of every 401.
 const unauthorizedDelay = 3 * time.Second
 
-// pause lets simulated time pass; false when the client has gone.
+// pause waits for simulated time; it is false if the client has gone.
 func (s *Server) pause(r *http.Request, d time.Duration) bool {
 	return s.world.Delay(d) && r.Context().Err() == nil
 }
 
-// public leaves out what no record may hold.
+// public removes secret parameters.
 func public(params map[string]string) map[string]string {
 	out := make(map[string]string, len(params))
 	for name, value := range params {

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// authenticate is auth_handler of HTTPServer.pm: a ticket in the cookie, with a
-// CSRF prevention token for what changes something, or else an API token. Whoever
-// uploads must be allowed to before the file is read.
+// authenticate is auth_handler of HTTPServer.pm: a ticket in the cookie, with a CSRF
+// prevention token for changes, or else an API token. The permission to upload is checked
+// before the file is read.
 func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
 	if q.open() {
 		return "", nil
@@ -46,7 +46,7 @@ func (s *Server) authenticate(r *http.Request, q request) (user string, err erro
 	return user, nil
 }
 
-// open says that a request needs no authentication.
+// open says whether a request needs no authentication.
 func (q *request) open() bool {
 	path := "/" + strings.Join(q.path, "/")
 	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost) || path == "/access/domains" && q.method == http.MethodGet
@@ -56,7 +56,7 @@ func unauthorized(message string) error {
 	return &world.Error{Status: http.StatusUnauthorized, Message: message}
 }
 
-// credential reads "name=value" or "name:value" from the cookie or, failing that, from the Authorization header.
+// credential reads "name=value" or "name:value" from the cookie, or else from the Authorization header.
 func credential(r *http.Request, name string) string {
 	for _, header := range []string{"Cookie", "Authorization"} {
 		if header == "Cookie" && name == "PVEAPIToken" {
@@ -107,7 +107,7 @@ func login(c *call) (any, error) {
 	return out, nil
 }
 
-// capabilities is compute_api_permission of RPCEnvironment.pm: what the web interface shows.
+// capabilities is compute_api_permission of RPCEnvironment.pm, for the web interface.
 func (c *call) capabilities(user string) object {
 	out := object{}
 	for kind, path := range map[string]string{
@@ -129,7 +129,7 @@ func domains(*call) (any, error) {
 	}, nil
 }
 
-// changePassword is open to everybody for themselves.
+// changePassword lets every user change their own password.
 func changePassword(c *call) (any, error) {
 	user := c.params["userid"]
 	if user != c.user && c.user != "root@pam" {
@@ -141,7 +141,7 @@ func changePassword(c *call) (any, error) {
 	return nil, nil
 }
 
-// refuseToken is for calls that want a person.
+// refuseToken refuses API tokens.
 func (c *call) refuseToken(r route) error {
 	if !r.noToken || !strings.Contains(c.user, "!") {
 		return nil
@@ -149,8 +149,8 @@ func (c *call) refuseToken(r route) error {
 	return &world.Error{Status: http.StatusForbidden, Message: fmt.Sprintf("Permission check failed (URI '%s' not available with API token, need proper ticket.\n)", r.path)}
 }
 
-// late says that a refusal to let somebody in is answered after three seconds,
-// with an empty body: it comes from auth_handler.
+// late is an error of auth_handler: it is answered after three seconds, with an empty
+// body.
 func late(err error) *earlyError {
 	e, ok := errors.AsType[*world.Error](err)
 	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// snapshots lists them, and beside them the VM as it is now: "current".
+// snapshots lists the snapshots and the VM's present state, "current".
 func snapshots(c *call) (any, error) {
 	vm, err := c.look()
 	if err != nil {

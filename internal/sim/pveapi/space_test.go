@@ -8,15 +8,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Images take their whole size, or what was written to them, by their storage.
+// Images take their whole size, or what was written, depending on their storage.
 func TestRoomByStorage(t *testing.T) {
 	t.Parallel()
 	const gib = int64(1) << 30
 	images := []string{"images"}
 	for name, tc := range map[string]struct {
 		storage world.Storage
-		used    int64  // after 10 GiB were allocated
-		tooMuch string // what allocating more than there is says; "": nothing
+		used    int64  // after allocating 10 GiB
+		tooMuch string // error of allocating more than the free space; "": none
 	}{
 		"directory":             {world.Storage{Type: "dir"}, 4 << 10, "OK"},
 		"directory, falloc":     {world.Storage{Type: "dir", Preallocation: "falloc"}, 10 * gib, "unable to create image: qemu-img: st:9020/vm-9020-disk-1.raw: Could not preallocate data for the new file: No space left on device"},
@@ -50,7 +50,7 @@ func TestRoomByStorage(t *testing.T) {
 	}
 }
 
-// What is set in storage.cfg is shown to whoever may use the storage.
+// The settings in storage.cfg are shown to users of the storage.
 func TestStorageConfigTellsHowItAllocates(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

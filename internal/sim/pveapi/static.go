@@ -5,8 +5,8 @@ import (
 	"net/http"
 )
 
-// logo is the one file of the web interface that is here: whoever looks for
-// something that any Proxmox serves to anybody finds it.
+// logo is the only file of the web interface: any Proxmox serves it without
+// authentication, so clients can detect one by it.
 const logo = "/pve2/images/logo-128.png"
 
 // writeLogo answers with a PNG of one pixel.

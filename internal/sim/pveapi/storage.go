@@ -45,7 +45,7 @@ func storageConfig(c *call) (any, error) {
 	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("storage '%s' does not exist", c.storage())}
 }
 
-// configEntry is a section of storage.cfg; what is not set there is not shown.
+// configEntry is a section of storage.cfg, without unset properties.
 func configEntry(s world.Storage) object {
 	out := object{"storage": s.ID, "type": s.Type, "content": strings.Join(s.Content, ",")}
 	if s.Shared {
@@ -61,7 +61,7 @@ func configEntry(s world.Storage) object {
 	return out
 }
 
-// storageEntry is what storage_info says; of a storage that can't be reached it has no figures.
+// storageEntry is storage_info's; it has no figures of an unreachable storage.
 func storageEntry(s world.StorageStatus) object {
 	out := object{
 		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
@@ -73,8 +73,8 @@ func storageEntry(s world.StorageStatus) object {
 	return out
 }
 
-// storages lists those that are for other hosts too, unless it is asked for a
-// content (Storage.pm, storage_info).
+// storages lists storages of other hosts too, unless a content is given (Storage.pm,
+// storage_info).
 func storages(c *call) (any, error) {
 	list, found := []object{}, false
 	for _, s := range c.Storages(c.node()) {
@@ -129,8 +129,8 @@ func content(c *call) (any, error) {
 	return list, nil
 }
 
-// wantsVolume: asked for a VM's, the listing has no ISOs and no templates, but all
-// snippets and images to import (list_volumes in Storage/Plugin.pm).
+// wantsVolume: filtered by a VM, the listing has no ISOs and templates, but all snippets
+// and images to import (list_volumes in Storage/Plugin.pm).
 func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	if c.params["content"] != "" && v.Content != c.params["content"] {
 		return false
@@ -147,7 +147,7 @@ func (c *call) wantsVolume(v world.VolumeInfo) bool {
 	return true
 }
 
-// addAllocated adds what the listing of a directory has besides: qemu-img tells it.
+// addAllocated adds the further fields of a directory's listing, which come from qemu-img.
 func (c *call) addAllocated(entry object, v world.VolumeInfo) {
 	if c.ListsUsed(c.storage()) {
 		entry["used"], entry["parent"] = v.Used, nil
@@ -157,7 +157,7 @@ func (c *call) addAllocated(entry object, v world.VolumeInfo) {
 	}
 }
 
-// volid is the volume of the path, which may come with or without the storage's name.
+// volid is the path's volume, which may lack the storage's name.
 func (c *call) volid() string {
 	if strings.Contains(c.vars["volume"], ":") {
 		return c.vars["volume"]
@@ -165,7 +165,7 @@ func (c *call) volid() string {
 	return c.storage() + ":" + c.vars["volume"]
 }
 
-// volumeAttributes is the info method of API2/Storage/Content.pm. An ISO is an image like others here.
+// volumeAttributes is the info method of API2/Storage/Content.pm. ISOs count as images here.
 func volumeAttributes(c *call) (any, error) {
 	if err := c.CheckVolume(c.user, c.volid()); err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func TestStorageConfig(t *testing.T) {
 	})
 }
 
-// TestMoveByStorageType: what volume_has_feature says of "rename", and the names that volumes have.
+// TestMoveByStorageType: volume_has_feature's answer to "rename", and the names of volumes.
 func TestMoveByStorageType(t *testing.T) {
 	t.Parallel()
 	const refused = "500 Storage does not support moving of this disk to another VM"
@@ -101,7 +101,7 @@ func TestLUNs(t *testing.T) {
 	})
 }
 
-// TestContentOfOthers: images of VMs that one may not see are not listed, and ISOs not where a VM's volumes are asked for.
+// TestContentOfOthers: images of VMs that the user may not see are not listed, nor are ISOs in a VM's listing.
 func TestContentOfOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -20,19 +20,19 @@ func taskRoutes() []route {
 	}
 }
 
-// ownsTask says that a task is the caller's own: a token has its tasks, a user
-// those of all their tokens too (Tasks.pm).
+// ownsTask says whether a task is the caller's own: a token owns its tasks, a user also
+// those of all their tokens (Tasks.pm).
 func (c *call) ownsTask(t world.Task) bool {
 	owner, _, _ := strings.Cut(t.User, "!")
 	return c.user == t.User || c.user == owner
 }
 
-// seesTask says that a task is the caller's own, or that the caller may look at its host.
+// seesTask says whether a task is the caller's own, or the caller may see its host.
 func (c *call) seesTask(t world.Task) bool {
 	return c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")
 }
 
-// upid is the task of the path. That a node has no such task is left to the caller.
+// upid is the path's task; found is false if the node has no such task.
 func (c *call) upid() (t world.Task, found bool, err error) {
 	node, owner, ok := world.ParseUPID(c.vars["upid"])
 	if !ok {
@@ -95,7 +95,7 @@ func page[T any](list []T, start, limit int) []T {
 	return append([]T{}, list...)
 }
 
-// taskEntry names user and token apart, as the API does.
+// taskEntry separates user and token, as the API does.
 func taskEntry(t world.Task) object {
 	user, token, isToken := strings.Cut(t.User, "!")
 	out := object{
@@ -137,7 +137,8 @@ func (c *call) existingTask(privilege string) (world.Task, error) {
 	return t, err
 }
 
-// taskLog is dump_logfile of Tools.pm: a log that can't be opened is a line of it.
+// taskLog is dump_logfile of Tools.pm: if the log can't be opened, the error is a line of
+// it.
 func taskLog(c *call) (any, error) {
 	t, found, err := c.upid()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"sync/atomic"
 )
 
-// readAhead is how many bytes a connection may have received that nothing has
-// asked for (rbuf_max in AnyEvent.pm, accept_connections); with more, it is closed.
+// readAhead is the number of unrequested bytes that a connection may receive (rbuf_max in
+// AnyEvent.pm, accept_connections); beyond that it is closed.
 const readAhead = maxBodyBytes + 8<<10
 
 // requestLine is what AnyEvent.pm takes for the beginning of a request.
@@ -21,7 +21,8 @@ var requestLine = regexp.MustCompile(`\S+ \S+ HTTP/\d+\.\d+`)
 
 type servedKey struct{}
 
-// countRequests lets unreadBody tell the first request of a connection from those after it.
+// countRequests lets unreadBody distinguish the first request of a connection from later
+// ones.
 func countRequests(ctx context.Context, _ net.Conn) context.Context {
 	return context.WithValue(ctx, servedKey{}, new(atomic.Int64))
 }
@@ -32,13 +33,13 @@ func isFirst(r *http.Request) bool {
 	return !ok || served.Add(1) == 1
 }
 
-// unreadBody is what becomes of a request with a body that auth_handler refuses.
-// The refusal is written three seconds later (AnyEvent.pm, authenticate_and_handle_request),
-// and meanwhile the body arrives with nobody to read it. On a connection that has
-// served a request before, on_read is still the one that finish_response has set: it
-// takes the body's first line for the next request and answers "400 bad request"
-// at once. On any connection, more than readAhead bytes end it without an answer
-// (AnyEvent::Handle, _drain_rbuf). nil: the refusal is what the client gets.
+// unreadBody is the result of a request with a body that auth_handler refuses. The error is
+// written three seconds later (AnyEvent.pm, authenticate_and_handle_request); meanwhile the
+// body arrives and nobody reads it. If the connection has served a request before, on_read
+// is still the one set by finish_response: it takes the body's first line for the next
+// request and answers "400 bad request" at once. On any connection, more than readAhead
+// bytes end it without an answer (AnyEvent::Handle, _drain_rbuf). nil: the client gets the
+// error.
 func unreadBody(r *http.Request, first bool) error {
 	if r.ContentLength <= 0 {
 		return nil
@@ -47,7 +48,7 @@ func unreadBody(r *http.Request, first bool) error {
 	for !first {
 		line, err := body.ReadString('\n')
 		if err != nil {
-			break // no whole line
+			break // no complete line
 		}
 		if line = strings.TrimRight(line, "\r\n"); line != "" && !requestLine.MatchString(line) {
 			return plain(http.StatusBadRequest, "bad request")

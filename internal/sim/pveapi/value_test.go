@@ -6,13 +6,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestPasswordIsMasked: who writes back what was shown sets another password.
+// TestPasswordIsMasked: writing back the masked password sets another one.
 func TestPasswordIsMasked(t *testing.T) {
 	t.Parallel()
 	const hash = "$6$salt$hash"
 	tests := map[string]struct {
 		ostype, created, set string
-		kept                 bool // the stored password is what was given
+		kept                 bool // the stored password is the given one
 	}{
 		"as created":             {created: "secret", kept: true},
 		"set":                    {created: "old", set: "secret"},
@@ -56,7 +56,7 @@ func TestPasswordIsMasked(t *testing.T) {
 	}
 }
 
-// TestMappedDevices: a mapping takes the right to use it, and only a start wants it to be there.
+// TestMappedDevices: a mapping needs the privilege to use it, and only a start needs its device.
 func TestMappedDevices(t *testing.T) {
 	t.Parallel()
 	const use = "/mapping/pci/gpu"
@@ -95,7 +95,7 @@ func TestMappedDevices(t *testing.T) {
 	})
 }
 
-// TestOtherNames: cdrom is ide2, and a description is what the lines of a file can hold.
+// TestOtherNames: cdrom is ide2, and a description is limited to what the file can hold.
 func TestOtherNames(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

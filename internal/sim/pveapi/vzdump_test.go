@@ -10,13 +10,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestVzdump: a backup locks the VM and, of one that is off, runs QEMU without its guest.
+// TestVzdump: a backup locks the VM and runs a stopped VM's QEMU without its guest.
 func TestVzdump(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		config   map[string]string
 		running  bool
-		want     string // end of the task
+		want     string // exit status of the task
 		status   []any  // status, qmpstatus and lock meanwhile
 		included []string
 	}{
@@ -98,7 +98,7 @@ func TestVzdumpRefused(t *testing.T) {
 	})
 }
 
-// TestBackupEndsWithItsHost: the lock that is left is lifted when the host starts its VMs.
+// TestBackupEndsWithItsHost: the leftover lock is removed when the host starts its VMs.
 func TestBackupEndsWithItsHost(t *testing.T) {
 	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {

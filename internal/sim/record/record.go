@@ -1,5 +1,5 @@
-// Package record sees every request that any simulated server gets, of every
-// protocol, and lets a test look at, break or end it.
+// Package record records every request to any simulated server, of every protocol, and
+// lets a test inspect, break or end it.
 package record
 
 import "sync"
@@ -13,11 +13,11 @@ type Call struct {
 	Path     string            // URL path with query; empty for gRPC
 	Params   map[string]string // form or JSON parameters of a Proxmox request; secrets left out
 	User     string            // token ID or certificate subject; never a secret
-	Agent    string            // what an HTTP client says it is
+	Agent    string            // the User-Agent header
 	Mutation bool              // a non-GET request or a gRPC method that changes something
-	Status   int               // what a Proxmox server answered with; 0 while it has not, and of other protocols
-	Late     bool              // it was held, and is carried out now: see Held
-	Bytes    int64             // of the answer's body so far, where its server counts them: proxmox, and kubernetes but for watches
+	Status   int               // status of a Proxmox server's answer; 0 until then, and for other protocols
+	Late     bool              // it was held and is processed now: see Held
+	Bytes    int64             // bytes of the answer's body so far; only for proxmox, and for kubernetes except watches
 }
 
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.
@@ -35,19 +35,19 @@ type Recorder struct {
 // New makes a recorder without hooks.
 func New() *Recorder { return &Recorder{} }
 
-// Hooks sets what runs around every call, replacing earlier hooks; nil removes one.
-// before runs before the server acts: its error aborts the request, the
-// connection breaks and nothing has happened. A *Held has a Proxmox server carry
-// the request out later. after runs when the server has
-// acted, before the answer leaves; a test that cuts the client there loses the answer.
+// Hooks sets what runs around every call and replaces earlier hooks; nil removes one.
+// before runs before the server acts: its error aborts the request, the connection breaks
+// and nothing has happened. A *Held makes a Proxmox server process the request later.
+// after runs when the server has acted and the answer is not yet sent; a test that cuts
+// off the client there loses the answer.
 func (r *Recorder) Hooks(before func(Call) error, after func(Call)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.before, r.after = before, after
 }
 
-// Begin records a call and asks the before hook. A server that gets an error
-// breaks the connection instead of answering.
+// Begin records a call and runs the before hook. On an error the server breaks the
+// connection instead of answering.
 func (r *Recorder) Begin(c Call) (Call, error) {
 	r.mu.Lock()
 	r.seq++
@@ -65,8 +65,8 @@ func (r *Recorder) Begin(c Call) (Call, error) {
 	return c, err
 }
 
-// Resume asks the before hook about a call that was held and is carried out now:
-// its error has the server drop it for good.
+// Resume runs the before hook for a held call that is processed now. On an error the
+// server drops the call.
 func (r *Recorder) Resume(c Call) (Call, error) {
 	c.Late = true
 	r.mu.Lock()

@@ -2,14 +2,14 @@ package record
 
 import "net/http"
 
-// counted tells the recorder what an answer's body takes.
+// counted reports the size of an answer's body to the recorder.
 type counted struct {
 	http.ResponseWriter
 	recorder *Recorder
 	call     Call
 }
 
-// Counted is w with the bytes of the body noted as those of c's answer.
+// Counted is w with the bytes of the body counted for c's answer.
 func (r *Recorder) Counted(w http.ResponseWriter, c Call) http.ResponseWriter {
 	return counted{w, r, c}
 }
@@ -19,7 +19,7 @@ func (w counted) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface of http.ResponseController.
 func (w counted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (r *Recorder) sent(c Call, bytes int) {

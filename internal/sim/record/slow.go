@@ -13,9 +13,9 @@ type slowness struct {
 	changed chan struct{}        // closed at the next change
 }
 
-// Slow makes the servers of a protocol ("proxmox", "talos", "kubernetes") slow for
-// that long: what they are asked meanwhile they take up when it is over, unless the
-// client has gone by then. 0 ends it.
+// Slow stalls the servers of a protocol ("proxmox", "talos", "kubernetes") for d: they
+// process requests that arrive meanwhile only afterwards, unless the client has gone by
+// then. 0 ends it.
 func (r *Recorder) Slow(proto string, d time.Duration) {
 	s := &r.slow
 	s.mu.Lock()
@@ -42,8 +42,8 @@ func (s *slowness) of(proto string) (left time.Duration, changed <-chan struct{}
 	return left, s.changed
 }
 
-// Await returns when a server of that protocol takes a request up, at once unless
-// it is slow. The error is that of ctx, whose client has gone.
+// Await returns when a server of that protocol may process a request: at once unless it is
+// stalled. The error is that of ctx, the client's.
 func (r *Recorder) Await(ctx context.Context, proto string) error {
 	for {
 		left, changed := r.slow.of(proto)

@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// Delay is a time that the world itself took for something, whoever waited.
+// Delay is a time that the simulated world took for something.
 type Delay struct {
-	VMIDs    []int  // the VMs that it was about; none where it was about a node
+	VMIDs    []int  // the VMs concerned; none if it concerns a node
 	Node     string // of Kubernetes
 	What     string // "boot", "qmmove"
 	From, To time.Time
 }
 
-// Timeline is every delay of one world. The zero value is ready to use, and nil
+// Timeline is every delay of one world. The zero value is ready to use, and a nil Timeline
 // keeps nothing.
 type Timeline struct {
 	mu     sync.Mutex
 	delays []Delay
 }
 
-// Add keeps a delay that has passed.
+// Add keeps a finished delay.
 func (t *Timeline) Add(d Delay) {
 	if t == nil || !d.From.Before(d.To) {
 		return

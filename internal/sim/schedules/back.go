@@ -10,14 +10,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// back has a volume of Kubernetes bound to the system disks of nodes, and then asks
-// for their old system disks, as nobody should: no node may lose the disk that it
-// has. In the end the volumes are gone again.
+// back binds Kubernetes volumes to nodes' system disks and then requests a rollback to
+// their old system disks, as nobody should: no node may lose its present disk. In the end
+// the volumes are removed again.
 func (p *play) back() {
 	volumes, disks, policy := p.lab.Kube.Store(), map[int]*world.Media{}, p.policy()
 	for i, n := range p.lab.Nodes {
 		if n.ControlPlane && p.c.EtcdOnData {
-			continue // EPHEMERAL is on a disk of its own
+			continue // EPHEMERAL is on a separate disk
 		}
 		if _, err := volumes.Create(p.ctx, store.Volumes(), localVolume(n.Name)); err != nil {
 			p.t.Fatal(err)
@@ -43,7 +43,7 @@ func (p *play) back() {
 	}
 }
 
-// systemDisk is that on the VM of a node; nil where it has none.
+// systemDisk is the system disk of a node's VM; nil if it has none.
 func (p *play) systemDisk(node int) *world.Media {
 	vm, err := p.vmOf(node)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *play) systemDisk(node int) *world.Media {
 	return p.lab.World.Media(volid, vm.Host)
 }
 
-// localVolume is in the directory of a provisioner on the node's system disk, and claimed.
+// localVolume is a claimed volume in a provisioner's directory on the node's system disk.
 func localVolume(node string) *corev1.PersistentVolume {
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "local-" + node},

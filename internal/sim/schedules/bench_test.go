@@ -11,8 +11,8 @@ import (
 
 var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, from seed 1")
 
-// BenchmarkSchedules tells what a node-roll of random schedules costs: processor
-// time of everything, bringing the clusters up and looking at promises included.
+// BenchmarkSchedules measures the cost of a node-roll in random schedules: processor time
+// of everything, including setup and checks.
 func BenchmarkSchedules(b *testing.B) {
 	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true) })
 	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false) })
@@ -46,7 +46,7 @@ func inBubble(b *testing.B, f func(t *testing.T)) {
 	}
 }
 
-// processorTime is what this process has used, in user mode and in the kernel.
+// processorTime is the process's user and system time.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

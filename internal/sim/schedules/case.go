@@ -1,8 +1,7 @@
-// Package schedules plays random clusters through random troubles: each is a
-// lab of its own, rolled by recast until it says that it is done, while
-// processes die, answers are lost, tasks fail, hosts and machines go down and
-// other people lay hands on the VMs. What must never happen is looked for after
-// every call, and what must be in the end when the troubles are over.
+// Package schedules plays random clusters through random faults: each is a lab of its own,
+// which recast rolls until it is done, while processes die, answers are lost, tasks fail,
+// hosts and machines go down and other people change the VMs. Safety properties are
+// checked after every call, and the final state after the faults.
 package schedules
 
 import (
@@ -15,17 +14,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Case is one cluster, how it is to be rolled, and what befalls it. Its text is
-// all that it takes to play it again.
+// Case is one cluster, how to roll it, and its faults. Its text is enough to replay it.
 type Case struct {
 	ControlPlanes, Workers, Hosts int
 	Shared                        bool     // the disks are on a storage that all hosts share
-	Storage                       string   // its type; "": "dir"
-	Bus                           []string // of the nodes' disks, one after the other and then again from the first; nil: "scsi"
-	Data                          []int    // how many persistent disks the nodes have that are workers, likewise; nil: 1
-	NoSerials                     []bool   // the nodes' drives have no serial=, likewise; nil: all have one
-	Firewall                      bool     // the nodes' VMs have firewalls of their own
-	SCSI                          string   // their scsihw; "": "virtio-scsi-single"
+	Storage                       string   // type of the disk storage; "": "dir"
+	Bus                           []string // of the nodes' disks, assigned round-robin; nil: "scsi"
+	Data                          []int    // persistent disks of workers, likewise; nil: 1
+	NoSerials                     []bool   // drives without serial=, likewise; nil: all have one
+	Firewall                      bool     // the nodes' VMs have their own firewalls
+	SCSI                          string   // scsihw; "": "virtio-scsi-single"
 	EtcdOnData                    bool
 	Holder                        bool // the first persistent disk of each node belongs to a data VM
 	Talos                         string
@@ -36,23 +34,23 @@ type Case struct {
 	BootFailure, DrainTimeout     string // "": "stop"
 	Changes                       []string
 	Faults                        []Fault
-	Direct                        bool // recast calls the servers' handlers; false: over connections, as ever
+	Direct                        bool // recast calls the servers' handlers; false: over connections, as usual
 }
 
-// What a round of a case brings to the nodes.
+// The changes that a round of a case applies.
 const (
 	changePatch = "patch" // an extension with another digest
 	changeTalos = "talos" // the next version of Talos
-	changeBack  = "back"  // nothing: somebody asks for a rollback, for which there is too much to lose
+	changeBack  = "back"  // nothing: a rollback is requested that would lose data
 )
 
-// nextTalos is the version of Talos that changeTalos brings.
+// nextTalos is the version of changeTalos.
 const nextTalos = "v1.14.1"
 
 // field is one word of a case's text: "cp=3".
 type field struct {
 	name  string
-	print func(c *Case) string // "" where the case has what is usual
+	print func(c *Case) string // "" for the default
 	parse func(c *Case, value string) error
 }
 
@@ -68,7 +66,7 @@ func (c *Case) fields() []field {
 	}
 }
 
-// String is the case in one line that Parse reads.
+// String is the case in one line, for Parse.
 func (c Case) String() string {
 	var words []string
 	for _, f := range c.fields() {
@@ -79,7 +77,7 @@ func (c Case) String() string {
 	return strings.Join(words, " ")
 }
 
-// Parse reads the text of a case.
+// Parse parses the text of a case.
 func Parse(line string) (c Case, err error) {
 	for word := range strings.FieldsSeq(line) {
 		name, value, _ := strings.Cut(word, "=")
@@ -100,7 +98,7 @@ func Parse(line string) (c Case, err error) {
 	return c, c.check()
 }
 
-// The most of everything.
+// Upper limits.
 const (
 	maxControlPlanes = 5
 	maxWorkers       = 100
@@ -109,7 +107,7 @@ const (
 	maxRounds        = 3
 )
 
-// check refuses what no lab can be.
+// check refuses impossible labs.
 func (c Case) check() error {
 	within := func(what string, n, least, most int) error {
 		if n < least || n > most {
@@ -134,7 +132,7 @@ func (c Case) check() error {
 
 func (c Case) nodes() int { return c.ControlPlanes + c.Workers }
 
-// strategy of a node.
+// strategy is that of a node.
 func (c Case) strategy(node int) cluster.Strategy {
 	if len(c.Strategy) == 0 {
 		return cluster.Auto
@@ -147,7 +145,7 @@ func (c Case) options() sim.Options {
 	o := sim.Options{
 		ControlPlanes: c.ControlPlanes, Workers: c.Workers, Hosts: c.Hosts, SharedDisks: c.Shared, DiskType: c.Storage,
 		EtcdOnData: c.EtcdOnData, Holder: c.Holder, TalosVersion: c.Talos, NextTalos: nextTalos,
-		DiskCapacity: 16 << 40, // room for every node's disks, and the old ones that stay parked
+		DiskCapacity: 16 << 40, // room for every node's disks, and for parked old ones
 	}
 	if c.Workers == 0 {
 		o.Workers = sim.None
@@ -168,7 +166,7 @@ func (c Case) options() sim.Options {
 	return o
 }
 
-// roll are the keys of the section roll of recast.yaml, beside those of the lab.
+// roll are additional keys of the section roll in recast.yaml.
 func (c Case) roll() []string {
 	order := "control-planes-first"
 	if c.WorkersFirst {

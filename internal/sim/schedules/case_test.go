@@ -7,8 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestTheTextOfACaseIsTheCase draws cases and reads their text.
-func TestTheTextOfACaseIsTheCase(t *testing.T) {
+// TestCaseTextRoundTrip draws cases and parses their text.
+func TestCaseTextRoundTrip(t *testing.T) {
 	t.Parallel()
 	for n := range 500 {
 		c := Draw(Seed(1, n))
@@ -45,7 +45,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// TestShrink looks for what makes a case fail.
+// TestShrink minimizes a failing case.
 func TestShrink(t *testing.T) {
 	t.Parallel()
 	c, err := Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch faults=lost@3,kill@57,quorum@60+1m0s")

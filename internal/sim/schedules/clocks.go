@@ -6,13 +6,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// aDay is how far clocks jump.
+// aDay is the offset of wrong clocks.
 const aDay = 24 * time.Hour
 
-// clockKinds are clocks that jump by a day, and back when they are set right: those
-// of the hosts of Proxmox, by which tasks, files and answers are dated, and those of
-// machines, by which these judge certificates, and date theirs. Recast's own is the
-// one that they are ahead of, or behind.
+// clockKinds are clocks that jump by a day and are corrected later: those of Proxmox
+// hosts, which date tasks, files and answers, and those of machines, which verify and date
+// certificates. recast's own clock is right.
 func clockKinds() []kind {
 	host := func(name string, off time.Duration) kind {
 		return kind{name: name, weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
@@ -24,7 +23,7 @@ func clockKinds() []kind {
 	machine := func(name string, off time.Duration) kind {
 		return kind{name: name, weight: 1, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
 			node := p.lab.Nodes[s.Where].Name
-			return func() { _ = p.lab.Trouble(node, talosapi.Trouble{}) }, p.lab.Trouble(node, talosapi.Trouble{Clock: off}) // it has just been found
+			return func() { _ = p.lab.Trouble(node, talosapi.Trouble{}) }, p.lab.Trouble(node, talosapi.Trouble{Clock: off}) // it was just found
 		}}
 	}
 	return []kind{

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWithoutAWire plays the same troubles with and without connections.
+// TestWithoutAWire plays the same faults with and without connections.
 func TestWithoutAWire(t *testing.T) {
 	t.Parallel()
 	c, err := Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes")
@@ -24,7 +24,7 @@ func TestWithoutAWire(t *testing.T) {
 	if direct.NodeRolls != 2 {
 		t.Errorf("%d nodes were rolled", direct.NodeRolls)
 	}
-	// Those that have nobody at their other end, or one who is not believed.
+	// To closed or untrusted servers.
 	if direct.Dials*50 > direct.Calls {
 		t.Errorf("%d connections were made for %d calls", direct.Dials, direct.Calls)
 	}
@@ -46,8 +46,8 @@ func TestWithoutAWire(t *testing.T) {
 
 var podName = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-z]{5}`)
 
-// outcome plays a case, and lists the changes of recast's, each once: how often it
-// was made, and before which others, is left to how goroutines take turns.
+// outcome plays a case and lists recast's changes without duplicates: their number and
+// order depend on scheduling.
 func outcome(t *testing.T, c Case) (r Result, changes []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

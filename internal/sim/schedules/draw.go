@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Seed is that of the n-th case of a run, from 0; the first has the run's own.
+// Seed is the seed of case n of a run, from 0; case 0 has the run's own.
 func Seed(run uint64, n int) uint64 {
 	if n == 0 {
 		return run
@@ -16,15 +16,15 @@ func Seed(run uint64, n int) uint64 {
 	return rand.New(rand.NewPCG(run, uint64(n))).Uint64()
 }
 
-// drawer draws from one seed.
+// drawer draws values from one seed.
 type drawer struct{ *rand.Rand }
 
-// one of n.
+// oneOf is true with probability 1/n.
 func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
 
 func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
 
-// some is a short list.
+// some is a short random list.
 func some[T any](d drawer, from ...T) []T {
 	n := pick(d, 1, 1, 1, 2, 3)
 	out := make([]T, n)
@@ -61,7 +61,7 @@ func Draw(seed uint64) Case {
 	return c
 }
 
-// workers are few, mostly.
+// workers is usually a small number.
 func (d drawer) workers() int {
 	switch n := d.IntN(100); {
 	case n < 5:
@@ -74,7 +74,8 @@ func (d drawer) workers() int {
 	return 30 + d.IntN(21)
 }
 
-// mostHeld is how many nodes a data VM of one host can hold a disk for: SCSI has 31 slots.
+// mostHeld is the maximum number of nodes with a disk on one host's data VM: SCSI has 31
+// slots.
 const mostHeld = 25
 
 func (c *Case) disks(d drawer) {
@@ -82,13 +83,13 @@ func (c *Case) disks(d drawer) {
 	c.Data = some(d, 0, 1, 1, 1, 2, 3)
 	c.Holder = d.oneOf(4) && c.nodes() <= mostHeld
 	if d.oneOf(12) {
-		c.Bus, c.Data = []string{"ide"}, []int{1} // of its four slots one is the CD-ROM's
+		c.Bus, c.Data = []string{"ide"}, []int{1} // one of its four slots is the CD-ROM's
 	}
 	tidy(&c.Bus, "scsi")
 	tidy(&c.Data, 1)
 }
 
-// serials are drawn last: what a seed was before is what it is beside them.
+// serials are drawn last, so that the rest of a seed's case stays the same.
 func (c *Case) serials(d drawer) {
 	c.NoSerials = some(d, true, true, false)
 	c.SCSI = pick(d, "", "", "", "virtio-scsi-pci", "lsi")
@@ -96,7 +97,7 @@ func (c *Case) serials(d drawer) {
 	c.Firewall = d.oneOf(3)
 }
 
-// tidy leaves a list out that says what is usual.
+// tidy removes a list that contains only the default.
 func tidy[T comparable](list *[]T, usual T) {
 	for _, v := range *list {
 		if v != usual {
@@ -106,9 +107,9 @@ func tidy[T comparable](list *[]T, usual T) {
 	*list = nil
 }
 
-// strategies asks for nothing that is impossible for the control planes: of one
-// or two, those with etcd's data on the system disk can't get another one, and
-// before Talos 1.13 one of two refuses to be upgraded in place.
+// strategies avoids the impossible for control planes: with one or two of them, those with
+// etcd's data on the system disk can't be recreated, and before Talos 1.13 one of two
+// refuses an upgrade in place.
 func (c *Case) strategies(d drawer) {
 	c.Strategy = some(d, cluster.Auto, cluster.Auto, cluster.Recreate, cluster.Reimage, cluster.InPlace)
 	switch {
@@ -123,9 +124,9 @@ func (c *Case) strategies(d drawer) {
 
 const (
 	mostFaults = 6
-	// callsOfNode is about how many changing calls it takes to roll a node.
+	// callsOfNode is the approximate number of changing calls to roll a node.
 	callsOfNode = 20
-	// timeOfNode is about how long that takes.
+	// timeOfNode is the approximate duration of that.
 	timeOfNode = 90 * time.Second
 )
 
@@ -158,7 +159,7 @@ func (c *Case) faults(d drawer) {
 	}
 }
 
-// talosOf is what the machines run at first.
+// talosOf is the machines' first version.
 func (c Case) talosOf() string {
 	if c.Talos == "" {
 		return sim.TalosVersion

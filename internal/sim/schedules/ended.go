@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// renewed are keys that Proxmox gives a VM anew when it is made again.
+// renewed are keys that Proxmox regenerates when a VM is recreated.
 var renewed = []string{"digest", "vmgenid", "meta"}
 
-// endedVMs compares the VMs of the nodes with those of the beginning.
+// endedVMs compares the nodes' VMs with their initial state.
 func (p *play) endedVMs() (problems []string) {
 	for i, n := range p.lab.Nodes {
 		was := p.first[i]
@@ -39,7 +39,7 @@ func (p *play) endedVMs() (problems []string) {
 	return append(problems, p.strays()...)
 }
 
-// firewall is what every node's VM has.
+// firewall is that of every node's VM.
 func (p *play) firewall() world.Firewall {
 	if p.c.Firewall {
 		return walled
@@ -53,8 +53,8 @@ func union(a, b map[string]string) map[string]string {
 	return all
 }
 
-// comparable is a value without what a replacement changes: names of volumes, and
-// the serial of a new system disk.
+// comparable is a value without what a replacement changes: names of volumes, and the
+// serial of a new system disk.
 func (p *play) comparable(n sim.Node, key, value string) string {
 	switch {
 	case slices.Contains(renewed, key):
@@ -62,7 +62,7 @@ func (p *play) comparable(n sim.Node, key, value string) string {
 	case key == n.SystemDrive():
 		return fmt.Sprint(value != "")
 	case key == "description":
-		said, _, _ := strings.Cut(value, "\nrecast: run=") // who made the VM
+		said, _, _ := strings.Cut(value, "\nrecast: run=") // the creator of the VM
 		return said
 	case cluster.IsDiskKey(key) && value != "":
 		volid, options, _ := strings.Cut(value, ",")
@@ -74,14 +74,14 @@ func (p *play) comparable(n sim.Node, key, value string) string {
 	return value
 }
 
-// edited says whether somebody has changed that key of a node's VM, or moved all of it.
+// edited says whether a person has changed that key of a node's VM, or migrated the VM.
 func (p *play) edited(node int, key string) bool {
 	return slices.ContainsFunc(p.c.Faults, func(f Fault) bool {
 		return f.Where == node && (f.Name == key || f.Name == "migrate" || f.Name == "snapshot" && key == "parent")
 	})
 }
 
-// strays are volumes that nobody names, where no fault leaves one behind.
+// strays are volumes without a configuration, unless a fault may leave some behind.
 func (p *play) strays() (problems []string) {
 	for _, f := range p.c.Faults {
 		if k, _ := kindOf(f.Name); k.litters {
@@ -100,7 +100,7 @@ func (p *play) strays() (problems []string) {
 	for _, host := range p.lab.World.Hosts() {
 		volumes, err := p.lab.World.Volumes(sim.DiskStorage, host)
 		if err != nil {
-			continue // its host is off
+			continue // its host is down
 		}
 		for _, v := range volumes {
 			if !named[p.lab.World.Media(v.Volid, host)] {

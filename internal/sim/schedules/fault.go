@@ -11,14 +11,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// Fault is one trouble: what it is, on which node or host, from which moment on
-// and for how long.
+// Fault is one fault: its kind, its node or host, when it begins and how long it lasts.
 type Fault struct {
 	Name  string
-	Where int           // node, from 0, of whose VM or host it is; -1: of none
-	Call  int           // at the n-th changing call of recast's, from 1; 0: After
-	After time.Duration // so long after the first roll has begun
-	For   time.Duration // 0: it is over at once, or is taken back in the end
+	Where int           // index of the node whose VM or host it affects; -1: none
+	Call  int           // at recast's n-th changing call, from 1; 0: After
+	After time.Duration // time since the first roll began
+	For   time.Duration // 0: momentary, or reverted at the end
 }
 
 // String is "kill@57", "host:2@57+2m0s", "mute:0@1m30s+40s".
@@ -39,10 +38,10 @@ func (f Fault) String() string {
 	return b.String()
 }
 
-// longest is how late a fault may begin, and how long it may last.
+// longest limits when a fault begins, and how long it lasts.
 const longest = 24 * time.Hour
 
-// ParseFault reads the text of a fault.
+// ParseFault parses the text of a fault.
 func ParseFault(s string) (f Fault, err error) {
 	what, when, found := strings.Cut(s, "@")
 	if !found {
@@ -79,29 +78,29 @@ func ParseFault(s string) (f Fault, err error) {
 	return f, nil
 }
 
-// kind is what there is of faults.
+// kind is one kind of fault.
 type kind struct {
 	name   string
-	weight int  // how often it is drawn
-	onNode bool // it is about a node, or the host that it is on
-	lasts  bool // it has an end of its own
-	atCall bool // it is about a call: never at a time
-	// mayLast says that it may have an end of its own, and is drawn with and without.
+	weight int  // relative frequency
+	onNode bool // it affects a node, or its host
+	lasts  bool // it has a duration
+	atCall bool // it can only begin at a call
+	// mayLast says that a duration is optional.
 	mayLast bool
-	// foreign says that a person does it, who takes it back when asked to.
+	// foreign says that a person causes it and reverts it on request.
 	foreign bool
-	// etcd says that it can take a member of etcd away.
+	// etcd says that it can make a member of etcd unavailable.
 	etcd bool
-	// litters says that it can leave a volume behind that nobody names.
+	// litters says that it can leave an unreferenced volume behind.
 	litters bool
-	// before runs before the server acts and drops the request where it gives an
-	// error; after, when it has acted, before the answer leaves. act runs beside the
-	// call. Each is nil where there is none.
+	// before runs before the server acts and drops the request if it returns an error; after
+	// runs after the server has acted, before the answer is sent. act runs independently of
+	// the call. Each may be nil.
 	before func(p *play, s *struck) error
 	after  func(p *play, s *struck)
 	act    func(p *play, s *struck) (end func(), err error)
-	// holds has a request to Proxmox carried out late, and says what its sender is
-	// told meanwhile; sent, if there is one, befalls that sender. See late.go.
+	// holds makes Proxmox process a request late, and is the answer that its sender gets
+	// meanwhile; sent, if set, then affects the sender. See late.go.
 	holds *record.Answer
 	sent  func(p *play)
 }

@@ -15,12 +15,12 @@ import (
 
 var errStruck = errors.New("struck by a fault")
 
-// kinds are all faults that there are.
+// kinds are all kinds of faults.
 func kinds() []kind {
 	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds())
 }
 
-// processKinds are about recast's own process and its answers.
+// processKinds affect recast's own process and its answers.
 func processKinds() []kind {
 	die := func(away bool) func(*play, *struck) {
 		return func(p *play, _ *struck) { p.kill(away) }
@@ -36,7 +36,7 @@ func processKinds() []kind {
 	}
 }
 
-// serverKinds are about Proxmox and the API of Kubernetes.
+// serverKinds affect Proxmox and the API of Kubernetes.
 func serverKinds() []kind {
 	return []kind{
 		{name: "task", weight: 3, atCall: true, litters: true, before: func(p *play, s *struck) error {
@@ -88,10 +88,10 @@ func serverKinds() []kind {
 	}
 }
 
-// slow is an API that takes up what it is asked only when it is over.
+// slow is an API that processes requests only after the fault's end.
 func slow(server string) kind {
 	return kind{name: "slow-" + server, weight: 1, lasts: true, act: func(p *play, _ *struck) (func(), error) {
-		return func() { _ = p.lab.Slow(server, 0) }, p.lab.Slow(server, longest) // one of its servers
+		return func() { _ = p.lab.Slow(server, 0) }, p.lab.Slow(server, longest) // a valid server
 	}}
 }
 
@@ -102,7 +102,7 @@ func full(name, storage string) kind {
 	}}
 }
 
-// machineKinds are about the machines of nodes.
+// machineKinds affect the nodes' machines.
 func machineKinds() []kind {
 	return []kind{
 		{name: "mute", weight: 2, onNode: true, lasts: true, act: func(p *play, s *struck) (func(), error) {
@@ -115,7 +115,7 @@ func machineKinds() []kind {
 			if err != nil || !vm.Running {
 				return nil, errNothing
 			}
-			// Somebody switches it on again, unless recast is exchanging it.
+			// A person starts it again, unless recast is replacing it.
 			return func() { p.startAgain(s.Where) }, p.lab.World.PowerOff(vm.ID)
 		}},
 		{name: "reset", weight: 1, onNode: true, etcd: true, act: func(p *play, s *struck) (func(), error) {
@@ -131,15 +131,15 @@ func machineKinds() []kind {
 			if !node.ControlPlane {
 				return nil, errNothing
 			}
-			return func() { _ = p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{}) }, p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{Down: true}) // it has just been found
+			return func() { _ = p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{}) }, p.lab.BreakEtcd(node.Name, talosapi.EtcdFault{Down: true}) // it was just found
 		}},
 	}
 }
 
-// errNothing says that there is nothing to do it to.
+// errNothing says that the fault does not apply now.
 var errNothing = errors.New("there is nothing to do it to")
 
-// foreignKinds are what other people do to the VMs, with the rights of root@pam.
+// foreignKinds are other people's changes of the VMs, as root@pam.
 func foreignKinds() []kind {
 	return []kind{
 		{name: "cordon", weight: 3, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
@@ -160,7 +160,7 @@ func foreignKinds() []kind {
 				return nil, errNothing
 			}
 			p.lab.World.SetLock(vm.ID, "suspended")
-			// A host that has booted meanwhile could not start it.
+			// After a reboot in between, the host could not start it.
 			return func() {
 				p.lab.World.SetLock(vm.ID, "")
 				p.startAgain(s.Where)
@@ -190,12 +190,12 @@ func foreignKinds() []kind {
 			if target == vm.Host {
 				target = hosts[1]
 			}
-			return nil, p.migrate(vm, target) // recast asks for it back where it has begun
+			return nil, p.migrate(vm, target) // recast reverts it if it has begun
 		}},
 	}
 }
 
-// edited is a key of a VM that gets another value, and in the end its old one.
+// edited is a changed value of a VM's key, which is reverted in the end.
 func edited(name, key, value string) kind {
 	return kind{name: name, weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
 		vm, err := p.vmOf(s.Where)
@@ -208,9 +208,9 @@ func edited(name, key, value string) kind {
 		}
 		return func() {
 			if now, err := p.vmOf(s.Where); err == nil && now.Merged()[key] == value {
-				_ = set(old) // the VM has just been found
+				_ = set(old) // the VM was just found
 				if now, err := p.vmOf(s.Where); err == nil && now.Merged()[key] != now.Config[key] {
-					_ = set(value) // it runs with that by now, and would have to be restarted
+					_ = set(value) // it already runs with that value, and would have to be restarted
 				}
 			}
 		}, set(value)
@@ -222,7 +222,7 @@ func pathOf(call record.Call) string {
 	return path
 }
 
-// taskOf is the type of the task that a call to Proxmox starts; "" if it starts none.
+// taskOf is the type of the task that a call to Proxmox starts; "" for none.
 func taskOf(call record.Call) string {
 	path := pathOf(call)
 	_, last, _ := strings.Cut(path, "/qemu/")
@@ -242,7 +242,7 @@ func taskOf(call record.Call) string {
 	}[last]
 }
 
-// task waits for one of somebody else's.
+// task waits for another user's task.
 func (p *play) task(upid string, err error) error {
 	if err == nil {
 		p.lab.World.WaitTask(upid)
@@ -254,10 +254,10 @@ func (p *play) migrate(vm world.VM, target string) error {
 	return p.task(p.lab.World.Migrate("", vm.Host, world.MigrateRequest{ID: vm.ID, Target: target, Online: vm.Running, WithLocalDisks: vm.Running}))
 }
 
-func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // who does it sees what came of it
+func (p *play) start(vm world.VM) { _ = p.task(p.lab.World.Start("", vm.Host, vm.ID)) } // callers check the result
 
-// startAgain starts the VM of a node that is off, unless recast is exchanging it.
-// Where its host can't, as it has no quorum, it is tried again for some time.
+// startAgain starts a node's stopped VM, unless recast is replacing it. Without quorum it
+// retries for some time.
 func (p *play) startAgain(node int) {
 	if !p.needsStart(node) {
 		return
@@ -272,7 +272,7 @@ func (p *play) startAgain(node int) {
 	})
 }
 
-// needsStart tries to start the VM of a node, and says whether it is off all the same.
+// needsStart tries to start a node's VM, and says whether it is still stopped.
 func (p *play) needsStart(node int) bool {
 	vm, err := p.vmOf(node)
 	if err != nil || vm.Running || p.inExchange(node) {
@@ -283,7 +283,7 @@ func (p *play) needsStart(node int) bool {
 	return err == nil && !vm.Running
 }
 
-// cordon makes a node unschedulable as a person does, who does not see that it is already.
+// cordon cordons a node like a person who does not check whether it is cordoned already.
 func (p *play) cordon(node int) error {
 	name := p.lab.Nodes[node].Name
 	k, err := p.lab.Kube.Node(p.ctx, name)
@@ -305,8 +305,8 @@ func (p *play) uncordon(node int) {
 	p.lab.Cordon(name, false)
 }
 
-// mute has a machine take requests and never answer. A machine asks while it holds
-// the lock that Silence takes: nobody may hold p.mu who calls that.
+// mute makes a machine accept requests without answering. The machine calls back while it
+// holds Silence's lock, so the caller must not hold p.mu.
 func (p *play) mute(vmid int, on bool) {
 	p.mu.Lock()
 	p.muted[vmid] = on
@@ -324,7 +324,7 @@ func (p *play) withoutAPI(n int) {
 	p.apiAway += n
 }
 
-// sleep lets time pass for somebody.
+// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -12,21 +12,21 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// longestLate is how late a request is carried out at most whose worst moment does not come.
+// longestLate is when a request is processed at the latest if its worst moment does not
+// come.
 const longestLate = 4 * time.Minute
 
-// late is a request that Proxmox has and that nobody waits for any more.
+// late is a request held by Proxmox whose sender no longer waits.
 type late struct {
 	call  record.Call
-	vmid  int // that it is about; 0: about none
+	vmid  int // VM that it affects; 0: none
 	genID string
 	since time.Time
 	held  *record.Held
 }
 
-// lateKinds are requests that Proxmox carries out after their sender was told that
-// nobody answers, has lost the connection, or is dead: so long after that as the fault
-// says, or at the worst moment where it says nothing.
+// lateKinds are requests that Proxmox processes after their sender got a timeout, lost the
+// connection, or died: after the fault's duration, or at the worst moment if it has none.
 func lateKinds() []kind {
 	die := func(away bool) func(*play) { return func(p *play) { p.kill(away) } }
 	return []kind{
@@ -38,8 +38,8 @@ func lateKinds() []kind {
 	}
 }
 
-// mayHold says whether a fault can strike at a call. Only what Proxmox carries out
-// whatever the VM is by then, without a digest, has a worst moment.
+// mayHold says whether a fault applies to a call. Only calls that Proxmox processes
+// whatever the VM's state, without a digest, have a worst moment.
 func (s *struck) mayHold(call record.Call) bool {
 	if call.Proto != "proxmox" || strings.HasSuffix(pathOf(call), "/upload") {
 		return false
@@ -47,7 +47,7 @@ func (s *struck) mayHold(call record.Call) bool {
 	return s.For > 0 || slices.Contains([]string{"qmdestroy", "qmshutdown", "qmstop", "qmstart", "qmcreate"}, taskOf(call))
 }
 
-// hold keeps a request back, and returns what has the server do so.
+// hold holds a request, and returns the error that makes the server do so.
 func (p *play) hold(s *struck, call record.Call) error {
 	defer p.beside.Done()
 	l := &late{call: call, since: time.Now(), held: record.Hold(*s.kind.holds)}
@@ -73,8 +73,8 @@ func (p *play) hold(s *struck, call record.Call) error {
 	return l.held
 }
 
-// deliver has a request carried out, and waits until its worker is done; a
-// shutdown takes its guest's time.
+// deliver processes a held request and waits for its worker; a shutdown takes as long as
+// its guest.
 func (p *play) deliver(l *late) {
 	l.held.Deliver()
 	p.tell("%s %s is carried out, %s late", l.call.Method, l.call.Path, time.Since(l.since).Round(time.Second))
@@ -85,7 +85,8 @@ func (p *play) deliver(l *late) {
 	}
 }
 
-// deliverBefore delivers what comes at the worst moment before a change of recast's.
+// deliverBefore delivers the requests whose worst moment is before the next change of
+// recast.
 func (p *play) deliverBefore(next record.Call) {
 	if !isOurs(next) {
 		return
@@ -100,27 +101,27 @@ func (p *play) deliverBefore(next record.Call) {
 	}
 }
 
-// isWorst says whether a request would do the most harm right before another one.
+// isWorst says whether a request does the most harm right before another one.
 func (p *play) isWorst(l *late, next record.Call) bool {
 	vm, there := p.vm(l.vmid)
 	node := p.nodeWhere(func(n sim.Node) bool { return n.VMID == l.vmid })
 	about := next.Proto == "proxmox" && vmOfCall(next) == strconv.Itoa(l.vmid)
 	switch taskOf(l.call) {
-	case "qmdestroy": // another VM has the number: a node's has all its disks when it is about to be started
+	case "qmdestroy": // the number has a new VM: a node's has all its disks when it is about to start
 		starts := about && taskOf(next) == "qmstart"
 		return there && !vm.Running && vm.Config["vmgenid"] != l.genID && (starts || node < 0)
 	case "qmshutdown", "qmstop":
 		return there && vm.Running && p.isMissed(node, vm, l.since)
-	case "qmstart": // its disks are on their way
+	case "qmstart": // its disks are being moved
 		return there && !vm.Running && about && (taskOf(next) == "qmmove" || taskOf(next) == "qmdestroy")
-	case "qmcreate": // somebody has just seen that there is none
+	case "qmcreate": // recast has just seen that there is none
 		return !there && about && taskOf(next) == "qmcreate"
 	}
 	return false
 }
 
-// isMissed says whether a node must not go now: another control plane is away,
-// or, where there is no other to hold against it, it has just come back.
+// isMissed says whether a node must not go down now: another control plane is down, or, if
+// it is the only one, it has just come back.
 func (p *play) isMissed(node int, vm world.VM, since time.Time) bool {
 	if node < 0 {
 		return false

@@ -9,7 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestTextOfLateRequests: a duration is when it comes, and without one it is the worst moment.
+// TestTextOfLateRequests: a duration says when it is delivered; without one it is the worst
+// moment.
 func TestTextOfLateRequests(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Fault{
@@ -29,7 +30,7 @@ func TestTextOfLateRequests(t *testing.T) {
 	}
 }
 
-// TestWhatIsHeld: at the worst moment comes only what names a VM by its number alone.
+// TestWhatIsHeld: only calls that identify a VM by its number alone have a worst moment.
 func TestWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	call := func(method, path string) record.Call {

@@ -12,19 +12,19 @@ import (
 	"testing"
 )
 
-// root is that of the repository, as tests of this package see it.
+// root is the repository's root, relative to this package.
 const root = "../../.."
 
-// mutant is recast with one of its guards taken out. It is a patch, which is
-// applied to a copy of the sources: none of it is in the product.
+// mutant is recast without one of its guards. It is a patch, which is applied to a copy of
+// the sources: the product contains none of it.
 type mutant struct {
 	name  string
-	says  string // what is wrong with it
+	says  string // what it breaks
 	hunks []hunk
 }
 
-// hunk is one place of a patch. Where it stands does not count: the lines that it
-// replaces, with those around them, have to be in the file exactly once.
+// hunk is one hunk of a patch. Its position does not count: its old lines, with their
+// context, must be in the file exactly once.
 type hunk struct {
 	file     string
 	old, new []byte
@@ -51,7 +51,7 @@ func mutants() (list []mutant, err error) {
 	return list, nil
 }
 
-// parseMutant reads a unified diff; what stands before it says what it does.
+// parseMutant parses a unified diff; the text before it describes the mutant.
 func parseMutant(text string) (m mutant, err error) {
 	file := ""
 	for line := range strings.Lines(text) {
@@ -83,7 +83,7 @@ func parseMutant(text string) (m mutant, err error) {
 	return m, err
 }
 
-// sources are the files that the mutant changes, as it has them.
+// sources are the mutant's versions of the files that it changes.
 func (m mutant) sources() (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, h := range m.hunks {
@@ -95,14 +95,14 @@ func (m mutant) sources() (map[string][]byte, error) {
 			}
 		}
 		if n := bytes.Count(content, h.old); n != 1 {
-			return nil, fmt.Errorf("mutant %s no longer applies: %s has these lines %d times, not once: make testdata/mutants/%s.patch anew\n%s", m.name, h.file, n, m.name, h.old)
+			return nil, fmt.Errorf("mutant %s no longer applies: %s has these lines %d times, not once: recreate testdata/mutants/%s.patch\n%s", m.name, h.file, n, m.name, h.old)
 		}
 		files[h.file] = bytes.Replace(content, h.old, h.new, 1)
 	}
 	return files, nil
 }
 
-// TestMutantsApply: each is a patch of today's sources, and changes something.
+// TestMutantsApply: each patch applies to the present sources and changes something.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
 	all, err := mutants()
@@ -119,8 +119,8 @@ func TestMutantsApply(t *testing.T) {
 	}
 }
 
-// TestMutantsDoNot: a patch of other sources is not taken for one that applies.
-func TestMutantsDoNot(t *testing.T) {
+// TestForeignMutantsDoNotApply: a patch of other sources does not apply.
+func TestForeignMutantsDoNotApply(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"another file":    "x\n--- a/nowhere.go\n+++ b/nowhere.go\n@@ -1 +1 @@\n-a\n+b\n",

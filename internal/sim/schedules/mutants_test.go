@@ -26,15 +26,15 @@ var (
 	mutantsProcs = flag.Int("mutants.procs", runtime.GOMAXPROCS(0), "mutants that play at a time")
 )
 
-// caught is how a mutant was found out.
+// caught is how a mutant was detected.
 type caught struct {
-	by        string // what was found broken; "": nothing
-	nodeRolls int    // that it took
+	by        string // the problem found; "": none
+	nodeRolls int    // until then
 	schedules int
 }
 
-// TestMutants takes the guards of recast out, one after the other, and wants the
-// schedules to find each of them missing. Recast as it is passes the same ones.
+// TestMutants removes recast's guards one by one, and the schedules must detect each. The
+// unchanged recast passes the same schedules.
 func TestMutants(t *testing.T) {
 	if !*mutantsPlay {
 		t.Skip("with -mutants: make mutants")
@@ -77,22 +77,21 @@ func (c caught) tell(m mutant) {
 	fmt.Printf("%-28s %s after %d node-rolls, schedule %d, seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
 }
 
-// hunt makes a mutant and plays with it until one fails: what the corpus has for
-// guards that are missing, then schedules, in order, until there were that many
-// node-rolls, or schedules; 0 is no bound.
+// hunt builds a mutant and plays cases until one fails: first the corpus for missing
+// guards, then schedules in order, up to that many node-rolls or schedules; 0 is no limit.
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
 	program, err := m.build(t)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// found says whether one of those that were to be played has failed.
+	// found says whether one of count cases has failed.
 	found := func(count int, results []Result, said string) bool {
 		for _, r := range results {
 			c.schedules++
 			c.nodeRolls += r.NodeRolls
 			if len(r.Problems) > 0 {
-				if failed, err := Parse(r.Case); err == nil { // it was under way
+				if failed, err := Parse(r.Case); err == nil { // it was in progress
 					c.nodeRolls += failed.nodes()
 				}
 				c.by = plain(r.Problems[0])
@@ -130,7 +129,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	return c
 }
 
-// numbers are what makes two sightings of the same thing differ.
+// numbers are the parts in which reports of the same problem differ.
 var numbers = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
 
 // plain is the beginning of a problem without its numbers.
@@ -141,7 +140,7 @@ func plain(problem string) string {
 	return line[:min(len(line), longest)]
 }
 
-// build makes the test program of the mutant and returns its path.
+// build builds the mutant's test program and returns its path.
 func (m mutant) build(t *testing.T) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -177,7 +176,7 @@ func (m mutant) build(t *testing.T) (string, error) {
 	return program, nil
 }
 
-// playIn plays some schedules with a program; said is the beginning of what it said else.
+// playIn plays some schedules with a program; said is the beginning of its other output.
 func playIn(t *testing.T, program, test string, args ...string) (results []Result, said string) {
 	t.Helper()
 	args = append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)

@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestAMachineAsksWhileItIsMuted: what a machine asks takes p.mu, which must be
-// free while Silence waits for the machine.
+// TestAMachineAsksWhileItIsMuted: a machine's callback takes p.mu, which must be free
+// while Silence waits for the machine.
 func TestAMachineAsksWhileItIsMuted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -26,7 +26,7 @@ func TestAMachineAsksWhileItIsMuted(t *testing.T) {
 			}
 			return false
 		})
-		go func() { _, _ = p.lab.Lab.Client().Door(node.Addr.String() + ":50000") }() // it is asked whether it answers
+		go func() { _, _ = p.lab.Lab.Client().Door(node.Addr.String() + ":50000") }() // it asks whether to answer
 		<-asks
 		go p.mute(node.VMID, true)
 		muted := func() bool {

@@ -12,23 +12,22 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// others is what other people have put into the way of recast, and what is known
-// of the calls that came in so far.
+// others is other people's VMs, and what is known of the calls so far.
 type others struct {
 	mu      sync.Mutex
-	squats  map[int]bool              // numbers of nodes' VMs that somebody takes as soon as they are free
-	vms     map[int]map[string]string // VMs of other people, as they made them
+	squats  map[int]bool              // numbers of nodes' VMs that other people take as soon as they are free
+	vms     map[int]map[string]string // other people's VMs, as they made them
 	calls   int                       // to Proxmox
-	sent    map[string]int            // changes, by all that is in them: at which call
-	looked  map[string]int            // VMs, at which call they were last read; "": the list of all
-	quorum  int                       // at which call recast last asked for quorum, and there was one
-	changed map[string]int            // VMs, at which call they were last changed
+	sent    map[string]int            // changes by their full content: number of the call
+	looked  map[string]int            // VMs: call that last read them; "": the list of all
+	quorum  int                       // call in which recast last found quorum
+	changed map[string]int            // VMs: call that last changed them
 }
 
-// otherKinds are about VMs of other people that recast could take for its own.
+// otherKinds are other people's VMs that recast could mistake for its own.
 func otherKinds() []kind {
 	return []kind{
-		// Proxmox offers the lowest free number to whoever makes a VM.
+		// Proxmox offers the lowest free number for a new VM.
 		{name: "squat", weight: 2, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
 			id := p.lab.Nodes[s.Where].VMID
 			p.others.mu.Lock()
@@ -45,7 +44,7 @@ func (p *play) isOver() bool {
 	return p.over
 }
 
-// define makes a VM of somebody else's.
+// define makes another person's VM.
 func (p *play) define(host string, id int, config map[string]string) error {
 	p.others.mu.Lock()
 	defer p.others.mu.Unlock()
@@ -60,7 +59,7 @@ func (p *play) define(host string, id int, config map[string]string) error {
 	return err
 }
 
-// removeTheirs is what people do when they are asked to take their VM away.
+// removeTheirs removes another person's VM, as they do on request.
 func (p *play) removeTheirs(id int) {
 	p.others.mu.Lock()
 	made := p.others.vms[id] != nil
@@ -73,15 +72,15 @@ func (p *play) removeTheirs(id int) {
 		return
 	}
 	if vms[i].Running {
-		_ = p.task(p.lab.World.Stop("", vms[i].Host, id)) // it may have ended by itself
+		_ = p.task(p.lab.World.Stop("", vms[i].Host, id)) // it may have ended already
 	}
 	if err := p.task(p.lab.World.DestroyVM("", vms[i].Host, world.DestroyRequest{ID: id})); err != nil {
 		p.tell("remove VM %d: %v", id, err)
 	}
 }
 
-// squat takes the numbers that have become free, and ends the process at that:
-// the next one finds the VM.
+// squat takes the numbers that have become free and kills the process: the next one finds
+// the VM.
 func (p *play) squat(vms []world.VM) {
 	p.others.mu.Lock()
 	ids := slices.Sorted(maps.Keys(p.others.squats))
@@ -97,12 +96,12 @@ func (p *play) squat(vms []world.VM) {
 		p.others.mu.Lock()
 		delete(p.others.squats, id)
 		p.others.mu.Unlock()
-		p.tell("somebody makes VM %d: %v", id, err)
+		p.tell("a person makes VM %d: %v", id, err)
 		p.kill(false)
 	}
 }
 
-// lookAtTheirs wants VMs of other people to be as those have made them.
+// lookAtTheirs checks that other people's VMs are unchanged.
 func (p *play) lookAtTheirs(vms []world.VM, after string) {
 	p.squat(vms)
 	p.others.mu.Lock()
@@ -126,7 +125,7 @@ func (p *play) lookAtTheirs(vms []world.VM, after string) {
 	}
 }
 
-// failTheirs fails unless the VM has been taken away meanwhile.
+// failTheirs fails unless the VM was removed meanwhile.
 func (p *play) failTheirs(id int, format string, args ...any) {
 	p.others.mu.Lock()
 	still := p.others.vms[id] != nil
@@ -136,8 +135,8 @@ func (p *play) failTheirs(id int, format string, args ...any) {
 	}
 }
 
-// lookAtConfigured wants the VM that has an address, as the first that came with
-// its MAC address, to be that of the node.
+// lookAtConfigured checks that the VM with an address, the first one with its MAC address,
+// is the node's.
 func (p *play) lookAtConfigured(addr string) {
 	i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.Addr.String() == addr })
 	if i < 0 {
@@ -151,11 +150,11 @@ func (p *play) lookAtConfigured(addr string) {
 		}
 	}
 	if first.ID != 0 && first.ID != n.VMID {
-		p.fail("the configuration of %s is applied to VM %d of somebody else, which has its address", n.Name, first.ID)
+		p.fail("the configuration of %s is applied to a foreign VM %d, which has its address", n.Name, first.ID)
 	}
 }
 
-// vmOfCall is the VM that a call to Proxmox is about; "" where it is about none.
+// vmOfCall is the VM of a call to Proxmox; "" for none.
 func vmOfCall(call record.Call) string {
 	_, rest, found := strings.Cut(pathOf(call), "/qemu/")
 	if !found {
@@ -165,9 +164,8 @@ func vmOfCall(call record.Call) string {
 	return id
 }
 
-// lookAtCall wants no configuration to go to a machine of somebody else's, no
-// change to be sent again before anybody has looked, and nothing to be destroyed
-// without quorum.
+// lookAtCall checks that no configuration goes to a foreign machine, that no change is
+// sent again without a read in between, and that nothing is destroyed without quorum.
 func (p *play) lookAtCall(call record.Call) {
 	p.others.mu.Lock()
 	defer p.others.mu.Unlock()
@@ -189,7 +187,7 @@ func (p *play) lookAtCall(call record.Call) {
 		}
 	case path == "/cluster/resources" && slices.Contains([]string{"", "vm"}, call.Params["type"]) || strings.HasPrefix(path, "/cluster/nextid"):
 		p.others.looked[""] = p.others.calls
-	case !call.Mutation && id == "": // it tells of tasks, storages or hosts
+	case !call.Mutation && id == "": // it reads tasks, storages or hosts
 	case !call.Mutation:
 		p.others.looked[id] = p.others.calls
 	default:
@@ -201,17 +199,17 @@ func (p *play) lookAtChange(call record.Call, id, path string) {
 	what := fmt.Sprint(call.Method, call.Path, call.Params)
 	if before := p.others.sent[what]; before > 0 && id != "" {
 		seen := p.others.looked[id]
-		if strings.HasSuffix(path, "/qemu") { // it makes a VM, and where there is none the list says so
+		if strings.HasSuffix(path, "/qemu") { // it creates a VM; if there is none, the list shows that
 			seen = max(seen, p.others.looked[""])
 		}
 		if seen < before {
-			p.fail("%s %s is sent again, and nobody has looked what came of it", call.Method, call.Path)
+			p.fail("%s %s is sent again without a check of its result", call.Method, call.Path)
 		}
 	}
 	p.others.sent[what] = p.others.calls
 	destroys := call.Method == "DELETE" && taskOf(call) == "qmdestroy" || taskOf(call) == "qmmove" || call.Params["force"] == "1"
 	if destroys && !p.lab.World.Quorate() && p.others.quorum < p.others.changed[id] {
-		p.fail("%s %s without quorum: since the VM was last changed nobody has heard that there is one", call.Method, call.Path)
+		p.fail("%s %s without a check of the quorum since the latest change of the VM", call.Method, call.Path)
 	}
 	p.others.changed[id] = p.others.calls
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestSentAgain: what excuses that a change is sent again is that somebody has looked at the VM.
+// TestSentAgain: a change may be sent again after a read of the VM.
 func TestSentAgain(t *testing.T) {
 	t.Parallel()
 	read := func(path string, params map[string]string) record.Call {

@@ -19,32 +19,32 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Result is what came of a case.
+// Result is the result of a case.
 type Result struct {
 	Case      string         `json:"case"`
-	NodeRolls int            `json:"nodeRolls"` // nodes that were brought to another build
-	Runs      int            `json:"runs"`      // processes of recast that it took
-	Calls     int            `json:"calls"`     // that servers got
-	Dials     int            `json:"dials"`     // connections that recast made
-	Struck    map[string]int `json:"struck"`    // faults that came true
-	Persons   map[string]int `json:"persons"`   // what recast said where it took a person to go on
+	NodeRolls int            `json:"nodeRolls"` // nodes rolled to another build
+	Runs      int            `json:"runs"`      // processes of recast
+	Calls     int            `json:"calls"`     // received by the servers
+	Dials     int            `json:"dials"`     // connections of recast
+	Struck    map[string]int `json:"struck"`    // faults that took effect
+	Persons   map[string]int `json:"persons"`   // recast's messages when it needed a person
 	Problems  []string       `json:"problems,omitempty"`
-	Story     []string       `json:"story,omitempty"` // what happened, where there are problems
+	Story     []string       `json:"story,omitempty"` // events, if there are problems
 	Virtual   time.Duration  `json:"virtual"`
 }
 
-// play is a case on its way.
+// play is a running case.
 type play struct {
 	c     Case
 	lab   *simtest.Lab
 	t     testing.TB
 	ctx   context.Context
 	begun time.Time
-	first map[int]world.VM // the VMs of the nodes at the beginning
+	first map[int]world.VM // the nodes' initial VMs
 
-	previous []byte // recast.lock before the last change
+	previous []byte // recast.lock before the latest change
 
-	beside sync.WaitGroup // what faults do beside calls
+	beside sync.WaitGroup // independent work of faults
 	others others
 
 	screens screens
@@ -52,40 +52,40 @@ type play struct {
 	mu       sync.Mutex
 	res      Result
 	list     []*struck
-	calls    int // changing ones of recast's
+	calls    int // recast's changing calls
 	apiAway  int
 	cordoned map[string]bool // by people
 	muted    map[int]bool
 	current  *process
-	away     bool // the next process is on another machine
+	away     bool // the next process runs on another machine
 	members  map[string]string
-	problems map[string]bool            // all that were seen
-	records  map[string]*cluster.Record // open ones, by the description that they are in; nil: it has none
-	calm     bool                       // no trouble begins any more, and those that end by themselves have
+	problems map[string]bool            // all problems so far
+	records  map[string]*cluster.Record // open ones, by their VM's description; nil: it has none
+	calm     bool                       // no fault begins any more, and those with a duration have ended
 	over     bool
-	changes  uint64 // of the datacentre, at the last look
+	changes  uint64 // of the datacentre, at the latest check
 }
 
-// struck is a fault on its way.
+// struck is a fault and its state.
 type struck struct {
 	Fault
 	kind
 	begun bool
 	call  record.Call
-	late  *late  // a request that is held; nil: none
-	end   func() // nil: it is over, or needs no end
+	late  *late  // a held request; nil: none
+	end   func() // nil: it has ended, or needs no end
 	since time.Time
-	timer *time.Timer // begins it, and then ends it
+	timer *time.Timer // begins it, and later ends it
 }
 
-// process is one recast.
+// process is one process of recast.
 type process struct {
 	client *simtest.Client
 	cancel context.CancelFunc
 	dead   bool
 }
 
-// Play makes the lab of a case and plays it; it belongs into a bubble.
+// Play makes the lab of a case and plays it, inside a synctest bubble.
 func Play(t testing.TB, c Case) Result {
 	p := newPlay(t, c)
 	p.playAll()
@@ -144,7 +144,7 @@ var walled = world.Firewall{
 	},
 }
 
-// prepare writes the policy into the configuration, and remembers how all began.
+// prepare writes the policy into the configuration, and remembers the initial state.
 func (p *play) prepare() {
 	for _, key := range p.c.roll() {
 		p.lab.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
@@ -163,7 +163,7 @@ func (p *play) prepare() {
 	p.members = p.memberIDs()
 }
 
-// change brings something new for all nodes.
+// change publishes a change for all nodes.
 func (p *play) change(what string) {
 	if what == changeBack {
 		p.back()
@@ -180,10 +180,10 @@ func (p *play) change(what string) {
 	}
 }
 
-// tries is how often somebody runs recast again before they help, and after that.
+// tries is the number of retries before a person intervenes, and after that.
 const tries = 2
 
-// round rolls until recast says that all is done, and looks at what there is then.
+// round rolls until recast is done, and checks the final state.
 func (p *play) round() bool {
 	var err error
 	for n := 0; ; n++ {
@@ -205,7 +205,7 @@ func (p *play) round() bool {
 			}
 		}
 		switch {
-		case n == len(p.c.Faults)+tries: // the troubles that end by themselves have ended
+		case n == len(p.c.Faults)+tries: // the faults with a duration have ended
 			p.endAll(false)
 		case n == len(p.c.Faults)+2*tries:
 			p.person(err)
@@ -219,7 +219,7 @@ func (p *play) round() bool {
 	}
 }
 
-// run is one process of recast, from its start to its end or its death.
+// run is one process of recast, from its start to its end or death.
 func (p *play) run() (died bool, err error) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
@@ -257,7 +257,7 @@ func (p *play) run() (died bool, err error) {
 	return died, err
 }
 
-// nextRun is the ID of another run.
+// nextRun is a new run ID.
 func (p *play) nextRun() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,7 +267,8 @@ func (p *play) nextRun() string {
 
 func (p *play) policy() cluster.Policy { return cluster.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
 
-// kill ends the process that runs, if any; away says that the next one is on another machine.
+// kill kills the running process, if any; away says that the next one runs on another
+// machine.
 func (p *play) kill(away bool) {
 	p.mu.Lock()
 	life := p.current
@@ -294,7 +295,7 @@ func (p *play) blink() {
 
 var errNoVM = errors.New("there is no such VM")
 
-// vmOf is the VM of a node, wherever it is: somebody else's under its number is another.
+// vmOf is a node's VM on any host; a foreign VM under its number does not count.
 func (p *play) vmOf(node int) (world.VM, error) {
 	n, vms := p.lab.Nodes[node], p.lab.World.VMs()
 	i := slices.IndexFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID && vm.Config["name"] == n.Name })
@@ -304,7 +305,7 @@ func (p *play) vmOf(node int) (world.VM, error) {
 	return vms[i], nil
 }
 
-// hostOf is where it is, or was at first.
+// hostOf is the VM's host, or its first one.
 func (p *play) hostOf(node int) string {
 	if vm, err := p.vmOf(node); err == nil {
 		return vm.Host
@@ -312,14 +313,14 @@ func (p *play) hostOf(node int) string {
 	return p.lab.Nodes[node].Host
 }
 
-// tell notes what happens, for the failure of a case.
+// tell records an event for the report of a failure.
 func (p *play) tell(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.res.Story = append(p.res.Story, fmt.Sprintf("%s, %d changes: ", time.Since(p.begun).Round(time.Second), p.calls)+fmt.Sprintf(format, args...))
 }
 
-// fail notes a problem, once: after whichever call it was seen first.
+// fail records a problem once, with the call after which it was first seen.
 func (p *play) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	what, _, _ := strings.Cut(text, " (after ")

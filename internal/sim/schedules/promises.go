@@ -17,8 +17,8 @@ import (
 
 const unnamed = "no VM's configuration names its volume"
 
-// lookAfter holds the world against what must be so after every single call, but for
-// those before which nothing has changed since the last.
+// lookAfter checks the invariants after every call, unless nothing has changed since the
+// latest check.
 func (p *play) lookAfter(call record.Call) {
 	changes := p.lab.World.Changes()
 	p.mu.Lock()
@@ -34,7 +34,7 @@ func (p *play) look(after string) {
 	vms := p.lab.World.VMs()
 	open := p.openRecords(vms)
 	for _, v := range p.lab.World.Violations() {
-		// For a moment a volume may be without a name: then a record has to say so.
+		// A volume may lack a name for a moment, if a record says so.
 		if strings.HasSuffix(v, unnamed) && slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Intent != nil }) {
 			continue
 		}
@@ -46,7 +46,7 @@ func (p *play) look(after string) {
 	p.lookAtOutages(vms, open, after)
 }
 
-// openRecords are those of VMs.
+// openRecords are the open records in the VMs' descriptions.
 func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
 	for _, vm := range vms {
 		if rec := p.openRecord(vm); rec != nil && !onlyMeant(vm, *rec, vms) {
@@ -56,15 +56,15 @@ func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
 	return open
 }
 
-// onlyMeant says whether nothing of what the record is about was done: it may have come
-// late. While its run is at work on the node, the Node has a mark.
+// onlyMeant says whether nothing of the record's intent was done yet. While its run works
+// on the node, the Node has a mark.
 func onlyMeant(park world.VM, rec cluster.Record, vms []world.VM) bool {
 	handedOver := slices.ContainsFunc(slices.Collect(maps.Keys(park.Config)), cluster.IsDiskKey)
 	runs := slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == int(rec.VMID) && vm.Running })
 	return runs && !handedOver && rec.Intent == nil
 }
 
-// openRecord reads each record once; nil: the VM has none that is open.
+// openRecord is the VM's open record, cached; nil if it has none.
 func (p *play) openRecord(vm world.VM) *cluster.Record {
 	text := vm.Config["description"]
 	p.mu.Lock()
@@ -82,23 +82,23 @@ func (p *play) openRecord(vm world.VM) *cluster.Record {
 	return rec
 }
 
-// lookAtEtcdBefore is for the last moment at which a fault has not meddled with etcd:
-// what recast has done to it would be excused by the fault.
+// lookAtEtcdBefore checks etcd just before a fault affects it: later problems might be the
+// fault's.
 func (p *play) lookAtEtcdBefore(faults ...*struck) {
 	if i := slices.IndexFunc(faults, func(s *struck) bool { return s.etcd }); i >= 0 {
 		p.lookAtEtcd("before " + faults[i].Fault.String())
 	}
 }
 
-// meddled says whether a fault has struck that can take members of etcd away.
+// meddled says whether a fault has struck that can make members of etcd unavailable.
 func (p *play) meddled() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.list, func(s *struck) bool { return s.begun && s.etcd })
 }
 
-// lookAtEtcd wants a majority at any time, and each member that has its data
-// still to be the one that it was.
+// lookAtEtcd checks that etcd always has a majority, and that each member with its data is
+// still the same member.
 func (p *play) lookAtEtcd(after string) {
 	if p.c.ControlPlanes >= 3 && !p.meddled() {
 		for _, v := range p.lab.EtcdViolations() {
@@ -124,7 +124,7 @@ func (p *play) memberIDs() map[string]string {
 	return ids
 }
 
-// lookAtCordons wants nodes that people have cordoned to stay so.
+// lookAtCordons checks that nodes cordoned by people stay cordoned.
 func (p *play) lookAtCordons(after string) {
 	p.mu.Lock()
 	var names []string
@@ -138,14 +138,14 @@ func (p *play) lookAtCordons(after string) {
 		still := p.cordoned[name]
 		p.mu.Unlock()
 		if err == nil && still && !k.Spec.Unschedulable {
-			p.fail("%s, which somebody had cordoned, takes pods (after %s)", name, after)
+			p.fail("%s, which a person had cordoned, is schedulable (after %s)", name, after)
 		}
 	}
 }
 
 const rollMark = "recast.dev/roll"
 
-// inExchange says whether recast is at work on a node's VM, or has left it half-way.
+// inExchange says whether recast is working on a node's VM, or has left it half done.
 func (p *play) inExchange(node int) bool {
 	vms := p.lab.World.VMs()
 	return p.isExchanged(node, vms, p.openRecords(vms))
@@ -167,7 +167,7 @@ func (p *play) isExchanged(node int, vms []world.VM, open []cluster.Record) bool
 	return !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID })
 }
 
-// lookAtOutages counts the nodes that are out by recast's hand.
+// lookAtOutages checks the number of nodes that recast has made unavailable.
 func (p *play) lookAtOutages(vms []world.VM, open []cluster.Record, after string) {
 	controls, workers, hosts := []string{}, []string{}, map[string][]string{}
 	for i, n := range p.lab.Nodes {
@@ -199,7 +199,7 @@ func (p *play) lookAtOutages(vms []world.VM, open []cluster.Record, after string
 	}
 }
 
-// mostOut is how many workers may be out.
+// mostOut is the maximum number of unavailable workers.
 func (p *play) mostOut() int {
 	share := config.Share{Count: 1}
 	if p.c.Out != "" {
@@ -210,10 +210,10 @@ func (p *play) mostOut() int {
 	return share.Of(p.c.Workers)
 }
 
-// grace is for how long a member of etcd may have been away without anybody noticing.
+// grace is how long a member of etcd may be down unnoticed.
 const grace = 2 * time.Minute
 
-// lookBefore wants quorum of etcd to survive what is about to take a control plane out.
+// lookBefore checks that etcd's quorum survives a call that takes a control plane down.
 func (p *play) lookBefore(call record.Call) {
 	if p.c.ControlPlanes < 3 || !call.Mutation {
 		return
@@ -233,11 +233,11 @@ func (p *play) lookBefore(call record.Call) {
 		}
 	}
 	if p.c.ControlPlanes-len(away)-1 < p.c.ControlPlanes/2+1 {
-		p.fail("etcd: %s is taken out by %s %s, though %v have been away for %s", p.lab.Nodes[node].Name, call.Method, call.Path, away, grace)
+		p.fail("etcd: %s is taken down by %s %s, though %v have been down for %s", p.lab.Nodes[node].Name, call.Method, call.Path, away, grace)
 	}
 }
 
-// takenOut is the node whose machine a call stops or boots anew; -1: none.
+// takenOut is the node whose machine a call stops or reboots; -1: none.
 func (p *play) takenOut(call record.Call) int {
 	path := pathOf(call)
 	stops := call.Proto == "proxmox" && call.Method == "POST" && (strings.HasSuffix(path, "/status/stop") || strings.HasSuffix(path, "/status/shutdown"))
@@ -253,8 +253,8 @@ func (p *play) takenOut(call record.Call) int {
 	return -1
 }
 
-// isAway says whether a fault has kept a control plane's member away for long. One
-// whose plug was pulled is back as soon as anybody has started it.
+// isAway says whether a fault has kept a control plane's member down for long. A
+// powered-off one is back as soon as it was started.
 func (p *play) isAway(node int) bool {
 	vm, err := p.vmOf(node)
 	runs := err == nil && vm.Running
@@ -265,7 +265,7 @@ func (p *play) isAway(node int) bool {
 	})
 }
 
-// ended says what is not as it has to be when recast says that all is done.
+// ended lists deviations from the required final state.
 func (p *play) ended() (problems []string) {
 	note := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	drift, err := p.lab.Client().Drift(p.ctx)

@@ -9,15 +9,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestAFaultExcusesNothingBefore: etcd that lost its majority before anybody
-// meddled with it has lost it by recast's hand.
+// TestAFaultExcusesNothingBefore: if etcd loses its majority before any fault affects it,
+// recast is to blame.
 func TestAFaultExcusesNothingBefore(t *testing.T) {
 	t.Parallel()
 	for name, begin := range map[string]func(*play, *struck){
 		"at a time": func(p *play, s *struck) { p.begin(s) },
 		"at a call": func(p *play, s *struck) {
 			s.kind.before = func(*play, *struck) error { return nil }
-			_ = p.before(record.Call{Proto: "proxmox", Method: "PUT", Mutation: true}) // it is dropped by no fault
+			_ = p.before(record.Call{Proto: "proxmox", Method: "PUT", Mutation: true}) // no fault drops it
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// What hints tell people to do by hand.
+// Manual remedies in hints.
 var (
 	waitsForReboot = regexp.MustCompile(`(\S+): \S+ is installed and waits for a reboot`) // the error itself
 	isOff          = regexp.MustCompile(`start VM (\d+) "\S+" on \S+ in Proxmox`)
@@ -23,16 +23,16 @@ var (
 	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
 )
 
-// remedy does what recast says has to be done by hand, where that is mechanical.
+// remedy applies the manual remedy that recast asks for, if it is mechanical.
 func (p *play) remedy(err error) {
 	if err == nil {
 		return
 	}
 	text, hints := err.Error(), strings.Join(fault.Hints(err), "\n")
 	switch {
-	case strings.Contains(text, "is locked by its creation (create)"): // which was killed: only root can remove that
+	case strings.Contains(text, "is locked by its creation (create)"): // the creation was killed: only root can remove that lock
 		p.removeLocked()
-	case strings.Contains(text, "could not be reimaged: boot ISO"): // of a build that came in place, and was not published
+	case strings.Contains(text, "could not be reimaged: boot ISO"): // of a build that was installed in place and not published
 		p.publishPrevious()
 	case strings.Contains(text, "is never tried again with the same image"):
 		p.change(changePatch)
@@ -63,7 +63,7 @@ func (p *play) remedy(err error) {
 	}
 }
 
-// vmNumbered is the VM that a hint names: a node's, or a parking VM.
+// vmNumbered is the VM in a hint: a node's, or a parking VM.
 func (p *play) vmNumbered(id string) (world.VM, bool) {
 	vms := p.lab.World.VMs()
 	i := slices.IndexFunc(vms, func(vm world.VM) bool { return strconv.Itoa(vm.ID) == id })
@@ -75,7 +75,7 @@ func (p *play) vmNumbered(id string) (world.VM, bool) {
 
 func (p *play) nodeWhere(is func(sim.Node) bool) int { return slices.IndexFunc(p.lab.Nodes, is) }
 
-// reboot resets the VM of a node, and gives it time to come back.
+// reboot resets a node's VM, and waits for it.
 func (p *play) reboot(node int) {
 	vm, err := p.vmOf(node)
 	if err == nil {
@@ -85,13 +85,13 @@ func (p *play) reboot(node int) {
 	sleep(p.ctx, 2*time.Minute)
 }
 
-// empty wipes the volume of a node in which its etcd's data is.
+// empty wipes the volume with a node's etcd data.
 func (p *play) empty(node int, label string) {
 	name := p.lab.Nodes[node].Name
 	p.tell("reset %s: %s", name, said(p.lab.ResetNode(p.ctx, name, label)))
 }
 
-// giveUp is recast recover.
+// giveUp runs recast recover.
 func (p *play) giveUp(name string) {
 	c := p.lab.Client()
 	c.Run = p.nextRun()
@@ -99,7 +99,7 @@ func (p *play) giveUp(name string) {
 	p.tell("recover %s: %s", name, said(err))
 }
 
-// publishPrevious is recast publish with the lock that was there before the last change.
+// publishPrevious runs recast publish with the previous lock.
 func (p *play) publishPrevious() {
 	now := p.lab.Read("recast.lock")
 	p.lab.Write("recast.lock", p.previous)
@@ -108,8 +108,8 @@ func (p *play) publishPrevious() {
 	p.tell("publish with the previous lock: %s", said(err))
 }
 
-// removeLocked removes VMs whose creation was cut off, and tries again later where
-// their host goes down meanwhile.
+// removeLocked removes VMs whose creation was interrupted, and retries if their host goes
+// down meanwhile.
 func (p *play) removeLocked() {
 	half := func(id int) (world.VM, bool) {
 		vms := p.lab.World.VMs()
@@ -147,13 +147,13 @@ func (p *play) removeLocked() {
 	}
 }
 
-// screens has the last line of each machine's screen.
+// screens keeps the last line of each machine's screen.
 type screens struct {
 	mu    sync.Mutex
 	lines map[string]string
 }
 
-// Write gets a line at a time, after what it is that says it.
+// Write gets one line, prefixed with its source.
 func (s *screens) Write(line []byte) (int, error) {
 	who, text, _ := strings.Cut(string(line), ": ")
 	s.mu.Lock()

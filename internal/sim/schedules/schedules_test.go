@@ -31,16 +31,17 @@ var (
 	stories = flag.Bool("schedules.story", false, "with -schedules.replay: tell what happened")
 )
 
-// resultMark begins the line of a result.
+// resultMark is the prefix of a result's line.
 const resultMark = "RESULT "
 
-// perProcess is how many cases a process plays at most before the next one begins with an empty heap.
+// perProcess is the maximum number of cases per process; the next process starts with an empty heap.
 const perProcess = 40
 
-// batch is how many of those that are left a process gets: fewer towards the end, so that all end together.
+// batch is the number of cases for the next process: fewer towards the end, so that all processes end
+// together.
 func batch(left, processes int) int { return max(1, min(perProcess, left/(2*processes))) }
 
-// playOne plays a case in a bubble. What the lab itself complains about fails the case, too.
+// playOne plays a case in a bubble. Errors of the lab itself fail the case too.
 func playOne(t *testing.T, name string, c Case) (r Result) {
 	r.Case = c.String()
 	ok := t.Run(name, func(t *testing.T) {
@@ -60,7 +61,7 @@ func playOne(t *testing.T, name string, c Case) (r Result) {
 	return r
 }
 
-// TestSchedules plays random schedules, each in a lab of its own, in several processes.
+// TestSchedules plays random schedules, each in its own lab, in several processes.
 func TestSchedules(t *testing.T) {
 	seed, err := strconv.ParseUint(*runSeed, 0, 64)
 	if err != nil {
@@ -120,7 +121,7 @@ func TestSchedules(t *testing.T) {
 	figures(t, tally)
 }
 
-// figures are those of the last line that make schedules prints.
+// figures are those on the last line of make schedules.
 func figures(t *testing.T, tally *Tally) {
 	for name, figure := range map[string]int{"schedules": tally.Schedules, "node-rolls": tally.NodeRolls, "faults": tally.Faults, "violations": tally.Violations} {
 		t.Attr(name, strconv.Itoa(figure))
@@ -135,8 +136,8 @@ func tell(r Result) {
 	fmt.Printf("\n%s%s\n", resultMark, b)
 }
 
-// inProcess plays some cases of a run in a process of their own. One that kills
-// its process has failed, and the others are played in another.
+// inProcess plays some cases of a run in a separate process. A case that kills its process
+// has failed; another process plays the rest.
 func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
 	for at := from; at < from+count; at++ {
 		said := spawn(t.Context(), func(r Result) {
@@ -149,8 +150,7 @@ func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result
 	}
 }
 
-// longestCase is how long a case may take, and longestShrink how long it may take
-// to make one smaller, of the wall's clock.
+// longestCase limits a case, and longestShrink the time to minimize one, in real time.
 const (
 	longestCase   = 15 * time.Minute
 	longestShrink = 30 * time.Minute
@@ -158,8 +158,8 @@ const (
 
 var errSlow = fmt.Errorf("no result for %s", longestCase)
 
-// spawn runs this test binary again, hands on each result that it prints, and
-// returns what it said after the last.
+// spawn runs this test binary again, passes on each result, and returns the output after
+// the last one.
 func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -196,8 +196,8 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait(), context.Cause(ctx)))
 }
 
-// inMemory is a directory in memory where there is one that takes what processes
-// write: recast syncs its journal, and nobody here waits for disks.
+// inMemory is an in-memory directory, if there is one with enough space: recast syncs its
+// journal, and tests need not wait for disks.
 func inMemory() string {
 	const shared = "/dev/shm"
 	if takes(shared, uint64(*procs)<<24) {
@@ -206,7 +206,7 @@ func inMemory() string {
 	return os.TempDir()
 }
 
-// takes says whether so much can be written below a directory.
+// takes says whether that many bytes can be written below a directory.
 func takes(dir string, bytes uint64) bool {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(dir, &fs); err != nil || uint64(fs.Bavail)*uint64(fs.Bsize) < bytes {
@@ -216,20 +216,20 @@ func takes(dir string, bytes uint64) bool {
 	return err == nil && os.Remove(sub) == nil
 }
 
-// failure is a case that failed.
+// failure is a failed case.
 type failure struct {
 	seed uint64
 	r    Result
 }
 
-// tell shrinks a failing case, and says how to play it again.
+// tell minimizes a failed case, and says how to replay it.
 func (f failure) tell(t *testing.T) {
 	c := Draw(f.seed)
 	small := Shrink(c, *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
 	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
 }
 
-// overTheWire says what comes of a failing case with a wire, where it has none.
+// overTheWire is the result of a failed direct case over connections.
 func overTheWire(ctx context.Context, c Case) string {
 	if !c.Direct {
 		return ""
@@ -241,10 +241,10 @@ func overTheWire(ctx context.Context, c Case) string {
 	return "it does not fail over the wire\n"
 }
 
-// fails plays a case in a process of its own.
+// fails plays a case in a separate process.
 func fails(ctx context.Context) func(Case) bool {
 	return func(c Case) bool {
-		failed := true // unless it says otherwise: it may die
+		failed := true // also if the process dies
 		spawn(ctx, func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
 		return failed
 	}
@@ -270,12 +270,12 @@ func TestReplay(t *testing.T) {
 	figures(t, tally)
 }
 
-// TestCorpus plays what has failed in the past; in a short run the first of it,
-// without a wire, which all other tests have.
+// TestCorpus plays cases that failed in the past. A short run plays the first of them,
+// directly; all other tests use connections.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
-			break // each costs make test seconds
+			break // each takes seconds of make test
 		}
 		if testing.Short() {
 			entry.c.Direct = true
@@ -297,7 +297,7 @@ type corpusEntry struct {
 	c    Case
 }
 
-// corpus reads the lines of testdata/corpus that are no comments.
+// corpus reads the lines of testdata/corpus without comments.
 func corpus(t testing.TB) (list []corpusEntry) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/corpus/*.txt")

@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/simtest"
 )
 
-// otherRange is proxmox.vmids of a recast.yaml that is not the lab's.
+// otherRange is proxmox.vmids of another recast.yaml.
 const otherRange = "9200-9299"
 
-// second is a second recast, on another machine, at the same time.
+// second is a second recast at the same time, on another machine.
 func (p *play) second() {
 	if c := p.another(""); c != nil {
 		_, err := c.Roll(p.ctx, p.policy())
@@ -21,9 +21,9 @@ func (p *play) second() {
 	}
 }
 
-// twin is one with another recast.yaml of the same cluster, with other
-// proxmox.vmids. It does not get as far as to ask whether to begin while the
-// first one is at work, and says no where it does.
+// twin is a second recast with another recast.yaml of the same cluster, with other
+// proxmox.vmids. While the first one works, it must not reach its confirmation; otherwise
+// it answers no.
 func (p *play) twin() {
 	c := p.another(otherRange)
 	if c == nil {
@@ -42,12 +42,12 @@ func (p *play) twin() {
 	p.tell("twin: %s", said(err))
 }
 
-// beats is time enough for the counter of a claim to move. It does not while its run waits
-// until no other claim is there.
+// beats is enough time for the counter of a claim to change. It does not change while its
+// run waits for other claims.
 const beats = 45 * time.Second
 
-// another is a recast on another machine with a copy of the lab's files; nil where
-// the first one was just writing them.
+// another is a recast on another machine with a copy of the lab's files; nil if the first
+// one was just writing them.
 func (p *play) another(vmids string) *simtest.Client {
 	c, err := p.lab.WithRange(filepath.Join(p.t.TempDir(), "other"), vmids)
 	if err != nil {
@@ -58,7 +58,7 @@ func (p *play) another(vmids string) *simtest.Client {
 	return c
 }
 
-// heldMeanwhile is the claim of the first process, if that lives and has one; else "".
+// heldMeanwhile is the claim of the first process, if it runs and has one; else "".
 func (p *play) heldMeanwhile() string {
 	p.mu.Lock()
 	life := p.current

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Smaller lists cases that are a little smaller, the boldest first.
+// Smaller lists slightly smaller cases, the largest reductions first.
 func (c Case) Smaller() (list []Case) {
 	add := func(change func(c *Case)) {
 		s := c.clone()
@@ -49,8 +49,8 @@ func (c Case) clone() Case {
 	return c
 }
 
-// Shrink looks for the smallest case that fails still, in so many tries and so
-// much time at most.
+// Shrink looks for the smallest case that still fails, within that many tries and that
+// time.
 func Shrink(c Case, tries int, until time.Time, fails func(Case) bool) Case {
 	for again := true; again; {
 		again = false
@@ -63,7 +63,7 @@ func Shrink(c Case, tries int, until time.Time, fails func(Case) bool) Case {
 				continue
 			}
 			c, again = list[i], true
-			list = c.Smaller() // the same place in it: what came before has just failed to fail
+			list = c.Smaller() // the same position: the reductions before it did not fail
 			i--
 		}
 	}

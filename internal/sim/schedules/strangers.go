@@ -12,11 +12,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// firstStranger is the VMID of the first VM that has nothing to do with the cluster.
+// firstStranger is the VMID of the first VM outside of the cluster.
 const firstStranger = 9500
 
-// strangerKinds are VMs and volumes of other people that come where recast is at
-// work; what is on their disks is a promise like any other.
+// strangerKinds are other people's VMs and volumes near recast's; their disks are
+// protected like any other.
 func strangerKinds() []kind {
 	return []kind{
 		{name: "takes-vmid", weight: 1, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
@@ -45,7 +45,7 @@ func strangerKinds() []kind {
 	}
 }
 
-// patience is for how long somebody waits for their moment.
+// patience is how long a person waits for the right moment.
 const patience = 10 * time.Minute
 
 func (p *play) await(moment func() bool) bool {
@@ -68,10 +68,10 @@ func (p *play) exists(id int) bool {
 	return slices.ContainsFunc(p.lab.World.VMs(), func(vm world.VM) bool { return vm.ID == id })
 }
 
-// theirs is a disk of somebody else's, which must never be lost.
+// theirs is another person's disk, which must never be lost.
 func (p *play) theirs(what string) *world.Media { return world.NewMedia([]byte("what is on " + what)) }
 
-// settleIn makes a VM of somebody else's, with a disk; they take both away in the end.
+// settleIn makes another person's VM with a disk; both are removed in the end.
 func (p *play) settleIn(host string, id int) (func(), error) {
 	name := fmt.Sprintf("stranger-%d", id)
 	media := p.theirs(name)
@@ -96,7 +96,7 @@ func (p *play) vm(id int) (world.VM, bool) {
 	return vms[i], true
 }
 
-// leave gives the disk of a VM to another one of its owner's, and deletes the VM.
+// leave moves a VM's disk to another VM of its owner, and deletes the VM.
 func (p *play) leave(vm world.VM) {
 	to := p.elsewhere(vm.Host)
 	if err := p.task(p.lab.World.MoveDisk("", vm.Host, world.MoveRequest{ID: vm.ID, Disk: "scsi0", Target: to, TargetDisk: "scsi0"})); err != nil {
@@ -108,7 +108,7 @@ func (p *play) leave(vm world.VM) {
 	}
 }
 
-// elsewhere is a new VM far from recast's.
+// elsewhere is a free VMID far from recast's.
 func (p *play) elsewhere(host string) int {
 	id := firstStranger
 	for p.exists(id) {
@@ -120,8 +120,8 @@ func (p *play) elsewhere(host string) int {
 	return id
 }
 
-// pretend boots another VM with the network address of a node's, as after a
-// restore of its backup beside it: what answers at the address is not the node.
+// pretend boots another VM with a node's network address, like a restored backup beside
+// it: the machine at the address is not the node.
 func (p *play) pretend(n sim.Node) (func(), error) {
 	isos, err := p.lab.World.Volumes(sim.ISOStorage, n.Host)
 	if err != nil || len(isos) == 0 {
@@ -138,14 +138,14 @@ func (p *play) pretend(n sim.Node) (func(), error) {
 		return nil, err
 	}
 	p.lab.World.Protect(world.Protected{Serial: fmt.Sprintf("imposter-%d", id), Media: media})
-	return func() { _ = p.lab.World.PowerOff(id + 100) }, p.lab.World.PowerOn(id + 100) // it is there
+	return func() { _ = p.lab.World.PowerOff(id + 100) }, p.lab.World.PowerOn(id + 100) // it exists
 }
 
-// theirSerial is in the drive of a volume that came in the place of a parked one.
+// theirSerial marks the drive of a volume that replaced a parked one.
 const theirSerial = ",serial=theirs"
 
-// reuse frees an old system disk that is parked, by hand, and has a new volume of
-// somebody's under the same name.
+// reuse frees a parked old system disk by hand, and another person's new volume gets its
+// name.
 func (p *play) reuse(node int) (func(), error) {
 	var park world.VM
 	var rec cluster.Record
@@ -192,7 +192,7 @@ func (p *play) reuse(node int) (func(), error) {
 	return func() { p.takeAway(park.ID, name) }, set(map[string]string{rec.Kept[0].Key: name + theirSerial, "protection": "1"})
 }
 
-// takeAway moves a volume of somebody's into a VM of their own.
+// takeAway moves another person's volume into a VM of their own.
 func (p *play) takeAway(id int, volid string) {
 	vm, _ := p.vm(id)
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {

@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// aim makes the faults of the case ready to strike.
+// aim prepares the case's faults.
 func (p *play) aim() {
 	for _, f := range p.c.Faults {
-		k, _ := kindOf(f.Name) // it was parsed, or drawn
+		k, _ := kindOf(f.Name) // it was parsed or drawn
 		s := &struck{Fault: f, kind: k}
 		p.list = append(p.list, s)
 		if f.Call == 0 {
@@ -28,7 +28,7 @@ func (p *play) aim() {
 	}
 }
 
-// begin says whether a fault is to strike now.
+// begin says whether a fault may strike now.
 func (p *play) begin(s *struck) bool {
 	p.lookAtEtcdBefore(s)
 	p.mu.Lock()
@@ -41,7 +41,7 @@ func (p *play) begin(s *struck) bool {
 	return true
 }
 
-// strike does what a fault does beside calls, and ends it in time.
+// strike runs a fault's act, and ends it in time.
 func (p *play) strike(s *struck) {
 	defer p.beside.Done()
 	if s.act == nil {
@@ -86,8 +86,8 @@ func (p *play) finish(s *struck) {
 	}
 }
 
-// endAll ends every fault that has begun, and lets no other begin; what people
-// have done only if they are to take it back.
+// endAll ends every fault and prevents new ones; people says whether to revert people's
+// changes too.
 func (p *play) endAll(people bool) {
 	p.mu.Lock()
 	list := slices.Clone(p.list)
@@ -106,14 +106,14 @@ func (p *play) endAll(people bool) {
 	p.lab.World.NoMoreFailures()
 }
 
-// isOurs says whether a call is a change of recast's.
+// isOurs says whether a call is a change by recast.
 func isOurs(call record.Call) bool {
 	return call.Mutation && (call.Proto == "proxmox" || call.Proto == "talos" || call.Proto == "kubernetes")
 }
 
-// before is asked before any server acts.
+// before is the before hook of all servers.
 func (p *play) before(call record.Call) error {
-	if call.Late { // which recast can't help any more
+	if call.Late { // recast can't prevent it any more
 		return nil
 	}
 	p.deliverBefore(call)
@@ -145,15 +145,15 @@ func (p *play) before(call record.Call) error {
 		switch {
 		case s.kind.holds != nil && dropped == nil:
 			held = p.hold(s, call)
-		case s.kind.after == nil || dropped != nil: // else it strikes when the server has acted
+		case s.kind.after == nil || dropped != nil: // otherwise it strikes after the server has acted
 			go p.strike(s)
 		}
 	}
 	return held
 }
 
-// dueAt are those that strike at the n-th call, and one at most that waits for a
-// request that it can hold; p.mu must be held.
+// dueAt are the faults that strike at call n, including at most one that waits for a
+// request to hold; p.mu must be held.
 func (p *play) dueAt(n int, call record.Call) (due []*struck) {
 	held := false
 	for _, s := range p.list {
@@ -169,7 +169,7 @@ func (p *play) dueAt(n int, call record.Call) (due []*struck) {
 	return due
 }
 
-// beginAt begins those that are due, unless they are to begin no more.
+// beginAt begins the due faults, unless none may begin any more.
 func (p *play) beginAt(call record.Call, due []*struck) []*struck {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +181,7 @@ func (p *play) beginAt(call record.Call, due []*struck) []*struck {
 	return due
 }
 
-// after is told when a server has acted, before its answer leaves.
+// after is the after hook: the server has acted and the answer is not sent yet.
 func (p *play) after(call record.Call) {
 	p.mu.Lock()
 	var due []*struck
@@ -200,7 +200,7 @@ func (p *play) after(call record.Call) {
 	p.lookAfter(call)
 }
 
-// said is all that an error tells.
+// said is an error's text with its hints.
 func said(err error) string {
 	if err == nil {
 		return "done"
@@ -210,13 +210,13 @@ func said(err error) string {
 
 var particular = regexp.MustCompile(`(cp|wk|pve)\d+|\d+[.:\d]*`)
 
-// person counts what it takes a person for, and wants recast to say what they are to do.
+// person counts errors that need a person, and checks that recast says what to do.
 func (p *play) person(err error) {
 	if err == nil {
 		return
 	}
 	if len(fault.Hints(err)) == 0 {
-		p.fail("it does not go on by itself, and does not say what to do: %v", err)
+		p.fail("it needs a person, and does not say what to do: %v", err)
 	}
 	reason := particular.ReplaceAllString(err.Error(), "N")
 	p.mu.Lock()

@@ -15,11 +15,11 @@ type Tally struct {
 	Schedules, NodeRolls, Runs, Calls, Faults, Violations int
 	Virtual                                               time.Duration
 
-	drawn   map[string]map[string]int // what was drawn: subject, value, how often
+	drawn   map[string]map[string]int // drawn values: subject, value, count
 	persons map[string]int
 }
 
-// NewTally is an empty one.
+// NewTally is an empty Tally.
 func NewTally() *Tally {
 	return &Tally{drawn: map[string]map[string]int{}, persons: map[string]int{}}
 }
@@ -64,7 +64,7 @@ func (t *Tally) Add(c Case, r Result) {
 	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
 
-// workers are counted in classes.
+// workers is the class of a number of workers.
 func workers(n int) string {
 	switch {
 	case n <= 5:
@@ -75,10 +75,10 @@ func workers(n int) string {
 	return "16-50"
 }
 
-// widest is the longest bar.
+// widest is the length of the longest bar.
 const widest = 40
 
-// Distribution prints what was drawn, a bar for each value.
+// Distribution prints the drawn values with a bar for each.
 func (t *Tally) Distribution(w io.Writer) {
 	for _, subject := range slices.Sorted(maps.Keys(t.drawn)) {
 		fmt.Fprintln(w, subject)

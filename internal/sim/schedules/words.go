@@ -36,7 +36,7 @@ func yes(name string, to *bool) field {
 	}}
 }
 
-// word is one of some; any where none are named.
+// word is a field with one of some values; any value if none are given.
 func word(name string, to *string, oneOf ...string) field {
 	return field{name, func(*Case) string { return *to }, func(_ *Case, value string) error {
 		if *to = value; len(oneOf) > 0 && !slices.Contains(oneOf, value) || value == "" {
@@ -46,7 +46,7 @@ func word(name string, to *string, oneOf ...string) field {
 	}}
 }
 
-// list is separated by commas.
+// list is a comma-separated field.
 func list[T any](name string, to *[]T, parse func(string) (T, error)) field {
 	return field{name, func(*Case) string {
 		var words []string

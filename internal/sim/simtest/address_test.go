@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// What wk1's machine configuration says of its address.
+// wk1's address in its machine configuration.
 const (
 	staticAddress = "apiVersion: v1alpha1\nkind: LinkConfig\nname: eth0\naddresses:\n  - address: 127.42.7.31/24\nroutes:\n  - gateway: 127.42.7.1\n"
 	vlanAddress   = "apiVersion: v1alpha1\nkind: VLANConfig\nname: eth0.42\nvlanID: 42\nparent: eth0\naddresses:\n  - address: 127.42.7.31/24\n"
@@ -25,7 +25,8 @@ const onlyHere = "its address 127.42.7.31 (eth0) is in its machine configuration
 
 const orByDHCP = "; or reserve it for MAC bc:24:11:00:23:47 in DHCP and have the machine configuration say dhcp: true there; or use in-place"
 
-// addressed gives wk1 another document about its address, and has DHCP reserve that or not.
+// addressed gives wk1 a document about its address; reserved says whether DHCP reserves the
+// address.
 func (l *Lab) addressed(t *testing.T, document string, reserved bool) {
 	t.Helper()
 	s, err := l.Client().connect(t.Context())
@@ -44,7 +45,7 @@ func (l *Lab) addressed(t *testing.T, document string, reserved bool) {
 	}
 }
 
-// settings are wk1's VM's, but for what Proxmox or a roll gives it anew.
+// settings are those of wk1's VM, without what Proxmox or a roll regenerates.
 func (l *Lab) settings() map[string]string {
 	out := map[string]string{}
 	for _, vm := range l.World.VMs() {
@@ -58,9 +59,10 @@ func (l *Lab) settings() map[string]string {
 	return out
 }
 
-// TestStaticAddressOnNoCloud: a node whose address is in its machine configuration
-// alone gets a new system disk, for its blank machine is told the address, and the
-// VM is as it was. The roll is killed at a moment and goes on, or is given up.
+// TestStaticAddressOnNoCloud: a node whose address is only in its machine configuration
+// gets a new system disk, because its blank machine is told the address, and the VM is
+// unchanged. The roll is killed at a moment and then resumed, or the replacement
+// cancelled.
 func TestStaticAddressOnNoCloud(t *testing.T) {
 	long(t)
 	for name, tc := range map[string]struct {
@@ -117,8 +119,8 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 	}
 }
 
-// TestStaticAddressOnMetal: a blank machine would be somewhere else, so none is
-// made, and every remedy that the plan names opens the way.
+// TestStaticAddressOnMetal: a blank machine would have another address, so there is none,
+// and every remedy in the plan works.
 func TestStaticAddressOnMetal(t *testing.T) {
 	long(t)
 	const (
@@ -175,7 +177,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 	}
 }
 
-// TestAddressOnAVLAN: neither DHCP nor a cloud-init drive makes the link.
+// TestAddressOnAVLAN: neither DHCP nor a cloud-init drive creates the link.
 func TestAddressOnAVLAN(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.addressed(t, vlanAddress, true)

@@ -16,7 +16,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// TestBackup takes the role os:etcd:backup and changes nothing, whatever is wrong with etcd.
+// TestBackup needs only the role os:etcd:backup and changes nothing, whatever is wrong with
+// etcd.
 func TestBackup(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		var endpoints []string

@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// badInput is something wrong that a user, or the world, brings to a roll.
+// badInput is a user's or the world's invalid input to a roll.
 type badInput struct {
 	spoil func(l *Lab, c *Client)
 	kind  fault.Kind
 	text  string // of the error: place and problem
-	hint  string // the remedy; "" where the message is one itself
+	hint  string // the remedy; "" if the message contains it
 }
 
 func badInputs() map[string]badInput {
@@ -86,7 +86,7 @@ func badInputs() map[string]badInput {
 	}
 }
 
-// TestBadInput rolls with something wrong: one clear error with its remedy, and
+// TestBadInput rolls with an invalid input: there is one clear error with its remedy, and
 // nothing in the datacentre has changed.
 func TestBadInput(t *testing.T) {
 	for name, bad := range badInputs() {
@@ -123,7 +123,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// ofClaim says whether a request makes, beats or removes the claim, and nothing else.
+// ofClaim says whether a request only creates, beats or removes the claim.
 func ofClaim(call record.Call) bool {
 	const vms = "/api2/json/nodes/pve1/qemu"
 	return call.Proto == "proxmox" && (call.Path == vms && call.Method == "POST" || strings.HasPrefix(call.Path, vms+"/9000"))

@@ -21,15 +21,15 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// canary hears everything that recast says in a lab.
+// canary searches everything that recast outputs in a lab for secrets.
 type canary struct {
-	secrets map[string]string // how a secret, or a piece of it, reads; what it is of
+	secrets map[string]string // text of a secret, or a piece of it, to its source
 	pieces  sync.Once
-	looked  []piece // the same for who looks for them
+	looked  []piece // the same, in search order
 
 	mu    sync.Mutex
 	heard bytes.Buffer
-	dirs  map[string]bool // the working directories
+	dirs  map[string]bool // working directories
 }
 
 type piece struct {
@@ -50,8 +50,8 @@ func (c *canary) visit(dir string) {
 	c.dirs[dir] = true
 }
 
-// told hands on what a command returns, all of which it could print.
-func told[T any](l *Lab) func(T, error) (T, error) {
+// checked searches a command's result, all of which could be printed.
+func checked[T any](l *Lab) func(T, error) (T, error) {
 	return func(res T, err error) (T, error) {
 		text, errJSON := json.Marshal(res)
 		if errJSON != nil {
@@ -62,7 +62,7 @@ func told[T any](l *Lab) func(T, error) (T, error) {
 	}
 }
 
-// emit tells what happens on the way to Emit, too.
+// emit searches an event and passes it to Emit.
 func (c *Client) emit(e step.Event) {
 	c.lab.canary.hear(fmt.Sprintf("%+v", e))
 	if c.Emit != nil {
@@ -70,7 +70,7 @@ func (c *Client) emit(e step.Event) {
 	}
 }
 
-// newCanary knows the lab's secrets.
+// newCanary makes a canary of the lab's secrets.
 func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 	c := &canary{secrets: map[string]string{}, dirs: map[string]bool{}}
 	b := l.Talos.Secrets
@@ -87,7 +87,7 @@ func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 		"the cluster's secret": b.Cluster.Secret, "the bootstrap token": b.Secrets.BootstrapToken, "the secretbox secret": b.Secrets.SecretboxEncryptionSecret,
 		"the AES-CBC secret": b.Secrets.AESCBCEncryptionSecret, "trustd's token": b.TrustdInfo.Token, "the Proxmox token": token, "the poor token": poor,
 	} {
-		if secret != "" { // there is one of the two for the encryption of Kubernetes' secrets
+		if secret != "" { // only one of the two encryption secrets of Kubernetes is set
 			c.secrets[secret] = what
 			c.secrets[base64.StdEncoding.EncodeToString([]byte(secret))] = what
 		}
@@ -97,7 +97,7 @@ func newCanary(l *sim.Lab, files map[string][]byte) *canary {
 
 var keyLine = regexp.MustCompile(`(?m)^\s*(?:client-key-data|key): (\S+)$`)
 
-// keyOf is the private key in a talosconfig or a kubeconfig.
+// keyOf is the private key in a talosconfig or kubeconfig.
 func keyOf(file []byte) []byte {
 	m := keyLine.FindSubmatch(file)
 	if m == nil {
@@ -110,8 +110,8 @@ func keyOf(file []byte) []byte {
 	return key
 }
 
-// addKey knows a key again by each line of its PEM, by its bytes, and by what
-// configurations have, the PEM once more in base64, piece by piece.
+// addKey makes a key recognizable by each line of its PEM, by its bytes, and by pieces of
+// the PEM in base64, as in configurations.
 func (c *canary) addKey(what string, key []byte) {
 	const piece = 48
 	block, _ := pem.Decode(key)
@@ -125,12 +125,12 @@ func (c *canary) addKey(what string, key []byte) {
 		}
 	}
 	twice := base64.StdEncoding.EncodeToString(key)
-	for at := piece; at+piece <= len(twice); at += piece { // the first is that of any key
+	for at := piece; at+piece <= len(twice); at += piece { // the first piece is the same for any key
 		c.secrets[twice[at:at+piece]] = what
 	}
 }
 
-// in says which secrets are in a text.
+// in lists the secrets in a text.
 func (c *canary) in(text []byte) []string {
 	found := map[string]bool{}
 	c.pieces.Do(func() {
@@ -146,7 +146,7 @@ func (c *canary) in(text []byte) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// leaks says where in what recast has said and left behind there are secrets.
+// leaks lists the secrets in recast's output and files.
 func (l *Lab) leaks() (out []string) {
 	look := func(where string, text []byte) {
 		for _, what := range l.canary.in(text) {
@@ -194,18 +194,18 @@ func (l *Lab) leaks() (out []string) {
 	return out
 }
 
-// given are files with which somebody comes to recast.
+// given are the files that a user provides.
 func given(path string) bool {
 	return slices.Contains([]string{"talosconfig", "kubeconfig", "env"}, filepath.Base(path))
 }
 
-// isSecret are files that recast keeps secrets in: the journal's, of which the
-// machine configurations are, and snapshots of etcd.
+// isSecret are the files in which recast keeps secrets: the journal's, with machine
+// configurations, and snapshots of etcd.
 func isSecret(path string) bool {
 	return strings.HasSuffix(path, ".secret") || strings.HasSuffix(path, ".db")
 }
 
-// requireNoLeaks fails a test in which a secret went where it must not be.
+// requireNoLeaks fails a test that has leaked a secret.
 func (l *Lab) requireNoLeaks() {
 	for _, leak := range l.leaks() {
 		l.t.Errorf("leaked: %s", leak)

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestCanarySees says by hand what recast may never say: the check that every
-// story ends with has to see it.
+// TestCanarySees leaks secrets on purpose: the check at the end of every story must detect
+// them.
 func TestCanarySees(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		if leaks := lab.leaks(); leaks != nil {
@@ -23,8 +23,8 @@ func TestCanarySees(t *testing.T) {
 		}
 		b := lab.Talos.Secrets
 		lines := strings.Split(string(b.Certs.K8s.Key), "\n")
-		told[int](lab)(0, errors.New("line 7: cannot unmarshal `"+lines[1]+"`"))
-		told[string](lab)("token: "+b.TrustdInfo.Token, nil)
+		checked[int](lab)(0, errors.New("line 7: cannot unmarshal `"+lines[1]+"`"))
+		checked[string](lab)("token: "+b.TrustdInfo.Token, nil)
 		lab.Write(".recast/note", []byte("key: "+base64.StdEncoding.EncodeToString(b.Certs.OS.Key)))
 		lab.Write(".recast/runs/x/config.secret", b.Certs.Etcd.Key)
 		lab.Write("env", []byte(lab.Token()))

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// TestConfigurationOnACD: what an ISO with cloud-init data would make of a blank machine
-// it can't, for it is out of its drive meanwhile, and back at the end if it still exists.
+// TestConfigurationOnACD: an ISO with cloud-init data can't configure a blank machine,
+// because it is out of its drive meanwhile; it is back at the end if it still exists.
 func TestConfigurationOnACD(t *testing.T) {
 	long(t)
 	for name, tc := range map[string]struct {
@@ -39,7 +39,7 @@ func TestConfigurationOnACD(t *testing.T) {
 				config, err := s.machines.Talos.MachineConfig(t.Context(), lab.Nodes[1].Addr)
 				must(t, err)
 				s.end()
-				// It would install on the first disk, whichever that is.
+				// It would install on an arbitrary disk, the first one.
 				must(t, lab.World.AddISO("local", "pve1", "user-data-9031.iso", artefact.CloudInitISO([]byte(config))))
 				whileOff(change("ide2=none,media=cdrom", "ide3=local:iso/user-data-9031.iso,media=cdrom"))(lab)
 				lab.Patch(everywhere)
@@ -85,8 +85,8 @@ func TestConfigurationOnACD(t *testing.T) {
 	}
 }
 
-// TestSettingsOfRootThatChangeNothing: which processors of the host it has, the machine
-// does not see, and what its host is anyway need not be said.
+// TestSettingsOfRootThatChangeNothing: the plan says how to remove affinity, which the
+// machine does not see, and leaves out an arch that is the host's default.
 func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

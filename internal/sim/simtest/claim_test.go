@@ -19,14 +19,14 @@ import (
 // claimVM is the VMID of the lab's claim.
 const claimVM = 9000
 
-// rolled is how a roll has ended.
+// rolled is the result of a roll.
 type rolled struct {
 	pipeline.Report
 	err  error
 	took time.Duration
 }
 
-// rolling starts a roll and goes on.
+// rolling starts a roll without waiting for it.
 func rolling(ctx context.Context, c *Client, policy cluster.Policy) <-chan rolled {
 	ended := make(chan rolled, 1)
 	go func() {
@@ -37,14 +37,14 @@ func rolling(ctx context.Context, c *Client, policy cluster.Policy) <-chan rolle
 	return ended
 }
 
-// second is a client that is not mistaken for the first one, nor its run.
+// second is a second client with its own identity and run.
 func (l *Lab) second() *Client {
 	c := l.Client()
 	c.Run = "20000101-0000-beef"
 	return c
 }
 
-// otherToken makes a token with the same privileges as the lab's own.
+// otherToken makes a token with the privileges of the lab's own.
 func (l *Lab) otherToken() cluster.Secret {
 	const id, secret = "other@pve!lab", "5ec0ffee-1ab0-4000-8000-000000000003"
 	l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
@@ -63,7 +63,7 @@ func requireNoClaim(t *testing.T, lab *Lab) {
 	}
 }
 
-// atPrompt starts a roll and returns once it asks whether to go on; answer lets it.
+// atPrompt starts a roll and returns at its confirmation; answer confirms it.
 func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolled) {
 	t.Helper()
 	asked, goOn := make(chan struct{}), make(chan struct{})
@@ -85,7 +85,7 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 	}
 }
 
-// TestTwoRollsAtOnce begins two rolls in the same moment: one of them does it all.
+// TestTwoRollsAtOnce starts two rolls at the same moment: one of them does everything.
 func TestTwoRollsAtOnce(t *testing.T) {
 	long(t)
 	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
@@ -131,7 +131,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 	}
 }
 
-// TestASecondRollChangesNothing rolls while somebody else looks at a plan.
+// TestASecondRollChangesNothing rolls while another user looks at a plan.
 func TestASecondRollChangesNothing(t *testing.T) {
 	long(t)
 	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
@@ -198,7 +198,7 @@ func TestTakeOver(t *testing.T) {
 				if _, err := second.Roll(t.Context(), cluster.Policy{}); err != nil {
 					t.Fatal(err)
 				}
-				// The images are there already: all the time until the plan is shown is the claim's.
+				// The images exist already: the time until the plan is due to the claim alone.
 				if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
 					t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
 				}
@@ -213,8 +213,8 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestASlowHolderKeepsItsClaim slows every answer of Proxmox down to the first
-// run, so that its counter moves only now and then.
+// TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that
+// its counter changes rarely.
 func TestASlowHolderKeepsItsClaim(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -244,8 +244,8 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 	})
 }
 
-// TestTheClaimGoesWithItsRun looks for the claim after runs that did not end well.
-func TestTheClaimGoesWithItsRun(t *testing.T) {
+// TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
+func TestTheClaimEndsWithItsRun(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
@@ -291,7 +291,7 @@ func TestTheClaimGoesWithItsRun(t *testing.T) {
 	}
 }
 
-// TestTheClaimsNumber rolls where something else has the VMID of the claim.
+// TestTheClaimsNumber rolls while the claim's VMID is taken.
 func TestTheClaimsNumber(t *testing.T) {
 	long(t)
 	cases := map[string]struct {

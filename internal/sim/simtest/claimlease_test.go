@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// poorToken makes a token that may look at everything and change no VM.
+// poorToken makes a token that may read everything and change no VM.
 func (l *Lab) poorToken() cluster.Secret {
 	const id, secret = "poor@pve!lab", "5ec0ffee-1ab0-4000-8000-000000000004"
 	l.World.AddRole("Look", "Sys.Audit", "VM.Audit", "Datastore.Audit")
@@ -22,8 +22,8 @@ func (l *Lab) poorToken() cluster.Secret {
 	return cluster.Secret(id + "=" + secret)
 }
 
-// TestRollWithAClaimInKubernetes rolls in place with a token that may not make
-// VMs, while another token tries to roll as well.
+// TestRollWithAClaimInKubernetes rolls in place with a token that may not make VMs, while
+// another token tries to roll too.
 func TestRollWithAClaimInKubernetes(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -57,9 +57,9 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 	})
 }
 
-// TestClaimInKubernetesOfOneWhoWasKilled is taken over by the same token, and
-// cleared away by one that may make VMs.
-func TestClaimInKubernetesOfOneWhoWasKilled(t *testing.T) {
+// TestClaimInKubernetesOfAKilledRun: the claim is taken over by the same token, and
+// removed by one that may make VMs.
+func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 	long(t)
 	for name, poor := range map[string]bool{"by the same": true, "by one that may make VMs": false} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestClaimInKubernetesOfOneWhoWasKilled(t *testing.T) {
 	}
 }
 
-// killPoor kills a roll by that token when the first node is told to reboot.
+// killPoor kills a roll by that token when the first node gets the request to reboot.
 func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
 	t.Helper()
 	c := lab.Client()
@@ -103,7 +103,8 @@ func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
 	lab.Recorder.Hooks(nil, nil)
 }
 
-// TestLeaseOfTheOnlyControlPlane is refused: its claim would go away with the API.
+// TestLeaseOfTheOnlyControlPlane: the roll is refused, because its claim would be lost
+// with the API.
 func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {

@@ -38,45 +38,45 @@ type Client struct {
 	Emit   func(step.Event)
 
 	Dir string // its working directory
-	Run string // ID of the run that a roll begins
+	Run string // ID of the run that a roll starts
 
-	Saved   *cluster.Plan                    // of its roll; nil: none
-	Runner  step.Runner                      // of its roll; Emit is that of the client
-	Confirm func(cluster.Plan) (bool, error) // asked as a person would be; nil says yes
-	// Upgrades is asked before Kubernetes is upgraded; nil says yes.
+	Saved   *cluster.Plan                    // for its roll; nil: none
+	Runner  step.Runner                      // for its roll, with the client's Emit
+	Confirm func(cluster.Plan) (bool, error) // asked like a person; nil says yes
+	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
-	Elsewhere bool                     // on another machine, which knows nothing of the processes of this one
-	Reroute   func(addr string) string // where a connection ends in truth; nil: where it is meant to
+	Elsewhere bool                     // on another machine, which can't see this one's processes
+	Reroute   func(addr string) string // redirects a connection; nil: no redirection
 
 	// Rehearse is the flag of a roll; nil: not given.
 	Rehearse *bool
 
-	// MachineConfig is what the user keeps in files (talos.machineConfigs); nil: nothing.
+	// MachineConfig is the user's files (talos.machineConfigs); nil: none.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 
-	// Commands runs the programs of gates and hooks; nil: this machine does.
+	// Commands runs the programs of gates and hooks; nil: on this machine.
 	Commands cluster.CommandRunner
-	// Notify is told of its runs; nil: nobody is.
+	// Notify gets notices of its runs; may be nil.
 	Notify cluster.Notifier
-	// Pulsed is told how the cluster stands while it rolls; nil: nobody looks.
+	// Pulsed gets the cluster's state during a roll; may be nil.
 	Pulsed func(cluster.Pulse)
-	// Telemetry tells of the commands that are typed next; nil: nothing.
+	// Telemetry records the next commands; may be nil.
 	Telemetry *telemetry.Telemetry
 
-	// Imager builds what no factory can; nil: nothing.
+	// Imager builds what no factory can; may be nil.
 	Imager images.Imager
 
-	// Asked is what init has asked so far.
+	// Asked is the questions of init so far.
 	Asked []pipeline.Question
 
-	pid int // of the process that it stands for
+	pid int // PID of the simulated process
 
-	// JournalSync is handed to the roll.
+	// JournalSync is passed to the roll.
 	JournalSync func(point string) error
 }
 
-// Client makes a new one, with the lab's own token. Its runs have the same ID in
-// every lab, so that two worlds can be compared.
+// Client makes a client with the lab's own token. Its runs have the same ID in every lab,
+// so that two worlds can be compared.
 func (l *Lab) Client() *Client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,8 +84,8 @@ func (l *Lab) Client() *Client {
 	return &Client{lab: l, Dir: l.Dir, dialer: l.Lab.Client(), Token: cluster.Secret(l.Token()), Run: "20000101-0000-feed", pid: l.clients}
 }
 
-// Kill makes the world refuse every later call of this client. Others on the
-// same machine see that its process is gone.
+// Kill makes the world refuse every later call of this client. Other clients on the same
+// machine see that its process is dead.
 func (c *Client) Kill() {
 	c.dialer.Cut()
 	c.lab.mu.Lock()
@@ -93,16 +93,16 @@ func (c *Client) Kill() {
 	c.lab.killed = append(c.lab.killed, c.pid)
 }
 
-// Cut takes this client's network away until Mend.
+// Cut cuts this client's network until Mend.
 func (c *Client) Cut() { c.dialer.Cut() }
 
-// Mend gives it back.
+// Mend restores the network.
 func (c *Client) Mend() { c.dialer.Mend() }
 
-// Dials counts the connections that it has made.
+// Dials counts the client's connections.
 func (c *Client) Dials() int { return c.dialer.Dials() }
 
-// isKilled is what a process of the same machine knows about another.
+// isKilled is what a process on the same machine knows about another one.
 func (l *Lab) isKilled(h cluster.Holder) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,7 +122,7 @@ func (c *Client) load(file string) (pipeline.Project, error) {
 	return pipeline.Open(conf)
 }
 
-// session is the clients of one command.
+// session is the server clients of one command.
 type session struct {
 	project  pipeline.Project
 	images   pipeline.Images
@@ -137,7 +137,7 @@ func (s *session) end() {
 	}
 }
 
-// connect wires the real adapters to the lab, as cmd does with the real world.
+// connect connects the real adapters to the lab, as cmd does to the real world.
 func (c *Client) connect(ctx context.Context) (*session, error) {
 	p, err := c.Project()
 	if err != nil {
@@ -171,12 +171,12 @@ func (c *Client) connectMachines(s *session) error {
 	if err != nil {
 		return err
 	}
-	s.close = append(s.close, func() { _ = t.Close() }) // connections that were only used to ask
+	s.close = append(s.close, func() { _ = t.Close() }) // connections for queries only
 	k, err := kube.New(c.lab.Read("kubeconfig"), kube.Options{Dial: c.dialer.DialContext, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("kubernetes")})
 	if err != nil {
 		return err
 	}
-	s.close = append(s.close, func() { _ = k.Close() }) // the same
+	s.close = append(s.close, func() { _ = k.Close() }) // likewise
 	s.talos = t
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Talos: t, Maintenance: t, Kube: k, Leases: k, Files: t, Claims: t, Objects: k, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
 	if c.Commands != nil {
@@ -185,7 +185,7 @@ func (c *Client) connectMachines(s *session) error {
 	return nil
 }
 
-// wrap is put around what carries requests to a server.
+// wrap wraps the transports to a server.
 func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 	telemetry := c.Telemetry.HTTP(server)
 	if !c.lab.direct || c.Reroute != nil {
@@ -199,7 +199,7 @@ func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
 	}
 }
 
-// over has calls to machines made without a wire.
+// over makes direct calls to machines possible.
 func (c *Client) over(config *tls.Config) []grpc.DialOption {
 	if !c.lab.direct || c.Reroute != nil {
 		return nil
@@ -225,7 +225,7 @@ func (c *Client) Lock(ctx context.Context, o pipeline.LockOptions) (pipeline.Loc
 	if err := c.connectImages(s); err != nil {
 		return pipeline.LockResult{}, err
 	}
-	return told[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
+	return checked[pipeline.LockResult](c.lab)(pipeline.Lock(ctx, s.project, s.images, o))
 }
 
 // Drift is recast drift.
@@ -235,7 +235,7 @@ func (c *Client) Drift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
+	return checked[pipeline.DriftResult](c.lab)(pipeline.Drift(ctx, s.project, s.machines))
 }
 
 // DeepDrift is recast drift --deep.
@@ -245,7 +245,7 @@ func (c *Client) DeepDrift(ctx context.Context) (pipeline.DriftResult, error) {
 		return pipeline.DriftResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
+	return checked[pipeline.DriftResult](c.lab)(pipeline.DeepDrift(ctx, s.project, s.machines, s.images.Registry, func(string) {}))
 }
 
 // Provenance is recast provenance NODE --deep.
@@ -255,7 +255,7 @@ func (c *Client) Provenance(ctx context.Context, node string) (provenance.Proven
 		return provenance.Provenance{}, err
 	}
 	defer s.end()
-	return told[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
+	return checked[provenance.Provenance](c.lab)(pipeline.Provenance(ctx, s.project, s.machines, s.images.Registry, node, func(string) {}))
 }
 
 // Plan is recast plan.
@@ -265,7 +265,7 @@ func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan,
 		return cluster.Plan{}, err
 	}
 	defer s.end()
-	return told[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
+	return checked[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
 }
 
 // Publish is recast publish.
@@ -276,7 +276,7 @@ func (c *Client) Publish(ctx context.Context) error {
 	}
 	defer s.end()
 	src := pipeline.PublishSources{Proxmox: s.machines.Proxmox.(*pve.Client), Nodes: s.machines.Kube.Nodes}
-	_, err = told[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
+	_, err = checked[schematics.Lock](c.lab)(pipeline.Publish(ctx, s.project, s.images, src, &step.Runner{Emit: c.emit}))
 	return err
 }
 
@@ -287,7 +287,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 		return pipeline.StatusResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
+	return checked[pipeline.StatusResult](c.lab)(pipeline.Status(ctx, s.project, pipeline.StatusSources{Proxmox: s.machines.Proxmox, Nodes: s.machines.Kube.Nodes, Lease: s.machines.Leases.Lease}))
 }
 
 // Roll is recast roll --yes.
@@ -299,7 +299,7 @@ func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Repo
 	defer s.end()
 	c.Runner.Emit = c.emit
 	c.Telemetry.Watch(&c.Runner)
-	return told[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
+	return checked[pipeline.Report](c.lab)(pipeline.Roll(ctx, s.project, s.images, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 // Recover is recast recover --yes.
@@ -310,7 +310,7 @@ func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, err
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
+	return checked[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
 }
 
 // Backup is recast backup.
@@ -320,7 +320,7 @@ func (c *Client) Backup(ctx context.Context, o pipeline.BackupOptions) (pipeline
 		return pipeline.BackupResult{}, err
 	}
 	defer s.end()
-	return told[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
+	return checked[pipeline.BackupResult](c.lab)(pipeline.Backup(ctx, s.project, s.talos, o, func(string) {}))
 }
 
 // Restore is recast restore FILE --node NODE --yes.
@@ -331,7 +331,7 @@ func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.Resto
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
+	return checked[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
 		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(cluster.Policy{}),
 	}))
 }
@@ -344,7 +344,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
+	return checked[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
 func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {

@@ -32,12 +32,12 @@ func (f configFiles) label(t *testing.T, node, value string) {
 	f[node] = cluster.Secret(text)
 }
 
-// comment changes the bytes of a file, and nothing of what it says.
+// comment changes the bytes of a file, but not its content.
 func (f configFiles) comment(node string) {
 	f[node] = cluster.Secret("# kept in git\n" + string(f[node]))
 }
 
-// staleFile is a file of wk1 that was saved before somebody gave the node a label.
+// staleFile is a file of wk1 from before the node got a label.
 func staleFile(t *testing.T, lab *Lab) configFiles {
 	t.Helper()
 	config, _, err := lab.machineConfigs()("wk1")
@@ -52,7 +52,7 @@ func with(c *Client, run string, files configFiles) *Client {
 	return c
 }
 
-// relabelled is what a plan shows of the file that label and secret have changed, too.
+// relabelled is what a plan shows for a file with a changed label and secret.
 var relabelled = []config.Change{
 	{Document: "v1alpha1", Path: "machine.env.SOME_TOKEN", Kind: config.Added, Wanted: config.Hidden},
 	{Document: "v1alpha1", Path: "machine.nodeLabels.copied", Kind: config.Added, Wanted: config.Hidden},
@@ -62,7 +62,7 @@ var relabelled = []config.Change{
 
 const hushed = "nobody-may-see-this"
 
-// secret has the file set a secret, in two places.
+// secret changes a secret in the file, in two places.
 func (f configFiles) secret(node string) {
 	f[node] = cluster.Secret(strings.NewReplacer(
 		"    nodeLabels:\n", "    nodeLabels:\n        copied: "+hushed+"\n", "machine:\n", "machine:\n    env: {SOME_TOKEN: "+hushed+"}\n",
@@ -71,8 +71,8 @@ func (f configFiles) secret(node string) {
 
 var onlyWorker = cluster.Policy{Only: []string{"wk1"}}
 
-// TestAFileIsShown: what a file would change is in the plan that is confirmed, in every
-// form of it and without secrets, and then it is what the node gets. What recast sets itself is not shown.
+// TestAFileIsShown: the plan to confirm shows what a file would change, in every form and without secrets,
+// and then the node gets it. What recast sets itself is not shown.
 func TestAFileIsShown(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
@@ -163,7 +163,7 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 	}
 }
 
-// TestAFileThatAppears after the plan was made is not applied unseen.
+// TestAFileThatAppears after the plan was made is not applied.
 func TestAFileThatAppears(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		stale, files := staleFile(t, lab), configFiles{}
@@ -174,8 +174,8 @@ func TestAFileThatAppears(t *testing.T) {
 	})
 }
 
-// TestASavedPlanKnowsTheFile: a plan from a file is rolled only while the node's file says what
-// it did, and the plan has no secret of it.
+// TestASavedPlanKnowsTheFile: a saved plan is rolled only while the node's file is unchanged,
+// and the plan does not contain its secrets.
 func TestASavedPlanKnowsTheFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -197,7 +197,8 @@ func TestASavedPlanKnowsTheFile(t *testing.T) {
 	})
 }
 
-// TestInPlaceLeavesTheFile: an upgrade in place says that the file differs, and does not apply it.
+// TestInPlaceLeavesTheFile: an upgrade in place reports that the file differs, and does not apply
+// it.
 func TestInPlaceLeavesTheFile(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -231,13 +232,13 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 	})
 }
 
-// TestResumeKeepsToTheFile that was shown: from the journal here, whatever the file says by then;
-// elsewhere only if the file is still the same, else the old system disk comes back first.
+// TestResumeKeepsToTheFile that was shown: on this machine it is in the journal; elsewhere the
+// file must still be the same, else the old system disk is put back first.
 func TestResumeKeepsToTheFile(t *testing.T) {
 	for name, c := range map[string]struct {
 		journal, changed bool
 		first            cluster.Strategy
-		says             string // the plan of what was left unfinished
+		says             string // text in the plan of the unfinished work
 		runs             string
 	}{
 		"here":                            {true, false, cluster.Recreate, "", "from-file: first"},
@@ -286,8 +287,8 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 	}
 }
 
-// TestResetKeepsToTheFile: a machine that was reset has nothing to compare its file with; it
-// gets the file that the plan was made with, or none.
+// TestResetKeepsToTheFile: a reset machine has no configuration to compare its file with; it
+// gets the file of the plan, or none.
 func TestResetKeepsToTheFile(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {

@@ -19,8 +19,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// killWhen rolls and kills that run right after the first changing call of the
-// kind has had its effect, before anybody hears of it.
+// killWhen kills a roll right after the first matching changing call has had its effect,
+// before the answer is sent.
 func (l *Lab) killWhen(is func(record.Call) bool, p cluster.Policy) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -47,7 +47,7 @@ func toVM(method, suffix string) func(record.Call) bool {
 	}
 }
 
-// kubernetesAnswers says whether the API of Kubernetes can be read now.
+// kubernetesAnswers is nil if the API of Kubernetes can be read now.
 func (l *Lab) kubernetesAnswers() error {
 	s, err := l.Client().connect(l.t.Context())
 	if err != nil {
@@ -86,7 +86,7 @@ func TestControlPlanesByCount(t *testing.T) {
 				lab.Patch(everywhere)
 				before, from := lab.memberIDs(), len(lab.Recorder.Calls())
 				var names []string
-				for _, n := range lab.Nodes[:min(c.planes, 2)] { // as good as all
+				for _, n := range lab.Nodes[:min(c.planes, 2)] { // a sample
 					names = append(names, n.Name)
 				}
 				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: names, AcceptOutage: c.accept})
@@ -123,8 +123,8 @@ func TestControlPlanesByCount(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneIsOut kills a roll while nobody answers but Proxmox.
-func TestTheOnlyControlPlaneIsOut(t *testing.T) {
+// TestTheOnlyControlPlaneIsDown kills a roll while only Proxmox answers.
+func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 	long(t)
 	points := map[string]func(record.Call) bool{
 		"shut down":  toVM("POST", "/qemu/9001/status/shutdown"),
@@ -150,7 +150,7 @@ func TestTheOnlyControlPlaneIsOut(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					if name != "shut down" { // that goes on by itself for a while
+					if name != "shut down" { // the shutdown continues for a while
 						if err := lab.kubernetesAnswers(); err == nil {
 							t.Error("the Kubernetes API answers")
 						}
@@ -178,7 +178,8 @@ func TestTheOnlyControlPlaneIsOut(t *testing.T) {
 	}
 }
 
-// TestTheOnlyControlPlaneHangs: with it the Kubernetes API is away, and the mark on its Node.
+// TestTheOnlyControlPlaneHangs: the Kubernetes API is down too, and with it the mark on its
+// Node.
 func TestTheOnlyControlPlaneHangs(t *testing.T) {
 	long(t)
 	for _, reimage := range []bool{false, true} {
@@ -190,7 +191,7 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 				}
 				lab.Replace("recast.yaml", "roll:\n", roll)
 				lab.Patch(everywhere)
-				lab.mustRoll("20000101-0000-0001", cluster.Policy{}) // to a build that recast has locked
+				lab.mustRoll("20000101-0000-0001", cluster.Policy{}) // to a build locked by recast
 				if err := lab.Client().Publish(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -219,9 +220,9 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 	}
 }
 
-// TestAControlPlaneThatIsOffBeforeItLeft: somebody pulled the plug between the
-// death of a run and the next one. Its member goes only where the others can do without it.
-func TestAControlPlaneThatIsOffBeforeItLeft(t *testing.T) {
+// TestAControlPlaneIsOffBeforeItLeaves: the VM is powered off between a run's death and
+// the next run. Its member is removed only if the others keep the quorum.
+func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 	long(t)
 	for planes, refused := range map[int]bool{2: true, 3: false} {
 		t.Run(fmt.Sprint(planes), func(t *testing.T) {

@@ -11,20 +11,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// errKilled is what a killed run gets from its own journal.
+// errKilled is the journal's error for a killed run.
 var errKilled = errors.New("this run was killed")
 
-// errNotReached says that a run ended before the point at which it was to die.
+// errNotReached says that a run ended before the point at which to kill it.
 var errNotReached = errors.New("the roll ended before that point")
 
-// killer counts the points at which a roll can die, and kills it at one of them:
-// right after a server has acted on a changing request and before the answer
-// leaves, or around a journal write.
+// killer counts the points at which a roll can die, and kills it at one of them: right
+// after a server has acted on a changing request and before the answer is sent, or around
+// a journal write.
 type killer struct {
 	client *Client
 	cancel context.CancelFunc
 	at     int    // kill at this point; 0: never
-	after  string // or at the first one that has this in its name; "": never
+	after  string // or at the first one whose name contains this; "": never
 
 	mu     sync.Mutex
 	points []string
@@ -32,12 +32,12 @@ type killer struct {
 	broken []string // promises found broken after some call
 }
 
-// watch makes every changing request and every journal write of the client a point.
+// watch makes every changing request and journal write of the client a point.
 func (l *Lab) watch(c *Client, at int, cancel context.CancelFunc) *killer {
 	k := &killer{client: c, at: at, cancel: cancel}
 	l.Recorder.Hooks(nil, func(call record.Call) {
 		if call.Mutation {
-			_ = k.point(call.Proto + " " + call.Method + " " + call.Path) // the client is cut: nobody gets an answer
+			_ = k.point(call.Proto + " " + call.Method + " " + call.Path) // the client is cut: there is no answer
 		}
 		if broken := l.World.Violations(); len(broken) > 0 {
 			k.mu.Lock()
@@ -65,13 +65,13 @@ func (k *killer) point(what string) error {
 	return errKilled
 }
 
-// rollKilledAt rolls and is killed at a point; 0 lets it live. It returns the
-// points that were passed and the promises that were broken on the way.
+// rollKilledAt kills a roll at a point; 0 lets it finish. It returns the points that were
+// passed and the promises that were broken.
 func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string, err error) {
 	return l.rollKilled(ctx, cluster.Policy{}, at, "")
 }
 
-// rollKilled is rollKilledAt with a policy, that is also killed after the first call with that in its name.
+// rollKilled is rollKilledAt with a policy; it also kills after the first call whose name contains after.
 func (l *Lab) rollKilled(ctx context.Context, policy cluster.Policy, at int, after string) (points, broken []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

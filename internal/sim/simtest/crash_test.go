@@ -25,22 +25,22 @@ var (
 	crashSlice = flag.Int("crash.slice", 0, "kill every combination at so many points; 0: one of them at one point")
 )
 
-// fewCombinations is how many are tried where no slice is asked for: each costs
-// make test four rolls of a whole cluster.
+// fewCombinations is the number of combinations without a requested slice: each costs make
+// test four rolls of a whole cluster.
 const fewCombinations = 1
 
-// oneWorker is the smallest lab in which something can be rolled.
+// oneWorker is the smallest lab with something to roll.
 func oneWorker() sim.Options { return sim.Options{ControlPlanes: 1, Workers: 1} }
 
-// reference is what an undisturbed roll passes and ends in.
+// reference is the points and the final state of an undisturbed roll.
 type reference struct {
 	points  []string
 	dump    string
-	secrets *talosapi.Cluster // with the same ones two worlds can be compared
+	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }
 
-// crash is a roll of a whole cluster that is killed, and run again by somebody
-// who has its journal or has not.
+// crash is a roll of a whole cluster that is killed and run again, with its journal or
+// without.
 type crash struct {
 	whole
 	journal bool
@@ -54,9 +54,8 @@ func (c crash) String() string {
 	return c.whole.String() + "/" + journal
 }
 
-// TestCrash rolls a whole cluster in every way there is, kills the roll at points
-// of every kind, runs it again, and compares the whole world with that of the
-// undisturbed roll.
+// TestCrash rolls a whole cluster in every way, kills the roll at points of every kind,
+// runs it again, and compares the whole world with that of the undisturbed roll.
 func TestCrash(t *testing.T) {
 	for i, w := range chosenWholes() {
 		undisturbed := sync.OnceValue(func() reference { return undisturbed(t, w) })
@@ -98,7 +97,7 @@ func chosenWholes() []whole {
 	return few
 }
 
-// slice chooses points, numbered from 1, others for each combination.
+// slice chooses points, numbered from 1, different ones for each combination.
 func (c crash) slice(n int) []int {
 	var seed uint64
 	for _, b := range []byte(c.String()) {
@@ -114,7 +113,7 @@ func (c crash) slice(n int) []int {
 	return all[:min(max(1, *crashSlice), n)]
 }
 
-// undisturbed rolls a whole cluster and checks what came of it.
+// undisturbed rolls a whole cluster and checks the result.
 func undisturbed(t *testing.T, w whole) (ref reference) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, w.options())
@@ -145,7 +144,7 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 	return ref
 }
 
-// at kills the roll at a point and returns how many promises were broken.
+// at kills the roll at a point and returns the number of broken promises.
 func (c crash) at(t *testing.T, at int, ref reference) (violations int) {
 	o := c.options()
 	o.Talos = ref.secrets
@@ -155,7 +154,7 @@ func (c crash) at(t *testing.T, at int, ref reference) (violations int) {
 	points, broken, err := lab.rollKilledAt(t.Context(), at)
 	switch {
 	case errors.Is(err, errNotReached):
-		// Heartbeats of the claim and retries do not fall on the same points every time.
+		// Heartbeats of the claim and retries shift the points.
 		points = append(points, "the end")
 		at = len(points)
 	case err == nil:

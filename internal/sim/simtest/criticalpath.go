@@ -10,14 +10,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// span is what the world's own delays took of one node's way through a roll,
-// each moment once.
+// span is the world's own delays for one node in a roll, without overlaps.
 type span struct {
-	ahead time.Duration // what can be done while the node serves and others are out
-	out   time.Duration // the rest, in the order of the transaction
+	ahead time.Duration // what can be done while the node serves and others are down
+	out   time.Duration // the rest, in the transaction's order
 }
 
-// busy is how long at least one of the delays lasted between two moments.
+// busy is how long at least one delay was in progress between two moments.
 func busy(delays []record.Delay, from, to time.Time) time.Duration {
 	delays = slices.Clone(delays)
 	slices.SortFunc(delays, func(a, b record.Delay) int { return a.From.Compare(b.From) })
@@ -38,8 +37,8 @@ func busy(delays []record.Delay, from, to time.Time) time.Duration {
 	return total
 }
 
-// byNode sorts delays by the node that they were about; those of the run itself,
-// its claim for instance, are under "".
+// byNode groups delays by node; those of the run itself, such as its claim's, are under
+// "".
 func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 	owner := map[int]string{}
 	for _, n := range l.Nodes {
@@ -63,9 +62,9 @@ func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 	return out
 }
 
-// shortest is how long a roll takes whose nodes take that long: phase after
-// phase, within it in the plan's order, as many at a time as the plan allows, and
-// each prepared as soon as the roll begins.
+// shortest is the minimum duration of a roll with these spans: phase after phase, in each
+// phase in the plan's order, as many at a time as the plan allows, and each node prepared
+// as soon as the roll begins.
 func shortest(p cluster.Plan, spans map[string]span) time.Duration {
 	var now, begin time.Duration
 	var before cluster.Phase
@@ -105,9 +104,9 @@ func inPhase(nodes []cluster.NodePlan, begin time.Duration, limit, perHost int, 
 	return end
 }
 
-// criticalPath is how long a roll could not but take between two moments, given
-// what the world took for each step. drained is when a node's drain began: what
-// came before can be done beside other nodes.
+// criticalPath is the minimum duration of a roll between two moments, given the world's
+// delay for each step. drained is when each node's drain began: earlier work can overlap
+// with other nodes.
 func (l *Lab) criticalPath(p cluster.Plan, from, to time.Time, drained map[string]time.Time) time.Duration {
 	delays := l.byNode(l.Recorder.Timeline.Delays())
 	spans := map[string]span{}

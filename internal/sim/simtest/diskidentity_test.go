@@ -9,9 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestRecreateOnEveryBus: whatever Talos shows of a disk on that bus, a recreated
-// node has installed itself on its new disk, and the disk that recast made for it
-// is told from the others the next time.
+// TestRecreateOnEveryBus: whatever Talos shows of a disk on that bus, a recreated node is
+// installed on its new disk, and the next roll recognizes that disk.
 func TestRecreateOnEveryBus(t *testing.T) {
 	const lsi = "scsihw=lsi"
 	for name, tc := range map[string]struct {
@@ -54,8 +53,8 @@ func TestRecreateOnEveryBus(t *testing.T) {
 	}
 }
 
-// TestDrivesWrittenByHand: Proxmox keeps what somebody wrote into the file until
-// it writes that drive itself, in a spelling of its own: that is no other drive.
+// TestDrivesWrittenByHand: Proxmox keeps a drive as written by hand until it writes it
+// itself, in its normal form: that is the same drive.
 func TestDrivesWrittenByHand(t *testing.T) {
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(s), func(t *testing.T) {
@@ -75,7 +74,7 @@ func TestDrivesWrittenByHand(t *testing.T) {
 	}
 }
 
-// TestReimageLeavesADeviceOfTheHost: a token can't attach one, and needs not where the VM stays.
+// TestReimageLeavesADeviceOfTheHost: a token can't attach one, and needs not if the VM stays.
 func TestReimageLeavesADeviceOfTheHost(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

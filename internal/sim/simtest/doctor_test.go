@@ -32,7 +32,7 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
 		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
 	}
-	return told[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
+	return checked[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
 }
 
 func doctor(t *testing.T, c *Client) pipeline.DoctorResult {
@@ -72,7 +72,7 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 	})
 }
 
-// TestDoctorSeesALock warns of a VM that some task has locked, or has died over.
+// TestDoctorSeesALock warns of a VM that is locked by a running or dead task.
 func TestDoctorSeesALock(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		vmid := lab.Nodes[0].VMID
@@ -89,14 +89,14 @@ func TestDoctorSeesALock(t *testing.T) {
 	})
 }
 
-// administrator obeys pveum, with the roles that it made.
+// administrator runs doctor's pveum commands, with the roles that they made.
 type administrator struct {
 	w     *world.World
 	roles map[string][]string
 	acls  []world.ACL
 }
 
-// run carries out one line of doctor's.
+// run runs one line of doctor's.
 func (a *administrator) run(t *testing.T, line string) {
 	t.Helper()
 	words := strings.Fields(line)
@@ -128,8 +128,8 @@ func (a *administrator) setRole(name string, privileges ...string) {
 	a.w.AddRole(name, privileges...)
 }
 
-// TestDoctorForATokenWithNothing is the way of somebody with a new token: what
-// doctor prints is enough for a roll, and none of it is too much.
+// TestDoctorForATokenWithNothing: a new token with exactly what doctor prints can roll,
+// and needs all of it.
 func TestDoctorForATokenWithNothing(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -157,8 +157,8 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 	})
 }
 
-// TestDoctorForATokenThatPrunes: it sees the VMs but not the storage of their
-// disks, so that a new system disk looks impossible, and is not.
+// TestDoctorForATokenThatPrunes: a token that sees the VMs but not their disks' storage
+// must not get the result that a new system disk is impossible.
 func TestDoctorForATokenThatPrunes(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.Client()
@@ -176,7 +176,7 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 	})
 }
 
-// requireEachIsNamed takes each privilege away at each path and wants doctor to say so.
+// requireEachIsNamed removes each privilege at each path; doctor must report it.
 func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 	t.Helper()
 	for _, acl := range admin.acls {
@@ -203,7 +203,7 @@ func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 	}
 }
 
-// lacks are the privileges that doctor misses, "privilege on path".
+// lacks are the missing privileges in doctor's result, "privilege on path".
 func lacks(res pipeline.DoctorResult) []string {
 	var out []string
 	for _, c := range res.Checks {
@@ -214,7 +214,8 @@ func lacks(res pipeline.DoctorResult) []string {
 	return out
 }
 
-// onlyNames: doctor names that one, at its path or, where it sees now which
+// onlyNames: doctor reports that one, at its path or, if it sees the nodes' storages and
+// bridges, at the paths below.
 // storages and bridges the nodes use, at those below.
 func onlyNames(named []string, privilege, path string) bool {
 	return len(named) > 0 && !slices.ContainsFunc(named, func(n string) bool {
@@ -223,15 +224,15 @@ func onlyNames(named []string, privilege, path string) bool {
 	})
 }
 
-// TestDoctorGoesOn: whatever can't be reached, the rest is looked at.
-func TestDoctorGoesOn(t *testing.T) {
+// TestDoctorContinuesAfterErrors: whatever is unreachable, the rest is checked.
+func TestDoctorContinuesAfterErrors(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.EditVM(9031, "args", "-x") // that only root@pam may write
+		lab.EditVM(9031, "args", "-x") // only root@pam may write it
 		lab.World.SetQuorum(false)
 		c := lab.Client()
 		wk1 := lab.Nodes[1].Addr.String()
 		c.Reroute = func(addr string) string {
-			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // where nobody is
+			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // an unused address
 		}
 		lab.Replace("recast.lock", "", "")
 		res := doctor(t, c)
@@ -257,8 +258,8 @@ func TestDoctorGoesOn(t *testing.T) {
 	})
 }
 
-// TestRegisteredTags: a new VM with such a tag takes Sys.Modify, which has to be
-// found out while the old one is there.
+// TestRegisteredTags: a new VM with such a tag needs Sys.Modify, which must be detected
+// while the old one exists.
 func TestRegisteredTags(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// boundVolume is a volume of Kubernetes on the system disk of wk1.
+// boundVolume is a Kubernetes volume on the system disk of wk1.
 func boundVolume() edit { return volume("pvc-1", local("/var/local-path/pvc-1")) }
 
 const (
@@ -23,13 +23,13 @@ const (
 	pvRefused = "PersistentVolume pvc-1 (claim default/db-0) is on the system disk and would be lost: move it to a disk of its own, or name pv/pvc-1 in nodes[].acceptLoss"
 )
 
-// door is a way by which a system disk with data leaves its node.
+// door is a way in which a system disk with data leaves its node.
 type door struct {
-	at     moment                  // of the roll, which is killed there; none: it is finished
+	at     moment                  // of the roll, at which it is killed; none: it finishes
 	then   func(*testing.T, *Lab)  // after that, before the volume is bound
-	early  bool                    // the volume is there before the roll, which accepts it; not after that
-	leave  func(*Client) leaveFunc // by which the disk is to leave
-	plan   cluster.Strategy        // of the plan that lets it leave; "": nothing is asked
+	early  bool                    // the volume exists before the roll, which accepts its loss, and not afterwards
+	leave  func(*Client) leaveFunc // the way in which the disk would leave
+	plan   cluster.Strategy        // strategy of the plan that lets it leave; "": no plan
 	unread bool                    // the machine does not answer either
 }
 
@@ -51,16 +51,16 @@ func byRoll(c *Client) leaveFunc {
 	}
 }
 
-// turnedOff is another machine than that which began the roll, and a node that is off.
+// turnedOff continues on another machine, with the node powered off.
 func turnedOff(t *testing.T, l *Lab) {
 	t.Helper()
 	l.loseJournal()
 	must(t, l.World.PowerOff(wk1))
 }
 
-// TestNoDoorWithoutAsking: by whichever way a system disk leaves a node, what is
-// bound to it is refused with the remedy, and shown once acceptLoss names it.
-func TestNoDoorWithoutAsking(t *testing.T) {
+// TestNoDiskIsLostWithoutConsent: in whichever way a system disk leaves a node, volumes on it are
+// refused with the remedy, and listed once acceptLoss names them.
+func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	long(t)
 	for name, d := range map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
@@ -148,13 +148,13 @@ func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 	}
 }
 
-// TestBoundMeanwhile: what is bound between the plan and the exchange is seen, and
-// nothing is changed then.
+// TestBoundMeanwhile: a volume that is bound between the plan and the exchange is
+// detected, and then nothing is changed.
 func TestBoundMeanwhile(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
-		finished bool   // the roll before; else it is killed once the node serves
-		at       moment // of what follows
+		finished bool   // the earlier roll finished; else it is killed once the node serves
+		at       moment // of the following
 		leave    func(*Client) leaveFunc
 		off      bool // the VM is off by then
 	}{
@@ -209,7 +209,7 @@ func TestBoundMeanwhile(t *testing.T) {
 						t.Errorf("the system disk has left its VM: %s", text)
 					}
 				}
-				// Nobody needs it after all: the same command goes on.
+				// The volume is not needed after all: the same command continues.
 				without(store.Volumes(), "", "pvc-1")(lab)
 				if _, err := c.leave(lab.as(thirdRun))(t.Context()); err != nil && c.leave != nil && !strings.Contains(err.Error(), "is not finished") {
 					t.Errorf("the same command again: %v", err)
@@ -234,9 +234,9 @@ func (l *Lab) systemDisks() string {
 	return strings.Join(out, "\n")
 }
 
-// TestGivenUpDiskIsKept: the system disk of a replacement that was given up is
-// parked with a name. No rollback boots it, recast prune frees it, and so does the
-// end of the node's next roll.
+// TestGivenUpDiskIsKept: the system disk of a cancelled replacement is parked with a name.
+// No rollback boots it; recast prune frees it, and so does the end of the node's next
+// roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
 	long(t)
 	for name, next := range map[string]func(t *testing.T, lab *Lab){
@@ -267,7 +267,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 					t.Fatalf("kept %+v, %v", res.Kept, err)
 				}
 				if lab.media(res.Kept[0].Volid) != media {
-					t.Error("what is kept is another disk")
+					t.Error("another disk is kept")
 				}
 				if err := lab.as(secondRun).goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
 					t.Errorf("rollback: %v", err)
@@ -283,13 +283,13 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 	}
 }
 
-// TestPlanNamesDisksAsTheyAreNow: of an unfinished replacement the plan has each
-// disk by the name and the place that it has now, not by the one before.
+// TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
+// present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
 		at  moment
-		cut bool // the first hand-over is cut off inside of Proxmox
+		cut bool // the first hand-over is interrupted inside Proxmox
 	}{
 		"on the parking VM":       {at: after("delete-vm")},
 		"some on either":          {at: after("park/scsi0")},

@@ -9,9 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// TestCtrlCInADrain ends a roll while a pod takes its time to go. What is left
-// behind is a cordoned node, whole, from which the next one goes on; it evicts
-// only what has not gone meanwhile.
+// TestCtrlCInADrain interrupts a roll while a pod is terminating. It leaves a cordoned,
+// complete node, from which the next roll continues; it evicts only the remaining pods.
 func TestCtrlCInADrain(t *testing.T) {
 	long(t)
 	for strategy, at := range map[cluster.Strategy]string{cluster.Recreate: "take-down/drain", cluster.InPlace: "upgrade/drain"} {
@@ -43,8 +42,8 @@ func TestCtrlCInADrain(t *testing.T) {
 	}
 }
 
-// TestMetadataOfTheSameNode: what somebody changes on a Node while it is rolled
-// stays so; another Node of that name gets what the old one had.
+// TestMetadataOfTheSameNode: a person's changes of a Node during its roll are kept; a new
+// Node of that name gets the old one's metadata.
 func TestMetadataOfTheSameNode(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {

@@ -19,26 +19,26 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// meanwhile is when a drain has been going on for that long.
+// meanwhile acts after a drain has lasted d.
 func meanwhile(d time.Duration, act func(*talosScene)) func(*talosScene) {
 	return func(s *talosScene) { time.AfterFunc(d, func() { act(s) }) }
 }
 
-// put makes an object of the lab, past its API.
+// put creates an object in the lab, past its API.
 func (s *talosScene) put(r schema.GroupVersionResource, o store.Object) {
 	s.t.Helper()
 	_, err := s.Kube.Store().Create(s.t.Context(), r, o)
 	must(s.t, err)
 }
 
-// drop deletes one as a person does.
+// drop deletes an object as a person does.
 func (s *talosScene) drop(r schema.GroupVersionResource, namespace, name string) {
 	s.t.Helper()
 	_, err := s.Kube.Store().Delete(s.t.Context(), r, namespace, name, metav1.DeleteOptions{})
 	must(s.t, err)
 }
 
-// shop is a workload of one pod, on the node that is rolled.
+// shop is a workload of one pod, on the rolled node.
 func shop(*appsv1.Deployment) {}
 
 // stubborn has a process that ignores SIGTERM.
@@ -46,7 +46,7 @@ func stubborn(d *appsv1.Deployment) {
 	d.Spec.Template.Spec.Containers[0].Command = []string{"sleep", "infinity"}
 }
 
-// guarded has pods that a program looks after with a finalizer.
+// guarded has pods with a program's finalizer.
 func guarded(d *appsv1.Deployment) { d.Spec.Template.Finalizers = []string{"example.com/guard"} }
 
 func inNamespace(name string) func(*appsv1.Deployment) {
@@ -81,7 +81,7 @@ func deployed(edits ...func(*appsv1.Deployment)) func(*talosScene) {
 	}
 }
 
-// stateful is a workload whose pod has the same name every time.
+// stateful is a workload whose pod always has the same name.
 func stateful(s *talosScene) {
 	s.put(store.StatefulSets(), &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "db", Namespace: corev1.NamespaceDefault},
@@ -104,7 +104,7 @@ func gone(pod string) func(*talosScene) {
 	}
 }
 
-// unguarded is the end of the program that looked after the pods.
+// unguarded removes the finalizer from the pods.
 func unguarded(s *talosScene) {
 	d, err := s.Kube.Store().Get(s.t.Context(), store.Deployments(), corev1.NamespaceDefault, "shop")
 	must(s.t, err)
@@ -126,7 +126,7 @@ func unguarded(s *talosScene) {
 	time.Sleep(5 * time.Second)
 }
 
-// budgeted protects the pod of the shop for ever.
+// budgeted protects the shop's pod for ever.
 func budgeted(name string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.put(store.Budgets(), &policyv1.PodDisruptionBudget{
@@ -147,7 +147,7 @@ func terminated(namespace string) func(*talosScene) {
 	return func(s *talosScene) { s.drop(store.Namespaces(), "", namespace) }
 }
 
-// kubeletDies leaves the machine and its API running.
+// kubeletDies stops only the kubelet; the machine and its API run.
 func kubeletDies(s *talosScene) { s.Kube.NodeDown(s.Lab.node(s.rolls).UUID) }
 
 func apiAway(s *talosScene) {
@@ -161,7 +161,8 @@ func apiAway(s *talosScene) {
 
 func apiBack(s *talosScene) { s.Recorder.Hooks(nil, nil) }
 
-// asUserWithout is a kubeconfig of somebody who may do everything but create that.
+// asUserWithout is a kubeconfig of a user who may do everything except create that
+// resource.
 func asUserWithout(resource string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.Grant("recast", func(r kubeapi.Request) bool { return r.Resource != resource })
@@ -180,7 +181,7 @@ func (s *talosScene) useKubeconfig(group string, life time.Duration) {
 	s.Write("kubeconfig", b)
 }
 
-// podDisk hangs a volume on the VM as a storage driver of Kubernetes does.
+// podDisk attaches a volume to the VM as a CSI driver does.
 func podDisk(s *talosScene) {
 	must(s.t, s.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
 	s.EditVM(s.Lab.node(s.rolls).VMID, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
@@ -191,7 +192,7 @@ func podDiskGone(s *talosScene) {
 	must(s.t, s.World.SetConfig("", "pve1", world.ChangeRequest{ID: s.Lab.node(s.rolls).VMID, Delete: []string{"scsi7"}}))
 }
 
-// podDiskFreed is the end of the claim that it is for.
+// podDiskFreed deletes its claim.
 func podDiskFreed(s *talosScene) {
 	upid, err := s.World.DeleteVolume("", "pve1", "fast:9999/vm-9999-pvc-0b5f.raw")
 	must(s.t, err)
@@ -216,8 +217,7 @@ func attached(s *talosScene) {
 	})
 }
 
-// agent is a DaemonSet whose pod has a volume attached, of a driver that shares it
-// among nodes.
+// agent is a DaemonSet whose pod uses a volume that its driver shares among nodes.
 func agent(s *talosScene) {
 	s.put(store.Volumes(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv-2"},

@@ -14,7 +14,7 @@ import (
 
 const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
 
-// faultsOfBudgets: a PodDisruptionBudget does not let a pod go.
+// faultsOfBudgets: a PodDisruptionBudget does not allow an eviction.
 func faultsOfBudgets() map[string]*talosFault {
 	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1 currently"
 	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
@@ -26,49 +26,49 @@ func faultsOfBudgets() map[string]*talosFault {
 		},
 		"a budget that never allows it, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
-			told: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
+			noted: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
 		},
 		"a budget that allows it after a while": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, unbudgeted("shop")),
-			told: "can't go yet: Cannot evict pod as it would violate the pod's disruption budget. The disruption budget shop needs 1 healthy pods and has 1 currently", stands: untouched,
+			noted: "can't go yet: Cannot evict pod as it would violate the pod's disruption budget. The disruption budget shop needs 1 healthy pods and has 1 currently", stands: untouched,
 		},
 		"two budgets for one pod": {
 			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
-			says: []string{two, "have one PodDisruptionBudget only cover a pod"}, told: "This pod has more than one PodDisruptionBudget", stands: untouched,
+			says: []string{two, "have one PodDisruptionBudget only cover a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
 		},
 		"two budgets for one pod, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")),
-			told: "(roll.drain.onTimeout: delete): " + two, stands: untouched,
+			noted: "(roll.drain.onTimeout: delete): " + two, stands: untouched,
 		},
 	}
 }
 
-// leftCordoned is a node that runs, but could not be made schedulable again.
+// leftCordoned is the state of a running node that could not be uncordoned.
 func leftCordoned(s cluster.Strategy) string {
 	if s == cluster.InPlace {
 		return "on, cordoned"
 	}
-	return isOut // by its record, which only ever says too much
+	return isOut // by its record, which errs on the safe side
 }
 
-// faultsOfAdmission: somebody else decides on evictions, too.
+// faultsOfAdmission: webhooks decide on evictions too.
 func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
 	return map[string]*talosFault{
 		"a webhook that denies it": {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
-			says: []string{"default/shop-", "(" + denied + ")", "have what denies it allow the eviction"}, told: "can't go yet: " + denied, stands: untouched,
+			says: []string{"default/shop-", "(" + denied + ")", "have what denies it allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
 		},
 		"a webhook that denies it for a while": {
-			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), told: "can't go yet: " + denied, stands: untouched,
+			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), noted: "can't go yet: " + denied, stands: untouched,
 		},
 		"a webhook that denies it, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction")),
-			told: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
+			noted: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
 		},
 		"a webhook that denies every deletion, too": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,
-			says: []string{"gave up after 1m0s", denied}, told: "deleting pod default/shop-", stands: untouched,
+			says: []string{"gave up after 1m0s", denied}, noted: "deleting pod default/shop-", stands: untouched,
 		},
 		"evictions that the user may not make": {
 			first: inTurn(deployed(shop), asUserWithout("pods/eviction")), kind: fault.Refused,
@@ -81,29 +81,29 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 		},
 		"a namespace that is being terminated": {
 			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: terminated("old"),
-			told: "unable to create new content in namespace old because it is being terminated", stands: untouched,
+			noted: "unable to create new content in namespace old because it is being terminated", stands: untouched,
 		},
 	}
 }
 
-// faultsOfPods: pods that do not go by themselves, or that must not go.
+// faultsOfPods: pods that do not end, or must not be evicted.
 func faultsOfPods() map[string]*talosFault {
 	const lost = "no controller would bring these pods back: default/bare"
 	return map[string]*talosFault{
-		"a pod that ignores SIGTERM": {first: deployed(stubborn), told: "pod default/shop-", stands: untouched},
+		"a pod that ignores SIGTERM": {first: deployed(stubborn), noted: "pod default/shop-", stands: untouched},
 		"a pod with a finalizer": {
 			first: deployed(guarded), mends: unguarded,
 			says: []string{"default/shop-", "(still terminating, waiting for finalizers example.com/guard)", "whoever set the finalizers of a pod has to remove them"}, stands: untouched,
 		},
 		"a pod without a controller": {first: bare, mends: gone("bare"), kind: fault.Refused, says: []string{lost, "set roll.drain.force: true"}, stands: untouched},
 		"a pod without a controller, by force": {
-			roll: []string{"drain: {timeout: 1m, force: true}"}, first: bare, told: "pod default/bare is gone", stands: untouched,
+			roll: []string{"drain: {timeout: 1m, force: true}"}, first: bare, noted: "pod default/bare is gone", stands: untouched,
 		},
 		"a pod without a controller that comes meanwhile": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, bare), mends: inTurn(gone("bare"), unbudgeted("shop")),
 			kind: fault.Refused, says: []string{lost}, stands: untouched,
 		},
-		"a StatefulSet whose pod comes back elsewhere": {o: twoWorkers, first: stateful, told: "pod default/db-0 is gone", stands: untouched},
+		"a StatefulSet whose pod comes back elsewhere": {o: twoWorkers, first: stateful, noted: "pod default/db-0 is gone", stands: untouched},
 		"a kubelet that is dead": {
 			first: deployed(shop), at: atDrain, begins: kubeletDies, mends: rebooted,
 			says:   []string{"default/shop-", "(still terminating, its grace period was over ", "its node is not Ready: its kubelet does not answer", "talosctl -n wk1 service kubelet"},
@@ -112,10 +112,10 @@ func faultsOfPods() map[string]*talosFault {
 	}
 }
 
-// faultsOfTheAPI: Kubernetes does not answer, or knows the node no more.
+// faultsOfTheAPI: Kubernetes does not answer, or the Node is gone.
 func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 	return map[string]*talosFault{
-		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), told: "no answer from https://127.42.7.", stands: untouched},
+		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), noted: "no answer from https://127.42.7.", stands: untouched},
 		"an API that is away for good": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, apiAway), mends: unbudgeted("shop"),
 			says:   []string{"gave up after 1m0s", "no answer from https://127.42.7.", "before that: pods left: default/shop-", "is left cordoned: the same command again goes on from there"},
@@ -132,8 +132,8 @@ func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// faultsOfVolumes: what pods had attached does not leave. A machine that is
-// upgraded in place keeps its disks, those of pods too.
+// faultsOfVolumes: pods' volumes are not detached. A machine that is upgraded in place
+// keeps its disks, including those of pods.
 func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 	hangs := &talosFault{
 		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
@@ -159,7 +159,7 @@ func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// hooked has a webhook deny what is done to these resources.
+// hooked has a webhook that denies changes of these resources.
 func hooked(resources ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		s.Kube.SetWebhook("hours.example.com", func(r kubeapi.Request) *metav1.Status {

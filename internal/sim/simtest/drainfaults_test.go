@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// atDrain is when something begins that goes wrong while a node is drained.
+// atDrain is the moment of faults during a drain.
 const atDrain = "drain"
 
-// drainFaults are those of each way to renew a node.
+// drainFaults are the faults for each strategy.
 func drainFaults(s cluster.Strategy) map[string]*talosFault {
 	all := map[string]*talosFault{}
 	for _, rows := range []map[string]*talosFault{faultsOfBudgets(), faultsOfAdmission(s), faultsOfPods(), faultsOfTheAPI(s), faultsOfVolumes(s)} {
@@ -34,8 +34,7 @@ func drainFaults(s cluster.Strategy) map[string]*talosFault {
 	return all
 }
 
-// untouched has a fault that leaves a node running look whether its VM is as it
-// was, in the same boot.
+// untouched also checks that the fault leaves the VM as it was, in the same boot.
 func (f *talosFault) untouched() {
 	var was machineState
 	first, mends := f.first, f.mends
@@ -62,7 +61,7 @@ type machineState struct {
 	Boot   string
 }
 
-// machineState is what of a machine a drain that fails must leave alone.
+// machineState is the machine's state that a failed drain must not change.
 func (s *talosScene) machineState() machineState {
 	s.t.Helper()
 	n := s.Lab.node(s.rolls)
@@ -76,10 +75,10 @@ func (s *talosScene) machineState() machineState {
 	return machineState{Config: maps.Clone(vm.Config), Boot: m.BootID}
 }
 
-// TestDrainFaults has each of them in a world of its own, for a node that is
-// recreated and for one that is upgraded in place: the roll says which pod or
-// volume stands in the way and why, the VM is not touched before all are gone, and
-// once the cause is gone the same command ends in sync.
+// TestDrainFaults plays each fault in its own world, for a node that is recreated and for
+// one that is upgraded in place: the roll says which pod or volume blocks it and why, the
+// VM is not touched before all are gone, and after the fault the same command ends in
+// sync.
 func TestDrainFaults(t *testing.T) {
 	faults := 0
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// TestDriftAsksLittle counts what a drift asks, and how many of its questions
-// wait for the answer to another: in the lab nothing takes time but the way there.
+// TestDriftAsksLittle counts the requests of a drift, and how many of them depend on an
+// earlier answer: in this lab only the network takes time.
 func TestDriftAsksLittle(t *testing.T) {
 	const latency = 20 * time.Millisecond
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2, Latency: latency}, func(t *testing.T, lab *Lab) {
@@ -19,15 +19,15 @@ func TestDriftAsksLittle(t *testing.T) {
 		after := lab.State().Requests
 		nodes := len(lab.Nodes)
 		for proto, most := range map[string]int{
-			"proxmox":    nodes + 4,    // a VM each; the list of them, of hosts and of storages, and the quorum
-			"talos":      12*nodes + 1, // a machine each; the members
+			"proxmox":    nodes + 4,    // each VM; the lists of VMs, hosts and storages, and the quorum
+			"talos":      12*nodes + 1, // each machine; the members
 			"kubernetes": 1,            // the Nodes
 		} {
 			if asked := after[proto] - before[proto]; asked > most {
 				t.Errorf("%s was asked %d times about %d nodes, more than %d", proto, asked, nodes, most)
 			}
 		}
-		const most = 10 // handshakes included
+		const most = 10 // including handshakes
 		if waits > most {
 			t.Errorf("it waited for %d answers one after the other, more than %d", waits, most)
 		}

@@ -10,9 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// settledDump is the whole world as text once everything that was under way has
-// ended: Proxmox less what it renews by itself, disks less what is random in
-// every lab, and what people see of Nodes.
+// settledDump is the whole world as text once all work in progress has ended, without what
+// Proxmox regenerates, the random parts of disks, and internal fields of Nodes.
 func (l *Lab) settledDump() string {
 	l.t.Helper()
 	time.Sleep(time.Minute) // of the bubble
@@ -28,15 +27,15 @@ func (l *Lab) settledDump() string {
 	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))
 }
 
-// withoutAttempts leaves out of the records what tells how many attempts it took: the
-// number of the replacement, how often the record was written, and what a process had sent that was killed before it
-// had the answer, which is forgotten once it can't come any more.
+// withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement,
+// the number of writes, and unanswered requests of killed processes, which are dropped once they can't take effect
+// any more.
 func withoutAttempts(dump string) string {
 	return regexp.MustCompile(`,"sent":\{[^}]*\}|,"(?:nth|written)":\d+`).ReplaceAllString(dump, "")
 }
 
-// describe tells what is on a medium. Persistent disks are named by whose
-// content they have, to the byte; of system disks the random UUID of EPHEMERAL is left out.
+// describe describes a medium. Persistent disks are named by their content, to the byte; of
+// system disks the random UUID of EPHEMERAL is omitted.
 func (l *Lab) describe(m *world.Media) string {
 	for _, p := range l.persistent {
 		if m.SHA256() == p.sha256 {
@@ -46,7 +45,7 @@ func (l *Lab) describe(m *world.Media) string {
 	return regexp.MustCompile(`EPHEMERAL [0-9a-f-]{36} [0-9a-f-]{36}`).ReplaceAllString(talosapi.Describe(m.Bytes()), "EPHEMERAL")
 }
 
-// withoutMadeUpUUIDs leaves out the SMBIOS UUIDs that Proxmox gives to VMs which ask for none.
+// withoutMadeUpUUIDs removes the SMBIOS UUIDs that Proxmox generates for VMs without one.
 func (l *Lab) withoutMadeUpUUIDs(dump string) string {
 	return regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`).ReplaceAllStringFunc(dump, func(s string) string {
 		for _, n := range l.Nodes {

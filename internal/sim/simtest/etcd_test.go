@@ -17,28 +17,28 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// etcdWatch looks at etcd and the control planes before and after every call of a roll.
+// etcdWatch checks etcd and the control planes before and after every call of a roll.
 type etcdWatch struct {
 	lab *Lab
 
 	mu     sync.Mutex
-	ids    map[string]string   // of the members when the watch began, by name
-	fewest int                 // members that there ever were
-	out    int                 // control planes that were ever off at once
+	ids    map[string]string   // of the members at the beginning, by name
+	fewest int                 // minimum number of members
+	out    int                 // maximum number of control planes down at once
 	asked  []string            // calls that change etcd: method and node
-	wrong  []string            // what must not be
-	last   map[string]string   // members before the last such call
-	lost   map[string][]string // members that were gone right after a node was made to leave, by node
+	wrong  []string            // violations
+	last   map[string]string   // members before the latest such call
+	lost   map[string][]string // members missing right after a node's leave, by node
 }
 
-// watchEtcd begins to look; it replaces the recorder's hooks.
+// watchEtcd starts the checks; it replaces the recorder's hooks.
 func (l *Lab) watchEtcd() *etcdWatch {
 	w := &etcdWatch{lab: l, ids: l.memberIDs(), fewest: len(l.EtcdMembers()), lost: map[string][]string{}}
 	l.Recorder.Hooks(w.before, w.after)
 	return w
 }
 
-// memberIDs are the members of etcd that vote, by name.
+// memberIDs are the voting members of etcd, by name.
 func (l *Lab) memberIDs() map[string]string {
 	ids := map[string]string{}
 	for _, m := range l.EtcdMembers() {
@@ -111,7 +111,7 @@ func (l *Lab) nameOf(addr string) string {
 	return addr
 }
 
-// mustRoll rolls with what a user has asked for.
+// mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p cluster.Policy) cluster.Plan {
 	l.t.Helper()
 	c := l.Client()
@@ -125,16 +125,16 @@ func (l *Lab) mustRoll(run string, p cluster.Policy) cluster.Plan {
 
 var controlPlanes = []string{"cp1", "cp2", "cp3"}
 
-// account is a roll of three control planes, looked at all the while.
+// account is the report of a watched roll of three control planes.
 type account struct {
 	*etcdWatch
 	strategy      cluster.Strategy
-	kept          bool // etcd's data
+	kept          bool // etcd's data is kept
 	after         map[string]string
-	who, whoAfter map[string]string // each node is
+	who, whoAfter map[string]string // identity of each node
 }
 
-// rollControlPlanes rolls three of them, however many may be out at a time.
+// rollControlPlanes rolls three of them, however many may be down at a time.
 func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData})
@@ -154,7 +154,7 @@ func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account
 	return a
 }
 
-// TestPeersRoll looks at one roll for each of the stories.
+// TestPeersRoll checks one roll for each story.
 func TestPeersRoll(t *testing.T) {
 	long(t)
 	for _, c := range []struct {
@@ -172,9 +172,9 @@ func TestPeersRoll(t *testing.T) {
 	}
 }
 
-// peers14: upgrades of three control planes lost or removed members (talos
-// #9153, #9789, #8759, #7423). Data of a member that was removed can never be
-// used again (facts: "the member has been permanently removed").
+// peers14: upgrades of three control planes lost or removed members (talos #9153, #9789,
+// #8759, #7423). The data of a removed member is unusable for ever (facts: "the member has
+// been permanently removed").
 func (a account) peers14(t *testing.T) {
 	if want := map[bool]int{false: 2, true: 3}[a.kept]; a.fewest != want {
 		t.Errorf("etcd once had %d voting members, want %d", a.fewest, want)
@@ -186,7 +186,8 @@ func (a account) peers14(t *testing.T) {
 	}
 }
 
-// peers15: the next member was removed before the last one was back (cacppt #225, #150).
+// peers15: the next member was removed before the previous one was back (cacppt #225,
+// #150).
 func (a account) peers15(t *testing.T) {
 	if want := map[bool]int{false: 1, true: 0}[a.strategy == cluster.InPlace]; a.out != want {
 		t.Errorf("%d control planes were off at once, want %d", a.out, want)
@@ -196,7 +197,7 @@ func (a account) peers15(t *testing.T) {
 	}
 }
 
-// peers16: removing a member by name took away the wrong node's data (talos #3340).
+// peers16: removing a member by name deleted the wrong node's data (talos #3340).
 func (a account) peers16(t *testing.T) {
 	var asked []string
 	lost := map[string][]string{}
@@ -214,15 +215,15 @@ func (a account) peers16(t *testing.T) {
 	}
 }
 
-// peers17: a machine that joins etcd removes the member of its own name, whoever
-// that is (talos PR #3715).
+// peers17: a machine that joins etcd removes the member with its own name, whoever that is
+// (talos PR #3715).
 func (a account) peers17(t *testing.T) {
 	if diff := cmp.Diff(a.who, a.whoAfter); diff != "" {
 		t.Errorf("UUID and address by name (-before +after):\n%s", diff)
 	}
 }
 
-// identities is who each node is.
+// identities is the identity of each node.
 func (l *Lab) identities() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
@@ -236,7 +237,7 @@ func (l *Lab) identities() map[string]string {
 	return out
 }
 
-// requireRefused fails unless something was refused as unsafe for that reason.
+// requireRefused fails unless the error is a refusal as unsafe for that reason.
 func requireRefused(t *testing.T, err error, text string) {
 	t.Helper()
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
@@ -244,7 +245,7 @@ func requireRefused(t *testing.T, err error, text string) {
 	}
 }
 
-// requireRecord looks at what the parking VM of a control plane says of etcd.
+// requireRecord checks what a control plane's parking VM says about etcd.
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
 	res, err := lab.Client().Status(t.Context())

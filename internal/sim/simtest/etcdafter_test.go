@@ -16,17 +16,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestEtcdTroubleAfterwards breaks etcd when a control plane is out already: what
-// passes is waited for, what stays ends the roll with its name, and the next run
-// goes on once that is put right.
+// TestEtcdTroubleAfterwards breaks etcd while a control plane is down: the roll waits for
+// a temporary fault, ends with the name of a permanent one, and the next run continues
+// once that is repaired.
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	const passes = 2 * time.Minute
 	cases := map[string]struct {
 		fault  talosapi.EtcdFault
 		node   string
-		mended time.Duration // 0: not before the roll has given up
-		text   string        // of what is seen last; "": the roll works
+		mended time.Duration // 0: not before the roll has failed
+		text   string        // of the last observation; "": the roll works
 	}{
 		"the others lose their leader for a while": {talosapi.EtcdFault{Down: true}, "cp2", passes, ""},
 		"another member hangs for a while":         {talosapi.EtcdFault{Hung: true}, "cp2", passes, ""},
@@ -75,7 +75,7 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 	}
 }
 
-// resetOnceItLeft resets a machine right after the first time that a machine has left etcd.
+// resetOnceItLeft resets a machine right after the first machine has left etcd.
 func (l *Lab) resetOnceItLeft(t *testing.T, id int) func(record.Call) {
 	t.Helper()
 	var once sync.Once
@@ -91,15 +91,15 @@ func (l *Lab) resetOnceItLeft(t *testing.T, id int) func(record.Call) {
 	}
 }
 
-// TestResetAfterItLeft: whoever resets a control plane that has left etcd makes it join again. Its
-// vote does not go with its disk: it leaves once more, here and in the run after a kill.
+// TestResetAfterItLeft: a reset makes a control plane that has left etcd join again. Its vote must
+// not be lost with its disk: it leaves once more, here and in the run after a kill.
 func TestResetAfterItLeft(t *testing.T) {
 	long(t)
 	only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 	for name, c := range map[string]struct {
 		planes      int
-		killed, off bool   // the run dies then; the machine goes off once it has joined again
-		refused     string // the next run says that
+		killed, off bool   // the run dies then; the machine goes down after it has joined again
+		refused     string // refusal of the next run
 	}{
 		"of two":                   {planes: 2},
 		"of three":                 {planes: 3},
@@ -143,19 +143,19 @@ func TestResetAfterItLeft(t *testing.T) {
 	}
 }
 
-// TestReplacementResetAfterItLeft: a replacement that is given up leaves etcd, too; one that is reset
-// then has joined again before it is off.
+// TestReplacementResetAfterItLeft: a cancelled replacement leaves etcd too; if it is reset then, it
+// joins again before it is down.
 func TestReplacementResetAfterItLeft(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
 		planes      int
-		slow        time.Duration // Proxmox takes that long to shut it down
-		killed, off bool          // the run dies then; the machine goes off once it has joined again
-		refused     string        // the next run says that
+		slow        time.Duration // how long Proxmox takes to shut it down
+		killed, off bool          // the run dies then; the machine goes down after it has joined again
+		refused     string        // refusal of the next run
 	}{
 		"of two":              {planes: 2},
 		"of three":            {planes: 3},
-		"of two, shut down":   {planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and started again
+		"of two, shut down":   {planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and is started again
 		"of three, shut down": {planes: 3, slow: 30 * time.Second},
 		"killed":              {planes: 2, killed: true},
 		"killed and off":      {planes: 2, killed: true, off: true, refused: "no control plane says who the members of etcd are"},

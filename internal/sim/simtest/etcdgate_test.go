@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// breakEtcd sets what is broken of control planes' etcd.
+// breakEtcd sets the fault of control planes' etcd.
 func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	l.t.Helper()
 	for _, name := range names {
@@ -29,7 +29,7 @@ func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 	}
 }
 
-// talosctl is Talosctl, which is to be answered.
+// talosctl is a Talosctl that must succeed.
 func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
 	l.t.Helper()
 	if err := l.Talosctl(l.t.Context(), name, call); err != nil {
@@ -48,8 +48,8 @@ func (l *Lab) leaveAndReboot(name string, between func()) {
 	time.Sleep(2 * time.Minute)
 }
 
-// touched lists what was done to a node's VM, machine or Node since a call. That
-// its machine has fetched an image is none of it: it is asked for that ahead of its turn.
+// touched lists the changes of a node's VM, machine or Node since a call, without image
+// pulls, which come before its turn.
 func (l *Lab) touched(from int, name string) []string {
 	n := l.node(name)
 	var out []string
@@ -63,7 +63,7 @@ func (l *Lab) touched(from int, name string) []string {
 	return out
 }
 
-// requireLeftAlone fails unless the node was left alone and takes pods.
+// requireLeftAlone fails unless the node is untouched and schedulable.
 func (l *Lab) requireLeftAlone(from int, name string) {
 	l.t.Helper()
 	if touched := l.touched(from, name); len(touched) > 0 {
@@ -78,11 +78,11 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 	}
 }
 
-// etcdTrouble is something wrong with etcd when cp1 is about to be rolled.
+// etcdTrouble is a fault of etcd when cp1 is about to be rolled.
 type etcdTrouble struct {
 	spoil  func(l *Lab)
 	policy cluster.Policy
-	text   []string // of the error; none: the roll works
+	text   []string // in the error; none: the roll works
 }
 
 func etcdTroubles() map[string]etcdTrouble {
@@ -136,7 +136,7 @@ func etcdTroubles() map[string]etcdTrouble {
 	}
 }
 
-// TestGateOfEtcd rolls one control plane while etcd could not do without it.
+// TestGateOfEtcd rolls one control plane while etcd needs it.
 func TestGateOfEtcd(t *testing.T) {
 	long(t)
 	for name, c := range etcdTroubles() {
@@ -147,7 +147,7 @@ func TestGateOfEtcd(t *testing.T) {
 				from := 0
 				lab.Recorder.Hooks(nil, func(call record.Call) {
 					if call.Method == http.MethodDelete && strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
-						lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // what was broken goes with the machine
+						lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
 					}
 				})
 				user.Confirm = func(cluster.Plan) (bool, error) {
@@ -176,7 +176,7 @@ func TestGateOfEtcd(t *testing.T) {
 	}
 }
 
-// TestGateOfTheOnlyMember: nobody else tells what is wrong with it.
+// TestGateOfTheOnlyMember: only the member itself can report its fault.
 func TestGateOfTheOnlyMember(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
@@ -189,8 +189,8 @@ func TestGateOfTheOnlyMember(t *testing.T) {
 	})
 }
 
-// TestWorkersDoNotWaitForEtcd: an unhealthy member stops control planes from
-// being rolled, not workers that go before them.
+// TestWorkersDoNotWaitForEtcd: an unhealthy member stops the roll of control planes, but
+// not of workers before them.
 func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -207,8 +207,8 @@ func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 	})
 }
 
-// splitBrain makes cp3 forget etcd and found one of its own, while the others
-// go on without it. The lab's cp2 is down meanwhile, so that nobody lets it join.
+// splitBrain makes cp3 forget etcd and form a new one, while the others continue without
+// it. The lab's cp2 is down meanwhile, so that nobody lets it join.
 func splitBrain(l *Lab) {
 	l.leaveAndReboot("cp3", func() { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") })
 	l.talosctl("cp3", func(ctx context.Context, c *client.Client) error {
@@ -218,7 +218,7 @@ func splitBrain(l *Lab) {
 	l.breakEtcd(talosapi.EtcdFault{}, "cp2")
 }
 
-// parseMember is a member's ID as Talos' API has it.
+// parseMember parses a member's ID in Talos' form.
 func parseMember(hex string) uint64 {
 	id, _ := strconv.ParseUint(hex, 16, 64) // the lab's own; 0 is no member
 	return id

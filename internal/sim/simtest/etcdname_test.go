@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestPeers17ANameOfTwo: a machine that joins etcd removes the member of its own
-// name, whoever that is (talos PR #3715). Nothing is taken out while a name is there twice.
+// TestPeers17ANameOfTwo: a machine that joins etcd removes the member with its own name,
+// whoever that is (talos PR #3715). While two have the same name, nothing is taken down.
 func TestPeers17ANameOfTwo(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -64,7 +64,7 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 	}
 }
 
-// rename starts a control plane's member of etcd under another's name.
+// rename starts a control plane's etcd member under another node's name.
 func rename(t *testing.T, l *Lab, node, name string) {
 	t.Helper()
 	offline(t, l, func() {
@@ -72,7 +72,7 @@ func rename(t *testing.T, l *Lab, node, name string) {
 	}, node)
 }
 
-// swapNames does so with two at once.
+// swapNames swaps the names of two at once.
 func swapNames(t *testing.T, l *Lab, a, b string) {
 	t.Helper()
 	offline(t, l, func() {
@@ -81,7 +81,7 @@ func swapNames(t *testing.T, l *Lab, a, b string) {
 	}, a, b)
 }
 
-// named is a name as etcd's data has it.
+// named is a name as in etcd's data.
 func named(node string) string { return fmt.Sprintf(`"Name":%q`, node) }
 
 func offline(t *testing.T, l *Lab, do func(), nodes ...string) {
@@ -100,7 +100,7 @@ func offline(t *testing.T, l *Lab, do func(), nodes ...string) {
 	time.Sleep(2 * time.Minute)
 }
 
-// editEtcd changes what a control plane that is off has of etcd on its system disk.
+// editEtcd changes etcd's data on the system disk of a stopped control plane.
 func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	t.Helper()
 	n := l.node(node)
@@ -126,7 +126,7 @@ func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	media.Write(artefact.WriteDisk(disk))
 }
 
-// impostor gives another machine a control plane's configuration, name included.
+// impostor gives another machine a control plane's configuration, including its name.
 func impostor(t *testing.T, l *Lab, name, machine string) {
 	t.Helper()
 	config, err := l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine})

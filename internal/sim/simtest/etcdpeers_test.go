@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestPeers18AWorkersFailureIsItsOwn: one worker's failure reverted the whole
-// cluster and downgraded etcd (omni #2373).
+// TestPeers18AWorkersFailureIsItsOwn: one worker's failure reverted the whole cluster and
+// downgraded etcd (omni #2373).
 func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -40,7 +40,7 @@ func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
 	})
 }
 
-// TestPeers18EtcdNeverGoesBack: see above. The way back is refused across a minor version of etcd.
+// TestPeers18EtcdNeverGoesBack: see above. A rollback across a minor version of etcd is refused.
 func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 	long(t)
 	for kept, refused := range map[string]bool{"3.6.11": true, "3.7.0": false} {
@@ -67,7 +67,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 	}
 }
 
-// editRecord changes what a node's parking VM says.
+// editRecord changes the record of a node's parking VM.
 func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 	l.t.Helper()
 	res, err := l.Client().Status(l.t.Context())
@@ -101,8 +101,8 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 	l.t.Fatalf("nothing of %s is kept or parked: %+v", node, res)
 }
 
-// TestPeers19TheLastOneStays: the only control plane that was left was cordoned
-// (kured #841), or deleted.
+// TestPeers19TheLastOneStays: the only remaining control plane was cordoned (kured #841),
+// or deleted.
 func TestPeers19TheLastOneStays(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -146,13 +146,13 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 	}
 }
 
-// TestPeers20TheRightMachineAnswers: a request went to the wrong machine (omni
-// #888). Here cp1's address leads to another one from some moment on.
+// TestPeers20TheRightMachineAnswers: a request went to the wrong machine (omni #888). Here
+// cp1's address is redirected to another one from some moment on.
 func TestPeers20TheRightMachineAnswers(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
 		from   func(record.Call) bool // the moment; nil: from the start
-		shared bool                   // the other machine has a certificate for that address, as with a virtual one
+		shared bool                   // the other machine's certificate is valid for that address, as with a virtual one
 		text   string
 	}{
 		"from the start, without a certificate": {nil, false, "its certificate is not of the talosconfig's cluster"},
@@ -209,7 +209,7 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 	}
 }
 
-// shareAddress lets a machine's certificate be good for another one's address too.
+// shareAddress makes a machine's certificate valid for another one's address too.
 func shareAddress(t *testing.T, l *Lab, machine, with string) {
 	t.Helper()
 	l.certify(machine, l.node(with).Addr.String())

@@ -14,10 +14,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// TestRemovedMember: somebody removes a control plane's member while it keeps its
-// data (facts: "the member has been permanently removed from the cluster"). doctor
-// names it. Where the data goes with the system disk a roll mends it; else it
-// refuses before anything is touched, and what it says to type does.
+// TestRemovedMember: a person removes a control plane's member while it keeps its data
+// (facts: "the member has been permanently removed from the cluster"). doctor reports it.
+// If the data is on the system disk, a roll repairs it; else the roll is refused before it
+// touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
 	long(t)
 	for name, onData := range map[string]bool{"on the system disk": false, "on a disk of its own": true} {
@@ -44,7 +44,7 @@ func TestRemovedMember(t *testing.T) {
 				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}}); onData {
 					requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
 					lab.requireLeftAlone(from, "cp2")
-					lab.reset("cp2", "EPHEMERAL") // as it says
+					lab.reset("cp2", "EPHEMERAL") // as the hint says
 					lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp2"}})
 				} else if err != nil {
 					t.Fatal(err)
@@ -65,7 +65,7 @@ func TestRemovedMember(t *testing.T) {
 	}
 }
 
-// removeMember takes a member out of etcd as a person does, asked of cp1.
+// removeMember removes a member from etcd as a person does, through cp1.
 func (l *Lab) removeMember(id string) {
 	l.t.Helper()
 	l.talosctl("cp1", func(ctx context.Context, c *client.Client) error {
@@ -73,7 +73,7 @@ func (l *Lab) removeMember(id string) {
 	})
 }
 
-// reset is ResetNode, and the time that it takes.
+// reset is ResetNode and a wait for it.
 func (l *Lab) reset(node string, labels ...string) {
 	l.t.Helper()
 	if err := l.ResetNode(l.t.Context(), node, labels...); err != nil {
@@ -82,8 +82,8 @@ func (l *Lab) reset(node string, labels ...string) {
 	time.Sleep(2 * time.Minute)
 }
 
-// TestDoctorOfTwoEtcds: a control plane that has founded an etcd of its own is not
-// told from the cluster by who is asked first, and nobody is told to wipe anything.
+// TestDoctorOfTwoEtcds: if a control plane has formed its own etcd, doctor's result must
+// not depend on who is asked first, and must not advise to wipe anything.
 func TestDoctorOfTwoEtcds(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {

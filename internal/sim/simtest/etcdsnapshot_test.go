@@ -19,8 +19,7 @@ import (
 
 const snapshots = ".recast/etcd"
 
-// snapshotFiles lists what is in the directory of snapshots and makes sure that
-// each file is whole and nobody else's to read.
+// snapshotFiles lists the snapshots and checks that each file is complete and private.
 func (l *Lab) snapshotFiles() []string {
 	l.t.Helper()
 	entries, err := os.ReadDir(filepath.Join(l.Dir, snapshots))
@@ -71,7 +70,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 				for node, f := range c.faults {
 					lab.breakEtcd(f, node)
 				}
-				touched := false // a control plane, before the snapshot
+				touched := false // a control plane was, before the snapshot
 				var asked []string
 				from := len(lab.Recorder.Calls())
 				lab.Recorder.Hooks(func(call record.Call) error {
@@ -105,11 +104,11 @@ func TestSnapshotOfEtcd(t *testing.T) {
 	}
 }
 
-// TestASnapshotForEachRunThatTakesAControlPlane: none for workers alone.
+// TestASnapshotForEachRunThatTakesAControlPlane: none for runs with only workers.
 func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension) // which only workers have
+		lab.Patch(sim.PatchedExtension) // only workers have it
 		lab.mustRoll("20000101-0000-0001", cluster.Policy{})
 		if files := lab.snapshotFiles(); len(files) > 0 {
 			t.Errorf("a roll of workers left %q", files)
@@ -130,8 +129,8 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 	})
 }
 
-// TestTheSnapshotOfTheRunThatIsResumed: what was saved before the crash serves
-// for the rest of that run, unless somebody has spoilt it.
+// TestTheSnapshotOfTheRunThatIsResumed: the snapshot from before the crash is used for the
+// rest of that run, unless it was damaged.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 	long(t)
 	for name, spoil := range map[string]bool{"whole": false, "spoilt": true} {

@@ -28,8 +28,8 @@ func (c *Client) Explain(t *testing.T, node string) cluster.Explanation {
 	return e
 }
 
-// TestWhatIsExplainedIsWhatRuns: the steps that recast plan --explain lists are those
-// of the roll, in their order, for workers and control planes and by every strategy.
+// TestWhatIsExplainedIsWhatRuns: recast plan --explain lists the steps of the roll in
+// their order, for workers and control planes and every strategy.
 func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 	long(t)
 	for _, strategy := range []string{"auto", "reimage", "in-place"} {
@@ -53,7 +53,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 					if e.Status != step.Started && e.Status != step.Skipped || e.Kind == "" || want[node] == nil {
 						return
 					}
-					if at := strings.Join(below, "/"); !slices.Contains(got[node], at) { // what goes ahead is asked twice
+					if at := strings.Join(below, "/"); !slices.Contains(got[node], at) { // preparations run twice
 						got[node] = append(got[node], at)
 					}
 				}

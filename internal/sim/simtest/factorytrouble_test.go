@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TestPublishThroughTrouble: an Image Factory that takes five minutes for each
-// image, behind a proxy that waits for one and is away at first, and a download that
-// breaks. Everything is built once, and the user is told what takes so long.
+// TestPublishThroughTrouble: an Image Factory takes five minutes for each image, behind a
+// proxy with a timeout of one minute that is down at first, and a download breaks.
+// Everything is built once, and the user sees what takes so long.
 func TestPublishThroughTrouble(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

@@ -15,27 +15,27 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// The longest that a roll may take, and what it may ask of the servers.
+// Limits for the duration of a roll and its requests.
 const (
-	maxWaste  = 0.01            // beyond the critical path, as a part of it
-	maxAsking = 2.0             // requests a second of a node that is waited for
-	maxLonger = 2 * time.Second // that a node is out than what the world takes for that
+	maxWaste  = 0.01            // fraction beyond the critical path
+	maxAsking = 2.0             // requests per second and waiting node
+	maxLonger = 2 * time.Second // additional unavailability beyond the world's delays
 )
 
-// watched is one roll as seen from outside.
+// watched is one roll as observed from outside.
 type watched struct {
 	lab         *Lab
 	began, end  time.Time
-	rolling     time.Time // when everything was planned
+	rolling     time.Time // when the plan was complete
 	plan        cluster.Plan
 	drained     map[string]time.Time // when a node's drain began
-	empty       map[string]time.Time // when it had ended
-	ready       map[string]time.Time // when the node was waited for no longer
+	empty       map[string]time.Time // when it ended
+	ready       map[string]time.Time // when the node was healthy again
 	out         map[string]time.Time // when its turn began
 	nodeSeconds float64
 
 	mu       sync.Mutex
-	requests map[time.Time]int // by when they came
+	requests map[time.Time]int // number by time
 	work     map[time.Time]bool
 	dials    int
 }
@@ -102,8 +102,8 @@ func (w *watched) see(e step.Event) {
 	}
 }
 
-// asked counts the requests, and those among them that came, once all was planned,
-// while nothing but time passed: no step began or ended then, and nothing was changed.
+// asked counts the requests, and those during pure waiting: after the plan, at moments
+// when no step began or ended and nothing changed.
 func (w *watched) asked() (all, waiting int) {
 	for at, n := range w.requests {
 		all += n
@@ -116,7 +116,8 @@ func (w *watched) asked() (all, waiting int) {
 
 func (w *watched) took() time.Duration { return w.end.Sub(w.began) }
 
-// judge prints how the roll went, and fails the test where that is not fast or gentle enough.
+// judge prints the figures of the roll, and fails the test if it is too slow or sends too
+// many requests.
 func (w *watched) judge(t *testing.T, name string) {
 	t.Helper()
 	critical := w.lab.criticalPath(w.plan, w.began, w.end, w.drained)
@@ -134,8 +135,8 @@ func (w *watched) judge(t *testing.T, name string) {
 	}
 }
 
-// requireOutages fails the test if a node was out, from drained to Ready, for
-// longer than the world needs for what is done meanwhile.
+// requireOutages fails the test if a node was unavailable, from drained to Ready, for
+// longer than the world needs.
 func (w *watched) requireOutages(t *testing.T) {
 	t.Helper()
 	delays := w.lab.byNode(w.lab.Recorder.Timeline.Delays())
@@ -147,7 +148,7 @@ func (w *watched) requireOutages(t *testing.T) {
 	}
 }
 
-// atOnce is a lab that waits for nothing but the world. The first control plane is the canary.
+// atOnce is a lab without configured waits. The first control plane is the canary.
 func atOnce(lab *Lab, roll ...string) {
 	lab.Replace("recast.yaml", "settle: 2s", "settle: 0s")
 	lab.setRoll(append([]string{"canary: cp1"}, roll...)...)
@@ -156,13 +157,13 @@ func atOnce(lab *Lab, roll ...string) {
 
 var fastAll = flag.Bool("fast.all", false, "recreate a hundred nodes too")
 
-// A roll takes hardly longer than what the world takes for its steps.
+// A roll takes hardly longer than the world's delays for its steps.
 func TestRollNearTheCriticalPath(t *testing.T) {
 	cases := map[string]struct {
 		options sim.Options
 		roll    []string
 		long    bool
-		huge    bool // some ten minutes: for make bench alone
+		huge    bool // some ten minutes: only for make bench
 	}{
 		"3+2 in-place":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: in-place"}},
 		"3+2 recreate":   {options: sim.Options{ControlPlanes: 3, Workers: 2}, roll: []string{"strategy: recreate"}, long: true},
@@ -187,14 +188,13 @@ func TestRollNearTheCriticalPath(t *testing.T) {
 	}
 }
 
-// seedTimes are what an upgrade in place takes: 45 s for the download, 20 s to
-// stage it, 60 s for the reboot and 45 s until the node has joined again.
+// seedTimes are the durations of an upgrade in place: 45 s for the download, 20 s to stage
+// it, 60 s for the reboot and 45 s until the node has joined again.
 func seedTimes() talosapi.Times {
 	return talosapi.Times{Pull: 45 * time.Second, Copy: 20 * time.Second, Leave: 5 * time.Second, Boot: 55 * time.Second, Services: 40 * time.Second}
 }
 
-// serial is what the world took for the nodes, one after another: their stages and
-// the drains, with nothing in between.
+// serial is the sum of the world's delays for all nodes, stages and drains, without gaps.
 func (w *watched) serial() (sum time.Duration) {
 	delays := w.lab.byNode(w.lab.Recorder.Timeline.Delays())
 	for _, n := range w.lab.Nodes {
@@ -203,7 +203,7 @@ func (w *watched) serial() (sum time.Duration) {
 	return sum
 }
 
-// A roll takes a small part of what its nodes take one after another.
+// A roll takes a small fraction of its nodes' serial time.
 func TestRollBesidesTheSerialSum(t *testing.T) {
 	long(t)
 	cases := map[string]struct {

@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// wholeFirewall has one of everything that a VM's firewall can have; its rules name
-// what comes before them.
+// wholeFirewall has one of everything that a VM's firewall can have; its rules refer to
+// earlier entries.
 func wholeFirewall() world.Firewall {
 	return world.Firewall{
 		Options: map[string]string{"enable": "1", "policy_in": "DROP", "log_level_in": "info"},
@@ -32,7 +32,7 @@ func wholeFirewall() world.Firewall {
 	}
 }
 
-// TestAFirewallIsCarriedOver, and its rules in their order.
+// TestAFirewallIsCarriedOver, with its rules in order.
 func TestAFirewallIsCarriedOver(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -62,9 +62,9 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 	})
 }
 
-// TestAFirewallThatNobodyTakesAgain is known before the node is touched: by the plan
-// where Proxmox says so itself, else by what the parking VM takes.
-func TestAFirewallThatNobodyTakesAgain(t *testing.T) {
+// TestAnInvalidFirewallIsDetected: an invalid firewall is detected before the node is
+// touched: by the plan if Proxmox reports it, else when the parking VM gets it.
+func TestAnInvalidFirewallIsDetected(t *testing.T) {
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
 	for name, tc := range map[string]struct {
@@ -133,7 +133,7 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 	}
 }
 
-// TestALateRule is added when the firewall is whole already: after its sender was
+// TestALateRule is added when the firewall is complete already: after its sender was
 // killed, the next run has written all of it. Proxmox puts it before all others.
 func TestALateRule(t *testing.T) {
 	for name, of := range map[string]int{"the new VM": wk1, "the parking VM": 9002} {

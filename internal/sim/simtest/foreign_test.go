@@ -21,7 +21,7 @@ import (
 
 var foreignMany = flag.Int("foreign.cells", 0, "how many things that others do are tried in each way to exchange a system; 0: a few")
 
-// foreignCell is one thing that somebody else does at one moment of one way.
+// foreignCell is another person's act at one moment of one exchange.
 type foreignCell struct {
 	way foreignWay
 	act foreignAct
@@ -30,7 +30,7 @@ type foreignCell struct {
 
 type foreignList []foreignCell
 
-// foreignCells are some of a way that has so many changes; the seed chooses them.
+// foreignCells are a selection for an exchange with that many changes; the seed selects.
 func foreignCells(way foreignWay, changes, short, usual int) foreignList {
 	var all foreignList
 	for _, act := range foreignActs() {
@@ -54,7 +54,7 @@ func foreignCells(way foreignWay, changes, short, usual int) foreignList {
 	return all[:min(usual, len(all))]
 }
 
-// run tries each cell in a world of its own and counts what came of it.
+// run plays each cell in its own world and counts the results.
 func (list foreignList) run(t *testing.T, try func(t *testing.T, c foreignCell) foreignResult) {
 	var struck, stopped, broken atomic.Int64
 	t.Run("cells", func(t *testing.T) {
@@ -71,15 +71,15 @@ func (list foreignList) run(t *testing.T, try func(t *testing.T, c foreignCell) 
 		}
 	})
 	if len(list) > 10 && struck.Load() == 0 {
-		t.Error("nobody could do anything")
+		t.Error("no act was possible")
 	}
 	for name, n := range map[string]int64{"cells": int64(len(list)), "struck": struck.Load(), "stopped": stopped.Load(), "violations": broken.Load()} {
 		t.Attr(name, strconv.FormatInt(n, 10))
 	}
 }
 
-// newForeignExchange is a VM, with nothing in it, whose system is to be exchanged.
-// again goes on with that.
+// newForeignExchange is a VM without a guest whose system is to be exchanged. again
+// continues the exchange.
 func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again func(context.Context) error) {
 	t.Helper()
 	owned, strategy, disk := ownDisks, way.strategy, fmt.Sprintf("scsi1 of VM %d", matrixVM)
@@ -108,8 +108,8 @@ func newForeignExchange(t *testing.T, way foreignWay) (s *foreignScene, again fu
 	return s, exchange
 }
 
-// exchange is a process that begins the exchange, or goes on with it, and waits
-// for others as a roll does.
+// exchange is a process that begins or continues the exchange, and waits for other users'
+// locks as a roll does.
 func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cluster.Strategy) error {
 	ctx, life := lab.live(ctx)
 	defer life.kill()
@@ -125,10 +125,10 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 	return (&step.Runner{}).Run(ctx, tree())
 }
 
-// TestForeignHands has somebody else do something to the VMs, at every moment of
-// every way to exchange a system: nothing that they have not broken themselves is
-// lost, the exchange goes on or says what is where and what to do, and once it is
-// taken back the exchange ends as it should.
+// TestForeignHands: another person does something to the VMs, at every moment of every
+// kind of exchange. Nothing is lost except what they have broken themselves; the exchange
+// continues or says what is where and what to do; and once the act is reverted the
+// exchange completes.
 func TestForeignHands(t *testing.T) {
 	for i, way := range foreignWays() {
 		if testing.Short() && i > 0 {
@@ -154,7 +154,7 @@ func TestForeignHands(t *testing.T) {
 	}
 }
 
-// ended says what is not as it should be when the exchange is over.
+// ended says how the final state deviates.
 func (s *foreignScene) ended() error {
 	vm, errVM := s.look(s.vm)
 	park, errPark := s.look(s.parking())
@@ -175,12 +175,12 @@ func (s *foreignScene) ended() error {
 
 type foreignResult struct{ struck, stopped, broken int64 }
 
-// run disturbs a scene, judges what is made of it, takes the disturbance back,
-// and sees whether the next run ends as it should.
+// run disturbs a scene, checks the result, reverts the disturbance, and checks that the
+// next run completes.
 func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r foreignResult) {
 	var undo func() error
 	var errAct error
-	var theirs []string // promises that the act itself has broken
+	var theirs []string // promises broken by the act itself
 	var where string
 	came, err := s.disturbed(t.Context(), t, c.at, func() {
 		before := s.world.Violations()
@@ -198,7 +198,7 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r f
 	}
 	t.Logf("%s (%s): they: %v; their doing: %q; the run: %v", change, where, errAct, theirs, err)
 	if strings.HasSuffix(change, "/status/start") && !c.at.after {
-		theirs = append(theirs, s.together()...) // Proxmox was told to start the VM when nobody else had its disks
+		theirs = append(theirs, s.together()...) // Proxmox was told to start the VM when no other VM had its disks
 	}
 	if strings.HasPrefix(change, "DELETE") && strings.Contains(change, "/qemu/") && !c.at.after {
 		theirs = append(theirs, s.late()...)
@@ -226,19 +226,19 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, again func() error) (r f
 	return r
 }
 
-// together are the promises about disks in two VMs that run.
+// together are the broken promises about disks in two running VMs.
 func (s *foreignScene) together() []string {
 	return slices.DeleteFunc(s.world.Violations(), func(v string) bool { return !strings.Contains(v, "is in the running VMs") })
 }
 
-// late are the promises about a disk that somebody made in the VM when Proxmox
-// was already told to delete it: a delete takes no digest (Qemu.pm, destroy_vm).
+// late are the broken promises about a disk that was created in the VM after the request
+// to delete it: a delete has no digest (Qemu.pm, destroy_vm).
 func (s *foreignScene) late() []string {
 	return slices.DeleteFunc(s.world.Violations(), func(v string) bool { return !strings.HasPrefix(v, "disk theirs:") })
 }
 
-// requireForeignSaid wants an error to name a VM that it is about and to say what
-// to do; one of the exchange itself, where the disks are.
+// requireForeignSaid requires an error to name its VM and the remedy; an exchange's error
+// also names where the disks are.
 func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 	t.Helper()
 	said, hints := saidForeign(err)
@@ -252,11 +252,11 @@ func requireForeignSaid(t *testing.T, s *foreignScene, err error) {
 	}
 }
 
-// requireNothingElse fails for every promise that is broken and was not by them.
+// requireNothingElse fails for every broken promise that is not due to the act.
 func (s *foreignScene) requireNothingElse(t *testing.T, theirs []string, when string) (broken int64) {
 	t.Helper()
 	for _, v := range s.world.Violations() {
-		detached := strings.HasPrefix(v, "disk pvc-1a2b: no VM's configuration names") // as volumes of pods are
+		detached := strings.HasPrefix(v, "disk pvc-1a2b: no VM's configuration names") // normal for volumes of pods
 		if !detached && !slices.Contains(theirs, v) {
 			t.Errorf("%s: promise broken: %s", when, v)
 			broken++

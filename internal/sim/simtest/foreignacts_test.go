@@ -8,18 +8,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// foreignAct is what somebody else does, with the rights of root@pam.
+// foreignAct is another person's act, as root@pam.
 type foreignAct struct {
 	name string
-	// do fails where there is nothing to do it to, or Proxmox does not let them.
-	// undo takes it back as far as that is possible; nil: it need not be.
+	// do fails if the act does not apply, or Proxmox refuses it. undo reverts it as far as
+	// possible; nil: not needed.
 	do func(s *foreignScene) (undo func() error, err error)
-	// destroys says that it can cost the worker something that nobody brings back,
-	// if only the name of its disk.
+	// destroys says that the worker can lose something for good, if only the name of its disk.
 	destroys bool
 }
 
-// edits is a change of one key of a VM that is given its old value again.
+// editsForeign changes one key of a VM and reverts it later.
 func editsForeign(id func(*foreignScene) int, key string, value func(old string) string) func(*foreignScene) (func() error, error) {
 	return func(s *foreignScene) (func() error, error) {
 		vm, err := s.look(id(s))
@@ -29,7 +28,7 @@ func editsForeign(id func(*foreignScene) int, key string, value func(old string)
 		old, had := vm.Config[key]
 		undo := func() error {
 			if _, err := s.look(vm.ID); err != nil {
-				return nil // it is gone, and the change with it
+				return nil // it is gone, with the change
 			}
 			if !had {
 				return s.change(vm.ID, nil, key)
@@ -112,7 +111,7 @@ func foreignDeletions() []foreignAct {
 		{name: "takes the VMID", do: takesForeign(ofVM)},
 		{name: "takes the VMID of the parking VM", do: takesForeign(func(s *foreignScene) int {
 			if s.parking() != 0 {
-				return s.parking() // which they don't get
+				return s.parking() // refused
 			}
 			return s.park
 		})},
@@ -123,7 +122,7 @@ func foreignActs() []foreignAct {
 	return append(append(foreignEdits(), foreignPowers()...), foreignDeletions()...)
 }
 
-// foreignVM is a VM that has nothing to do with the cluster.
+// foreignVM is a VM outside of the cluster.
 const foreignVM = 9500
 
 func (s *foreignScene) defineStranger() error {
@@ -133,7 +132,7 @@ func (s *foreignScene) defineStranger() error {
 	return s.world.DefineVM(s.host, foreignVM, map[string]string{"name": "stranger", "memory": "512"}, nil)
 }
 
-// detach takes a drive out of a VM, which a protected one does not allow.
+// detach removes a drive from a VM; a protected VM does not allow it.
 func (s *foreignScene) detach(id int, key string) error {
 	vm, err := s.look(id)
 	if err != nil {
@@ -147,8 +146,7 @@ func (s *foreignScene) detach(id int, key string) error {
 	)
 }
 
-// addsForeignDisk gives the worker's VM a disk of its own, which is protected
-// from then on like those that it had.
+// addsForeignDisk adds a disk to the worker's VM, which is then protected like the others.
 func addsForeignDisk(s *foreignScene) (func() error, error) {
 	if err := s.change(s.vm, map[string]string{"scsi5": s.storage + ":1,serial=theirs"}); err != nil {
 		return nil, err
@@ -167,7 +165,7 @@ func addsForeignDisk(s *foreignScene) (func() error, error) {
 	}
 	name, _, _ := strings.Cut(vm.Config["scsi5"], ",")
 	s.world.Protect(world.Protected{Serial: "theirs", Media: s.world.Media(name, s.host)})
-	// Its owner takes it away into a VM of theirs.
+	// Its owner moves it into another VM.
 	return func() error {
 		id, key := volid()
 		if id != s.vm {
@@ -291,7 +289,7 @@ func attachesForeignPod(s *foreignScene) (func() error, error) {
 	return undo, s.change(s.vm, map[string]string{"scsi7": volid + ",serial=pvc-1a2b"})
 }
 
-// namesForeignTwice names the data disk under another key of the VM that has it (0), or of another one.
+// namesForeignTwice names the data disk under a second key of its VM (0), or of another VM.
 func namesForeignTwice(s *foreignScene, other int) (func() error, error) {
 	vmid, _, err := s.dataKey()
 	if err != nil {

@@ -13,12 +13,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// advised are the commands that a hint tells somebody to type.
+// advised are the commands in hints.
 var advised = regexp.MustCompile(`qm disk move \d+ \w+ --target-vmid OTHER --target-disk KEY|qm set \d+ --delete [a-z]+\d+`)
 
-// TestAdviceKeepsAForeignDisk has somebody plug a disk into a VM whose system is
-// being exchanged, and type no more than they are told: their disk stays, and the
-// exchange ends as it should.
+// TestAdviceKeepsAForeignDisk: a person attaches a disk to a VM during its exchange, and
+// then types only what the hints say: their disk stays, and the exchange completes.
 func TestAdviceKeepsAForeignDisk(t *testing.T) {
 	created := foreignMoment{is: func(c record.Call) bool { return c.Params["vmid"] == strconv.Itoa(matrixVM) }, after: true}
 	parked := foreignMoment{is: func(c record.Call) bool { return strings.HasSuffix(c.Path, "/move_disk") }, after: true}
@@ -40,7 +39,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 					must(t, err)
 				})
 				if came && err != nil && !strings.Contains(err.Error(), "has scsi5") {
-					err = again(t.Context()) // what they did has crossed a change of ours
+					err = again(t.Context()) // their command crossed a change of ours
 				}
 				if !came || err == nil || !strings.Contains(err.Error(), "has scsi5") {
 					t.Fatalf("came %t, err = %v", came, err)
@@ -70,7 +69,7 @@ func TestAdviceKeepsAForeignDisk(t *testing.T) {
 	}
 }
 
-// typed has somebody type a command that they were told, with a VM of theirs where it says OTHER.
+// typed runs a command from a hint, with one of their VMs in place of OTHER.
 func (s *foreignScene) typed(t *testing.T, shell sim.Shell, command string) {
 	t.Helper()
 	filled := strings.NewReplacer("OTHER", strconv.Itoa(foreignVM), "KEY", "scsi5").Replace(command)

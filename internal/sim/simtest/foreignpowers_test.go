@@ -25,7 +25,8 @@ func startsForeign(id func(*foreignScene) int) func(*foreignScene) (func() error
 	}
 }
 
-// migratesForeign moves a VM, with its disks, to the other host. Holders' disks don't go.
+// migratesForeign migrates a VM with its disks to the other host. Holders' disks can't
+// move.
 func migratesForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
 	return func(s *foreignScene) (func() error, error) {
 		vm, err := s.look(id(s))
@@ -62,7 +63,7 @@ func snapshotsForeign(id func(*foreignScene) int) func(*foreignScene) (func() er
 	}
 }
 
-// foreignBackup is how long a backup takes.
+// foreignBackup is the duration of a backup.
 const foreignBackup = 3 * time.Minute
 
 func backsUpForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
@@ -115,7 +116,7 @@ func deletesForeign(id func(*foreignScene) int, unreferenced bool) func(*foreign
 	}
 }
 
-// takesForeign creates another VM under a number that is free just then.
+// takesForeign creates another VM under a number that is free at that moment.
 func takesForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
 	return func(s *foreignScene) (func() error, error) {
 		vmid := id(s)

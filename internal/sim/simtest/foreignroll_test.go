@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// newForeignRoll is a lab whose worker is to be replaced by a whole roll.
+// newForeignRoll is a lab whose worker a whole roll replaces.
 func newForeignRoll(t *testing.T, way foreignWay) (*foreignScene, *Lab) {
 	t.Helper()
 	lab := New(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: way.holder})
@@ -45,8 +45,8 @@ func newForeignRoll(t *testing.T, way foreignWay) (*foreignScene, *Lab) {
 	return s, lab
 }
 
-// TestForeignHandsInARoll has somebody else do something while a worker is
-// rolled: what TestForeignHands does to exchanges, with a machine in the VM.
+// TestForeignHandsInARoll is TestForeignHands for a whole roll of a worker, with a machine
+// in the VM.
 func TestForeignHandsInARoll(t *testing.T) {
 	long(t)
 	for _, way := range foreignWays() {
@@ -72,14 +72,14 @@ func TestForeignHandsInARoll(t *testing.T) {
 	}
 }
 
-// TestBackupIsWaitedOut backs the VM, or its parking VM, up in the middle of a
-// roll: it waits, says so, and ends as if nothing had been.
+// TestBackupIsWaitedOut runs a backup of the VM, or its parking VM, during a roll: the
+// roll waits, says so, and completes.
 func TestBackupIsWaitedOut(t *testing.T) {
 	for _, c := range []struct {
 		strategy cluster.Strategy
 		act      string
 		vm       int
-		change   string // that Proxmox is asked for just then
+		change   string // requested from Proxmox at that moment
 	}{
 		{cluster.Recreate, "backs the VM up", wk1, "/qemu/9031/status/shutdown"},
 		{cluster.Recreate, "backs the VM up", wk1, "/qemu/9031/move_disk"},

@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// foreignWay is how the worker of a scene is being replaced when somebody else
-// lays hands on it, and who owns its data disk.
+// foreignWay is the kind of replacement of a scene's worker, and the owner of its data
+// disk.
 type foreignWay struct {
 	strategy cluster.Strategy // Recreate, Reimage, Rollback or PutBack
 	holder   bool
@@ -40,8 +40,8 @@ func foreignWays() []foreignWay {
 	return all
 }
 
-// foreignMoment is right before Proxmox acts on a change that it is asked for,
-// the n-th or the first of a kind, or as soon as that is done.
+// foreignMoment is right before Proxmox acts on the n-th change, or the first one of a
+// kind, or right after that.
 type foreignMoment struct {
 	change int
 	is     func(record.Call) bool
@@ -55,7 +55,7 @@ func (m foreignMoment) String() string {
 	return fmt.Sprintf("before %d", m.change)
 }
 
-// foreignScene is a Proxmox in which the system of a VM is being exchanged.
+// foreignScene is a Proxmox with an exchange of a VM's system.
 type foreignScene struct {
 	world    *world.World
 	recorder *record.Recorder
@@ -63,25 +63,25 @@ type foreignScene struct {
 	host     string
 	other    string // another one
 	vm       int
-	holder   int    // of the data disk, where it is not the VM's own
-	park     int    // number of the parking VM, or the one that it is to have
-	disk     string // what the world calls the data disk
-	storage  string // that it is on
+	holder   int    // owner of the data disk, if not the VM itself
+	park     int    // number of the parking VM, existing or planned
+	disk     string // the world's name of the data disk
+	storage  string // of the data disk
 	act      func(ctx context.Context) error
-	giveUp   bool     // the exchange is to be given up
-	changes  []string // what Proxmox was asked for, in order; changes of the claim are left out
+	giveUp   bool     // the exchange is cancelled
+	changes  []string // changes in Proxmox, in order, without the claim's
 
 	mu    sync.Mutex
-	notes []string // what the run said
+	notes []string // notes of the run
 }
 
-// isForeignChange says whether a call is one of the changes that are counted.
+// isForeignChange says whether a call is one of the counted changes.
 func isForeignChange(c record.Call) bool {
 	return c.Proto == "proxmox" && c.Mutation && !strings.Contains(c.Path, fmt.Sprintf("/qemu/%d", claimVM)) && c.Params["vmid"] != fmt.Sprint(claimVM)
 }
 
-// disturbed runs the replacement and has somebody else do something at a moment.
-// came is false where the run was over before that.
+// disturbed runs the replacement and calls do at a moment. came is false if the run ended
+// earlier.
 func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMoment, do func()) (came bool, err error) {
 	t.Helper()
 	var mu sync.Mutex
@@ -116,7 +116,7 @@ func (s *foreignScene) disturbed(ctx context.Context, t *testing.T, at foreignMo
 	return came, err
 }
 
-// undisturbed says how many changes Proxmox is asked for where nobody interferes.
+// undisturbed is the number of changes in Proxmox without interference.
 func (s *foreignScene) undisturbed(t *testing.T) int {
 	t.Helper()
 	_, err := s.disturbed(t.Context(), t, foreignMoment{}, nil)
@@ -126,7 +126,7 @@ func (s *foreignScene) undisturbed(t *testing.T) int {
 	return len(s.changes)
 }
 
-// listen notes what the run says.
+// listen records the run's notes.
 func (s *foreignScene) listen(e step.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,12 +139,12 @@ func (s *foreignScene) heard(text string) bool {
 	return slices.Contains(s.notes, text)
 }
 
-// ourTasks says whether Proxmox is at work for recast.
+// ourTasks says whether a task of recast is running.
 func (s *foreignScene) ourTasks() bool {
 	return slices.ContainsFunc(s.world.Tasks(), func(task world.Task) bool { return task.Running && task.User != "" })
 }
 
-// parking is the parking VM; 0 while there is none.
+// parking is the parking VM; 0 if there is none.
 func (s *foreignScene) parking() int {
 	for _, vm := range s.world.VMs() {
 		if strings.HasPrefix(vm.Config["name"], "recast-parking-") {
@@ -165,7 +165,7 @@ func (s *foreignScene) look(id int) (world.VM, error) {
 	return world.VM{}, errNoVM
 }
 
-// change is somebody's change of a VM.
+// change is another person's change of a VM.
 func (s *foreignScene) change(id int, set map[string]string, del ...string) error {
 	vm, err := s.look(id)
 	if err != nil {
@@ -174,7 +174,7 @@ func (s *foreignScene) change(id int, set map[string]string, del ...string) erro
 	return s.world.SetConfig("", vm.Host, world.ChangeRequest{ID: id, Set: set, Delete: del})
 }
 
-// task waits for a task of somebody's.
+// task waits for another person's task.
 func (s *foreignScene) task(upid string, err error) error {
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (s *foreignScene) task(upid string, err error) error {
 	return nil
 }
 
-// data is where the data disk is now.
+// data is the data disk's present state.
 func (s *foreignScene) data() world.DiskState {
 	for _, d := range s.world.Persistent() {
 		if d.Serial == s.disk {
@@ -196,7 +196,7 @@ func (s *foreignScene) data() world.DiskState {
 	return world.DiskState{}
 }
 
-// dataKey finds the drive of the VM, or of its parking VM, that has the data disk.
+// dataKey finds the drive with the data disk on the VM or its parking VM.
 func (s *foreignScene) dataKey() (vmid int, key string, err error) {
 	volid := s.data().Volid
 	for _, id := range []int{s.vm, s.parking()} {
@@ -213,8 +213,8 @@ func (s *foreignScene) dataKey() (vmid int, key string, err error) {
 	return 0, "", errors.New("the data disk is in neither")
 }
 
-// saidForeign is all that an error tells; hints, those of them that do not just
-// say that something is unfinished.
+// saidForeign is an error's text, and its hints except those that only say that something
+// is unfinished.
 func saidForeign(err error) (said string, hints []string) {
 	hints = slices.DeleteFunc(fault.Hints(err), func(h string) bool { return strings.HasPrefix(h, "still out, cordoned or down") })
 	return err.Error() + "\n" + strings.Join(hints, "\n"), hints

@@ -13,9 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestTheVMIDIsTaken has somebody make a VM under a number right before recast
-// does: theirs is left alone. The parking VM takes the next number, a node's VM
-// has to have its own.
+// TestTheVMIDIsTaken: another person makes a VM under a number right before recast does:
+// their VM is left alone. The parking VM takes the next number; a node's VM needs its own.
 func TestTheVMIDIsTaken(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -41,7 +40,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 					}
 				})
 				if !came {
-					t.Fatal("nobody could take it")
+					t.Fatal("it could not be taken")
 				}
 				if c.err == "" {
 					must(t, err)
@@ -50,7 +49,7 @@ func TestTheVMIDIsTaken(t *testing.T) {
 					}
 				} else {
 					if err == nil {
-						t.Fatal("it went on with theirs")
+						t.Fatal("it continued with their VM")
 					}
 					requireForeignSaid(t, s, err)
 					if err := again(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.err) {
@@ -66,8 +65,8 @@ func TestTheVMIDIsTaken(t *testing.T) {
 	}
 }
 
-// TestTwoNodesShareAHolder rolls two workers one after the other whose data disks
-// belong to one VM, although two may be out at a time, and leaves that VM as it was.
+// TestTwoNodesShareAHolder rolls two workers with data disks of one VM sequentially,
+// although two may be down at a time, and leaves that VM unchanged.
 func TestTwoNodesShareAHolder(t *testing.T) {
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(strategy), func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// TestFormatsThatOneReleaseShows: a persistent disk whose format only one of two
-// releases of Talos finds comes back, upgraded and downgraded.
+// TestFormatsThatOneReleaseShows: a persistent disk in a format that only one of two Talos
+// releases detects survives an upgrade and a downgrade.
 func TestFormatsThatOneReleaseShows(t *testing.T) {
 	for name, c := range map[string]struct {
 		from, to, format string

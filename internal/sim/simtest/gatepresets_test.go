@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// presetCase is a state of the storage, and what the gates of examples/gates say of it.
+// presetCase is a state of the storage, and the results of the gates in examples/gates.
 type presetCase struct {
 	Name    string           `json:"name"`
 	Objects []map[string]any `json:"objects"`
@@ -52,7 +52,7 @@ func TestGatePresets(t *testing.T) {
 	})
 }
 
-// TestGatePresetOfTaints looks at nodes, of which the lab has its own.
+// TestGatePresetOfTaints checks nodes, which the lab itself has.
 func TestGatePresetOfTaints(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gates := lab.preset("../../../examples/gates/piraeus.yaml", lab.Read("recast.yaml"))[2:]
@@ -82,7 +82,7 @@ func resource(gv, plural, kind string, namespaced bool) store.Resource {
 	}
 }
 
-// preset puts the gates of a file into recast.yaml, and plans with them.
+// preset adds the gates of a file to recast.yaml, and plans with them.
 func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	l.t.Helper()
 	b, err := os.ReadFile(file)
@@ -116,7 +116,7 @@ func presetCases(t *testing.T, name string) []presetCase {
 	return cases
 }
 
-// fill puts objects into the cluster; remove takes them out again.
+// fill creates objects in the cluster; remove deletes them.
 func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove func()) {
 	l.t.Helper()
 	var undo []func()
@@ -140,7 +140,7 @@ func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove fu
 	}
 }
 
-// failing asks every gate once, and says what those that don't hold saw.
+// failing asks every gate once, and returns the observations of those that don't hold.
 func (l *Lab) failing(gates []cluster.UserGate) []string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())

@@ -24,16 +24,16 @@ var longhornVolumes = store.Resource{
 	Kind:                 "Volume", Namespaced: true, Status: true,
 }
 
-// volumeGate is what recast.yaml asks of volumes, for two minutes each time.
+// volumeGate is a gate about volumes, with a timeout of two minutes.
 const volumeGate = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, timeout: 2m, expr: status.robustness == 'healthy'}]"
 
-// installLonghorn serves Longhorn's kinds. Nothing of it is on any node.
+// installLonghorn serves Longhorn's kinds, without any objects on nodes.
 func (l *Lab) installLonghorn() {
 	l.Kube.Define(longhornNodes)
 	l.Kube.Define(longhornVolumes)
 }
 
-// volume puts a volume of Longhorn into that state.
+// volume sets the state of a Longhorn volume.
 func (l *Lab) volume(name, robustness string) {
 	l.t.Helper()
 	u := object(longhornVolumes, "longhorn-system", name, map[string]any{"status": map[string]any{"state": "attached", "robustness": robustness}})
@@ -55,7 +55,7 @@ func gated(t *testing.T, lab *Lab, gate string) {
 	lab.Patch(sim.PatchedExtension)
 }
 
-// notes collects what a step says.
+// notes collects the notes of a step.
 func notes(suffix string, into *[]string) func(step.Event) {
 	return func(e step.Event) {
 		if e.Status == step.Note && strings.HasSuffix(e.Path, "/"+suffix) {
@@ -90,7 +90,7 @@ func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
 	})
 }
 
-// The storage rebuilds once the node is back, and the next one waits for that.
+// The storage rebuilds once the node is back, and the next node waits for that.
 func TestGateHoldsTheNextNodeBack(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -119,8 +119,8 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 	})
 }
 
-// A gate that stays shut stops the roll behind a node that is done, and the next
-// roll before the next one.
+// A gate that stays closed stops the roll after the finished node, and the next roll
+// before the next node.
 func TestGateStopsTheRollAfterANode(t *testing.T) {
 	for _, strategy := range []string{"recreate", "in-place"} {
 		t.Run(strategy, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends the wait of a gate at once: nothing is half done there.
+// Ctrl-C ends the wait of a gate at once: nothing is half done.
 func TestCtrlCInAGate(t *testing.T) {
 	cases := map[string]struct{ at, stale string }{
 		"before": {at: "wk1/ask-gates", stale: "wk1 wk2"},
@@ -231,7 +231,7 @@ func TestCtrlCInAGate(t *testing.T) {
 	}
 }
 
-// An API that is away for a while, or fails, is asked again.
+// An API that is down for a while, or fails, is retried.
 func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -255,8 +255,8 @@ func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
 	})
 }
 
-// A program says whether the roll may go on. It runs where recast.yaml is, and
-// its last words are shown.
+// A program decides whether the roll may continue. It runs in the directory of
+// recast.yaml, and its last output is shown.
 func TestGateOfACommand(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -283,7 +283,7 @@ func TestGateOfACommand(t *testing.T) {
 	})
 }
 
-// The plan shows what will be asked.
+// The plan shows the gates.
 func TestPlanShowsGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)

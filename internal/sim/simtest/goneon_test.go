@@ -17,10 +17,10 @@ func inShort(run pipeline.PastRun) string {
 	return fmt.Sprintf("%s, %d of %d, ended %t, wk2 because %s", run.Result, done, planned, !run.Finished.IsZero(), run.Plan.Nodes[1].Why)
 }
 
-// TestReportOfARunThatIsGoneOnWith: of a run whose second worker failed, and was
-// finished in the morning, all of it is told: what it was begun for, how many nodes
-// were done, and how long that worker was away.
-func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
+// TestReportOfAResumedRun: a run's second worker failed and was finished in the
+// morning. The report covers all of it: the purpose, how many nodes were done, and how
+// long that worker was unavailable.
+func TestReportOfAResumedRun(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
@@ -49,7 +49,7 @@ func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
 		must(t, err)
 		again.Telemetry.End(t.Context(), 0, nil)
 		if got, want := inShort(midway), "running or killed, 1 of 2, ended false, wk2 because "+why; got != want {
-			t.Errorf("while it goes on: %s, want %s", got, want)
+			t.Errorf("while it runs: %s, want %s", got, want)
 		}
 		run, told, page := lab.past(c.Run)
 		if got, want := inShort(run), "done, 2 of 2, ended true, wk2 because "+why; got != want {
@@ -59,13 +59,13 @@ func TestReportOfARunThatIsGoneOnWith(t *testing.T) {
 			t.Errorf("outage %+v", o)
 		}
 		if !strings.Contains(page, "away 8h") {
-			t.Error("the report does not say how long wk2 was away")
+			t.Error("the report does not say how long wk2 was unavailable")
 		}
 		lab.RequireIntact()
 	})
 }
 
-// A roll of which the last hook failed has failed, whoever looks back at it.
+// A roll whose last hook failed has failed, in the history too.
 func TestHistoryOfAFailedHookAfterTheRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

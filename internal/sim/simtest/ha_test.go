@@ -19,8 +19,8 @@ const (
 	worker1HA = "vm:9031"
 )
 
-// manageByHA puts wk1 under HA with settings of its own and a rule, and lets
-// recast's token change that.
+// manageByHA puts wk1 under HA with its own settings and a rule, and lets recast's token
+// change that.
 func (l *Lab) manageByHA(r world.HAResource) {
 	r.SID = worker1HA
 	l.World.AddHA(r)
@@ -35,7 +35,7 @@ func startedByUs() world.HAResource {
 	return world.HAResource{State: "started", Options: map[string]string{"max_restart": "2", "max_relocate": "0", "comment": "storage node"}}
 }
 
-// startedByHA lists the tasks in which HA, or a host that boots, has started wk1.
+// startedByHA lists the tasks in which HA, or a booting host, has started wk1.
 func startedByHA(lab *Lab) []string {
 	var out []string
 	for _, task := range lab.World.Tasks() {
@@ -46,7 +46,7 @@ func startedByHA(lab *Lab) []string {
 	return out
 }
 
-// requireManaged compares HA with what it was before a roll.
+// requireManaged compares HA's state with that before a roll.
 func requireManaged(t *testing.T, lab *Lab, resources []world.HAResource, rules []world.HARule) {
 	t.Helper()
 	time.Sleep(time.Minute) // for the manager's rounds
@@ -62,7 +62,7 @@ func requireManaged(t *testing.T, lab *Lab, resources []world.HAResource, rules 
 	}
 }
 
-// TestAVMUnderHA rolls it: HA does not start it meanwhile, and has it back as it was.
+// TestAVMUnderHA rolls it: HA does not start it meanwhile, and manages it again as before.
 func TestAVMUnderHA(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -84,7 +84,7 @@ func TestAVMUnderHA(t *testing.T) {
 				lab.manageByHA(c.resource)
 				time.Sleep(time.Minute)
 				resources, rules := lab.World.HA(), lab.World.HARules()
-				resources[0].State = cmp.Or(resources[0].State, "started") // what Proxmox means by none
+				resources[0].State = cmp.Or(resources[0].State, "started") // Proxmox's default
 				lab.Patch(sim.PatchedExtension)
 				cl, removed := lab.Client(), false
 				cl.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
@@ -105,11 +105,11 @@ func TestAVMUnderHA(t *testing.T) {
 	}
 }
 
-// TestAKilledRollOfAVMUnderHA kills a roll before and after each change that it
-// makes to HA and to the power of the VM, and runs it again.
+// TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and
+// of the VM's power, and runs it again.
 func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 	long(t)
-	cases := map[string]bool{ // with the journal at hand
+	cases := map[string]bool{ // with the journal
 		"take-down/park": false, "bring-up/start": true, "finish/restore-ha": false, "finish/uncordon": true,
 	}
 	for at, journal := range cases {
@@ -135,7 +135,7 @@ func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 	}
 }
 
-// TestHAThatMayNotBeChanged is found out before anything is touched.
+// TestHAThatMayNotBeChanged is detected before anything is touched.
 func TestHAThatMayNotBeChanged(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -153,7 +153,7 @@ func TestHAThatMayNotBeChanged(t *testing.T) {
 	})
 }
 
-// TestAStopThatFails leaves the node serving, and HA and onboot as they were.
+// TestAStopThatFails leaves the node serving, and HA and onboot unchanged.
 func TestAStopThatFails(t *testing.T) {
 	long(t)
 	cases := map[string]struct{ fail, text string }{
@@ -188,9 +188,8 @@ func TestAStopThatFails(t *testing.T) {
 	}
 }
 
-// TestAHostThatReboots with a node of it down, after a run was killed or under
-// one that lives: nobody starts a half-made VM, and the next run finishes it and
-// restores onboot.
+// TestAHostThatReboots with a stopped node on it, after a run was killed or during one:
+// nothing starts an unfinished VM, and the next run finishes it and restores onboot.
 func TestAHostThatReboots(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -240,7 +239,7 @@ func TestAHostThatReboots(t *testing.T) {
 	}
 }
 
-// TestParkingOnEveryHost rolls nodes on two hosts with disks of their own and of a data VM.
+// TestParkingOnEveryHost rolls nodes on two hosts, with their own disks and with data VMs'.
 func TestParkingOnEveryHost(t *testing.T) {
 	long(t)
 	for name, holder := range map[string]bool{"own disks": false, "disks of data VMs": true} {

@@ -18,17 +18,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// window is a hand-over of a disk that Proxmox does not finish: its worker ends
-// between two of the three things that it does.
+// window is an unfinished hand-over of a disk: Proxmox's worker ends between two of its
+// three actions.
 type window struct {
-	move    int // which of the roll's hand-overs: three park the disks, two give them back
+	move    int // which of the roll's hand-overs: three park the disks, two return them
 	stop    world.MoveStage
-	crash   bool // the host goes down with it
+	crash   bool // the host crashes too
 	journal bool
 }
 
-// The hand-overs of wk1: the EFI variables, the system disk and the data disk are
-// parked, the first and the last are given back.
+// The hand-overs of wk1: the EFI variables, the system disk and the data disk are parked,
+// the first and the last are returned.
 const (
 	parksSystem  = 2
 	parksData    = 3
@@ -62,13 +62,13 @@ func windows() []window {
 	return all
 }
 
-// chosen is the slice that is run unless all are asked for.
+// chosen is the default slice.
 func (w window) chosen() bool {
 	parks, renamed := w.move == parksData, w.stop == world.AfterRename
 	return *crashAll || w.move != parksSystem && w.crash == (parks == renamed) && w.journal != renamed
 }
 
-// beforeMove calls f when the n-th move_disk comes in.
+// beforeMove calls f before the n-th move_disk.
 func (l *Lab) beforeMove(n int, f func()) {
 	var mu sync.Mutex
 	seen := 0
@@ -99,8 +99,8 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	return err
 }
 
-// TestCutOffHandOver: a volume that lost its name on the way is found, given its
-// name, and the roll ends as if nothing had been.
+// TestCutOffHandOver: a volume that lost its name in a hand-over is found and named again,
+// and the roll completes normally.
 func TestCutOffHandOver(t *testing.T) {
 	long(t)
 	reference := sync.OnceValue(func() reference {
@@ -160,8 +160,8 @@ func (l *Lab) waitReady(t *testing.T) error {
 	}
 }
 
-// TestHandOverLosesQuorum: the volume is renamed, and neither configuration can
-// be written. Once there is quorum again the roll goes on.
+// TestHandOverLosesQuorum: the volume is renamed, and neither configuration can be
+// written. With quorum the roll continues.
 func TestHandOverLosesQuorum(t *testing.T) {
 	long(t)
 	for _, move := range []int{parksData, attachesData} {
@@ -196,7 +196,7 @@ func TestHandOverLosesQuorum(t *testing.T) {
 	}
 }
 
-// stray makes a volume of a VM's number that no configuration names.
+// stray makes a volume with a VM's number that no configuration names.
 func (l *Lab) stray(t *testing.T, vmid int) string {
 	t.Helper()
 	volid, err := l.World.Alloc(sim.DiskStorage, "pve1", vmid, 1<<30, world.NewMedia(nil))
@@ -204,8 +204,8 @@ func (l *Lab) stray(t *testing.T, vmid int) string {
 	return volid
 }
 
-// TestHandOverWithStrays: volumes without a name from before are told apart; one
-// that appeared meanwhile is not, and a person has to decide.
+// TestHandOverWithStrays: older unnamed volumes are distinguished; one that appeared
+// meanwhile is not, and a person must decide.
 func TestHandOverWithStrays(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -246,7 +246,7 @@ func TestHandOverWithStrays(t *testing.T) {
 					must(t, err)
 					volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
 					for lab.stray(t, from) != volid {
-						strays++ // lower numbers are free, too
+						strays++ // lower numbers are free too
 					}
 					requireUndecided(t, lab, to, lost, volid)
 					lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
@@ -283,8 +283,8 @@ func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 	}
 }
 
-// requireInTheWay: what has got the old name is under the disk's key on the VM
-// that is to be deleted, and is not deleted with it. Then somebody frees it.
+// requireInTheWay: the volume with the old name is under the disk's key on the VM to
+// delete, and is not deleted with it. Then a person frees it.
 func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 	t.Helper()
 	_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
@@ -296,7 +296,7 @@ func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 	}
 }
 
-// parkingID is the VM that has the disks of wk1 now.
+// parkingID is the VM that has wk1's disks now.
 func (l *Lab) parkingID(t *testing.T) int {
 	t.Helper()
 	res, err := l.Client().Status(t.Context())

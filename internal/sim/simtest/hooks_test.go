@@ -25,10 +25,10 @@ import (
 const everyHook = "hooks: {beforeRun: [{command: [h]}], afterRun: [{command: [h]}], beforeBatch: [{command: [h]}], " +
 	"afterBatch: [{command: [h]}], beforeNode: [{command: [h]}], afterNode: [{command: [h]}]}"
 
-// hooker stands for the programs of hooks.
+// hooker simulates the programs of hooks.
 type hooker struct {
 	command.Gates
-	// do is what the program does that is run at such a point: "beforeNode wk1"; nil: it ends with 0.
+	// do is the program's behaviour at a point: "beforeNode wk1"; nil: it exits with 0.
 	do func(ctx context.Context, at string) (exit int, err error)
 
 	mu   sync.Mutex
@@ -64,7 +64,7 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	return cluster.HookEnd{Exit: exit, Said: "at " + at, Output: "at " + at + "\n"}, err
 }
 
-// failAt has the hook of one point end with 3.
+// failAt makes the hook of one point exit with 3.
 func failAt(point string) func(context.Context, string) (int, error) {
 	return func(_ context.Context, at string) (int, error) {
 		if at == point {
@@ -93,8 +93,8 @@ func (h *hooker) require(t *testing.T, want ...string) {
 	h.ran = nil
 }
 
-// Programs run around what they are about, with what they have to know, and what
-// they print is told and kept.
+// Programs run at their points with the documented environment, and their output is shown
+// and kept.
 func TestHooks(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
@@ -171,7 +171,7 @@ func TestHooks(t *testing.T) {
 	})
 }
 
-// A hook before anything is touched refuses it, and the hooks after the run tell how it went.
+// A failed hook before an action prevents it, and the hooks after the run get the outcome.
 func TestAHookBefore(t *testing.T) {
 	for at, want := range map[string]struct {
 		err string
@@ -199,7 +199,7 @@ func TestAHookBefore(t *testing.T) {
 				}
 				env := strings.Join(h.envs["afterRun"], "\n")
 				if !strings.Contains(env, "RECAST_OUTCOME=failed\nRECAST_ERROR="+want.err+"\nRECAST_NODES_DONE=\n") {
-					t.Errorf("the hook after the run was told\n%s", env)
+					t.Errorf("the environment of the hook after the run:\n%s", env)
 				}
 				if n := len(want.ran) - 2; rep.Hooks[n].Error != "h ended with 3: at "+at || *rep.Hooks[n].Exit != 3 {
 					t.Errorf("the report has %+v", rep.Hooks)
@@ -221,7 +221,8 @@ func TestAHookBefore(t *testing.T) {
 	}
 }
 
-// A hook behind a node stops the roll there; the next one goes on with the next node.
+// A failed hook after a node stops the roll there; the next one continues with the next
+// node.
 func TestAHookAfterANode(t *testing.T) {
 	for _, strategy := range []string{"recreate", "in-place"} {
 		t.Run(strategy, func(t *testing.T) {
@@ -252,7 +253,7 @@ func TestAHookAfterANode(t *testing.T) {
 	}
 }
 
-// The hooks of a batch stand before and behind all of its nodes, however many are out at a time.
+// The hooks of a batch run before and after all of its nodes, however many are down at a time.
 func TestHooksOfABatch(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
@@ -276,12 +277,13 @@ func TestHooksOfABatch(t *testing.T) {
 			t.Errorf("hooks: %s", got)
 		}
 		if env := strings.Join(h.envs["beforeBatch workers"], " "); !strings.Contains(env, "RECAST_NODES=wk2 wk3") {
-			t.Errorf("the batch was told %s", env)
+			t.Errorf("the environment of the hook of the batch: %s", env)
 		}
 	})
 }
 
-// A hook that fails once everything is done makes the run fail, and says that it is done.
+// If a hook fails after everything is done, the run fails, and says that everything is
+// done.
 func TestAHookAfterTheRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -296,7 +298,7 @@ func TestAHookAfterTheRun(t *testing.T) {
 	})
 }
 
-// It hides no other failure, and does not change what kind that is.
+// It hides no other failure, and does not change its kind.
 func TestTwoHooksFail(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -309,7 +311,7 @@ func TestTwoHooksFail(t *testing.T) {
 	})
 }
 
-// A hook has the time that it is given.
+// A hook can run until its timeout.
 func TestAHookThatHangs(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// told is what the hooks of a point were told last of something.
-func (h *hooker) told(point, name string) string {
+// variable is the latest value of a variable that the hooks of a point got.
+func (h *hooker) variable(point, name string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, entry := range h.envs[point] {
@@ -22,11 +22,11 @@ func (h *hooker) told(point, name string) string {
 			return v
 		}
 	}
-	return "not told"
+	return "not set"
 }
 
-// A command that finishes first what an earlier run has left makes two plans: the
-// hooks before it know of the first one, those after it of both.
+// A command that first finishes an earlier run makes two plans: the hooks before it get
+// the first one, those after it both.
 func TestHooksAroundTwoPlans(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
@@ -46,16 +46,16 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			if got := h.told(point, "RECAST_NODES"); got != want {
-				t.Errorf("%s was told of %q, want %q", point, got, want)
+			if got := h.variable(point, "RECAST_NODES"); got != want {
+				t.Errorf("%s got %q, want %q", point, got, want)
 			}
 		}
 		requireDrift(t, lab)
 	})
 }
 
-// Whatever ends a run while the last node of a batch is on its way, the hooks after
-// the batch run once that is done.
+// However a run ends during the last node of a batch, the hooks after the batch run once
+// that node is done.
 func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	t.Run("Ctrl-C", func(t *testing.T) {
 		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -95,7 +95,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 	})
 }
 
-// notAfter has gates hold only before a node goes.
+// notAfter has gates that hold only before a node's roll.
 type notAfter struct{ *hooker }
 
 func (notAfter) RunGate(_ context.Context, _ cluster.CommandGate, env []string) (exit int, said string, err error) {
@@ -105,7 +105,7 @@ func (notAfter) RunGate(_ context.Context, _ cluster.CommandGate, env []string) 
 	return 0, "", nil
 }
 
-// Where the node is done and its branch is not, no run comes to the hooks after the batch: the error says so.
+// If the node is done but its branch is not, no run reaches the hooks after the batch: the error says so.
 func TestHooksOfABatchLeftOpen(t *testing.T) {
 	for name, end := range map[string]func(lab *Lab, c *Client){
 		"hook after the node": func(_ *Lab, c *Client) { c.Commands.(*hooker).do = failAt("afterNode wk1") },
@@ -132,7 +132,7 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 	}
 }
 
-// Of a node that somebody has paused since the plan was made no hook is run.
+// No hook runs for a node that was paused after the plan was made.
 func TestHooksOfAPausedNode(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -151,7 +151,8 @@ func TestHooksOfAPausedNode(t *testing.T) {
 	})
 }
 
-// The notices of start and end take no more of the end of a run than one of them alone.
+// The notices of start and end together delay the end of a run no more than one of them
+// alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		takes  time.Duration // each
@@ -185,7 +186,7 @@ func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 				if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
 					t.Errorf("%v; told %+v", err, told.got)
 				}
-				// The claim is given back before.
+				// The claim is released before.
 				if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
 					t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
 				}

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Ctrl-C cuts a hook before a node off, and lets one after it end.
+// Ctrl-C interrupts a hook before a node, and lets one after it finish.
 func TestCtrlCInAHook(t *testing.T) {
 	for at, c := range map[string]struct {
 		stale []string
@@ -44,7 +44,7 @@ func TestCtrlCInAHook(t *testing.T) {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
 				}
 				if env := strings.Join(h.envs["afterRun"], " "); !strings.Contains(env, "RECAST_OUTCOME=interrupted") {
-					t.Errorf("the hook after the run was told %s", env)
+					t.Errorf("the environment of the hook after the run: %s", env)
 				}
 				h.require(t, c.ran...)
 				requireDrift(t, lab, c.stale...)
@@ -54,7 +54,7 @@ func TestCtrlCInAHook(t *testing.T) {
 	}
 }
 
-// Whoever presses Ctrl-C twice waits for the hooks after the run no longer than 30 s.
+// After a second Ctrl-C the hooks after the run have at most 30 s.
 func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -78,8 +78,8 @@ func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 	})
 }
 
-// A node that a killed run has left gets its hooks as well, since nobody knows whether they ran.
-func TestHooksOfWhatWasLeft(t *testing.T) {
+// A node of a killed run gets its hooks too, because nobody knows whether they ran.
+func TestHooksOfAKilledRun(t *testing.T) {
 	for strategy, at := range map[string]string{"recreate": "wk1/bring-up", "in-place": "wk1/finish"} {
 		t.Run(strategy, func(t *testing.T) {
 			long(t)
@@ -101,7 +101,7 @@ func TestHooksOfWhatWasLeft(t *testing.T) {
 				}
 				h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
 				if env := strings.Join(h.envs["afterNode wk1"], " "); !strings.Contains(env, "RECAST_RESUMED=true") {
-					t.Errorf("it was told %s; %q", env, rep.Resumed)
+					t.Errorf("its environment: %s; %q", env, rep.Resumed)
 				}
 				requireDrift(t, lab)
 				lab.RequireIntact()
@@ -110,8 +110,8 @@ func TestHooksOfWhatWasLeft(t *testing.T) {
 	}
 }
 
-// A hook that fails leaves what was half done as it is.
-func TestAHookBeforeWhatWasLeft(t *testing.T) {
+// A failed hook leaves unfinished work as it is.
+func TestAHookBeforeUnfinishedWork(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, h := withHooks(lab, nil)
@@ -128,7 +128,7 @@ func TestAHookBeforeWhatWasLeft(t *testing.T) {
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "wk1 is as the earlier run had left it") {
 			t.Errorf("kind %d: %v; %q", fault.KindOf(err), err, fault.Hints(err))
 		}
-		// The way out has none in front of it.
+		// recast recover runs no hook first.
 		h.ran = nil
 		if _, err := lab.second().recoverWith(h, "wk1"); err != nil {
 			t.Fatal(err)

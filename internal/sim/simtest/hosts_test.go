@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// hostsQuick is how long a command may take to find out that a host is down.
+// hostsQuick is the maximum time in which a command must detect a down host.
 const hostsQuick = 30 * time.Second
 
 // hostsRefused fails the test unless a command was refused, at once, with these words.
@@ -39,7 +39,7 @@ func hostsRefused(t *testing.T, what string, do func() error, want ...string) {
 	}
 }
 
-// TestAHostIsDown with a node on it: what can be said of the others is said, and
+// TestAHostIsDown with a node on it: everything known about the others is reported, and
 // nothing is rolled.
 func TestAHostIsDown(t *testing.T) {
 	long(t)
@@ -96,11 +96,11 @@ func TestAHostIsDown(t *testing.T) {
 	})
 }
 
-// TestAHostOfOthersIsDown: what its VM names can be no disk on local storage.
+// TestAHostOfOthersIsDown: its VM can't refer to a disk on local storage.
 func TestAHostOfOthersIsDown(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
-		// By its name it is the very disk of wk1; but pve3 has another storage.
+		// Its disk has the same name as wk1's; but pve3 has another storage.
 		must(t, lab.World.DefineVM("pve3", 500, map[string]string{"name": "other", "scsi0": "fast:1"}, nil))
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
@@ -121,7 +121,7 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 	})
 }
 
-// TestResumeWhileAHostIsDown: that of the transaction stops it, another one does not.
+// TestResumeWhileAHostIsDown: the transaction's host stops it, another one does not.
 func TestResumeWhileAHostIsDown(t *testing.T) {
 	long(t)
 	for name, own := range map[string]bool{"its own": true, "another": false} {
@@ -157,8 +157,8 @@ func TestResumeWhileAHostIsDown(t *testing.T) {
 	}
 }
 
-// hostsChanges calls f with the number of each change that Proxmox was asked for,
-// those of the claim aside, right after it has acted and before the answer leaves.
+// hostsChanges calls f with the number of each change in Proxmox, without the claim's,
+// right after it has acted and before the answer is sent.
 func hostsChanges(lab *Lab, f func(n int, call record.Call)) {
 	n := 0
 	lab.Recorder.Hooks(nil, func(call record.Call) {
@@ -170,9 +170,9 @@ func hostsChanges(lab *Lab, f func(n int, call record.Call)) {
 	})
 }
 
-// TestAHostThatRebootsAtEveryPoint of a replacement: the VM is never started by
-// anybody but recast, and the next run ends as if nothing had been. Every fifth
-// point, unless as many kills as make crash's are asked for.
+// TestAHostThatRebootsAtEveryPoint of a replacement: only recast ever starts the VM, and
+// the next run completes normally. It plays every fifth point, unless as many kills as in
+// make crash are requested.
 func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -207,8 +207,8 @@ func TestAHostThatRebootsAtEveryPoint(t *testing.T) {
 	}
 }
 
-// TestAHostThatRebootsWhileTalosIsInstalled leaves a system disk that the boot ISO
-// takes for installed, on which it halts: the VM gets another one.
+// TestAHostThatRebootsWhileTalosIsInstalled leaves a system disk that the boot ISO takes
+// for installed, so it halts: the VM gets another one.
 func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -228,8 +228,8 @@ func TestAHostThatRebootsWhileTalosIsInstalled(t *testing.T) {
 	}
 }
 
-// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and
-// after the VM has got another one.
+// TestKilledWhileTheDiskIsRenewed: after the half-installed disk is parked, and after the
+// VM has got another one.
 func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -294,7 +294,7 @@ func (r hostsReboot) lab(t *testing.T) *Lab {
 	return lab
 }
 
-// points is how often an undisturbed roll changes something in Proxmox.
+// points is the number of changes in Proxmox of an undisturbed roll.
 func (r hostsReboot) points(t *testing.T) (points int) {
 	lab := r.lab(t)
 	hostsChanges(lab, func(n int, _ record.Call) { points = n })
@@ -322,7 +322,7 @@ func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(
 	default:
 		t.Fatal("the host was not rebooted")
 	}
-	released := err != nil && strings.HasPrefix(err.Error(), "give the claim of cluster lab back: ") // which says itself that it needs nothing
+	released := err != nil && strings.HasPrefix(err.Error(), "give the claim of cluster lab back: ") // that error needs no remedy
 	if err != nil && !released && !strings.Contains(fmt.Sprint(err, fault.Hints(err)), "pve2") {
 		t.Errorf("%s: the error does not name the host: %v", where, err)
 	}
@@ -344,8 +344,8 @@ func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(
 	}
 }
 
-// hostsHalfMade does as the hint says about a VM whose creation was cut off,
-// since only root can take that lock away.
+// hostsHalfMade follows the hint about a VM whose creation was interrupted: only root can
+// remove that lock.
 func hostsHalfMade(lab *Lab, err error) bool {
 	for _, vm := range lab.World.VMs() {
 		if hint := fmt.Sprintf("qm unlock %d && qm destroy %d", vm.ID, vm.ID); strings.Contains(fmt.Sprint(fault.Hints(err)), hint) {
@@ -361,8 +361,8 @@ func hostsHalfMade(lab *Lab, err error) bool {
 	return false
 }
 
-// hostsStarts says what a host that came back must not have done: start the VM
-// of a node while its replacement is unfinished, or a parking VM ever.
+// hostsStarts says whether a rebooted host has started a node's VM during its replacement,
+// or a parking VM.
 func hostsStarts(lab *Lab) error {
 	vms := map[string]map[string]string{}
 	for _, vm := range lab.World.VMs() {

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// requireIntactAndKept is RequireIntact and a number of old system disks, beside
-// new ones that were given up: a half-installed one, say.
+// requireIntactAndKept is RequireIntact and a number of old system disks, besides those of
+// cancelled replacements, such as a half-installed one.
 func (l *Lab) requireIntactAndKept(n int) {
 	l.t.Helper()
 	l.RequireIntact()
@@ -31,7 +31,7 @@ func (l *Lab) requireIntactAndKept(n int) {
 	}
 }
 
-// hostOf is where a VM is; "" if there is none.
+// hostOf is a VM's host; "" if there is no such VM.
 func (l *Lab) hostOf(id int) string {
 	for _, vm := range l.World.VMs() {
 		if vm.ID == id {
@@ -75,8 +75,8 @@ func (l *Lab) parkingsByHost() string {
 	return strings.Join(out, " ")
 }
 
-// TestANodeThatWasMoved between its rolls has a parking VM wherever it was
-// rolled, and goes back to its last system disk only where that is.
+// TestANodeThatWasMoved between its rolls has a parking VM on each host where it was
+// rolled, and can roll back only on the host of its last system disk.
 func TestANodeThatWasMoved(t *testing.T) {
 	for name, shared := range map[string]bool{"local storage": false, "shared storage": true} {
 		t.Run(name, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 					t.Fatal(err)
 				}
 				requireParked("pve2:1 pve3:1")
-				requireDrift(t, lab, "wk1") // it runs the lock before
+				requireDrift(t, lab, "wk1") // it runs the previous lock
 				lab.migrate(worker1, "pve2")
 				hostsRefused(t, "rollback", func() error {
 					_, err := lab.as("20000101-0030-aaaa").Rollback(t.Context(), cluster.Policy{Only: []string{"wk1"}})
@@ -116,7 +116,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 				}, "the system disk that run 20000101-0020-aaaa replaced is scsi", `"recast-parking-wk1" on pve3, and VM 9031 "wk1" on pve2 was moved since: on pve2: qm migrate 9031 pve3 --online --with-local-disks brings them together`)
 
 				roll("20000101-0040-aaaa")
-				requireParked("pve2:1 pve3:1") // each keeps as many as roll.keepDisks says
+				requireParked("pve2:1 pve3:1") // each keeps roll.keepDisks disks
 				requireDrift(t, lab)
 				lab.RequireIntact()
 				if strays := lab.strays(); !shared && len(strays) > 0 {
@@ -127,8 +127,8 @@ func TestANodeThatWasMoved(t *testing.T) {
 	}
 }
 
-// TestMovedInTheMiddle of a replacement: nothing is destroyed, what brings them
-// together again is said, and then it is finished.
+// TestMovedInTheMiddle of a replacement: nothing is destroyed, the error says how to
+// reunite the VMs, and then the replacement is finished.
 func TestMovedInTheMiddle(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -193,8 +193,8 @@ func (l *Lab) parkingVM() int {
 	return 0
 }
 
-// TestHAMovesTheVM at the moments in which it is still under HA: that is noticed
-// before it is switched off, and leaves a node that serves.
+// TestHAMovesTheVM while it is still under HA: that is detected before it is powered off,
+// and leaves a serving node.
 func TestHAMovesTheVM(t *testing.T) {
 	long(t)
 	move := func(lab *Lab) {
@@ -245,8 +245,8 @@ func TestHAMovesTheVM(t *testing.T) {
 	}
 }
 
-// TestHADoesNotRecoverAHalfMadeVM whose host is gone for long: it is out of HA
-// since before it was switched off, and comes back to it at the end.
+// TestHADoesNotRecoverAHalfMadeVM whose host is down for long: it is out of HA since
+// before it was powered off, and back under HA at the end.
 func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
 	long(t)
 	for _, at := range []string{"take-down/park/scsi0", "bring-up/start", "bring-up/wait-healthy"} {
@@ -279,7 +279,7 @@ func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
 	}
 }
 
-// requireOnHost is that wk1 runs there, under HA as before.
+// requireOnHost: wk1 runs there, under HA as before.
 func requireOnHost(t *testing.T, lab *Lab, host string, resources []world.HAResource, rules []world.HARule) {
 	t.Helper()
 	time.Sleep(time.Minute) // for the manager's rounds

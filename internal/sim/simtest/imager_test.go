@@ -32,7 +32,7 @@ func (l *Lab) push(t *testing.T, repository, tag string, index v1.ImageIndex) {
 	must(t, remote.WriteIndex(ref, index, remote.WithContext(t.Context()), remote.WithTransport(l.Registry.Transport())))
 }
 
-// installerBase is an image that an installer can be built upon.
+// installerBase is an image on which an installer can be built.
 func installerBase(t *testing.T) v1.ImageIndex {
 	t.Helper()
 	img, err := random.Image(512, 1)
@@ -48,8 +48,8 @@ func installerBase(t *testing.T) v1.ImageIndex {
 	})
 }
 
-// TestRollWhatTheImagerBuilt: one lock, of which the factory builds one schematic and
-// the imager the other. A node that was rolled to the latter tells where it comes from.
+// TestRollWhatTheImagerBuilt: for one lock the factory builds one schematic and the imager
+// the other. The provenance of a node with the imager's build is complete.
 func TestRollWhatTheImagerBuilt(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -64,7 +64,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 
 		runs := 0
 		client := lab.Client()
-		// A process has no place in a bubble: the lab's imager is called.
+		// A process can't run in a bubble: the lab's imager is called directly.
 		client.Imager, err = imager.New(imager.Options{
 			Command: []string{"imager", "{out}"},
 			Run: func(_ context.Context, args []string, profile []byte) error {

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Init is recast init --yes in dir, by somebody who has the lab's talosconfig, its
-// kubeconfig and the client's token, and who trusts the certificate. Afterwards the
-// client's working directory is dir.
+// Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig
+// and the client's token, who trusts the certificate. Afterwards dir is the client's
+// working directory.
 func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (pipeline.InitResult, error) {
 	s := &session{project: pipeline.Project{Config: &config.Config{}}}
 	defer s.end()
@@ -41,7 +41,7 @@ func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (
 	o.Dir, o.Context = dir, s.talos.Context()
 	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
 	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
-	return told[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
+	return checked[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
 }
 
 // imagesOf makes the clients of factory and registry for a configuration.

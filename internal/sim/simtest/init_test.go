@@ -20,8 +20,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestInit finds labs of every shape: what it writes has the builds that the
-// nodes run, so that drift finds nothing and a plan has nothing to do.
+// TestInit runs init in labs of every shape: its files have the builds that the nodes run,
+// so that drift finds nothing and a plan has nothing to do.
 func TestInit(t *testing.T) {
 	shapes := map[string]struct {
 		o    sim.Options
@@ -72,7 +72,7 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// rollFrom brings an extension patch onto every node, by what init has written.
+// rollFrom rolls an extension patch to every node with the files that init wrote.
 func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	t.Helper()
 	if _, err := l.Lab.Patch(t.Context(), sim.CommonExtension, true); err != nil {
@@ -89,8 +89,8 @@ func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	l.RequireIntact()
 }
 
-// requireSameBuilds wants the files that init wrote to stand for the very images
-// that the machines of the lab were installed from.
+// requireSameBuilds requires that the files that init wrote result in the very images that
+// the lab's machines were installed from.
 func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 	t.Helper()
 	builds := func(dir string) map[string]string {
@@ -131,8 +131,7 @@ func requireInitInSync(t *testing.T, me *Client) {
 	}
 }
 
-// TestInitRefuses has a cluster that is not what it should be. Whatever is wrong,
-// nothing is written.
+// TestInitRefuses: for any fault of the cluster, init writes nothing.
 func TestInitRefuses(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		refused := func(what string, c *Client, o pipeline.InitOptions, want ...string) {
@@ -202,7 +201,7 @@ func TestInitRefuses(t *testing.T) {
 			t.Errorf("forced, it has written something else (-before +after):\n%s", diff)
 		}
 
-		// What the role PVEAuditor gives is enough.
+		// The role PVEAuditor is enough.
 		lab.World.AddRole("Auditor", "Sys.Audit", "VM.Audit", "Datastore.Audit")
 		for _, who := range []string{"poor@pve", "poor@pve!lab"} {
 			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Auditor", Propagate: true})
@@ -213,8 +212,8 @@ func TestInitRefuses(t *testing.T) {
 	})
 }
 
-// TestInitForeign has machines that nobody has made by a lock, as every newcomer has.
-// What init writes keeps their schematics, and drift tells the truth: nobody knows.
+// TestInitForeign has machines that were not installed from a lock, like those of new
+// users. Init keeps their schematics, and drift reports them as unknown.
 func TestInitForeign(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// TestInitAfterARoll has a cluster that another recast.yaml has rolled: a second one gets
-// the same numbers, or none. What the nodes run by now holds a secret.
+// TestInitAfterARoll: the cluster was rolled with another recast.yaml; a second one gets
+// the same numbers, or none. The nodes' present schematic contains a secret.
 func TestInitAfterARoll(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -62,7 +62,7 @@ func requireMode(t *testing.T, dir, name string, want os.FileMode) {
 	}
 }
 
-// TestContainersHaveNumbers: they are listed with the VMs, and a claim can't have one's number.
+// TestContainersHaveNumbers: they are listed with the VMs, and a claim can't use their numbers.
 func TestContainersHaveNumbers(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for id, name := range map[int]string{9000: "dns", 9099: "proxy", 9100: "mail"} {

@@ -17,13 +17,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// inPlace asks for upgrades in place, with what else the roll is to be told.
+// inPlace selects upgrades in place, with further settings of the roll.
 func (l *Lab) inPlace(more ...string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: in-place\n"+strings.Join(more, ""))
 }
 
-// locked is what the lock says of the image of workers, or of control planes.
+// locked is the lock's entry for the image of workers, or of control planes.
 func (l *Lab) locked(node string) schematics.Locked {
 	l.t.Helper()
 	lock, err := schematics.ReadLock(filepath.Join(l.Dir, "recast.lock"))
@@ -36,8 +36,8 @@ func (l *Lab) locked(node string) schematics.Locked {
 	return lock.Schematics["storage"]
 }
 
-// upgradeCalls are the calls of an upgrade in place, in the order in which they
-// came in since; evictions are told once.
+// upgradeCalls are the calls of an upgrade in place since a call, in order; evictions are
+// listed once.
 func (l *Lab) upgradeCalls(since int) []string {
 	var out []string
 	for _, c := range l.Recorder.Calls()[since:] {
@@ -68,7 +68,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 	return m
 }
 
-// requireServing: the node is Ready and takes pods, and nobody has marked it.
+// requireServing: the node is Ready, schedulable and unmarked.
 func (l *Lab) requireServing(name string) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
@@ -87,8 +87,8 @@ func (l *Lab) requireServing(name string) {
 	}
 }
 
-// TestInPlaceUpgrade upgrades with the API that the node's version has; the
-// configuration names the new installer afterwards.
+// TestInPlaceUpgrade upgrades with the API of the node's version; afterwards the
+// configuration names the new installer.
 func TestInPlaceUpgrade(t *testing.T) {
 	long(t)
 	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
@@ -141,7 +141,7 @@ func TestInPlaceUpgrade(t *testing.T) {
 	}
 }
 
-// TestInPlaceKilled: the next roll goes on where it was; nothing is installed twice.
+// TestInPlaceKilled: the next roll continues; nothing is installed twice.
 func TestInPlaceKilled(t *testing.T) {
 	long(t)
 	moments := []moment{
@@ -184,8 +184,8 @@ func TestInPlaceKilled(t *testing.T) {
 	}
 }
 
-// TestInPlaceBesideAnotherInstallation: somebody has installed another system,
-// yet to be booted. A second installation could remove the running one.
+// TestInPlaceBesideAnotherInstallation: a person has installed another system that has not
+// booted yet. A second installation could remove the running one.
 func TestInPlaceBesideAnotherInstallation(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -193,7 +193,7 @@ func TestInPlaceBesideAnotherInstallation(t *testing.T) {
 		lab.Patch(everywhere)
 		must(t, lab.Client().Publish(t.Context()))
 		lab.installBy(t, "wk1", lab.locked("wk1").Installer)
-		lab.Patch(everywhere) // meanwhile the lock moves on
+		lab.Patch(everywhere) // meanwhile the lock changes
 		requireDrift(t, lab, "cp1", "wk1")
 		since := len(lab.Recorder.Calls())
 		err := lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
@@ -219,7 +219,7 @@ func TestInPlaceBesideAnotherInstallation(t *testing.T) {
 	})
 }
 
-// installBy installs a system beside the running one, as talosctl does that stops before the reboot.
+// installBy installs a system beside the running one, like talosctl without the reboot.
 func (l *Lab) installBy(t *testing.T, node, installer string) {
 	t.Helper()
 	s, err := l.Client().connect(t.Context())

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestInPlaceThatChangesNothing: the node runs its old system and takes pods
-// again, whatever went wrong before the new one was booted.
+// TestInPlaceThatChangesNothing: after any fault before the new system boots, the node
+// runs its old system and is schedulable again.
 func TestInPlaceThatChangesNothing(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -23,7 +23,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		kind    fault.Kind
 		text    string
 		calls   []string
-		again   bool // the same build may be tried again
+		again   bool // the same build may be retried
 	}{
 		"the installer can't be pulled": {"", talosapi.Unpullable, fault.Refused, "wk1 can't fetch the installer ", []string{"ImageService/Pull"}, true},
 		"the installer fails": {
@@ -81,7 +81,8 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 	}
 }
 
-// TestInPlaceUnderAuto: with a build that came back once, auto takes what does not try it in place.
+// TestInPlaceUnderAuto: after a build has failed in place once, auto chooses another strategy for
+// it.
 func TestInPlaceUnderAuto(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -103,12 +104,12 @@ func TestInPlaceUnderAuto(t *testing.T) {
 	})
 }
 
-// TestInPlaceThatDoesNotComeBack: what happens at the boot deadline is the policy's to say.
+// TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline.
 func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
 		policy    string
-		published bool // the ISO and the installer of the build that runs are there
+		published bool // the ISO and installer of the running build exist
 		defect    talosapi.Defect
 		text      string
 		hint      string
@@ -164,7 +165,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 					if p := lab.planOf(lab.Client(), "wk1", only); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
 						t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
 					}
-				} else { // a person puts it right; then the roll goes on
+				} else { // a person repairs it; then the roll continues
 					lab.BreakImage(broken, talosapi.Sound)
 					must(t, lab.World.PowerOff(9031))
 					must(t, lab.World.PowerOn(9031))
@@ -178,8 +179,8 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// TestInPlaceBackButNotHealthy: a control plane came back as its old system, whose
-// etcd does not start. Asked to roll back it would boot the broken one again.
+// TestInPlaceBackButNotHealthy: a control plane came back as its old system, whose etcd
+// does not start. A rollback would boot the broken system again.
 func TestInPlaceBackButNotHealthy(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// cutOffAt rolls as a process that is killed while that request is on its way:
-// what it asks for never happens.
+// cutOffAt rolls as a process that is killed while it sends that request, which has no
+// effect.
 func (l *Lab) cutOffAt(call string, only cluster.Policy) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -37,9 +37,9 @@ func (l *Lab) cutOffAt(call string, only cluster.Policy) {
 	}
 }
 
-// TestOldUpgradeCutOffInItsPull: before 1.13 the one call pulls the installer
-// first, and what is cut off there installs nothing. The next run does it again,
-// and does not take the old system, which it would boot, for one that came back.
+// TestOldUpgradeCutOffInItsPull: before 1.13 the one call first pulls the installer, and
+// an interruption there installs nothing. The next run repeats it, and does not mistake
+// the old system for a failed upgrade that has come back.
 func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
@@ -57,9 +57,9 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	})
 }
 
-// TestInPlaceThatNeverLeftItsBoot: a run that finds the machine marked and away
-// takes it for one that reboots. When it is back in the boot from before, the new
-// system was never tried, and nothing is held against that build.
+// TestInPlaceThatNeverLeftItsBoot: a run finds the machine marked and unreachable and
+// assumes a reboot. If it comes back in the same boot, the new system was never tried, and
+// the build does not count as failed.
 func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
@@ -88,8 +88,8 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	})
 }
 
-// TestInstallerGoneWhileItDrains: what nothing refers to Talos removes after an
-// hour (controllers/cri/image_gc.go), and a drain may last longer.
+// TestInstallerGoneWhileItDrains: Talos removes unused images after an hour
+// (controllers/cri/image_gc.go), and a drain may last longer.
 func TestInstallerGoneWhileItDrains(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -103,8 +103,8 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 	})
 }
 
-// TestInstallerAtWorkUnseen: another installer is at work, and for a while nobody
-// can be asked how it gets on. That is no reason to think that it has failed.
+// TestInstallerAtWorkUnseen: another installer is running, and for a while its progress
+// can't be read. That must not count as its failure.
 func TestInstallerAtWorkUnseen(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -120,7 +120,7 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 			}()
 			time.Sleep(time.Second)
 		})
-		var busy atomic.Int64 // since when, and asked how often
+		var busy atomic.Int64 // since when, and number of queries
 		lab.Recorder.Hooks(func(r record.Call) error {
 			now := time.Now().Unix()
 			switch first := busy.Load(); {
@@ -145,9 +145,9 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 	})
 }
 
-// TestLeaveWithoutAnAnswer: etcd removes the member before Talos empties its
-// data, and the call that asked for it was cut off in between. The roll goes on;
-// the old system disk, which would never join again, is no way back.
+// TestLeaveWithoutAnAnswer: etcd removes the member before Talos deletes its data, and the
+// call was interrupted in between. The roll continues; the old system disk, which could
+// never join again, is no rollback target.
 func TestLeaveWithoutAnAnswer(t *testing.T) {
 	long(t)
 	inLab(t, threePlanes, func(t *testing.T, lab *Lab) {

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// whenStarted calls f once, when the step whose path ends so starts.
+// whenStarted calls f once, when a step whose path ends in suffix starts.
 func whenStarted(suffix string, f func()) func(step.Event) {
 	var once sync.Once
 	return func(e step.Event) {
@@ -28,7 +28,7 @@ func whenStarted(suffix string, f func()) func(step.Event) {
 	}
 }
 
-// rollKilledWhen kills a roll when the step whose path ends so starts.
+// rollKilledWhen kills a roll when a step whose path ends in at starts.
 func (l *Lab) rollKilledWhen(at string) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -40,7 +40,7 @@ func (l *Lab) rollKilledWhen(at string) {
 	}
 }
 
-// interrupter presses Ctrl-C when a step of a worker starts, and knows which nodes were out by then.
+// interrupter presses Ctrl-C when a worker's step starts, and records which nodes had begun by then.
 type interrupter struct {
 	at    int // counted over the steps of all workers, from 1
 	press func()
@@ -55,7 +55,7 @@ func (i *interrupter) emit(e step.Event) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	rest, ofWorker := strings.CutPrefix(e.Path, "roll/workers/")
-	if e.Status != step.Started || !ofWorker || strings.HasSuffix(e.Path, "/pull") { // that goes ahead, and is cut off
+	if e.Status != step.Started || !ofWorker || strings.HasSuffix(e.Path, "/pull") { // it runs early, and is interrupted
 		return
 	}
 	i.steps++
@@ -68,14 +68,14 @@ func (i *interrupter) emit(e step.Event) {
 	}
 }
 
-// moments are some of the steps of a roll of two workers at a time, others with another seed.
+// moments are a selection of the steps of a roll of two workers at a time, by seed.
 func moments(salt uint64) []int {
 	const stepsOfTwo = 60
 	all := rand.New(rand.NewPCG(*crashSeed, salt)).Perm(stepsOfTwo)
 	return []int{1, 2 + all[0], 2 + all[1]}
 }
 
-// TestCtrlCOnce finishes the nodes that are out, and starts no other.
+// TestCtrlCOnce finishes the nodes in progress, and starts no other.
 func TestCtrlCOnce(t *testing.T) {
 	long(t)
 	for _, at := range moments(1) {
@@ -119,7 +119,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// TestCtrlCTwice ends a roll of two workers at a time where it is; the next one finishes it.
+// TestCtrlCTwice stops a roll of two workers at a time at once; the next one finishes it.
 func TestCtrlCTwice(t *testing.T) {
 	long(t)
 	for _, at := range moments(2) {
@@ -141,7 +141,7 @@ func TestCtrlCTwice(t *testing.T) {
 					t.Errorf("pressed at %s: it took %s to end", press.pressed, took)
 				}
 				requireNoClaim(t, lab)
-				// What Proxmox and the machines were told to do goes on.
+				// Proxmox and the machines continue what they were told to do.
 				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
 					t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
 				}
@@ -157,7 +157,7 @@ func TestCtrlCTwice(t *testing.T) {
 	}
 }
 
-// TestCtrlCBeforeTheFirstNode takes none out.
+// TestCtrlCBeforeTheFirstNode takes no node down.
 func TestCtrlCBeforeTheFirstNode(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -22,7 +22,7 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return told[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
+	return checked[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
 		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
 		Confirm: func(p kubeupgrade.Plan) (bool, error) {
 			if c.Upgrades == nil {
@@ -33,7 +33,7 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	}))
 }
 
-// versions is what every node runs, by Talos and by Kubernetes, and the DaemonSet.
+// versions are the Talos and Kubernetes versions of every node, and the DaemonSet's.
 func (l *Lab) versions() map[string]string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
@@ -87,8 +87,8 @@ func (l *Lab) requireKubernetes(version string) {
 	}
 }
 
-// TestUpgradeKubernetes: everything gets to the next minor version, nothing
-// reboots, and there is nothing more to do then.
+// TestUpgradeKubernetes: everything gets the next minor version, nothing reboots, and then
+// there is nothing to do.
 func TestUpgradeKubernetes(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
 		if testing.Short() {
@@ -120,7 +120,7 @@ func TestUpgradeKubernetes(t *testing.T) {
 	})
 }
 
-// boots are the boots that Kubernetes has seen of the nodes.
+// boots are the boot IDs of the nodes in Kubernetes.
 func (l *Lab) boots() (out []string) {
 	l.t.Helper()
 	for _, n := range l.Nodes {

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// upgradeKilledAt upgrades Kubernetes and is killed at a point; 0 lets it live.
+// upgradeKilledAt upgrades Kubernetes and is killed at a point; 0 lets it finish.
 func (l *Lab) upgradeKilledAt(ctx context.Context, to string, at int) (points, broken []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -25,8 +25,8 @@ func (l *Lab) upgradeKilledAt(ctx context.Context, to string, at int) (points, b
 	return k.points, k.broken, err
 }
 
-// TestUpgradeKubernetesIsKilled at every point, and run again by somebody who has
-// its journal or has not: the end is the same.
+// TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without:
+// the result is the same.
 func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	long(t)
 	var points []string
@@ -60,12 +60,12 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	}
 }
 
-// killUpgrade kills an upgrade at a point and has it finished.
+// killUpgrade kills an upgrade at a point and then finishes it.
 func (l *Lab) killUpgrade(at int, elsewhere bool) {
 	l.t.Helper()
 	boots := l.boots()
 	if _, _, err := l.upgradeKilledAt(l.t.Context(), "v1.36.1", at); err == nil || errors.Is(err, errNotReached) {
-		l.t.Skipf("not killed: %v", err) // a heartbeat fell elsewhere this time
+		l.t.Skipf("not killed: %v", err) // a heartbeat shifted the points
 	}
 	c := l.Client()
 	if c.Run = "20000101-0001-feed"; elsewhere {

@@ -13,13 +13,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// oneInBubble is inLab within a test that others wait for.
+// oneInBubble is inLab in a sequential subtest.
 func oneInBubble(t *testing.T, f func(t *testing.T, lab *Lab)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, oneWorker())) })
 }
 
-// brokenImage is an image that is not as it should be on one machine.
+// brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	l.t.Helper()
 	if err := l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}); err != nil {
@@ -27,7 +27,7 @@ func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	}
 }
 
-// TestUpgradeKubernetesFetchesFirst: where an image can't be pulled nothing is restarted.
+// TestUpgradeKubernetesFetchesFirst: if an image can't be pulled nothing is restarted.
 func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct{ node, image string }{
@@ -54,8 +54,8 @@ func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	}
 }
 
-// TestUpgradeKubernetesStops: a component that does not come up ends the upgrade
-// with what to look at, no other node is touched, and the same command goes on.
+// TestUpgradeKubernetesStops: a component that does not start ends the upgrade with a
+// hint, no other node is touched, and the same command continues.
 func TestUpgradeKubernetesStops(t *testing.T) {
 	for name, c := range map[string]struct {
 		image, step string
@@ -94,7 +94,7 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 	}
 }
 
-// TestUpgradeKubernetesRefuses what would not end well, before anything is changed.
+// TestUpgradeKubernetesRefuses impossible upgrades before anything is changed.
 func TestUpgradeKubernetesRefuses(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		before := lab.versions()
@@ -123,7 +123,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesNeedsHealth: with a control plane's etcd down it does not begin.
+// TestUpgradeKubernetesNeedsHealth: if a control plane's etcd is down it does not begin.
 func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
@@ -133,8 +133,8 @@ func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
 	})
 }
 
-// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran,
-// whatever the configuration in the user's file names, older or newer.
+// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if
+// the user's file names an older or newer one.
 func TestARollKeepsKubernetes(t *testing.T) {
 	for name, fresh := range map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"} {
 		t.Run(name, func(t *testing.T) {
@@ -162,8 +162,8 @@ func TestARollKeepsKubernetes(t *testing.T) {
 	}
 }
 
-// TestRollAfterAnInterruptedUpgrade: a roll goes on with every node as it is, and
-// so does the upgrade after it.
+// TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the
+// upgrade continues.
 func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -193,13 +193,12 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesLooksAgain: what changes while somebody reads the plan is not
-// gone over.
+// TestUpgradeKubernetesLooksAgain: changes during the confirmation are not overwritten.
 func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
 		meanwhile func(l *Lab)
-		want      string // "": it goes on
+		want      string // "": it continues
 	}{
 		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
 		"some of it gets done": {func(l *Lab) {

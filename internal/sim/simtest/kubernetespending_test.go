@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestUpgradeKubernetesLeavesStagedConfigurations: what somebody has staged for the
-// next boot, or is trying, does not go live with the image of a component.
+// TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
+// next boot, or on trial, does not become active with a component's image.
 func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -53,14 +53,14 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	}
 }
 
-// TestUpgradeKubernetesWaitsForWhatIsDown: with every image as wanted, a component
-// that does not run is work, which is to wait for it.
+// TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, the upgrade
+// waits for a component that does not run.
 func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
 		lab.brokenImage("cp1", image, talosapi.Loops)
-		lab.editConfig("cp1", plain, verbose) // it starts anew
+		lab.editConfig("cp1", plain, verbose) // it restarts
 		time.Sleep(time.Minute)
 		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.35.4", true)
 		if err != nil || len(rep.Plan.Nodes[0].Lacks) != 1 || !strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready") {
@@ -78,8 +78,8 @@ func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesNeedsEveryControlPlane: one that is in etcd and has no Node
-// object is not left behind.
+// TestUpgradeKubernetesNeedsEveryControlPlane: a member of etcd without a Node object is
+// not skipped.
 func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")

@@ -16,16 +16,16 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// late is one request that Proxmox carries out after its sender is dead.
+// late is one request that Proxmox processes after its sender's death.
 type late struct {
 	lab  *Lab
 	held *record.Held
 	once sync.Once
-	said string // what the late call was answered with
+	said string // answer of the late call
 }
 
-// rollKilledBy rolls, and kills that run when it has sent the first request of
-// the kind, which Proxmox does not carry out before deliver.
+// rollKilledBy rolls, and kills that run when it has sent the first matching request,
+// which Proxmox does not process before deliver.
 func (l *Lab) rollKilledBy(is func(record.Call) bool, p cluster.Policy) *late {
 	l.t.Helper()
 	return l.killedBy(is, func(ctx context.Context, c *Client) error {
@@ -57,7 +57,7 @@ func (l *Lab) killedBy(is func(record.Call) bool, do func(context.Context, *Clie
 	return x
 }
 
-// deliver has Proxmox carry the request out, to its end.
+// deliver makes Proxmox process the request, and waits for its end.
 func (x *late) deliver() {
 	x.once.Do(func() {
 		x.held.Deliver()
@@ -67,8 +67,8 @@ func (x *late) deliver() {
 	})
 }
 
-// deliverBefore has it carried out right before the first call of the kind, or
-// when the time has passed that Proxmox can take for it.
+// deliverBefore delivers it right before the first matching call, or when the time limit
+// of Proxmox has passed.
 func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 	x.lab.Recorder.Hooks(func(call record.Call) error {
 		if !call.Late && call.Mutation && is(call) {
@@ -85,8 +85,8 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 	}
 }
 
-// TestLateDelete has the delete of the old VM carried out when the VM that comes
-// next under its number has every disk and is off.
+// TestLateDelete: the delete of the old VM is processed when the new VM with its number
+// has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *Client) (pipeline.Report, error){
 		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, cluster.Policy{}) },
@@ -123,11 +123,11 @@ func TestLateDelete(t *testing.T) {
 // stopTimeout is that of the lab's recast.yaml.
 const stopTimeout = time.Minute
 
-// TestLateShutdown has the shutdown of one control plane carried out when another
-// one is out, unless that comes later than Proxmox can take for it.
+// TestLateShutdown: the shutdown of one control plane is processed when another one is
+// down, unless that is later than Proxmox's time limit for it.
 func TestLateShutdown(t *testing.T) {
 	for name, c := range map[string]struct {
-		first  string // what recast does with cp1 after its sender's death
+		first  string // recast's next action on cp1 after its sender's death
 		policy cluster.Policy
 	}{
 		"finished": {"", cluster.Policy{Only: []string{"cp1", "cp2"}}},
@@ -162,8 +162,8 @@ func TestLateShutdown(t *testing.T) {
 	}
 }
 
-// TestLateRequestIsTold looks at what status says of a request without an answer,
-// and that nothing of it is left once its time is over.
+// TestLateRequestIsTold: status shows a request without an answer, until its time limit
+// has passed.
 func TestLateRequestIsTold(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -196,12 +196,12 @@ func TestLateRequestIsTold(t *testing.T) {
 		if got := told(); len(got) != 0 {
 			t.Errorf("when its time is over status tells of %q", got)
 		}
-		x.deliver() // a server may not be left with it
+		x.deliver() // a server must not keep it
 	})
 }
 
-// TestLateStart has the start of a VM carried out when it is off to get its old
-// disks back, unless that comes later than Proxmox can take for it.
+// TestLateStart: the start of a VM is processed when it is stopped to get its old disks
+// back, unless that is later than Proxmox's time limit for it.
 func TestLateStart(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

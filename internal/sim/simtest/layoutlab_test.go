@@ -22,14 +22,15 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// layoutLab is a lab that has a layout, whose node is stale.
+// layoutLab is a lab of a layout whose node is stale.
 type layoutLab struct {
 	*Lab
 	of   layouts.Layout
 	node sim.Node
 }
 
-// newLayoutLab brings a layout up; secrets are those of another lab with it, nil: new ones.
+// newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new
+// ones.
 func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster) *layoutLab {
 	t.Helper()
 	o := layout.Options()
@@ -40,7 +41,7 @@ func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster
 		t.Fatalf("there is no node %s", layout.Node)
 	}
 	l.node = l.Nodes[i]
-	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would have said
+	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would advise
 	if err := layout.Furnish(t.Context(), l.Lab.Lab); err != nil {
 		t.Fatal(err)
 	}
@@ -63,21 +64,21 @@ func (l *layoutLab) line(more string) {
 	}
 }
 
-// protect has the world see to it that no disk of the node but the system disk is lost.
+// protect makes every disk of the node except the system disk a protected one.
 func (l *layoutLab) protect() {
 	l.t.Helper()
 	vm := l.vm()
 	for _, key := range layouts.Persistent(vm.Config, l.node.SystemDrive()) {
 		volid, _, _ := strings.Cut(vm.Config[key], ",")
 		if strings.HasPrefix(volid, "/") {
-			continue // a device of the host, which no VM's end takes away
+			continue // a device of the host, which outlives the VM
 		}
 		media := l.World.Media(volid, l.node.Host)
 		if media == nil {
 			l.t.Fatalf("there is no %s", volid)
 		}
 		d := world.Protected{Serial: l.of.Name + " " + key, Media: media, Held: !strings.Contains(volid, fmt.Sprintf("vm-%d-", l.node.VMID))}
-		disk, _ := artefact.ReadDisk(media.Bytes()) // what is none of ours has no EPHEMERAL
+		disk, _ := artefact.ReadDisk(media.Bytes()) // foreign content has no EPHEMERAL
 		if slices.ContainsFunc(disk.Partitions, func(p artefact.Partition) bool { return p.Label == "EPHEMERAL" }) {
 			d.Identity = talosapi.Lasting
 		}
@@ -95,15 +96,15 @@ func (l *layoutLab) vm() world.VM {
 	return vm
 }
 
-// shape is the VM's configuration, less what a roll is to change: names of volumes,
-// the system disk, what Proxmox makes anew, the mark of the run, and the CD drive that
-// the boot ISO was in, which is left empty where the VM had none.
+// shape is the VM's configuration without what a roll may change: names of volumes, the
+// system disk, regenerated values, the mark of the run, and the boot ISO's CD drive, which
+// stays empty if the VM had none.
 func (l *layoutLab) shape() map[string]string {
 	shape := map[string]string{}
 	for key, value := range l.vm().Merged() {
 		d, err := cluster.ParseDisk(key, value)
 		switch {
-		case key == "arch" && value == "x86_64": // as the hosts are anyway
+		case key == "arch" && value == "x86_64": // the hosts' default
 			continue
 		case key == l.node.SystemDrive(), slices.Contains([]string{"meta", "vmgenid", "digest"}, key), err == nil && d.CDROM && !d.CloudInit():
 			continue
@@ -122,7 +123,7 @@ func (l *layoutLab) shape() map[string]string {
 	return shape
 }
 
-// lift does what the layout says that a person does.
+// lift applies the layout's manual remedy.
 func (l *layoutLab) lift() error {
 	l.t.Helper()
 	shell := l.Shell(l.node.Host)
@@ -184,7 +185,7 @@ func (l *layoutLab) restart() {
 }
 
 // kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
-// resource, and the minutes in which others act on that.
+// resource, and a wait of some minutes for controllers.
 func (l *layoutLab) kubectl(words []string) error {
 	l.t.Helper()
 	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {

@@ -27,15 +27,15 @@ const (
 	layoutsPage = "../../../docs/layouts.md"
 )
 
-// verdict is what recast makes of a layout.
+// verdict is recast's result for a layout.
 type verdict struct {
 	layouts.Layout
 	plan   cluster.NodePlan
-	lifted *cluster.NodePlan // once a person has done what the layout says; nil: not needed, or there is nothing
+	lifted *cluster.NodePlan // after the layout's remedy; nil: not needed, or there is none
 }
 
-// TestLayouts plans a roll of every layout, as it is and once it is lifted, and
-// compares what comes of it with docs/layouts.md.
+// TestLayouts plans a roll of every layout, as it is and after its remedy, and compares
+// the results with docs/layouts.md.
 func TestLayouts(t *testing.T) {
 	all := loadLayouts(t)
 	var mu sync.Mutex
@@ -55,7 +55,7 @@ func TestLayouts(t *testing.T) {
 		}
 	})
 	if len(verdicts) != len(all) || *layoutsDir != ownLayouts {
-		return // only some were asked for
+		return // only some were requested
 	}
 	if len(all) < 25 {
 		t.Errorf("only %d layouts", len(all))
@@ -91,7 +91,7 @@ func loadLayouts(t *testing.T) []layouts.Layout {
 	return all
 }
 
-// judge plans the node's roll, and again once it is lifted where it is not recreated.
+// judge plans the node's roll, and if it is not recreated, again after the remedy.
 func judge(t *testing.T, l *layoutLab) verdict {
 	t.Helper()
 	v := verdict{Layout: l.of, plan: planOf(t, l.Lab, l.of.Node)}
@@ -108,7 +108,7 @@ func judge(t *testing.T, l *layoutLab) verdict {
 	return v
 }
 
-// requirePrinted fails the test unless the plan tells all that a person is to do, word for word.
+// requirePrinted fails the test unless the plan contains all the manual steps, word for word.
 func (l *layoutLab) requirePrinted(plan cluster.NodePlan) {
 	l.t.Helper()
 	var commands, config []string
@@ -126,9 +126,9 @@ func (l *layoutLab) requirePrinted(plan cluster.NodePlan) {
 	}
 }
 
-// TestLayoutsAreRolled rolls every layout as far as recast and the layout's own remedy
-// bring it, kills another such roll once, right after the VM is deleted or half-way,
-// resumes it, and compares.
+// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow,
+// kills another such roll once, right after the VM is deleted or half-way, resumes it, and
+// compares.
 func TestLayoutsAreRolled(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -146,7 +146,7 @@ func TestLayoutsAreRolled(t *testing.T) {
 	}
 }
 
-// rollLayout rolls undisturbed; no strategy says that the plan refuses.
+// rollLayout rolls undisturbed; an empty strategy means that the plan refuses.
 func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cluster.Strategy) {
 	l := newLayoutLab(t, layout, nil)
 	n := readyLayout(t, l)
@@ -185,7 +185,7 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 	}
 }
 
-// readyLayout plans, lifts where that helps, and says what is planned then.
+// readyLayout plans, applies a remedy if it helps, and returns the final plan.
 func readyLayout(t *testing.T, l *layoutLab) cluster.NodePlan {
 	t.Helper()
 	v := judge(t, l)
@@ -197,8 +197,8 @@ func readyLayout(t *testing.T, l *layoutLab) cluster.NodePlan {
 
 func (l *layoutLab) policy() cluster.Policy { return cluster.Policy{Only: []string{l.of.Node}} }
 
-// requireRolled fails the test unless the node runs the new build on the VM that it
-// had, and no promise was broken on the way.
+// requireRolled fails the test unless the node runs the new build on the same VM, and no
+// promise was broken.
 func (l *layoutLab) requireRolled(broken []string, before map[string]string) {
 	l.t.Helper()
 	for _, b := range broken {

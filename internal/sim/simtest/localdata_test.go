@@ -24,7 +24,7 @@ var linstorSatellites = store.Resource{
 	Kind:                 "LinstorSatellite", Status: true,
 }
 
-// daemons are pods on every node that write to a path of it.
+// daemons are pods on every node that write to a host path.
 func daemons(namespace, name, at string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
@@ -51,7 +51,7 @@ func noDaemons(namespace, name string) edit {
 	}
 }
 
-// pool is one of LINSTOR on wk1.
+// pool is a LINSTOR storage pool on wk1.
 func pool(kind string, pairs ...string) edit {
 	spec := map[string]any{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -65,7 +65,7 @@ func pool(kind string, pairs ...string) edit {
 	}
 }
 
-// physicalVolume is a partition that LVM has.
+// physicalVolume is a partition with an LVM physical volume.
 func physicalVolume(label, group string) artefact.Partition {
 	return artefact.Partition{
 		Label: label, UUID: "0b5f0000-0000-4000-8000-0000000000" + label[len(label)-2:],
@@ -88,7 +88,7 @@ func all(edits ...edit) edit {
 	}
 }
 
-// localRefusals are data of pods, of LINSTOR and of LVM that only the system disk has.
+// localRefusals are data of pods, LINSTOR and LVM that exist only on the system disk.
 func localRefusals() []refusal {
 	only := func(what, name string) string {
 		return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
@@ -131,7 +131,8 @@ func localRefusals() []refusal {
 	}
 }
 
-// Since 1.14 Talos tells the volume groups, so that only the one on the system disk is lost with it.
+// Since 1.14 Talos reports the volume groups, so that only the one on the system disk counts as
+// lost.
 func TestVolumeGroupsAreToldApart(t *testing.T) {
 	o := oneWorker()
 	o.TalosVersion = talos14
@@ -148,8 +149,8 @@ func TestVolumeGroupsAreToldApart(t *testing.T) {
 	})
 }
 
-// A directory that pods write to is refused by its name, in the plan and by a
-// roll; acceptLoss lifts it. What a DaemonSet makes anew hinders nothing.
+// A directory that pods write to is refused by its path, in the plan and by a roll;
+// acceptLoss lifts it. Pods of a DaemonSet that recreates its data don't count.
 func TestWhatPodsWriteIsNotLostUnasked(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

@@ -40,7 +40,7 @@ func push(t *testing.T, lab *Lab, ref string, what interface {
 	return digest.String()
 }
 
-// frr is an extension of one's own, of that version and content.
+// frr is a user's own extension, of that version and content.
 func frr(t *testing.T, version, content string) v1.ImageIndex {
 	t.Helper()
 	index, err := artefact.ExtensionIndex(artefact.Extension{
@@ -52,8 +52,8 @@ func frr(t *testing.T, version, content string) v1.ImageIndex {
 	return index
 }
 
-// TestLockOfOwnExtension: an extension that no list has is looked up in its own
-// registry, and the lock follows its tag only when it is told to.
+// TestLockOfOwnExtension: an extension in no list is resolved in its own registry, and the
+// lock follows its tag only on request.
 func TestLockOfOwnExtension(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -100,8 +100,8 @@ func TestLockOfOwnExtension(t *testing.T) {
 	})
 }
 
-// TestLockRefusesOtherImages: what a reference names has to be an extension, for
-// the nodes' architecture.
+// TestLockRefusesOtherImages: a reference must be that of an extension, for the nodes'
+// architecture.
 func TestLockRefusesOtherImages(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

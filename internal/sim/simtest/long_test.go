@@ -1,5 +1,5 @@
-// Every process of these tests shakes hands anew, and a third of that would be
-// ML-KEM, which is not what they are about.
+// Every process of these tests does its own handshakes, and a third of their cost would be
+// ML-KEM, which is not under test.
 //
 //go:debug tlsmlkem=0
 
@@ -17,15 +17,15 @@ var (
 	storiesSeed  = flag.String("stories.seed", "1", "chooses which of them")
 )
 
-// TestMain lets garbage lie: each test has a lab of its own, which is dropped as
-// a whole, and a sixth of the time would go into sweeping up.
+// TestMain makes garbage collection rarer: each test's lab is dropped as a
+// whole, and collecting would take a sixth of the time.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	m.Run()
 }
 
-// long leaves a test to make stories, so that make test stays quick. make race
-// runs a slice of them again: the race detector makes each ten times slower.
+// long leaves a test to make stories, so that make test stays quick. make race runs a
+// slice of them again, since the race detector makes each ten times slower.
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {

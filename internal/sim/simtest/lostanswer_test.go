@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// loseEvery breaks the connection instead of answering every k-th change that
-// Proxmox has carried out, and returns how many answers were lost.
+// loseEvery breaks the connection in place of the answer to every k-th change by Proxmox,
+// and returns the number of lost answers.
 func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 	var changes, lost atomic.Int64
 	l.Recorder.Hooks(nil, func(c record.Call) {
@@ -26,8 +26,8 @@ func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 	return &lost
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answers to changes
-// are lost: it ends in sync all the same, without a second run.
+// TestRollWithLostAnswers rolls two workers while Proxmox's answers to changes are lost:
+// it ends in sync without a second run.
 func TestRollWithLostAnswers(t *testing.T) {
 	for _, k := range []int64{1, 2, 3, 7} {
 		t.Run("every "+strconv.FormatInt(k, 10), func(t *testing.T) {
@@ -54,9 +54,8 @@ func TestRollWithLostAnswers(t *testing.T) {
 	}
 }
 
-// TestRollWithLostChanges rolls a worker while changes do not reach Proxmox:
-// those that may be sent twice are, any other ends the run, and the next one
-// goes on.
+// TestRollWithLostChanges rolls a worker while changes do not reach Proxmox: idempotent
+// ones are retried, any other ends the run, and the next one continues.
 func TestRollWithLostChanges(t *testing.T) {
 	long(t)
 	for _, k := range []int{3, 5, 7} {

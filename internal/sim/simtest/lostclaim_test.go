@@ -29,7 +29,7 @@ func (l *Lab) elsewhere() *Client {
 	return c
 }
 
-// seize writes another run into the claim, as a run that takes it over does.
+// seize writes another run into the claim, as a takeover does.
 func (l *Lab) seize(from, by string) {
 	l.t.Helper()
 	vm, err := l.World.LookupVM("pve1", claimVM)
@@ -53,14 +53,14 @@ func changesOfNodes(calls []record.Call) []string {
 	return out
 }
 
-// withoutPulls leaves out that a machine fetches an image: it is asked for that
-// ahead of its turn, while it serves.
+// withoutPulls removes image pulls, which are requested before the node's turn, while it
+// serves.
 func withoutPulls(changes []string) []string {
 	return slices.DeleteFunc(changes, func(c string) bool { return c == "talos /machine.ImageService/Pull" })
 }
 
-// TestALostClaim takes the claim from a run when it begins each of its steps: it changes nothing after
-// that, says so, and the next run finishes what it left.
+// TestALostClaim takes the claim from a run at the beginning of each of its steps: it changes nothing
+// after that, says so, and the next run finishes its work.
 func TestALostClaim(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
@@ -91,7 +91,7 @@ func TestALostClaim(t *testing.T) {
 					for _, call := range changesOfNodes(lab.Recorder.Calls()[seized:]) {
 						t.Errorf("after the claim was lost: %s", call)
 					}
-					// Whoever has it is dead: nothing has beaten for it.
+					// The new holder is dead: nothing has beaten for it.
 					next := lab.second()
 					if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
 						t.Fatalf("the next run: %v", err)
@@ -105,8 +105,8 @@ func TestALostClaim(t *testing.T) {
 	}
 }
 
-// TestALostClaimEndsADrain takes the claim from a run that waits for a
-// PodDisruptionBudget: it ends with its next heartbeat, and leaves the node to the next run.
+// TestALostClaimEndsADrain takes the claim from a run that waits for a PodDisruptionBudget:
+// it ends with its next heartbeat, and leaves the node to the next run.
 func TestALostClaimEndsADrain(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -125,7 +125,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 			t.Errorf("err = %v", r.err)
 		}
 		if took := time.Since(seized); took > 20*time.Second {
-			t.Errorf("it went on draining for %s", took)
+			t.Errorf("it kept draining for %s", took)
 		}
 		lab.Budget(1)
 		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
@@ -136,8 +136,8 @@ func TestALostClaimEndsADrain(t *testing.T) {
 	})
 }
 
-// TestANetworkThatComesBack cuts a run off for as long as it takes another one
-// to take over, then lets it speak again.
+// TestANetworkThatComesBack cuts a run off until another one has taken over, and then
+// reconnects it.
 func TestANetworkThatComesBack(t *testing.T) {
 	long(t)
 	for _, at := range []string{"take-down/drain", "bring-up/attach", "bring-up/finish"} {

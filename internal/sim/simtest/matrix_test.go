@@ -26,14 +26,14 @@ var (
 	matrixSlice = flag.Int("matrix.slice", 1, "so many faults in each of some exchanges, unless -matrix.all")
 )
 
-// matrixFew is how many of the exchanges there are to each that is tried where
-// not all are asked for: make test has other things to do.
+// matrixFew is the fraction of exchanges that is played by default, 1 in that many: make
+// test has other things to do.
 const matrixFew = 9
 
-// matrixExchange is one way to exchange the system of a VM, or to give that up.
+// matrixExchange is one way to exchange the system of a VM, or to cancel the exchange.
 type matrixExchange struct {
 	strategy cluster.Strategy
-	givenUp  string // what the exchange has come to when it is given up; "": it isn't
+	givenUp  string // the point at which it is cancelled; "": it isn't
 	owned    ownership
 }
 
@@ -54,7 +54,7 @@ func matrixExchanges() (list []matrixExchange) {
 	return list
 }
 
-// The points at which an exchange is given up.
+// The points at which an exchange is cancelled.
 const (
 	vmDeleted   = "vm-deleted"
 	allAttached = "all-attached"
@@ -72,8 +72,8 @@ func killedThere(point string) matrixFault {
 	return f
 }
 
-// matrixReference is what an undisturbed exchange asks of Proxmox, and the worlds
-// in which an exchange may end.
+// matrixReference is the calls of an undisturbed exchange to Proxmox, and its possible
+// final worlds.
 type matrixReference struct {
 	calls                    []matrixCall
 	start, replaced, putBack string
@@ -82,8 +82,8 @@ type matrixReference struct {
 // matrixCall is a call of an undisturbed exchange.
 type matrixCall struct {
 	record.Call
-	// fresh says that the world is another one than at the call before: where it is
-	// the same, it makes no difference for the next process at which call this one dies.
+	// fresh says that the world has changed since the previous call: if it has not, a kill at
+	// either call leaves the same state.
 	fresh bool
 }
 
@@ -109,7 +109,7 @@ func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {
 	l.settle()
 }
 
-// undisturbedExchange learns the reference of an exchange of that shape.
+// undisturbedExchange determines the reference of an exchange of that shape.
 func undisturbedExchange(t *testing.T, strategy cluster.Strategy, shape matrixShape, begin func(t *testing.T) *matrixLab, back bool) (ref matrixReference) {
 	t.Helper()
 	run := func(l *matrixLab, back bool) string {
@@ -139,20 +139,20 @@ func undisturbedExchange(t *testing.T, strategy cluster.Strategy, shape matrixSh
 	})
 	synctest.Test(t, func(t *testing.T) { ref.replaced = run(newMatrixLab(t, shape), false) })
 	if back {
-		synctest.Test(t, func(t *testing.T) { run(begin(t), true) }) // for its calls
+		synctest.Test(t, func(t *testing.T) { run(begin(t), true) }) // to record its calls
 	}
 	return ref
 }
 
-// matrixTally counts what one exchange of the matrix went through.
+// matrixTally counts the results of one exchange of the matrix.
 type matrixTally struct {
 	struck                         map[string]int // by fault
 	states, resumes, back, violate int
 }
 
-// TestMatrix brings every fault to every call of every exchange, each in a world
-// of its own, goes on from what is left, forward and back, and compares the
-// world with that of the undisturbed exchange.
+// TestMatrix plays every fault at every call of every exchange, each in its own world,
+// continues from the resulting state, forward and back, and compares the world with that
+// of the undisturbed exchange.
 func TestMatrix(t *testing.T) {
 	few := uint64(matrixFew)
 	if testing.Short() {
@@ -177,15 +177,15 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// matrixRun is one exchange on its way through all faults.
+// matrixRun is one exchange with all its faults.
 type matrixRun struct {
 	matrixExchange
 	ref   matrixReference
-	seen  map[string]bool // states from which it was gone on, forward and back
+	seen  map[string]bool // states from which it continued, forward and back
 	tally matrixTally
 }
 
-// points lists what is to strike where.
+// points lists the faults and their calls.
 func (m *matrixRun) points() (points []matrixStrike) {
 	for _, f := range matrixFaults() {
 		if !strings.Contains(f.name, *matrixOnly) {
@@ -212,8 +212,8 @@ func (m *matrixRun) points() (points []matrixStrike) {
 	return points[:min(*matrixSlice, len(points))]
 }
 
-// strike lets one fault befall the exchange, and goes on from the state that it
-// leaves: once from each.
+// strike plays one fault in the exchange, and continues from the resulting state, once
+// from each state.
 func (m *matrixRun) strike(t *testing.T, p matrixStrike) {
 	t.Helper()
 	fresh := false
@@ -268,7 +268,7 @@ func (m *matrixRun) fail(t *testing.T, format string, args ...any) {
 	t.Errorf(format, args...)
 }
 
-// goOn ends the exchange, one way or the other, as the next process finds it.
+// goOn completes the exchange, forward or back, as the next process would.
 func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault, back bool) {
 	t.Helper()
 	what := ": resumed"
@@ -279,7 +279,7 @@ func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault
 		m.tally.resumes++
 	}
 	err := l.goOn(t.Context(), m.strategy, back)
-	if err != nil && l.cameLate() { // what a late request has changed meanwhile is a reason to stop
+	if err != nil && l.cameLate() { // a change by a late request is a valid reason to stop
 		err = l.goOn(t.Context(), m.strategy, back)
 	}
 	if err != nil {
@@ -290,8 +290,8 @@ func (m *matrixRun) goOn(t *testing.T, l *matrixLab, where string, f matrixFault
 	m.require(t, l, where+what, f, back)
 }
 
-// goOn is the next process. What the creation of a VM left that was killed only
-// root can remove: recast says so, and root does.
+// goOn is the next process. Only root can remove the VM of a killed creation: recast says
+// so, and root does.
 func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bool) error {
 	l.settle()
 	l.removeHalfMade(func(id int) bool { return id != matrixVM })
@@ -308,7 +308,7 @@ func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bo
 	return life.exchange(ctx, strategy, back)
 }
 
-// check holds the world against what must be so whatever happened.
+// check checks the invariants of the world.
 func (m *matrixRun) check(t *testing.T, l *matrixLab, where string) {
 	t.Helper()
 	l.look(record.Call{Method: "everything"})
@@ -317,22 +317,22 @@ func (m *matrixRun) check(t *testing.T, l *matrixLab, where string) {
 	}
 }
 
-// require wants the world of the undisturbed exchange.
+// require requires the world of the undisturbed exchange.
 func (m *matrixRun) require(t *testing.T, l *matrixLab, where string, f matrixFault, back bool) {
 	t.Helper()
 	m.check(t, l, where)
 	if left := l.sweep(); len(left) > 0 && !f.leaves {
-		m.fail(t, "%s: volumes are left that nobody names: %v", where, left)
+		m.fail(t, "%s: unreferenced volumes are left: %v", where, left)
 	}
 	if diff := l.differs(m.ref, back, f.leaves); diff != "" {
 		m.fail(t, "%s: the world differs from an undisturbed one (-undisturbed +here):\n%s", where, diff)
 	}
 }
 
-// differs compares the world with the one in which the exchange may end. An
-// exchange that was over, or had not begun, could not be given up. Without quorum
-// a delete frees the cloud-init drive before it fails; Proxmox makes that anew
-// whenever it starts the VM (qemu-server, Cloudinit.pm, commit_cloudinit_disk).
+// differs compares the world with the expected final one. An exchange that was complete,
+// or had not begun, can't be cancelled. Without quorum a delete frees the cloud-init drive
+// before it fails; Proxmox recreates that at the VM's next start (qemu-server,
+// Cloudinit.pm, commit_cloudinit_disk).
 func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	as := func(dump string) string { return dump }
 	if renews {
@@ -346,7 +346,7 @@ func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 	if back {
 		want = as(ref.putBack)
 		if !givenUpVolume.MatchString(got) && withoutParking(got) == withoutParking(want) {
-			return "" // it had not come to a new system disk
+			return "" // there was no new system disk yet
 		}
 	}
 	return cmp.Diff(want, got)
@@ -354,7 +354,7 @@ func (l *matrixLab) differs(ref matrixReference, back, renews bool) string {
 
 var matrixTelling sync.Mutex
 
-// tell shows what the exchange went through.
+// tell prints the figures of the exchange.
 func (m *matrixRun) tell(t *testing.T, points int) {
 	t.Helper()
 	matrixTelling.Lock()

@@ -14,17 +14,17 @@ import (
 
 var errStruck = errors.New("struck by a fault")
 
-// matrixFault is one way in which a call to Proxmox goes wrong.
+// matrixFault is one kind of fault of a call to Proxmox.
 type matrixFault struct {
 	name string
-	// kills says that it ends the process; it then strikes at reads as well.
+	// kills says that it ends the process; then it also strikes at reads.
 	kills bool
-	// leaves says that Proxmox itself may leave behind a blank volume that nobody
-	// names: it allocates before it finds that it can't write the configuration.
+	// leaves says that Proxmox itself may leave an unreferenced blank volume: it allocates
+	// before it fails to write the configuration.
 	leaves bool
-	meets  func(record.Call) bool // calls that can go wrong like this; nil: every one that changes something
-	// before runs before Proxmox acts, and drops the request if it gives an error;
-	// after runs when it has acted, before its answer leaves.
+	meets  func(record.Call) bool // calls that it applies to; nil: every changing call
+	// before runs before Proxmox acts, and drops the request if it returns an error; after
+	// runs after Proxmox has acted, before the answer is sent.
 	before func(life *matrixLife, call record.Call) error
 	after  func(life *matrixLife, call record.Call)
 }
@@ -41,7 +41,7 @@ func matrixFaults() []matrixFault {
 	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
 }
 
-// processFaults are ends of the process itself.
+// processFaults end the process itself.
 func processFaults() []matrixFault {
 	return []matrixFault{
 		{name: "kill-before", kills: true, before: func(life *matrixLife, _ record.Call) error { life.kill(); return errStruck }},
@@ -49,7 +49,7 @@ func processFaults() []matrixFault {
 	}
 }
 
-// wayFaults are what happens between recast and Proxmox.
+// wayFaults happen between recast and Proxmox.
 func wayFaults() []matrixFault {
 	noDaemon := func(life *matrixLife, _ record.Call) error { life.world.SetDaemon(matrixHost, false); return nil }
 	daemon := func(life *matrixLife) { life.world.SetDaemon(matrixHost, true) }
@@ -64,7 +64,7 @@ func wayFaults() []matrixFault {
 	}
 }
 
-// onNode says whether a call is carried out by pvedaemon of a node.
+// onNode says whether pvedaemon of a node handles a call.
 func onNode(call record.Call) bool { return strings.HasPrefix(matrixPath(call), "/nodes/") }
 
 func matrixPath(call record.Call) string {
@@ -94,7 +94,7 @@ func moves(call record.Call) bool { return taskOf(call) == "qmmove" }
 
 func startsTask(call record.Call) bool { return taskOf(call) != "" }
 
-// workerFaults are what happens to the worker of a call, or instead of it.
+// workerFaults happen to the worker of a call, or in its place.
 func workerFaults() []matrixFault {
 	killMove := func(after world.MoveStage) func(*matrixLife, record.Call) error {
 		return func(life *matrixLife, _ record.Call) error { life.world.StopNextMove(after, false); return nil }
@@ -118,7 +118,7 @@ func workerFaults() []matrixFault {
 	}
 }
 
-// clusterFaults are what happens around the VM.
+// clusterFaults happen around the VM.
 func clusterFaults() []matrixFault {
 	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
 		return func(life *matrixLife, call record.Call) error {
@@ -137,7 +137,7 @@ func clusterFaults() []matrixFault {
 			return nil
 		}
 	}
-	// The host goes down and comes up again a minute later.
+	// The host crashes and boots again a minute later.
 	crashed := func(life *matrixLife) {
 		life.later(time.Minute, func() { life.world.BootHost(matrixHost) })
 	}
@@ -173,7 +173,7 @@ func lockedVM(call record.Call) int {
 	return atoi(id)
 }
 
-// atoi is 0 for what is no number.
+// atoi is 0 for an invalid number.
 func atoi(s string) int {
 	n, err := strconv.Atoi(s)
 	if err != nil {
@@ -182,7 +182,7 @@ func atoi(s string) int {
 	return n
 }
 
-// later runs f after d, or when the lab settles, whichever comes first.
+// later runs f after d, or when the lab settles, whichever is first.
 func (l *matrixLab) later(d time.Duration, f func()) {
 	f = sync.OnceFunc(f)
 	timer := time.AfterFunc(d, f)
@@ -191,14 +191,13 @@ func (l *matrixLab) later(d time.Duration, f func()) {
 	l.mends = append(l.mends, func() { timer.Stop(); f() })
 }
 
-// matrixStrike is a fault at one call of a process: the n-th of those that the
-// fault counts.
+// matrixStrike is a fault at one call of a process: the n-th of those that it applies to.
 type matrixStrike struct {
 	fault matrixFault
 	at    int // from 1
 }
 
-// struck is a strike on its way.
+// struck is a strike and its state.
 type struck struct {
 	matrixStrike
 	seen int // calls that count
@@ -206,7 +205,7 @@ type struck struct {
 	call record.Call
 }
 
-// watch notes the calls of a process that nothing befalls.
+// watch records the calls of an undisturbed process.
 func (life *matrixLife) watch(calls *[]matrixCall) {
 	var mu sync.Mutex
 	last := ""
@@ -220,7 +219,7 @@ func (life *matrixLife) watch(calls *[]matrixCall) {
 	}, life.lookAfter)
 }
 
-// strike lets faults befall a process, and looks at the promises after every call.
+// strike applies faults to a process, and checks the promises after every call.
 func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 	var list []*struck
 	for _, s := range strikes {
@@ -228,7 +227,7 @@ func (life *matrixLife) strike(strikes ...matrixStrike) []*struck {
 	}
 	var mu sync.Mutex
 	life.recorder.Hooks(func(call record.Call) error {
-		if call.Late { // which nobody can help any more
+		if call.Late { // it can't be prevented any more
 			return nil
 		}
 		life.deliverBefore(call)

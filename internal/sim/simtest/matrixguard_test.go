@@ -22,7 +22,7 @@ type matrixName struct {
 
 func (n matrixName) String() string { return strconv.Itoa(n.vm) + "-" + n.key }
 
-// names lists, for every volume that was there at the beginning, what names it now.
+// names lists the keys that name each of the initial volumes now.
 func (l *matrixLab) names() map[*world.Media][]matrixName {
 	names := map[*world.Media][]matrixName{}
 	for _, vm := range l.world.VMs() {
@@ -44,8 +44,8 @@ func (l *matrixLab) names() map[*world.Media][]matrixName {
 	return names
 }
 
-// lookAfter is look after a call that can have changed something, itself or by a
-// worker that an earlier one has started.
+// lookAfter is look after a call that can have changed something, itself or by an earlier
+// call's worker.
 func (l *matrixLab) lookAfter(call record.Call) {
 	busy := slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running })
 	l.mu.Lock()
@@ -57,12 +57,12 @@ func (l *matrixLab) lookAfter(call record.Call) {
 	}
 }
 
-// look holds the world against what must hold after every single call.
+// look checks what must hold after every single call.
 func (l *matrixLab) look(call record.Call) {
 	var problems []string
 	names := l.names()
 	for _, v := range l.world.Violations() {
-		// For a moment a volume may be without a name: then the record has to say so.
+		// A volume may lack a name for a moment, if the record says so.
 		if !strings.HasSuffix(v, "no VM's configuration names its volume") {
 			problems = append(problems, v)
 		}
@@ -78,7 +78,7 @@ func (l *matrixLab) look(call record.Call) {
 	}
 }
 
-// lookAt says what is wrong with the names of one volume; mu must be held.
+// lookAt lists problems with the names of one volume; mu must be held.
 func (l *matrixLab) lookAt(d matrixDisk, names []matrixName) (problems []string) {
 	if d.name == "the orphan" {
 		if len(names) > 0 {
@@ -109,10 +109,10 @@ func (l *matrixLab) lookAt(d matrixDisk, names []matrixName) (problems []string)
 	return problems
 }
 
-// isParking says whether a VM is one that recast never starts.
+// isParking says whether recast must never start a VM.
 func (l *matrixLab) isParking(id int) bool { return id >= matrixParking && id < matrixParking+100 }
 
-// intended says whether an open record tells that this very volume is being handed over.
+// intended says whether an open record says that this very volume is being handed over.
 func (l *matrixLab) intended(volid string) bool {
 	for _, vm := range l.world.VMs() {
 		rec, ok, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
@@ -123,7 +123,7 @@ func (l *matrixLab) intended(volid string) bool {
 	return false
 }
 
-// unfreed lists the volumes that are there no more.
+// unfreed lists the volumes that no longer exist.
 func (l *matrixLab) unfreed() (gone []string) {
 	there := map[*world.Media]bool{}
 	for _, storage := range []string{"data", "fast"} {
@@ -143,8 +143,8 @@ func (l *matrixLab) unfreed() (gone []string) {
 	return gone
 }
 
-// settle waits until nothing is under way any more, and mends what is broken
-// around the exchange, as time and administrators do.
+// settle waits until nothing is in progress any more, and repairs the faults around the
+// exchange, as time and administrators do.
 func (l *matrixLab) settle() {
 	l.mu.Lock()
 	mends := l.mends
@@ -157,7 +157,7 @@ func (l *matrixLab) settle() {
 	l.world.SetQuorum(true)
 	l.world.SetDaemon(matrixHost, true)
 	if booted := len(mends) > 0; booted {
-		time.Sleep(2 * time.Minute) // of the bubble: a host that comes up starts what has onboot=1
+		time.Sleep(2 * time.Minute) // of the bubble: a booting host starts the VMs with onboot=1
 	}
 	l.rest()
 	l.switchOff()
@@ -169,8 +169,8 @@ func (l *matrixLab) rest() {
 	}
 }
 
-// switchOff stops the VM that its host has started at boot, which is right as
-// long as it has all its disks: what exchanges the system begins with a VM that is off.
+// switchOff stops the VM if its host has started it at boot, which is fine while it has
+// all its disks: an exchange needs a stopped VM.
 func (l *matrixLab) switchOff() {
 	vm, err := l.world.LookupVM(matrixHost, matrixVM)
 	if err != nil || !vm.Running {
@@ -183,7 +183,7 @@ func (l *matrixLab) switchOff() {
 	l.rest()
 }
 
-// startedWithout says which disks a running VM lacks because they are parked; mu must be held.
+// startedWithout lists disks that a running VM lacks because they are parked; mu must be held.
 func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problems []string) {
 	vm, err := l.world.LookupVM(matrixHost, matrixVM)
 	if err != nil || !vm.Running {
@@ -201,19 +201,19 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 	return problems
 }
 
-// dump is the world as text, less what Proxmox renews.
+// dump is the world as text, without what Proxmox regenerates.
 func (l *matrixLab) dump() string {
 	l.settle()
 	return withoutAttempts(l.text(world.RenewedByProxmox()...))
 }
 
-// state is the world as text as far as the next process can tell it from another.
+// state is the part of the world that the next process can observe, as text.
 func (l *matrixLab) state() string {
 	l.settle()
 	return l.text(world.Renewed{Name: "digest"}, world.Renewed{Name: "vmgenid"}, world.Renewed{Name: "meta"}, world.Renewed{Name: "tasks"})
 }
 
-// momentary is the world as it is now, with what is under way.
+// momentary is the present world, including work in progress.
 func (l *matrixLab) momentary() string {
 	var text strings.Builder
 	text.WriteString(l.text())
@@ -242,7 +242,7 @@ func (l *matrixLab) text(leaveOut ...world.Renewed) string {
 		return m.SHA256()
 	}, leaveOut...)
 	text = withoutAttempts(text)
-	text = regexp.MustCompile(`(?m)^storage .*: 0 volumes\n`).ReplaceAllString(text, "") // it depends on who has looked there
+	text = regexp.MustCompile(`(?m)^storage .*: 0 volumes\n`).ReplaceAllString(text, "") // it depends on who has listed it
 	return madeUpUUID.ReplaceAllStringFunc(text, func(s string) string {
 		if strings.HasSuffix(s, "-000000009011") {
 			return s
@@ -251,8 +251,8 @@ func (l *matrixLab) text(leaveOut ...world.Renewed) string {
 	})
 }
 
-// withoutParking leaves the parking VM out of a dump, which an exchange that was
-// given up leaves behind, with a closed record and nothing on it but what it had before.
+// withoutParking removes from a dump the parking VM that a cancelled exchange leaves, with
+// a closed record and no more disks than before.
 func withoutParking(dump string) string {
 	var kept strings.Builder
 	skip := false
@@ -270,10 +270,10 @@ func withoutParking(dump string) string {
 	return parkingInPool.ReplaceAllString(text, "$1]")
 }
 
-// givenUpVolume is the blank system disk of an exchange that was given up.
+// givenUpVolume is the blank system disk of a cancelled exchange.
 var givenUpVolume = regexp.MustCompile(`(?m)^  (?:99\d\d/)?vm-99\d\d-disk-\S+ \d+G = blank\n`)
 
-// withoutCloudInit leaves out of a dump what is on a cloud-init drive, and whether it is there.
+// withoutCloudInit removes the cloud-init drive's content and existence from a dump.
 func withoutCloudInit(dump string) string {
 	dump = regexp.MustCompile(`(?m)^  \S*vm-\d+-cloudinit\S* 4M = blank\n`).ReplaceAllString(dump, "")
 	dump = regexp.MustCompile(`(?m)^(storage .*): \d+ volumes$`).ReplaceAllString(dump, "$1")
@@ -282,8 +282,7 @@ func withoutCloudInit(dump string) string {
 
 var parkingInPool = regexp.MustCompile(`(?m)^(pool .*?)(?: 99\d\d)+\]`)
 
-// sweep deletes, as root, the volumes that no configuration names and that were
-// not there at the beginning, and lists them.
+// sweep deletes, as root, the new volumes that no configuration names, and lists them.
 func (l *matrixLab) sweep() (left []string) {
 	names, known := l.names(), map[*world.Media]bool{}
 	for _, d := range l.disks {
@@ -310,8 +309,7 @@ func (l *matrixLab) sweep() (left []string) {
 	return left
 }
 
-// removeHalfMade removes, as root, VMs of which there is nothing but the lock of
-// their creation.
+// removeHalfMade removes, as root, VMs of which only the creation's lock exists.
 func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 	for _, vm := range l.world.VMs() {
 		if vm.Config["lock"] != "create" || !which(vm.ID) {

@@ -26,7 +26,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// What a matrix lab consists of: one Proxmox node with one VM, which is off.
+// A matrix lab has one Proxmox node with one stopped VM.
 const (
 	matrixHost     = "pve1"
 	matrixEndpoint = "127.42.8.1:8006"
@@ -40,30 +40,30 @@ const (
 	matrixSecret   = "5ec0ffee-3a71-4000-8000-000000000001"
 )
 
-// matrixLab is a simulated Proxmox with the means to break it. An exchange needs
-// nothing else, so that one costs milliseconds.
+// matrixLab is a simulated Proxmox with fault injection. An exchange needs nothing else,
+// so one takes milliseconds.
 type matrixLab struct {
 	t        *testing.T
 	world    *world.World
 	recorder *record.Recorder
 	network  *network.Network
 	shape    matrixShape
-	disks    []matrixDisk // every volume that was there at the beginning
+	disks    []matrixDisk // all initial volumes
 
 	mu      sync.Mutex
-	named   map[string]string // the volid that each had when something last named it
-	mends   []func()          // undo what faults do for longer than a call
+	named   map[string]string // latest volid of each in a configuration
+	mends   []func()          // end the faults that outlast a call
 	late    []*matrixLate
-	busy    bool          // when last looked at, something was under way
+	busy    bool          // at the latest check, work was in progress
 	broken  []string      // promises found broken after some call
 	clients []*pve.Client // to be closed
 }
 
 // matrixDisk is a volume that must never be freed.
 type matrixDisk struct {
-	name  string // what it is in the failure of a test
+	name  string // its name in test failures
 	media *world.Media
-	held  bool // by a holder, whose configuration names it all the time
+	held  bool // by a holder, whose configuration always names it
 }
 
 func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
@@ -95,8 +95,8 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 	return l
 }
 
-// grant gives the token what an exchange needs: the role of a roll, and what the
-// shape's settings take.
+// grant gives the token the permissions for an exchange: the role of a roll, and those for
+// the shape's settings.
 func (l *matrixLab) grant() {
 	l.world.AddRole("Recast", append(sim.Privileges(), "VM.Config.Cloudinit", "Sys.Modify", "Sys.Console")...)
 	l.world.AddToken(world.Token{ID: matrixToken, Secret: matrixSecret, Privsep: true})
@@ -105,7 +105,7 @@ func (l *matrixLab) grant() {
 	}
 }
 
-// matrixCertificate is made once: its dates suit the clock of every bubble.
+// matrixCertificate is made once: it is valid in every bubble.
 var matrixCertificate = sync.OnceValue(func() tls.Certificate {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -123,7 +123,7 @@ var matrixCertificate = sync.OnceValue(func() tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 })
 
-// matrixLife is one process of recast's, from its start to its end or its death.
+// matrixLife is one process of recast, from its start to its end or death.
 type matrixLife struct {
 	*matrixLab
 	px     *pve.Client
@@ -131,7 +131,7 @@ type matrixLife struct {
 	cancel context.CancelFunc
 }
 
-// live begins a process that knows nothing of those before it.
+// live starts a process that knows nothing of earlier ones.
 func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -149,13 +149,14 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	return ctx, life
 }
 
-// kill ends a process: the world refuses every later call of it.
+// kill ends a process: the world refuses all its later calls.
 func (life *matrixLife) kill() {
 	life.dialer.Cut()
 	life.cancel()
 }
 
-// exchange is all that a process does: it begins or goes on, forward or back, to the end.
+// exchange is all that a process does: it begins or resumes the exchange and completes it,
+// forward or back.
 func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
 	r, rec, err := life.begin(ctx, strategy, putBack)
 	if err != nil || r == nil {
@@ -168,9 +169,8 @@ func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy,
 	return (&step.Runner{}).Run(ctx, tree())
 }
 
-// begin is how somebody starts or goes on with the exchange of the VM, by what
-// Proxmox says alone. It returns nil where there is nothing left to do, or
-// nothing was begun that could be given up.
+// begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
+// nil if there is nothing left to do, or nothing to cancel.
 func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*cluster.Replace, cluster.Record, error) {
 	if err := cluster.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
 		return nil, cluster.Record{}, err

@@ -7,9 +7,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// matrixLate is a request of a process that is dead, which Proxmox carries out when
-// the next one is at work: right before the n-th of its changes. One that has made
-// fewer has it behind it: the request is dropped.
+// matrixLate is a request of a dead process, which Proxmox processes during the next one:
+// right before the n-th of its changes. If that makes fewer changes, the request is
+// dropped.
 type matrixLate struct {
 	call record.Call
 	held *record.Held
@@ -17,7 +17,7 @@ type matrixLate struct {
 	left int
 }
 
-// lateFaults are requests that Proxmox carries out when nobody waits for them any more.
+// lateFaults are requests that Proxmox processes after their sender has stopped waiting.
 func lateFaults() []matrixFault {
 	killed := func(n int) matrixFault {
 		return matrixFault{
@@ -32,7 +32,7 @@ func lateFaults() []matrixFault {
 			},
 		}
 	}
-	told := func(name string, a record.Answer, late time.Duration) matrixFault {
+	fault := func(name string, a record.Answer, late time.Duration) matrixFault {
 		return matrixFault{name: name, meets: onNode, before: func(life *matrixLife, _ record.Call) error {
 			held := record.Hold(a)
 			life.later(late, held.Deliver)
@@ -41,19 +41,20 @@ func lateFaults() []matrixFault {
 	}
 	return []matrixFault{
 		killed(2), killed(7),
-		told("late-lost", record.NoAnswer, 3*time.Second),
-		told("late-504", record.GatewayTimeout, record.GatewayTimeout.After+3*time.Second),
+		fault("late-lost", record.NoAnswer, 3*time.Second),
+		fault("late-504", record.GatewayTimeout, record.GatewayTimeout.After+3*time.Second),
 	}
 }
 
-// keepsOff says whether a call takes a VM's onboot away. One that comes when the
-// exchange was given up meanwhile finds the very configuration that it is meant for:
+// keepsOff says whether a call removes a VM's onboot. If the exchange was cancelled
+// meanwhile, a late one finds exactly the configuration that it expects:
 // docs/notes/proxmox.md, requests that come late.
 func keepsOff(call record.Call) bool {
 	return lockedVM(call) == matrixVM && len(call.Params) == 2 && call.Params["onboot"] == "0"
 }
 
-// deliverBefore carries out what comes right before this change of the process.
+// deliverBefore processes the requests that are due right before this change of the
+// process.
 func (life *matrixLife) deliverBefore(call record.Call) {
 	if !call.Mutation {
 		return
@@ -77,10 +78,10 @@ func (life *matrixLife) deliverBefore(call record.Call) {
 	}
 }
 
-// cameLate says whether every request that was held has been carried out.
+// cameLate says whether every held request was processed.
 func (l *matrixLab) cameLate() bool { return len(l.late) > 0 && l.pending() == "" }
 
-// pending are the requests that are still to be carried out, in words.
+// pending are the unprocessed requests, in words.
 func (l *matrixLab) pending() (text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,20 +16,20 @@ import (
 
 var matrixSchedules = flag.Int("matrix.schedules", 1, "so many random schedules of faults")
 
-// schedule is a random story of one exchange: processes that go on one after the
+// schedule is a random story of one exchange: processes that continue it one after the
 // other, forward or back, each into a fault.
 type schedule struct {
 	strategy cluster.Strategy
 	shape    matrixShape
 	lives    []scheduledLife
-	back     bool // the last process, which nothing befalls, gives up
+	back     bool // the last, undisturbed process cancels
 }
 
 // scheduledLife is one process of a schedule.
 type scheduledLife struct {
 	back    bool
 	strikes []matrixStrike
-	hasty   bool // the next one begins at once, while Proxmox is still at work for this one
+	hasty   bool // the next one begins at once, while Proxmox still works for this one
 }
 
 func (s schedule) String() string {
@@ -45,7 +45,7 @@ func (s schedule) String() string {
 	return b.String()
 }
 
-// drawSchedule draws one whose calls are about as many as an undisturbed exchange's.
+// drawSchedule draws one with about as many calls as an undisturbed exchange.
 func drawSchedule(r *rand.Rand, strategy cluster.Strategy, shape matrixShape, ref matrixReference) schedule {
 	s := schedule{strategy: strategy, shape: shape}
 	gaveUp := func() bool { return strategy != cluster.Rollback && r.IntN(4) == 0 }
@@ -69,15 +69,15 @@ func drawSchedule(r *rand.Rand, strategy cluster.Strategy, shape matrixShape, re
 	return s
 }
 
-// leaves says whether Proxmox itself may leave something behind.
+// leaves says whether Proxmox itself may leave a volume behind.
 func (s schedule) leaves() bool {
 	return slices.ContainsFunc(s.lives, func(life scheduledLife) bool {
 		return slices.ContainsFunc(life.strikes, func(strike matrixStrike) bool { return strike.fault.leaves })
 	})
 }
 
-// TestMatrixSchedules draws exchanges and what befalls them, several faults one
-// after the other, and wants each to end in one of the two worlds in which it may.
+// TestMatrixSchedules draws exchanges with several faults one after the other; each must
+// end in one of the two final worlds.
 func TestMatrixSchedules(t *testing.T) {
 	for n := range *matrixSchedules {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
@@ -115,19 +115,19 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 		t.Error(problem)
 	}
 	if left := l.sweep(); len(left) > 0 && !s.leaves() {
-		t.Errorf("volumes are left that nobody names: %v", left)
+		t.Errorf("unreferenced volumes are left: %v", left)
 	}
 	s.requireEnd(t, l, ref, backwards || s.back)
 	return struck
 }
 
-// suffer runs one process into its faults. What goes on around it in Proxmox is
-// mended before the next one, unless that is in a hurry.
+// suffer runs one process into its faults. Their effects in Proxmox are repaired before
+// the next process, unless that is hasty.
 func (l *matrixLab) suffer(strategy cluster.Strategy, scheduled scheduledLife) (struck int) {
 	l.removeHalfMade(func(int) bool { return true })
 	ctx, life := l.live(l.t.Context())
 	hits := life.strike(scheduled.strikes...)
-	_ = life.exchange(ctx, strategy, scheduled.back) // the last process has to succeed
+	_ = life.exchange(ctx, strategy, scheduled.back) // only the last process must succeed
 	life.cancel()
 	for _, hit := range hits {
 		if hit.seq > 0 {
@@ -140,8 +140,8 @@ func (l *matrixLab) suffer(strategy cluster.Strategy, scheduled scheduledLife) (
 	return struck
 }
 
-// requireEnd wants one of the worlds in which the exchange may end: replaced, or,
-// where somebody gave up, as before.
+// requireEnd requires one of the final worlds: replaced, or, after a cancellation, as
+// before.
 func (s schedule) requireEnd(t *testing.T, l *matrixLab, ref matrixReference, gaveUp bool) {
 	t.Helper()
 	forward := l.differs(ref, false, s.leaves())

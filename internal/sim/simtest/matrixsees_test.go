@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestMatrixSees does by hand what no exchange may do: the matrix has to see it.
+// TestMatrixSees violates the invariants by hand: the matrix must detect it.
 func TestMatrixSees(t *testing.T) {
 	t.Parallel()
 	value := func(l *matrixLab, key string) string {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// ownership says whose the data disks are.
+// ownership is who owns the data disks.
 type ownership string
 
 const (
@@ -23,10 +23,10 @@ const (
 
 func ownerships() []ownership { return []ownership{ownDisks, heldDisks, bothDisks} }
 
-// matrixSystemGiB is what the new system disk is to have; the old one has less.
+// matrixSystemGiB is the size of the new system disk; the old one is smaller.
 const matrixSystemGiB = 12
 
-// matrixShape is what the VM looks like before the exchange.
+// matrixShape is the VM before the exchange.
 type matrixShape struct {
 	owned                                 ownership
 	data                                  int // data disks
@@ -35,8 +35,8 @@ type matrixShape struct {
 	walled                                bool // it has a firewall
 }
 
-// usualShape is the one of the matrix. What does not depend on the ownership of
-// disks is spread over the three.
+// usualShape is the shape in the matrix. Properties that don't depend on the ownership of
+// disks are spread over the three.
 func usualShape(owned ownership, strategy cluster.Strategy) matrixShape {
 	return matrixShape{
 		owned: owned, data: 2, efi: true, tpm: true, cloudInit: true, unused: true, onboot: owned != heldDisks,
@@ -45,7 +45,7 @@ func usualShape(owned ownership, strategy cluster.Strategy) matrixShape {
 	}
 }
 
-// drawShape draws any.
+// drawShape draws a random shape.
 func drawShape(r *rand.Rand, strategy cluster.Strategy) matrixShape {
 	coin := func() bool { return r.IntN(2) == 0 }
 	return matrixShape{
@@ -64,7 +64,7 @@ func (s matrixShape) held(i int) bool {
 	return s.owned == heldDisks || s.owned == bothDisks && i%2 == 0
 }
 
-// build puts the VM, its holder and the parking VM of an earlier exchange into the world.
+// build makes the VM, its holder and the parking VM of an earlier exchange.
 func (l *matrixLab) build() error {
 	w := l.world
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets"}})
@@ -108,7 +108,7 @@ func (l *matrixLab) build() error {
 	return nil
 }
 
-// define makes a VM whose disks have content that tells them apart.
+// define makes a VM whose disks have distinct content.
 func (l *matrixLab) define(id int, config, disks map[string]string, held bool) error {
 	content := map[string]*world.Media{}
 	for _, key := range slices.Sorted(maps.Keys(disks)) {
@@ -121,8 +121,8 @@ func (l *matrixLab) define(id int, config, disks map[string]string, held bool) e
 	return l.world.DefineVM(matrixHost, id, config, content)
 }
 
-// buildHolder makes the VM that owns data disks of the node, and returns the
-// drives of the latter that name them.
+// buildHolder makes the VM that owns the node's data disks, and returns the node's drives
+// that name them.
 func (l *matrixLab) buildHolder() (held map[string]string, err error) {
 	held, disks := map[string]string{}, map[string]string{}
 	for i := range l.shape.data {
@@ -192,8 +192,8 @@ func (l *matrixLab) buildVM(held map[string]string) error {
 	return l.define(matrixVM, config, disks, false)
 }
 
-// buildParking makes the parking VM of an earlier exchange, with the system disk
-// that the node had before.
+// buildParking makes the parking VM of an earlier exchange, with the node's previous
+// system disk.
 func (l *matrixLab) buildParking() error {
 	rec := cluster.Record{
 		Cluster: matrixCluster, Node: matrixNode, Run: "19991231-0000-dead", Build: "1e0f", Strategy: cluster.Recreate,

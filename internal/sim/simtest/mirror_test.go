@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestRollFromAMirror: with a mirror configured, what the machine configuration
-// names and the node pulls is the copy.
+// TestRollFromAMirror: with a mirror configured, the machine configuration names the copy,
+// and the node pulls it.
 func TestRollFromAMirror(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

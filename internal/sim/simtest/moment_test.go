@@ -17,12 +17,12 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// moment is a point of a run at which its process ends: a step is about to
-// begin, or has ended, or a server has just acted on a request.
+// moment is a point of a run at which its process is killed: before or after a step, or
+// right after a server has acted on a request.
 type moment struct {
-	step   string // the end of its path
-	after  bool   // the step has ended
-	server string // the end of a request's path or method, instead of a step
+	step   string // suffix of its path
+	after  bool   // after the step
+	server string // suffix of a request's path or method, in place of a step
 }
 
 func before(step string) moment   { return moment{step: step} }
@@ -47,8 +47,8 @@ func (m moment) is(e step.Event) bool {
 	return m.step != "" && e.Status == status && strings.HasSuffix("/"+e.Path, "/"+m.step)
 }
 
-// killedAt runs do as a process that is killed at that moment: no server hears
-// of it any more, and it writes nothing more to its journal.
+// killedAt runs do as a process that is killed at that moment: it sends no more requests,
+// and writes nothing more to its journal.
 func (c *Client) killedAt(t *testing.T, m moment, do func(ctx context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -99,7 +99,7 @@ func (c *Client) roll(policy cluster.Policy) func(context.Context) error {
 	}
 }
 
-// loseJournal is another machine: what recast kept for itself is not there.
+// loseJournal simulates another machine, without recast's own files.
 func (l *Lab) loseJournal() {
 	l.t.Helper()
 	if err := os.RemoveAll(filepath.Join(l.Dir, ".recast")); err != nil {
@@ -107,8 +107,8 @@ func (l *Lab) loseJournal() {
 	}
 }
 
-// machineConfigs are the configurations of all nodes as they are now, as a user
-// would have saved them to files.
+// machineConfigs are the present configurations of all nodes, as a user would have saved
+// them to files.
 func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
@@ -142,7 +142,7 @@ func (l *Lab) planOf(c *Client, node string, policy cluster.Policy) cluster.Node
 	return plan.Nodes[i]
 }
 
-// others are the lab's nodes but one.
+// others are the lab's nodes except one.
 func (l *Lab) others(but string) []string {
 	var out []string
 	for _, n := range l.Nodes {
@@ -173,8 +173,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// requireKept fails unless exactly that many old system disks are parked beside
-// those that were given up, every one of them with a name, and nothing else lies about on the disk storage.
+// requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
+// of cancelled replacements, and the disk storage has no stray volumes.
 func (l *Lab) requireKept(want int) {
 	l.t.Helper()
 	res, err := l.Client().Status(l.t.Context())

@@ -11,9 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// BenchmarkNodeRoll tells what it costs, in processor time and in requests, to
-// bring a cluster up and roll all of it, per node that is rolled. Of this the
-// lab's share is told by itself.
+// BenchmarkNodeRoll measures processor time and requests of starting and rolling a whole
+// cluster, per rolled node. It reports the lab's share separately.
 func BenchmarkNodeRoll(b *testing.B) {
 	for _, size := range []sim.Options{{ControlPlanes: 3, Workers: 2, Hosts: 3}, {ControlPlanes: 3, Workers: 20, Hosts: 3}} {
 		for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {
@@ -64,7 +63,7 @@ func benchmarkInBubble(b *testing.B, f func(t *testing.T)) {
 	}
 }
 
-// processorTime is what this process has used, in user mode and in the kernel.
+// processorTime is the process's user and system time.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage

@@ -23,9 +23,9 @@ func withoutSerials(bus, scsihw string) sim.Options {
 	return sim.Options{ControlPlanes: 1, Workers: 1, Layouts: []sim.Layout{{Data: 2}, {Bus: bus, SCSI: scsihw, Data: 2, NoSerials: true}}}
 }
 
-// TestRecreateWithoutSerials: a node whose drives have no serial= is recreated, by
-// its drives' addresses, sizes and content; whoever goes on after a crash, with the
-// journal or without, proves the same, and no drive gets another option.
+// TestRecreateWithoutSerials: a node whose drives have no serial= is recreated by its
+// drives' addresses, sizes and content. A resume after a crash, with the journal or
+// without, proves the same, and no drive gets another option.
 func TestRecreateWithoutSerials(t *testing.T) {
 	for name, o := range map[string]sim.Options{
 		"virtio-scsi-single": withoutSerials("scsi", ""),
@@ -99,8 +99,8 @@ func dataDrives(lab *Lab) map[string]string {
 	return out
 }
 
-// TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size and with the
-// same options have each other's volume. Only what is on them shows that.
+// TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size with the same
+// options have swapped volumes. Only the content shows that.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
 		if _, err := lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"}); err != nil {

@@ -32,10 +32,9 @@ func (c *Client) Build(ctx context.Context) error {
 	return err
 }
 
-// TestNothingToDo: a stage whose outputs are there writes nothing, reads no
-// content and takes less than a second, and neither Talos nor Kubernetes is asked. What is beyond that is named here: lock
-// reads the registry's list of extensions, and publish has Proxmox compare the
-// checksum of each ISO, where the token allows that, which takes as long as it takes.
+// TestNothingToDo: a stage whose outputs exist writes nothing, reads no content and takes less than a second, without
+// requests to Talos or Kubernetes. The exceptions: lock reads the registry's list of extensions, and publish makes Proxmox
+// compare the checksum of each ISO, if the token allows that, which takes its time.
 func TestNothingToDo(t *testing.T) {
 	for name, compares := range map[string]bool{"uploads": false, "downloads": true} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +69,7 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
-// requireIdle runs a stage that has nothing to do but to have that many checksums compared.
+// requireIdle runs a stage that only has to have that many checksums compared.
 func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*Client) error) {
 	t.Helper()
 	file := filepath.Join(l.Dir, "recast.lock")
@@ -111,7 +110,7 @@ func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*C
 	}
 }
 
-// harmless says of a request that it neither changes anything nor reads what an image holds.
+// harmless says whether a request neither changes anything nor reads image content.
 func harmless(c record.Call) bool {
 	reads := c.Method == http.MethodGet || c.Method == http.MethodHead
 	switch c.Proto {
@@ -119,7 +118,7 @@ func harmless(c record.Call) bool {
 		list := strings.HasPrefix(c.Path, "/v2/siderolabs/extensions/blobs/")
 		return reads && !strings.HasPrefix(c.Path, "/image/") && (list || !strings.Contains(c.Path, "/blobs/"))
 	case "proxmox":
-		return reads || strings.HasSuffix(c.Path, "/download-url") // of a file that is there: its task says so
+		return reads || strings.HasSuffix(c.Path, "/download-url") // of an existing file: its task says so
 	}
-	return false // nothing else is asked
+	return false // no other request is allowed
 }

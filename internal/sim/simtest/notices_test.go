@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// chat stands for a webhook that takes its time.
+// chat simulates a slow webhook.
 type chat struct {
 	takes time.Duration
 	err   error
@@ -37,7 +37,7 @@ func (c *chat) Notify(ctx context.Context, n cluster.Notice) error {
 	}
 }
 
-// require compares what was told, without the times.
+// require compares the notices, without their times.
 func (c *chat) require(t *testing.T, want ...string) {
 	t.Helper()
 	c.mu.Lock()
@@ -56,7 +56,7 @@ func (c *chat) require(t *testing.T, want ...string) {
 	c.got = nil
 }
 
-// A run tells when it begins and when it ends, and does not wait for who is told in between.
+// A run sends notices when it begins and ends, and does not wait for those in between.
 func TestNotices(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
@@ -92,7 +92,7 @@ func TestNotices(t *testing.T) {
 		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has begun, to do: wk2`,
 			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)
 
-		// Nothing to do is nothing to tell.
+		// With nothing to do there is no notice.
 		idle := lab.second()
 		idle.Notify = told
 		if _, err := idle.Roll(t.Context(), cluster.Policy{}); err != nil {
@@ -102,7 +102,7 @@ func TestNotices(t *testing.T) {
 	})
 }
 
-// Nobody who is away makes a roll fail; the report says so.
+// An unreachable webhook does not fail a roll; the report says so.
 func TestNoticesThatDoNotArrive(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -120,9 +120,9 @@ func TestNoticesThatDoNotArrive(t *testing.T) {
 	})
 }
 
-// A roll that is refused tells that too; one that somebody declines does not, and
-// who presses Ctrl-C twice waits for nobody.
-func TestNoticesOfWhatDidNotBegin(t *testing.T) {
+// A refused roll sends notices too; a declined one does not, and after a second Ctrl-C
+// recast waits for no webhook.
+func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

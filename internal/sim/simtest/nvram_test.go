@@ -9,10 +9,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has
-// two boot entries of the same version of Talos. Which of them boots is said in
-// the EFI disk, where the install of the replacement has since written its own
-// entry, which is called like the older one.
+// TestRollbackAfterAnUpgradeInPlace: a system disk that was upgraded in place has two boot
+// entries of the same version of Talos. The EFI disk says which one boots, and the
+// replacement's installation has since written its own entry there, which has the name of
+// the older one.
 func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {

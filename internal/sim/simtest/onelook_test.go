@@ -24,17 +24,17 @@ const (
 	listPage    = 500  // objects in an answer of Kubernetes
 )
 
-// mostAsked are the most requests and bytes that a command takes: so much, and so
-// much for each node.
+// mostAsked are the maximum requests and bytes of a command: fixed ones, and those for
+// each node.
 type mostAsked struct {
 	proxmox, ofNode int   // requests to Proxmox
 	bytesOfNode     int64 // of Proxmox' answers
-	talos           int   // requests to all machines, beside 24 to each
+	talos           int   // requests to all machines, besides 24 to each
 }
 
-// TestOneLook: plan and doctor ask Kubernetes and Proxmox nothing twice, whatever the
-// number of nodes and volumes. Only what is asked of a VM or a machine grows with the
-// nodes; of Kubernetes each object is sent once.
+// TestOneLook: plan and doctor request nothing twice from Kubernetes and Proxmox, whatever
+// the number of nodes and volumes. Only requests about a VM or a machine grow with the
+// number of nodes; Kubernetes sends each object once.
 func TestOneLook(t *testing.T) {
 	commands := map[string]struct {
 		run  func(c *Client, t *testing.T) error
@@ -73,7 +73,7 @@ func TestOneLook(t *testing.T) {
 	}
 }
 
-// putVolumes adds that many volumes of network storage, and one on a worker's disk for every hundred.
+// putVolumes adds that many volumes of network storage, and for every hundred one on a worker's disk.
 func (l *Lab) putVolumes(n int) {
 	for i := range n {
 		name := fmt.Sprintf("pvc-%04d", i)
@@ -98,7 +98,7 @@ func (l *Lab) putVolumes(n int) {
 	}
 }
 
-// objectsOnce counts the objects of each kind, and what all of them take as JSON.
+// objectsOnce counts the objects of each kind, and their size as JSON.
 func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64) {
 	l.t.Helper()
 	objects = map[string]int{}
@@ -122,7 +122,7 @@ func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64)
 	return objects, bytes
 }
 
-// asked is what servers were asked, by protocol.
+// asked is the requests to servers, by protocol.
 type asked struct {
 	Requests map[string]int
 	Bytes    map[string]int64
@@ -146,7 +146,7 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 	t.Helper()
 	for _, request := range slices.Sorted(maps.Keys(a.twice)) {
 		if strings.HasSuffix(request, "/cluster/resources?type=vm") && a.twice[request] == 2 {
-			continue // doctor looks for containers in a list of its own
+			continue // doctor has its own list of containers
 		}
 		t.Errorf("%s: asked %d times: %s", command, a.twice[request], request)
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables takes,
-// after a kexec, the entry of before for the one that it runs. Its upgrade ends, and
-// nobody upgrades it again, nor warns of a reboot that is over.
+// TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables reports,
+// after a kexec, the previous boot entry as its own. Its upgrade completes and is not
+// repeated, and there is no warning of a pending reboot.
 func TestEntryOfTheBootBefore(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("strategy: in-place")

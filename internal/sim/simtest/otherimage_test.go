@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// lockImages locks anew after a line was added to the images of the configuration.
+// lockImages locks again after a line was added to the configured images.
 func (l *Lab) lockImages(line string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "images:\n", "images:\n  "+line+"\n")
@@ -55,8 +55,8 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 	})
 }
 
-// TestImagesForAnotherPlatform: a node changes its platform with its image, by
-// whatever strategy, unless it has its address from the old one.
+// TestImagesForAnotherPlatform: a node changes its platform with its image, by any
+// strategy, unless its address comes from the old platform.
 func TestImagesForAnotherPlatform(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace} {

@@ -18,8 +18,8 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
-// TestOutsideClients uses a lab served by recast lab up with other people's
-// clients, as somebody in another terminal would.
+// TestOutsideClients uses a lab served by recast lab up with other clients, like a user in
+// another terminal.
 func TestOutsideClients(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -28,8 +28,8 @@ func TestOutsideClients(t *testing.T) {
 	t.Run("client-go and kubectl drain", func(t *testing.T) { drains(t, filepath.Join(dir, "kubeconfig")) })
 }
 
-// labUp builds recast, serves a lab with it for as long as the test runs, and
-// returns its working directory.
+// labUp builds recast, serves a lab with it until the test ends, and returns its working
+// directory.
 func labUp(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -53,7 +53,7 @@ func labUp(t *testing.T) string {
 		if _, err := os.Stat(filepath.Join(lab, "lab.json")); err == nil {
 			return lab
 		}
-		<-time.After(100 * time.Millisecond) // another process is waited for
+		<-time.After(100 * time.Millisecond) // waiting for another process
 	}
 	t.Fatal("the lab never got ready")
 	return ""

@@ -43,7 +43,7 @@ func (l *Lab) editNode(name, key, value string, label bool) {
 
 func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
 
-// save makes a plan and reads it back from what recast plan -o json would have written.
+// save makes a plan and reads it back from the output of recast plan -o json.
 func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
 	l.t.Helper()
 	plan, err := l.Client().Plan(l.t.Context(), policy)
@@ -61,7 +61,7 @@ func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
 	return &saved
 }
 
-// rollOf carries a saved plan out.
+// rollOf rolls by a saved plan.
 func (l *Lab) rollOf(saved *cluster.Plan) error {
 	c := l.second()
 	c.Saved = saved
@@ -91,7 +91,7 @@ func TestRollByLabel(t *testing.T) {
 	})
 }
 
-// TestPauseDuringARoll keeps a node from being taken out that the plan has.
+// TestPauseDuringARoll: a node of the plan that is paused meanwhile is not taken down.
 func TestPauseDuringARoll(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
@@ -121,7 +121,7 @@ func TestPauseDuringARoll(t *testing.T) {
 	})
 }
 
-func TestWhatWasBegunIsFinishedThoughPaused(t *testing.T) {
+func TestAPausedNodeIsFinished(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -135,7 +135,7 @@ func TestWhatWasBegunIsFinishedThoughPaused(t *testing.T) {
 	})
 }
 
-// TestNodesOfOneHolder are never out at the same time, whatever the limits are.
+// TestNodesOfOneHolder are never down at the same time, whatever the limits are.
 func TestNodesOfOneHolder(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -164,7 +164,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 	}
 }
 
-// TestRollOfASavedPlan does what the plan says, and says no once that is done.
+// TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
 func TestRollOfASavedPlan(t *testing.T) {
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -185,12 +185,12 @@ func TestRollOfASavedPlan(t *testing.T) {
 	})
 }
 
-// TestASavedPlanIsRefused where the world has moved, before anything is touched.
+// TestASavedPlanIsRefused if the world has changed, before anything is touched.
 func TestASavedPlanIsRefused(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
 		move func(*Lab)
-		want string // the difference that is told
+		want string // the reported difference
 	}{
 		"a VM":          {func(l *Lab) { l.EditVM(l.node("wk2").VMID, "tags", "new") }, "wk2: digest of the VM's configuration: "},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-"},
@@ -226,8 +226,7 @@ func (l *Lab) rollOnly(node string) {
 	}
 }
 
-// TestASavedPlanGoesOn after its run was killed, here and where its journal is not.
-// killSaved kills a roll of a saved plan when the step whose path ends so starts.
+// killSaved kills a roll of a saved plan when a step whose path ends in at starts.
 func (l *Lab) killSaved(saved *cluster.Plan, at string) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
@@ -240,9 +239,9 @@ func (l *Lab) killSaved(saved *cluster.Plan, at string) {
 	}
 }
 
-// What a killed run of a saved plan has left at a node is no difference either: the
-// node cordoned and drained, or an old system disk that was to be freed.
-func TestASavedPlanGoesOnWithWhatItLeft(t *testing.T) {
+// What a killed run of a saved plan has left at a node is not a difference: the node
+// cordoned and drained, or an old system disk still to be freed.
+func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 	for name, c := range map[string]struct {
 		roll, at string
 		before   func(lab *Lab)
@@ -273,7 +272,7 @@ func TestASavedPlanGoesOnWithWhatItLeft(t *testing.T) {
 	}
 }
 
-// A plan that was made with --accept-outage is rolled with it.
+// A plan made with --accept-outage is rolled with it.
 func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
@@ -286,7 +285,7 @@ func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	})
 }
 
-// A node that is up to date with a build of its own has not booted the new one.
+// A node that is up to date with its own build has not booted the new one.
 func TestACanaryOfItsOwnBuild(t *testing.T) {
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
@@ -305,7 +304,7 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 	})
 }
 
-func TestASavedPlanGoesOn(t *testing.T) {
+func TestASavedPlanResumes(t *testing.T) {
 	long(t)
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {
 		for at, moment := range map[string]string{"within a node": "wk1/wait-healthy", "between two": "wk2/gate"} {
@@ -330,9 +329,9 @@ func TestASavedPlanGoesOn(t *testing.T) {
 						_, err := again.Roll(t.Context(), cluster.Policy{})
 						lab.RequireIntact()
 						refused := map[string]string{
-							// Nothing tells who upgraded it.
+							// Nothing shows who upgraded it.
 							"in-place between two elsewhere": "wk1: what is done: in-place → none",
-							// Its machine configuration is lost, so that its old system disk is put back into the new VM.
+							// Its machine configuration is lost, so its old system disk is put back into the new VM.
 							"recreate within a node elsewhere": "wk1: digest of the VM's configuration: ",
 						}[strings.Join([]string{string(strategy), at, where}, " ")]
 						if refused != "" {

@@ -19,9 +19,9 @@ func proxmoxVolume(name string) edit {
 	}}, func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = nil })
 }
 
-// TestAPodsDiskIsKnownByItsPersistentVolume rolls a node with a pod's disk that has no name of
-// the driver's. It leaves with the drain; the run dies once the new VM was started, the
-// pod's disk comes back meanwhile, and another process goes on.
+// TestAPodsDiskIsKnownByItsPersistentVolume rolls a node with a pod's disk whose name is not
+// the driver's. It is detached by the drain; the run dies after the new VM's start, the pod's
+// disk comes back meanwhile, and another process continues.
 func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 	const volid = "fast:9999/vm-9999-media.raw"
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -68,8 +68,8 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 	})
 }
 
-// TestAPodsDiskComesToTheNextNode when the one before is drained: that is no change since
-// the plan. Another drive that comes is.
+// TestAPodsDiskComesToTheNextNode when the previous one is drained: that is no change
+// since the plan, but a new drive of another kind is.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 	const volid = "fast:9999/vm-9999-media.raw"
 	for name, isPods := range map[string]bool{"a pod's": true, "somebody's": false} {
@@ -107,7 +107,7 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 	}
 }
 
-// A disk that is named as a pod's and that no PersistentVolume names is never dropped: the plan says so.
+// A disk that is named like a pod's but is in no PersistentVolume is never dropped: the plan refuses it.
 func TestADiskNamedAsAPodsIsRefused(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		if err := lab.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// A VM that somebody has put into a pool since it was made is in it again when it
-// was recreated, and so is what is parked of it: who may do what is said of pools.
+// A VM in a pool is in it again after it was recreated, and so is its parking VM: pools
+// decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")

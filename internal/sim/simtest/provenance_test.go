@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// deepDrift is the nodes of which drift --deep names files, with what it says of them.
+// deepDrift is the nodes for which drift --deep reports files, with the reasons.
 func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 	t.Helper()
 	res, err := lab.Client().DeepDrift(t.Context())
@@ -35,7 +35,7 @@ func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 	return files
 }
 
-// certainty is how well one link of a node's chain holds.
+// certainty is how well one link of a node's chain is proven.
 func certainty(t *testing.T, lab *Lab, node, link string) (provenance.Certainty, provenance.Provenance) {
 	t.Helper()
 	p, err := lab.Client().Provenance(t.Context(), node)
@@ -59,7 +59,8 @@ func requirePatchedFile(t *testing.T, node string, reasons []cluster.Reason) {
 	}
 }
 
-// TestDeepDriftFollowsAPatch: the bytes of a patched extension are named until a roll has brought them.
+// TestDeepDriftFollowsAPatch: the files of a patched extension are reported until a roll has installed
+// them.
 func TestDeepDriftFollowsAPatch(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -72,7 +73,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		if len(got) != 1 {
 			t.Errorf("nodes with other files: %+v", got)
 		}
-		// It runs what the lock before this one pins, which is at hand.
+		// It runs what the previous lock pins, which is at hand.
 		files, p := certainty(t, lab, "wk1", "files")
 		if files != provenance.Proven || p.Origin != provenance.FromLock || p.Build == p.Wanted || p.Contradicted() {
 			t.Errorf("before the roll: files %s, %+v", files, p)
@@ -89,8 +90,8 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 	})
 }
 
-// TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds
-// the old content under the new schematic; somebody upgrades a node to that by hand.
+// TestDeepDriftSeesALabelThatLies: a factory that has not noticed the patch builds the old
+// content under the new schematic, and a person upgrades a node to that by hand.
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -102,7 +103,7 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 			t.Fatal(err)
 		}
 		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)
-		d := requireDrift(t, lab, "wk1") // by its configuration's install image alone
+		d := requireDrift(t, lab, "wk1") // only by its configuration's install image
 		for _, r := range d.Nodes[1].Reasons {
 			if r.Code != "install-image" {
 				t.Errorf("labels differ: %+v", r)

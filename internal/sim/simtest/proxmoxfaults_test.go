@@ -17,20 +17,21 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// longestRoll bounds a roll of a lab's workers in lab time, whatever is wrong with Proxmox.
+// longestRoll is the maximum duration of a roll of a lab's workers in lab time, under any
+// fault.
 const longestRoll = 30 * time.Minute
 
-// trouble is something that is wrong with Proxmox for a while.
+// trouble is a temporary fault of Proxmox.
 type trouble struct {
 	hosts  int
 	lasts  time.Duration
 	begins func(l *Lab) (ends func())
-	// says is what a roll that fails because of it says in its error and its
-	// hints, one of them at least; none: it must not fail.
+	// says are texts of which a failed roll has at least one in its error or its hints; none:
+	// it must not fail.
 	says []string
 }
 
-// breakProxies makes the API of no host reach another host.
+// breakProxies makes every host unreachable for the other hosts' APIs.
 func breakProxies(f world.ProxyFailure) func(*Lab) func() {
 	return func(l *Lab) func() {
 		for _, host := range l.World.Hosts() {
@@ -49,7 +50,7 @@ func (l *Lab) mendProxies() {
 func holdLocks(l *Lab) func() {
 	var releases []func()
 	for _, n := range l.Nodes {
-		if release, err := l.World.HoldLock(n.VMID); err == nil { // else a task of its own has it
+		if release, err := l.World.HoldLock(n.VMID); err == nil { // otherwise one of the VM's own tasks has it
 			releases = append(releases, release)
 		}
 	}
@@ -85,7 +86,7 @@ func troubles() map[string]trouble {
 	}
 }
 
-// atChange calls f once, before Proxmox acts on the n-th change that it is asked for.
+// atChange calls f once, before Proxmox acts on the n-th change.
 func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
 	came = &atomic.Bool{}
 	var changes atomic.Int64
@@ -99,9 +100,9 @@ func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
 	return came
 }
 
-// TestRollThroughTroubles rolls two workers while something is wrong with Proxmox
-// for a while, beginning at one of the changes: the roll, or the next one after
-// it, ends in sync, and one that fails says what to do.
+// TestRollThroughTroubles rolls two workers during a temporary fault of Proxmox that
+// begins at one of the changes: the roll, or the next one after it, ends in sync, and a
+// failed one says what to do.
 func TestRollThroughTroubles(t *testing.T) {
 	for name, o := range troubles() {
 		for s, points := range map[cluster.Strategy][]int64{cluster.Recreate: {7, 24, 41}, cluster.Reimage: {12, 29}} {
@@ -132,7 +133,7 @@ func TestRollThroughTroubles(t *testing.T) {
 	}
 }
 
-// rollInTime fails the test if a roll takes longer than any may.
+// rollInTime fails the test if a roll exceeds longestRoll.
 func (l *Lab) rollInTime(t *testing.T, run string) error {
 	t.Helper()
 	start := time.Now()
@@ -143,7 +144,7 @@ func (l *Lab) rollInTime(t *testing.T, run string) error {
 	return err
 }
 
-// requireSaid fails unless the error or one of its hints says one of these.
+// requireSaid fails unless the error or one of its hints contains one of these.
 func requireSaid(t *testing.T, err error, says []string) {
 	t.Helper()
 	if err == nil {
@@ -158,7 +159,7 @@ func requireSaid(t *testing.T, err error, says []string) {
 	t.Errorf("the roll failed and says none of %q:\n%s", says, all)
 }
 
-// requireRolled is a roll of both workers that is over.
+// requireRolled requires that both workers are rolled.
 func (l *Lab) requireRolled(t *testing.T) {
 	t.Helper()
 	requireDrift(t, l)
@@ -167,8 +168,8 @@ func (l *Lab) requireRolled(t *testing.T) {
 	l.RequireIntact()
 }
 
-// TestRollWithSlowReads has every k-th read answered with 595 after half a
-// minute by one of two endpoints: the other one is asked, and the roll goes on.
+// TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half
+// a minute: the other one is used, and the roll continues.
 func TestRollWithSlowReads(t *testing.T) {
 	long(t)
 	for _, k := range []int64{7, 20} {
@@ -202,8 +203,8 @@ func TestRollWithSlowReads(t *testing.T) {
 	}
 }
 
-// TestRollWithADeadEntryNode: the API of the first of two endpoints is gone, from
-// the beginning or from some change on. The other one is used.
+// TestRollWithADeadEntryNode: the API of the first of two endpoints is down, from the
+// beginning or from some change on. The other one is used.
 func TestRollWithADeadEntryNode(t *testing.T) {
 	long(t)
 	for _, n := range []int64{0, 3, 12, 31} {
@@ -222,7 +223,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 						dead.Store(true)
 					}
 					if c.Proto == "proxmox" && c.Target == "pve1" && dead.Load() {
-						return errKilled // its connections are gone
+						return errKilled // its connections break
 					}
 					return nil
 				}, nil)
@@ -230,7 +231,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 					c := lab.as(run)
 					c.Reroute = func(addr string) string {
 						if addr == entry.Host && dead.Load() {
-							return "127.42.7.250:8006" // where nobody is
+							return "127.42.7.250:8006" // an unused address
 						}
 						return addr
 					}
@@ -254,13 +255,13 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	}
 }
 
-// taskTypes are those of the tasks that a roll by recreate starts.
+// taskTypes are the types of tasks in a roll by recreate.
 func taskTypes() []string {
 	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
 }
 
-// TestRollWithKilledWorkers kills the worker of one task of each type, which
-// leaves it unknown how far that came.
+// TestRollWithKilledWorkers kills the worker of one task of each type, so that its
+// progress is unknown.
 func TestRollWithKilledWorkers(t *testing.T) {
 	for _, kind := range taskTypes() {
 		if kind == "qmcreate" {
@@ -305,8 +306,7 @@ func (l *Lab) killWorker(kind, id string) (killed func(*testing.T)) {
 	}
 }
 
-// TestRollWithAKilledCreation: what that leaves behind is locked, and only root
-// can remove it.
+// TestRollWithAKilledCreation: the leftover VM is locked, and only root can remove it.
 func TestRollWithAKilledCreation(t *testing.T) {
 	long(t)
 	for name, vmid := range map[string]int{"of the claim": claimVM, "of a node": worker1} {
@@ -334,8 +334,8 @@ func TestRollWithAKilledCreation(t *testing.T) {
 	}
 }
 
-// TestRollWithWarnings has one task of each type end with a warning: its work is
-// done, and only a VM's deletion has to be clean.
+// TestRollWithWarnings: one task of each type ends with a warning. Its work is done; only
+// a VM's deletion must be without warnings.
 func TestRollWithWarnings(t *testing.T) {
 	for _, kind := range taskTypes() {
 		t.Run(kind, func(t *testing.T) {
@@ -358,8 +358,8 @@ func TestRollWithWarnings(t *testing.T) {
 	}
 }
 
-// TestRollWithoutItsStorage: a storage that is out of reach when the plan is made,
-// or goes right after that, is found out while the node still serves.
+// TestRollWithoutItsStorage: a storage that is unreachable when the plan is made, or right
+// afterwards, is detected while the node still serves.
 func TestRollWithoutItsStorage(t *testing.T) {
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for before, says := range map[string]string{

@@ -31,8 +31,8 @@ func (c *Client) PruneMirror(ctx context.Context, olderThan time.Duration) (pipe
 }
 
 // TestPruneTheMirror mirrors the builds of three locks, and removes those of the first
-// with their signatures once they are an hour old: the present lock and the one before
-// do not need them.
+// with their signatures once they are an hour old: neither the present nor the previous
+// lock needs them.
 func TestPruneTheMirror(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -82,7 +82,7 @@ func TestPruneTheMirror(t *testing.T) {
 		if rep, err = lab.Client().PruneMirror(t.Context(), time.Hour); err != nil || len(deletes()) != before || len(rep.GoingMirror()) != 0 {
 			t.Errorf("again: %v, %d more requests, %d go", err, len(deletes())-before, len(rep.GoingMirror()))
 		}
-		// What stays is whole: nothing is left to mirror.
+		// The rest is complete: nothing is left to mirror.
 		if err := lab.Client().Publish(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// pruneDisks is recast prune --only disks --yes; keep < 0: as roll.keepDisks says.
-// confirm is asked as a person would be; nil says yes.
+// pruneDisks is recast prune --only disks --yes; keep < 0: as in roll.keepDisks. confirm
+// is asked like a person; nil says yes.
 func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline.PruneReport)) (pipeline.PruneReport, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
@@ -43,8 +43,8 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, o)
 }
 
-// parkOld makes the parking VM of a node with an old system disk of each of the
-// runs, as finished rolls would have left it.
+// parkOld makes the parking VM of a node with an old system disk of each of the runs, as
+// finished rolls would leave it.
 func (l *Lab) parkOld(id int, node string, runs ...string) {
 	l.t.Helper()
 	config := map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"}
@@ -131,8 +131,8 @@ func TestCrashPrune(t *testing.T) {
 	t.Attr("killed", strconv.Itoa(len(points)))
 }
 
-// prunedKilledAt prunes the disks of a node that is no longer configured, and one
-// of a node that is.
+// prunedKilledAt prunes the disks of a node that is no longer configured, and one of a
+// node that is.
 func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string) {
 	t.Helper()
 	l.parkOld(9040, "wk1", firstRun, secondRun)
@@ -159,8 +159,8 @@ func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string
 	return k.points, l.settledDump()
 }
 
-// TestPruneLooksAgain: whatever somebody does between the question and the answer
-// stops it; nothing but what was shown is freed.
+// TestPruneLooksAgain: any change between the question and the answer stops it; only what
+// was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
 	const parking = 9040
@@ -216,8 +216,8 @@ func TestPruneLooksAgain(t *testing.T) {
 	}
 }
 
-// TestPruneLeavesTheUnknown: a drive that no record names keeps its parking VM, and
-// so does a volume without a name.
+// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so
+// does an unnamed volume.
 func TestPruneLeavesTheUnknown(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.parkOld(9040, "wk1", firstRun)
@@ -254,8 +254,8 @@ func volidOf(lab *Lab, id int, key string) string {
 	return volid
 }
 
-// TestAParkingVMThatCameLate: Proxmox makes the parking VM of a run that has died when the next
-// one has rolled the node with another. Rolls pass it over, and prune deletes it.
+// TestAParkingVMThatCameLate: Proxmox makes the parking VM of a dead run after the next one has
+// rolled the node with another. Rolls ignore it, and prune deletes it.
 func TestAParkingVMThatCameLate(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

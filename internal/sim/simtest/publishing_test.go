@@ -29,8 +29,8 @@ func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
 	})
 }
 
-// TestPublishAndPrune brings ISOs to the storage by each way of delivery, and
-// removes the one that the present lock and the one before do not need.
+// TestPublishAndPrune delivers ISOs to the storage in every way, and removes the one that
+// neither the present nor the previous lock needs.
 func TestPublishAndPrune(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -42,7 +42,7 @@ func TestPublishAndPrune(t *testing.T) {
 				for _, who := range lab.World.ACLs() {
 					lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Publishes", Propagate: true})
 				}
-				for range 3 { // the lock before the present one is the way back and stays
+				for range 3 { // the previous lock is for rollback and stays
 					lab.Patch(sim.PatchedExtension)
 					if err := lab.Client().Publish(t.Context()); err != nil {
 						t.Fatal(err)
@@ -70,7 +70,7 @@ func TestPublishAndPrune(t *testing.T) {
 	}
 }
 
-// asked counts the requests to Proxmox of that method and with part in their path.
+// asked counts the requests to Proxmox with that method and with part in their path.
 func (l *Lab) asked(method, part string) int {
 	n := 0
 	for _, c := range l.Recorder.Calls() {
@@ -81,7 +81,7 @@ func (l *Lab) asked(method, part string) int {
 	return n
 }
 
-// TestPublishWithoutThePrivilege: Proxmox would take the whole upload in first.
+// TestPublishWithoutThePrivilege: Proxmox would receive the whole upload first.
 func TestPublishWithoutThePrivilege(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.AddRole("Recast", slices.DeleteFunc(sim.Privileges(), func(p string) bool { return p == "Datastore.AllocateTemplate" })...)

@@ -9,9 +9,8 @@ import (
 
 var vmidsLine = regexp.MustCompile(`(?m)^( *vmids:).*$`)
 
-// WithRange is another process, with a recast.yaml of its own in dir for the same
-// cluster, with other proxmox.vmids, or the same where that is "". It knows nothing
-// of earlier runs.
+// WithRange is another process with its own recast.yaml in dir for the same cluster, with
+// other proxmox.vmids, or the same if vmids is "". It has no journal of earlier runs.
 func (l *Lab) WithRange(dir, vmids string) (*Client, error) {
 	c := l.Client()
 	c.Run, c.Dir = "20000101-0000-beef", dir

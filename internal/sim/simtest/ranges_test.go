@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// withRange is another client with a recast.yaml of its own.
+// withRange is another client with its own recast.yaml.
 func (l *Lab) withRange(vmids string) *Client {
 	l.t.Helper()
 	c, err := l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids)
@@ -25,7 +25,7 @@ func (l *Lab) withRange(vmids string) *Client {
 	return c
 }
 
-// requireNoClaims fails the test where a claim is left under any number.
+// requireNoClaims fails the test if a claim is left under any number.
 func requireNoClaims(t *testing.T, lab *Lab) {
 	t.Helper()
 	for _, vm := range lab.World.VMs() {
@@ -36,7 +36,7 @@ func requireNoClaims(t *testing.T, lab *Lab) {
 }
 
 // TestTwoFilesOfOneCluster: two recast.yaml with different proxmox.vmids roll the same
-// nodes. One does it all, whenever the other begins.
+// nodes. One does everything, whenever the other begins.
 func TestTwoFilesOfOneCluster(t *testing.T) {
 	for _, late := range []time.Duration{0, time.Second, 5 * time.Second, 30 * time.Second} {
 		t.Run(late.String(), func(t *testing.T) {
@@ -74,9 +74,9 @@ func TestTwoFilesOfOneCluster(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherFileHasLeft: a run with other proxmox.vmids was killed in the middle.
-// Its own recast.yaml finishes that; status tells of it from any.
-func TestWhatAnotherFileHasLeft(t *testing.T) {
+// TestUnfinishedWorkOfAnotherFile: a run with other proxmox.vmids was killed in the middle. Its
+// own recast.yaml finishes that; status reports it with any.
+func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		ctx, cancel := context.WithCancel(t.Context())

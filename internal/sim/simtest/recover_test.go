@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// machinesDump is settledDump of the lab's own machines and their Nodes only:
-// parking VMs, ISOs and the like are left out.
+// machinesDump is settledDump of only the lab's own machines and their Nodes, without
+// parking VMs, ISOs and the like.
 func (l *Lab) machinesDump() string {
 	l.t.Helper()
 	var b strings.Builder
@@ -37,7 +37,7 @@ func (l *Lab) machinesDump() string {
 	return b.String()
 }
 
-// recovery is one node's replacement that is given up at some moment.
+// recovery is one node's replacement that is cancelled at some moment.
 type recovery struct {
 	strategy cluster.Strategy
 	node     string
@@ -74,7 +74,7 @@ func recoveries() []recovery {
 	return all
 }
 
-// chosen is the slice that is run unless all are asked for.
+// chosen is the default slice.
 func (r recovery) chosen() bool {
 	var points []moment
 	switch {
@@ -108,8 +108,8 @@ func (r recovery) lab(t *testing.T) *Lab {
 	return lab
 }
 
-// TestRecover gives a replacement up at every moment: the node runs its old
-// system, with every disk, setting and option that it had, and nothing is left.
+// TestRecover cancels a replacement at every moment: the node runs its old system, with
+// all its disks, settings and options, and nothing is left.
 func TestRecover(t *testing.T) {
 	long(t)
 	for _, r := range recoveries() {
@@ -138,7 +138,7 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// requireRecovered compares the machines with what they were before the roll.
+// requireRecovered compares the machines with those before the roll.
 func (l *Lab) requireRecovered(before string) {
 	l.t.Helper()
 	l.RequireIntact()
@@ -151,8 +151,8 @@ func (l *Lab) requireRecovered(before string) {
 	}
 }
 
-// TestRecoverKilled kills recover, too: whoever comes next finishes it. Another
-// recover leaves the node as it was, a roll then rolls it anew.
+// TestRecoverKilled kills recover too, and the next command finishes it: another recover
+// leaves the node as it was, a roll then rolls it again.
 func TestRecoverKilled(t *testing.T) {
 	long(t)
 	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
@@ -161,8 +161,8 @@ func TestRecoverKilled(t *testing.T) {
 	for _, c := range []struct {
 		recovery
 		then   moment // of recover
-		roll   bool   // who comes next is a roll
-		always bool   // not only where every point is asked for
+		roll   bool   // the next command is a roll
+		always bool   // also in the default slice
 	}{
 		{atStart, after("put-back/give-up"), true, false},
 		{atStart, onServer("/move_disk POST"), false, true},
@@ -219,7 +219,7 @@ func (c *Client) giveUp(node string) func(context.Context) error {
 	}
 }
 
-// TestRecoverKilledAnywhere kills recover at every point that there is.
+// TestRecoverKilledAnywhere kills recover at every point.
 func TestRecoverKilledAnywhere(t *testing.T) {
 	long(t)
 	if *crashSlice == 0 && !*crashAll {
@@ -241,7 +241,7 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	}
 }
 
-// killedAtPoint kills recover at one point; reached is false where it has ended before.
+// killedAtPoint kills recover at one point; reached is false if it ended before.
 func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 	lab := r.lab(t)
 	dump := lab.machinesDump()
@@ -274,7 +274,7 @@ func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 	return true
 }
 
-// TestRecoverRefused: what can't be given up says so, with what to do instead.
+// TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {

@@ -14,19 +14,19 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// refusal is something about wk1 that keeps it from being recreated, or reimaged too.
+// refusal is a property of wk1 that prevents recreate, or also reimage.
 type refusal struct {
 	name  string
 	bring edit
-	// both are the reasons against recreate and reimage, also those against
-	// recreate alone: exactly, in order. With neither nothing is refused.
+	// both are the reasons against recreate and reimage, also those against recreate alone:
+	// exactly, in order. With neither nothing is refused.
 	both, also []string
-	lift       edit     // what the reasons say; nil: only another strategy does
-	lost       []string // what the plan says will be lost once it is lifted
-	undo       edit     // cleans up after that; nil: nothing to clean up
+	lift       edit     // the remedy in the reasons; nil: only another strategy helps
+	lost       []string // what the plan lists as lost afterwards
+	undo       edit     // cleans up afterwards; nil: not needed
 }
 
-// refusals are groups of them, each for a lab of its own in which one comes after the other.
+// refusals are groups of them; a group is played sequentially in one lab.
 func refusals() map[string][]refusal {
 	return map[string][]refusal{
 		"kept outside of the VM":  tiedRefusals(),
@@ -41,8 +41,8 @@ func refusals() map[string][]refusal {
 	}
 }
 
-// TestEveryRefusal brings about, one after the other, everything that keeps a
-// node from being recreated, and then does what the refusal says lifts it.
+// TestEveryRefusal plays everything that prevents the recreation of a node, and then
+// applies the remedy in the refusal.
 func TestEveryRefusal(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -100,7 +100,7 @@ func requireRefusal(t *testing.T, lab *Lab, r refusal) {
 	lab.Write("recast.yaml", config)
 }
 
-// requireAuto checks what is done where nobody asks for a strategy, and why.
+// requireAuto checks the result of strategy auto, and the reason.
 func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	t.Helper()
 	n := planOf(t, lab, "wk1")
@@ -122,8 +122,8 @@ func requireAuto(t *testing.T, lab *Lab, r refusal) {
 	}
 }
 
-// requireAsked checks what is said of a strategy that was asked for; where it is
-// refused, a roll does nothing but say so.
+// requireAsked checks the result of a requested strategy; if it is refused, a roll does
+// nothing but say so.
 func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want []string) {
 	t.Helper()
 	if len(want) == 0 {

@@ -13,13 +13,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// replicated is the refusal for a replication job of wk1, which is made again with those arguments.
+// replicated is the refusal for a replication job of wk1, with the arguments to recreate it.
 func replicated(args string) string {
 	return "replication 9031-0 of the VM, with which Proxmox neither deletes the VM nor gives it a disk on storage fast: " +
 		"on pve1 pvesr delete 9031-0, roll once pvesr list no longer shows it, then pvesr create-local-job 9031-0 " + args
 }
 
-// tiedRefusals are what Proxmox keeps beside the VM and drops with it.
+// tiedRefusals are what Proxmox stores beside the VM and deletes with it.
 func tiedRefusals() []refusal {
 	tied := func(what string) []string {
 		return []string{"the VM has " + what + ", which a delete would drop: remove it, or use reimage"}
@@ -58,7 +58,7 @@ func tiedRefusals() []refusal {
 	}
 }
 
-// onVNet has wk1's network card on a VNet.
+// onVNet attaches wk1's network card to a VNet.
 func onVNet(name string, v world.VNet, shown bool, also ...string) refusal {
 	plug := func(l *Lab, bridge string) {
 		set := map[string]string{"net0": regexp.MustCompile(`bridge=\w+`).ReplaceAllString(l.vm(wk1).Config["net0"], "bridge="+bridge)}
@@ -78,7 +78,7 @@ func onVNet(name string, v world.VNet, shown bool, also ...string) refusal {
 	}
 }
 
-// cloudRefusals end with a Node whose provider ID nobody can take back.
+// cloudRefusals end with a Node whose provider ID can't be reset.
 func cloudRefusals() []refusal {
 	return []refusal{{
 		name: "provider ID", bring: func(l *Lab) {
@@ -102,7 +102,7 @@ const unseenMeta = "the VM has cicustom (meta=local:snippets/meta.yaml), without
 const colleague = "the VM has an ACL entry at /vms/9031 (PVEVMUser of user alice@pve), which a delete would drop: remove it, " +
 	"and after the roll pveum acl modify /vms/9031 --users alice@pve --roles PVEVMUser; or use reimage"
 
-// settingRefusals are settings that a token can't give to a new VM, or that are gone with the old one.
+// settingRefusals are settings that a token can't give to a new VM, or that are lost with the old one.
 func settingRefusals() []refusal {
 	settings := func(name string, pairs []string, also ...string) refusal {
 		var keys []string
@@ -201,7 +201,7 @@ func occupiedRefusals() []refusal {
 			both: []string{"the VM has pending changes (memory): restart it or revert them"},
 		},
 		{
-			name: "pending removal", bring: remove("ide2"), lift: revert("ide2", "boot"), // which names it
+			name: "pending removal", bring: remove("ide2"), lift: revert("ide2", "boot"), // it names it
 			both: []string{"the VM has pending changes (boot, ide2): restart it or revert them"},
 		},
 		{
@@ -229,8 +229,8 @@ func noSnapshot(name string) edit {
 	}
 }
 
-// lossRefusals are data of Kubernetes that only the system disk has. Each is
-// lifted by acceptLoss, and shown then.
+// lossRefusals are Kubernetes data that exist only on the system disk. Each is lifted by
+// acceptLoss, and then listed.
 func lossRefusals() []refusal {
 	loss := func(name, what string, bring, undo edit) refusal {
 		return refusal{

@@ -14,7 +14,7 @@ const (
 	rawDisk        = "/dev/disk/by-id/nvme-1"
 )
 
-// diskRefusals are drives that can't be taken along, or could be the wrong ones.
+// diskRefusals are drives that can't be moved, or could be the wrong ones.
 func diskRefusals() []refusal {
 	entangled := func(name string, bring edit, lift edit, reasons ...string) refusal {
 		return refusal{name: name, bring: bring, lift: lift, both: reasons}
@@ -78,7 +78,7 @@ func diskRefusals() []refusal {
 	}, append(storageRefusals(), provenRefusals()...)...)
 }
 
-// storageRefusals are disks on storages that can't give them to a parking VM.
+// storageRefusals are disks on storages that can't reassign them to a parking VM.
 func storageRefusals() []refusal {
 	zfs := func(l *Lab) {
 		l.World.AddStorage(world.Storage{ID: "zi", Type: "zfs", Shared: true, Content: []string{"images"}})
@@ -174,8 +174,8 @@ func provenRefusals() []refusal {
 	}
 }
 
-// partitionRefusals are what Talos keeps on the disks: volumes that would be
-// lost, could not be opened again, or would be taken for others.
+// partitionRefusals are Talos' volumes on the disks that would be lost, could not be
+// unlocked again, or would be mistaken for others.
 func partitionRefusals() []refusal {
 	stale := func(label string) string {
 		return "sdb carries a " + label + " partition (sdb2) that Talos does not use now and might use then: delete that partition"
@@ -222,7 +222,7 @@ func partitionRefusals() []refusal {
 	}, encryptionRefusals()...)
 }
 
-// encryptionRefusals are volumes whose keys would be gone.
+// encryptionRefusals are volumes whose keys would be lost.
 func encryptionRefusals() []refusal {
 	encrypted := func(name, key string) edit {
 		return documents("apiVersion: v1alpha1\nkind: VolumeConfig\nname: " + name + "\n" + encryption(key))
@@ -252,7 +252,7 @@ func encryption(key string) string {
 	return "encryption: {provider: luks2, keys: [{slot: 0, " + key + "}]}\n"
 }
 
-// encryptsData puts a key in place of that of the user volume which every worker has.
+// encryptsData replaces the key of the user volume that every worker has.
 func encryptsData(old, key string) edit {
 	const volume = "kind: UserVolumeConfig\nname: data\n"
 	return configured(func(l *Lab, config []byte) []byte {
@@ -263,7 +263,7 @@ func encryptsData(old, key string) edit {
 	})
 }
 
-// documents makes these the only documents that were added to wk1's machine configuration.
+// documents makes these the only additional documents of wk1's machine configuration.
 func documents(docs ...string) edit {
 	return configured(func(_ *Lab, config []byte) []byte { return withDocuments(config, docs) })
 }

@@ -25,10 +25,10 @@ const (
 	wk1Data   = "fast:9031/vm-9031-disk-2.raw"
 )
 
-// edit is a change that a refusal's fixture makes to the lab, or takes back.
+// edit is a change of the lab by a refusal's fixture, or its reversal.
 type edit func(*Lab)
 
-// whileOff makes edits while wk1 is switched off, and waits until it is back.
+// whileOff makes edits while wk1 is powered off, and waits until it is back.
 func whileOff(edits ...edit) edit {
 	return func(l *Lab) {
 		l.t.Helper()
@@ -98,12 +98,12 @@ func (l *Lab) configure(r world.ChangeRequest) {
 	}
 }
 
-// setting is a setting of wk1 that takes a restart, and its removal.
+// setting is a setting of wk1 that needs a restart, and its removal.
 func setting(key, value string) (bring, lift edit) {
 	return whileOff(change(key + "=" + value)), whileOff(remove(key))
 }
 
-// configuration edits recast.yaml; the check puts it back.
+// configuration edits recast.yaml; the check reverts it.
 func configuration(old, fresh string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
@@ -115,7 +115,7 @@ func acceptLoss(names ...string) edit {
 	return configuration("{name: wk1,", "{name: wk1, acceptLoss: ['"+strings.Join(names, "', '")+"'],")
 }
 
-// partitioned adds partitions to a disk, as if somebody had made them.
+// partitioned adds partitions to a disk, as a person would.
 func partitioned(volid string, added ...artefact.Partition) edit {
 	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return append(p, added...) })
 }
@@ -175,7 +175,7 @@ func without(r schema.GroupVersionResource, namespace, name string) edit {
 	}
 }
 
-// volume is a PersistentVolume that a claim is bound to, on wk1 unless its source says otherwise.
+// volume is a bound PersistentVolume, on wk1 unless its source says otherwise.
 func volume(name string, source corev1.PersistentVolumeSource, more ...func(*corev1.PersistentVolume)) edit {
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -271,14 +271,14 @@ func plainSchematic(customization string) edit {
 	}
 }
 
-// masked hides what differs from run to run.
+// masked hides what differs between runs.
 func masked(text string) string {
 	return regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d UTC`).ReplaceAllString(text, "TIME")
 }
 
 const documentsMark = "\n# further documents\n"
 
-// withDocuments replaces what was added to a machine configuration before.
+// withDocuments replaces the additional documents of a machine configuration.
 func withDocuments(config []byte, docs []string) []byte {
 	text, _, _ := strings.Cut(string(config), documentsMark)
 	text += documentsMark

@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestPrivileges takes single privileges from the token: a strategy that needs
-// them is refused before anything is touched.
+// TestPrivileges removes single privileges from the token: a strategy that needs them is
+// refused before anything is touched.
 func TestPrivileges(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -51,7 +51,7 @@ func TestPrivileges(t *testing.T) {
 	})
 }
 
-// TestFewPrivilegesSuffice rolls with the least that a strategy needs.
+// TestFewPrivilegesSuffice rolls with the minimum privileges of a strategy.
 func TestFewPrivilegesSuffice(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -21,8 +21,8 @@ func strategy(s cluster.Strategy) edit {
 	return configuration("roll:\n", "roll:\n  strategy: "+string(s)+"\n")
 }
 
-// TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that keeps
-// it from being recreated: it is all there afterwards.
+// TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that prevents
+// recreate: all of it survives.
 func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -81,8 +81,8 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 	})
 }
 
-// TestAcceptedLossesAreShownAndRolled accepts everything that is on a system
-// disk: the plan repeats it, the roll loses it, and nothing else.
+// TestAcceptedLossesAreShownAndRolled accepts the loss of everything on a system disk: the
+// plan lists it, and the roll loses it and nothing else.
 func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -129,8 +129,8 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 	})
 }
 
-// TestKernelArgumentsThatConfigureAreRolledAwayInPlace brings some onto the node
-// and takes them away again: both are done in place, and then it can be recreated.
+// TestKernelArgumentsThatConfigureAreRolledAwayInPlace adds some to the node and removes
+// them again: both are done in place, and then it can be recreated.
 func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -158,7 +158,7 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 	})
 }
 
-// TestAMachineOfOmniIsRefused has recast put a machine under Omni, and is then refused by the plan already.
+// TestAMachineOfOmniIsRefused has recast put a machine under Omni; the next plan refuses it.
 func TestAMachineOfOmniIsRefused(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -182,7 +182,7 @@ func TestAMachineOfOmniIsRefused(t *testing.T) {
 	})
 }
 
-// TestAHoldersDisksAreRefusedUntilItIsNamed takes the holder out of the configuration.
+// TestAHoldersDisksAreRefusedUntilItIsNamed removes the holder from the configuration.
 func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
@@ -200,7 +200,7 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 	})
 }
 
-// TestNothingIsPossible refuses a node under auto when each strategy has a reason against it.
+// TestNothingIsPossible refuses a node under auto if there is a reason against each strategy.
 func TestNothingIsPossible(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -237,7 +237,7 @@ func TestNothingIsPossible(t *testing.T) {
 	})
 }
 
-// TestEtcdRefusesANewSystemDisk is about clusters whose etcd can't do without the node.
+// TestEtcdRefusesANewSystemDisk is about clusters whose etcd needs the node.
 func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	const only = "the only etcd member's data would be lost with the system disk: use in-place, " +
 		"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it"
@@ -259,7 +259,8 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 	})
 }
 
-// requireRollRefused rolls: it is refused with that text and hint, and nothing was done.
+// requireRollRefused rolls: it must be refused with that text and hint, and nothing must
+// be done.
 func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	t.Helper()
 	before := len(lab.Recorder.Calls())
@@ -286,9 +287,9 @@ func (l *Lab) vm(id int) world.VM {
 	return vm
 }
 
-// TestWhatCameSinceThePlanIsSeen brings about, while somebody looks at the
-// plan, what the VM's digest does not show: the node is left as it is.
-func TestWhatCameSinceThePlanIsSeen(t *testing.T) {
+// TestChangesSinceThePlanAreSeen makes changes during the confirmation that the VM's
+// digest does not show: the node is left as it is.
+func TestChangesSinceThePlanAreSeen(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

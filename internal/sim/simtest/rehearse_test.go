@@ -25,14 +25,14 @@ import (
 // scratchVM is the VMID that the first scratch VM takes: the last of recast's own.
 const scratchVM = 9099
 
-// rehearsing is a client whose roll tries the boot ISOs out first.
+// rehearsing is a client whose roll tests the boot ISOs first.
 func (l *Lab) rehearsing() *Client {
 	c := l.Client()
 	c.Rehearse = new(true)
 	return c
 }
 
-// scratches are the scratch VMs that are there.
+// scratches are the existing scratch VMs.
 func (l *Lab) scratches() []string {
 	var out []string
 	for _, vm := range l.World.VMs() {
@@ -43,7 +43,7 @@ func (l *Lab) scratches() []string {
 	return out
 }
 
-// requireUntouched fails unless nothing of a rehearsal is left and no node was changed since.
+// requireUntouched fails if anything of a rehearsal is left or a node was changed.
 func (l *Lab) requireUntouched(before int) {
 	l.t.Helper()
 	for _, call := range withoutPulls(changesOfNodes(l.Recorder.Calls()[before:])) {
@@ -65,7 +65,8 @@ func (l *Lab) requireNoScratch() {
 	requireNoClaim(l.t.(*testing.T), l)
 }
 
-// TestRehearse tries one ISO out on two hosts, at the same time, before any node goes.
+// TestRehearse tests one ISO on two hosts, at the same time, before any node is taken
+// down.
 func TestRehearse(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2, Hosts: 2}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -98,8 +99,8 @@ func TestRehearse(t *testing.T) {
 	})
 }
 
-// TestRehearseFirmware tries an ISO out with the firmware that a node has, and by
-// every way to find the scratch VM.
+// TestRehearseFirmware tests an ISO with a node's firmware, and with every way to find the
+// scratch VM.
 func TestRehearseFirmware(t *testing.T) {
 	long(t)
 	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
@@ -189,7 +190,7 @@ func TestRehearsalFails(t *testing.T) {
 			t.Cleanup(func() { must(t, stranger.Close()) })
 		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and whoever refuses connections to 127.42.7.251:50000 has it"},
 		"no number is free": {func(t *testing.T, l *Lab) {
-			// That of what is parked is there already, and is the last.
+			// That of parked disks exists already, and is the last.
 			_, err := l.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
 			must(t, err)
 			l.Patch(everywhere)
@@ -217,7 +218,7 @@ func TestRehearsalFails(t *testing.T) {
 	}
 }
 
-// failScratch has Proxmox fail to make the VM for which room was looked at.
+// failScratch makes Proxmox fail to create the VM although the space was checked.
 func (l *Lab) failScratch() {
 	l.Recorder.Hooks(nil, func(call record.Call) {
 		if strings.HasSuffix(call.Path, "/nodes/pve1/status") {
@@ -226,8 +227,8 @@ func (l *Lab) failScratch() {
 	})
 }
 
-// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, which
-// does not rehearse, leaves nothing of it.
+// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, without a
+// rehearsal, removes its leftovers.
 func TestRehearsalKilled(t *testing.T) {
 	long(t)
 	var points []string
@@ -260,7 +261,7 @@ func inLabOnce(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
-// rehearsalKilledAt rehearses and is killed at a point; 0 lets it live.
+// rehearsalKilledAt rehearses and is killed at a point; 0 lets it finish.
 func (l *Lab) rehearsalKilledAt(t *testing.T, at int) (points []string, err error) {
 	l.Patch(sim.PatchedExtension)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -275,8 +276,8 @@ func (l *Lab) rehearsalKilledAt(t *testing.T, at int) (points []string, err erro
 	return k.points, err
 }
 
-// TestCtrlCInARehearsal: once or twice, its VM goes and no node is touched, whatever
-// else Proxmox does for us meanwhile.
+// TestCtrlCInARehearsal: after one Ctrl-C or two, its VM is removed and no node is
+// touched, whatever else Proxmox does for us meanwhile.
 func TestCtrlCInARehearsal(t *testing.T) {
 	long(t)
 	for _, twice := range []bool{false, true} {
@@ -287,7 +288,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 					ctx, cancel := context.WithCancel(t.Context())
 					defer cancel()
 					c := lab.rehearsing()
-					lab.DefineVM(777, map[string]string{"memory": "512"}) // which no system is on
+					lab.DefineVM(777, map[string]string{"memory": "512"}) // it has no system
 					must(t, lab.World.PowerOn(777))
 					var pressed time.Time
 					lab.Recorder.Hooks(nil, func(call record.Call) {
@@ -321,9 +322,9 @@ func TestCtrlCInARehearsal(t *testing.T) {
 	}
 }
 
-// TestAScratchVMOfSomebody: what a killed run has left is not deleted once it has
-// something that recast did not make.
-func TestAScratchVMOfSomebody(t *testing.T) {
+// TestAChangedScratchVMIsKept: a killed run's scratch VM is not deleted once it has something
+// that recast did not make.
+func TestAChangedScratchVMIsKept(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

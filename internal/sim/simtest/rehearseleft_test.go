@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// leaveScratch kills a roll whose scratch VM has just been started.
+// leaveScratch kills a roll whose scratch VM was just started.
 func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
@@ -25,8 +25,8 @@ func (l *Lab) leaveScratch(t *testing.T) {
 	}
 }
 
-// TestPruneScratchVMs: what a killed run has left goes although there is nothing to
-// roll; until then doctor and plan say so.
+// TestPruneScratchVMs: a killed run's scratch VMs are removed even if there is nothing to
+// roll; until then doctor and plan report them.
 func TestPruneScratchVMs(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -57,8 +57,8 @@ func TestPruneScratchVMs(t *testing.T) {
 	})
 }
 
-// TestPruneAScratchVMOfSomebody: it stays, and prune says why.
-func TestPruneAScratchVMOfSomebody(t *testing.T) {
+// TestPruneKeepsAChangedScratchVM: it stays, and prune says why.
+func TestPruneKeepsAChangedScratchVM(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -74,8 +74,8 @@ func TestPruneAScratchVMOfSomebody(t *testing.T) {
 	})
 }
 
-// TestPlanOfARehearsal: a plan says which VMs go and are made, and a saved one is
-// carried out with the trials that it has shown, whatever has become of those VMs.
+// TestPlanOfARehearsal: a plan lists the VMs to remove and to make, and a saved one is
+// rolled with the rehearsals that it lists, whatever has happened to those VMs.
 func TestPlanOfARehearsal(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

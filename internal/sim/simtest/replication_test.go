@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestReplicationOutlivesARoll: a job that a new system disk would break stops the
-// roll of its node; what the refusal says lifts it, and the job runs on.
+// TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
+// its node; the remedy in the refusal lifts it, and the job continues.
 func TestReplicationOutlivesARoll(t *testing.T) {
 	const id = "9031-0"
 	for name, c := range map[string]struct {

@@ -21,7 +21,7 @@ import (
 
 var updateReports = flag.Bool("reports.update", false, "write the runs of which internal/report makes its golden files")
 
-// logged is a client whose runs have a log, as those of recast have.
+// logged is a client whose runs have a log, like those of recast.
 func (l *Lab) logged(c *Client) *Client {
 	l.t.Helper()
 	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
@@ -32,7 +32,7 @@ func (l *Lab) logged(c *Client) *Client {
 	return c
 }
 
-// past reads a run as recast report does, and draws it.
+// past reads a run as recast report does, and renders it.
 func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()
@@ -55,7 +55,8 @@ func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	return run, told, b.String()
 }
 
-// keepRun keeps what a run has left, but for secrets, and most of the requests in its log.
+// keepRun stores a run's files, without secrets and without most of the requests in its
+// log.
 func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	l.t.Helper()
 	if !*updateReports {
@@ -88,7 +89,7 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	}
 }
 
-// TestReportOfARoll: what the report of a run says of its nodes is what was done to them.
+// TestReportOfARoll: the report of a run matches what was done to its nodes.
 func TestReportOfARoll(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2}, func(t *testing.T, lab *Lab) {
@@ -117,7 +118,7 @@ func TestReportOfARoll(t *testing.T) {
 	})
 }
 
-// requireTurn compares what the log tells of a node with what the journal does.
+// requireTurn compares the log's facts about a node with the journal's.
 func requireTurn(t *testing.T, turn *story.Turn, run pipeline.PastRun) {
 	t.Helper()
 	var names []string
@@ -138,12 +139,13 @@ func requireTurn(t *testing.T, turn *story.Turn, run pipeline.PastRun) {
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
 		if took.Node == turn.Node && took.OutageSeconds != away {
-			t.Errorf("%s was away for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
+			t.Errorf("%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
 		}
 	}
 }
 
-// requirePulse: a control plane that is out is missed, and all is well in the end.
+// requirePulse: a control plane that is down is reported, and everything is healthy in the
+// end.
 func requirePulse(t *testing.T, told story.Story) {
 	t.Helper()
 	members, ready := 3, 6
@@ -161,7 +163,7 @@ func requirePulse(t *testing.T, told story.Story) {
 	}
 }
 
-// TestReportOfAKilledRun: it says what is known, and what came of it once it was gone on with.
+// TestReportOfAKilledRun: it has what is known, and after a resume the outcome.
 func TestReportOfAKilledRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -181,7 +183,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
 			t.Fatal("it was not killed")
 		}
-		// What a process that is dead would not have written; its last line is cut off.
+		// A dead process would not have written the end; its last line is unfinished.
 		must(t, os.Truncate(log, size-10))
 		unfinish(t, filepath.Join(lab.Dir, ".recast/runs", c.Run))
 		run, told, page := lab.past(c.Run)
@@ -199,7 +201,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		run, told, _ = lab.past(c.Run)
 		lab.keepRun("killed", run)
 		if len(told.Turns) != 2 || told.Turns[1].Phase != "unfinished" || told.Turns[1].Status != "done" || len(run.About.GoneOn) != 1 || run.Result != "done" {
-			t.Errorf("%d turns; %s, gone on: %v", len(told.Turns), run.Result, run.About.GoneOn)
+			t.Errorf("%d turns; %s, resumed: %v", len(told.Turns), run.Result, run.About.GoneOn)
 		}
 		outages := told.Outages()
 		if len(outages) != 1 || outages[0].Open || !outages[0].From.Equal(told.Turns[0].AwayFrom) || !outages[0].To.Equal(told.Turns[1].Ended) {
@@ -209,7 +211,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 	})
 }
 
-// unfinish takes back what a journal says of the end, which a dead process does not write.
+// unfinish removes the end of a run from its journal, which a dead process does not write.
 func unfinish(t *testing.T, dir string) {
 	t.Helper()
 	must(t, os.Remove(filepath.Join(dir, "fates.json")))

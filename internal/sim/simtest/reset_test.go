@@ -21,9 +21,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestResetMachine: somebody has reset a node, and it is in maintenance mode. Where
-// its configuration is at hand a roll gives it that back, then brings it to the
-// wanted build; else it says what to type, which does.
+// TestResetMachine: a person has reset a node, which is in maintenance mode. If its
+// configuration is at hand a roll applies it and then rolls the node to the wanted build;
+// else the error says which command to type, and that works.
 func TestResetMachine(t *testing.T) {
 	cases := map[string]struct {
 		node   string
@@ -64,7 +64,7 @@ func TestResetMachine(t *testing.T) {
 					requireReset(t, lab, c.node, err)
 					lab.requireLeftAlone(from, c.node)
 					config, _, _ := configs(c.node)
-					lab.applyInsecure(c.node, config) // as it says
+					lab.applyInsecure(c.node, config) // as the hint says
 					_, err = user.Roll(t.Context(), only)
 				}
 				if err != nil {
@@ -82,7 +82,7 @@ func TestResetMachine(t *testing.T) {
 	}
 }
 
-// requireReset looks at what is said of a node that was reset.
+// requireReset checks the error about a reset node.
 func requireReset(t *testing.T, lab *Lab, node string, err error) {
 	t.Helper()
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
@@ -113,8 +113,8 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 	time.Sleep(3 * time.Minute)
 }
 
-// TestResetToNothing: somebody has wiped the whole system disk, and the machine
-// boots nothing. Done as recast says, it comes back.
+// TestResetToNothing: a person has wiped the whole system disk, and the machine boots
+// nothing. recast's hint repairs it.
 func TestResetToNothing(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {

@@ -35,8 +35,8 @@ func (l *Lab) backUp() pipeline.BackupResult {
 	return res
 }
 
-// loseEtcd makes a control plane boot without its data of etcd, as
-// talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false does.
+// loseEtcd boots a control plane without its etcd data, like talosctl reset
+// --system-labels-to-wipe EPHEMERAL --reboot --graceful=false.
 func (l *Lab) loseEtcd(name string) {
 	l.t.Helper()
 	l.talosctl(name, func(ctx context.Context, c *client.Client) error {
@@ -47,8 +47,8 @@ func (l *Lab) loseEtcd(name string) {
 	time.Sleep(2 * time.Minute)
 }
 
-// kubernetes is what there is in Kubernetes, by key, and who each object is. Pods
-// and what changes by the minute are left out.
+// kubernetes is the identities of the objects in Kubernetes, by key, without pods and
+// frequently changing objects.
 func (l *Lab) kubernetes() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}
@@ -69,7 +69,7 @@ func (l *Lab) kubernetes() map[string]string {
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
-// note puts something into Kubernetes.
+// note creates an object in Kubernetes.
 func (l *Lab) note(name string) {
 	l.t.Helper()
 	_, err := l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
@@ -80,7 +80,7 @@ func (l *Lab) note(name string) {
 	}
 }
 
-// TestRestoreOfTheOnlyControlPlane: its etcd is gone, and comes back as it was when it was saved.
+// TestRestoreOfTheOnlyControlPlane: its etcd is lost, and restored as it was saved.
 func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.note("before")
@@ -109,7 +109,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		requireDrift(t, lab)
 		lab.RequireIntact()
 
-		// It is never done to an etcd that has data.
+		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
 		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
@@ -128,9 +128,9 @@ func (l *Lab) serves() bool {
 	return err == nil
 }
 
-// TestRestoreIsCutOff: killed after any call that changes something, and run
-// again, it comes to the same end, and Talos is told to bootstrap once.
-func TestRestoreIsCutOff(t *testing.T) {
+// TestRestoreIsInterrupted: killed after any changing call, and run again, it has the same
+// result, with a single bootstrap request.
+func TestRestoreIsInterrupted(t *testing.T) {
 	long(t)
 	for n := range 8 { // claim, upload, bootstrap, heartbeats, claim
 		t.Run(fmt.Sprint("after change ", n+1), func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestRestoreIsCutOff(t *testing.T) {
 				rep, err := again.Restore(t.Context(), saved.File, "cp1")
 				switch {
 				case killed == nil || err != nil && strings.Contains(err.Error(), "has data of etcd already"):
-					requireRefused(t, err, "has data of etcd already") // it was all but over
+					requireRefused(t, err, "has data of etcd already") // it was almost complete
 				case err != nil:
 					t.Fatalf("%+v, %v", rep, err)
 				case rep.Resumes != (rep.Run == user.Run):
@@ -172,7 +172,8 @@ func TestRestoreIsCutOff(t *testing.T) {
 	}
 }
 
-// TestRestoreLosesAnAnswer: whether a bootstrap was begun is looked at, never tried out.
+// TestRestoreLosesAnAnswer: recast checks whether a bootstrap was begun, and never just
+// retries.
 func TestRestoreLosesAnAnswer(t *testing.T) {
 	long(t)
 	for name, arrives := range map[string]bool{"to a bootstrap": true, "and the bootstrap": false} {
@@ -199,7 +200,7 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 						t.Errorf("err = %v", err)
 					}
 					if safe := fault.Safe(err); len(safe) > 0 {
-						t.Errorf("safe is %q, after Talos was told to make etcd anew", safe)
+						t.Errorf("safe is %q, after the request to bootstrap etcd", safe)
 					}
 					_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 				}
@@ -214,7 +215,8 @@ func TestRestoreLosesAnAnswer(t *testing.T) {
 	}
 }
 
-// TestRestoreOnceMore: one that Talos came to the end of by itself is no new one a day later.
+// TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible
+// a day later.
 func TestRestoreOnceMore(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -237,15 +239,15 @@ func TestRestoreOnceMore(t *testing.T) {
 			t.Errorf("%+v, %v", rep, err)
 		}
 		if _, there := lab.kubernetes()["configmaps default/since"]; !there {
-			t.Error("what Kubernetes was told since is gone")
+			t.Error("changes in Kubernetes since then are lost")
 		}
 		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
 		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
 	})
 }
 
-// TestRestoreOvertaken: cut off before the bootstrap, it takes an etcd that somebody began meanwhile for what it is.
-func TestRestoreOvertaken(t *testing.T) {
+// TestRestoreAfterAForeignBootstrap: interrupted before the bootstrap, it recognizes an etcd that a person began meanwhile.
+func TestRestoreAfterAForeignBootstrap(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		saved := lab.backUp()
@@ -292,7 +294,7 @@ func TestRestoreIsRefused(t *testing.T) {
 		"two that were off": {3, func(t *testing.T, l *Lab, _ string) {
 			must(t, l.World.PowerOff(l.node("cp2").VMID))
 			must(t, l.World.PowerOff(l.node("cp3").VMID))
-			time.Sleep(45 * time.Minute) // Talos' discovery forgets them after 30
+			time.Sleep(45 * time.Minute) // Talos' discovery drops them after 30
 			l.loseEtcd("cp1")
 		}, "cp1", fault.Refused, "can't be told: Talos' discovery does not know cp2, cp3 at present"},
 		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has data of etcd already"},

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// resumption is one node's replacement that somebody finishes who has no journal.
+// resumption is one node's replacement that is finished without the journal.
 type resumption struct {
 	strategy cluster.Strategy
 	node     string
@@ -46,7 +46,7 @@ func (r resumption) prepare(lab *Lab) {
 	lab.Patch(everywhere)
 }
 
-// resumptions are the points that matter, for each strategy and role.
+// resumptions are the relevant points, for each strategy and role.
 func resumptions() []resumption {
 	var all []resumption
 	for _, node := range []string{"wk1", "cp2"} {
@@ -76,8 +76,8 @@ func resumptions() []resumption {
 	return all
 }
 
-// chosen is the slice of them that is run unless all are asked for: the commonest
-// case at points of every kind, and one or two of each other.
+// chosen is the default slice: the most common case at points of every kind, and one or
+// two of each other.
 func (r resumption) chosen() bool {
 	var points []moment
 	switch {
@@ -95,9 +95,9 @@ func (r resumption) chosen() bool {
 	return slices.Contains(points, r.at)
 }
 
-// TestResumeWithoutTheJournal kills a roll and finishes it where its journal is
-// not: forward as long as nothing secret is missing, else by way of the old
-// system disk, which has it. Either way the end is that of an undisturbed roll.
+// TestResumeWithoutTheJournal kills a roll and finishes it without its journal: forward if
+// nothing secret is missing, else through the old system disk, which has it. Either way
+// the result is that of an undisturbed roll.
 func TestResumeWithoutTheJournal(t *testing.T) {
 	long(t)
 	references := map[string]func() reference{}
@@ -171,9 +171,9 @@ func (r resumption) run(t *testing.T, ref reference) {
 	}
 }
 
-// TestResumeAfterTheLockMovedOn finishes, with another lock, what was begun with
-// the one before: with its own build where that lock is still known here, else by
-// way of the old system disk. Then the node is rolled to the new one.
+// TestResumeAfterTheLockMovedOn finishes, with a new lock, what was begun with the
+// previous one: with its own build if that lock is still known here, else through the old
+// system disk. Then the node is rolled to the new one.
 func TestResumeAfterTheLockMovedOn(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {

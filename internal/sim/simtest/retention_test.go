@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// TestRetention rolls a worker again and again: one old system disk stays, those
-// before it are freed as the plan showed. Then prune frees the last one too.
+// TestRetention rolls a worker repeatedly: one old system disk stays, and earlier ones are
+// freed as the plan showed. Then prune frees the last one too.
 func TestRetention(t *testing.T) {
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		t.Run(string(strategy), func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// pruneTheRest: as configured nothing goes; asked for, everything does.
+// pruneTheRest: by default nothing is freed; on request, everything is.
 func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
 	t.Helper()
 	rep, err := l.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
@@ -78,8 +78,8 @@ func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
 	}
 }
 
-// TestRetentionCannotFree: a superseded disk that can't be freed does not fail the
-// roll of a node that is healthy. It stays, and prune says why.
+// TestRetentionCannotFree: if a superseded disk can't be freed, the roll of a healthy node
+// does not fail. The disk stays, and prune says why.
 func TestRetentionCannotFree(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -123,9 +123,9 @@ func TestRetentionCannotFree(t *testing.T) {
 	})
 }
 
-// TestCrashRetention kills the second roll of a worker at each point from the
-// closing of its record on: whoever rolls next, with its journal or without, frees
-// what it was about to free.
+// TestCrashRetention kills the second roll of a worker at each point from the closing of
+// its record on: the next roll, with its journal or without, frees what it was about to
+// free.
 func TestCrashRetention(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -147,7 +147,7 @@ func TestCrashRetention(t *testing.T) {
 		t.Fatalf("an undisturbed roll frees nothing: %q", points)
 	}
 	killed := 0
-	for i := first - 2; i < len(points); i++ { // the record is closed, the protection lifted before
+	for i := first - 2; i < len(points); i++ { // before, the record is closed and the protection lifted
 		if at := i + 1; *crashAll || i == first || i == first+1 {
 			killed++
 			t.Run(strconv.Itoa(at)+" "+points[i], func(t *testing.T) {

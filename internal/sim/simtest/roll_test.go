@@ -90,7 +90,7 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 func TestSwappedISOsAreNoticed(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		// Two builds are on the storage: that of the control planes is needed to have another one.
+		// The swap needs two builds on the storage: the control planes have another one.
 		lab.Patch(sim.PatchedExtension)
 		if err := lab.Client().Publish(t.Context()); err != nil {
 			t.Fatal(err)
@@ -106,7 +106,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		if err != nil || vm.Running {
 			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
 		}
-		lab.SwapISOs() // somebody puts the right bytes back
+		lab.SwapISOs() // somebody restores the right content
 		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 			t.Errorf("nothing was taken down, yet: %+v", res.Nodes[1].Reasons)
 		}
 		lab.Budget(1)
-		lab.Patch(sim.PatchedExtension) // to another build than the one that was tried
+		lab.Patch(sim.PatchedExtension) // to another build than the one that failed
 		c := lab.Client()
 		c.Run = "20000101-0000-beef"
 		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {

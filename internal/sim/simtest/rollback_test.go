@@ -22,7 +22,7 @@ func (c *Client) goBack(nodes ...string) func(context.Context) error {
 	}
 }
 
-// builds are what every node runs.
+// builds are the builds of all nodes.
 func (l *Lab) builds() string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
@@ -41,8 +41,8 @@ func (l *Lab) builds() string {
 	return strings.Join(out, "\n")
 }
 
-// TestRollback boots the system disk that a node had, keeps the present one, and
-// goes back to that in turn.
+// TestRollback boots a node's previous system disk, keeps the present one, and then rolls
+// back to that.
 func TestRollback(t *testing.T) {
 	long(t)
 	for name, c := range map[string]struct {
@@ -94,14 +94,14 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestRollbackKilled: whoever rolls next, with its journal or without, finishes the rollback.
+// TestRollbackKilled: the next roll, with its journal or without, finishes the rollback.
 func TestRollbackKilled(t *testing.T) {
 	long(t)
 	for _, c := range []struct {
 		node    string
 		at      moment
 		journal bool
-		always  bool // not only where every point is asked for
+		always  bool // also in the default slice
 	}{
 		{"wk1", after("take-down/drain"), false, false},
 		{"wk1", after("park/scsi0"), true, false},
@@ -134,7 +134,7 @@ func TestRollbackKilled(t *testing.T) {
 				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
 					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
 				}
-				// Only what is unfinished: the node is stale afterwards, and would be rolled again.
+				// Only the unfinished work: afterwards the node is stale, and would be rolled again.
 				third := lab.as(thirdRun)
 				confirmed := 0
 				third.Confirm = func(p cluster.Plan) (bool, error) {
@@ -157,8 +157,8 @@ func TestRollbackKilled(t *testing.T) {
 	}
 }
 
-// TestRollbackRefused: what the old system would not survive, or would not be
-// itself any more with, is refused before anything is touched.
+// TestRollbackRefused: rollbacks that the old system would not survive, or not as the same
+// machine, are refused before anything is touched.
 func TestRollbackRefused(t *testing.T) {
 	long(t)
 	threeControlPlanes := sim.Options{ControlPlanes: 3, Workers: 1}
@@ -228,7 +228,7 @@ func TestRollbackRefused(t *testing.T) {
 	}
 }
 
-// editKept changes what the parking VM's record says of its last kept disk.
+// editKept changes the last kept disk in the parking VM's record.
 func (l *Lab) editKept(t *testing.T, change func(*cluster.KeptDisk)) {
 	t.Helper()
 	for _, vm := range l.World.VMs() {
@@ -244,7 +244,7 @@ func (l *Lab) editKept(t *testing.T, change func(*cluster.KeptDisk)) {
 	}
 }
 
-// editMachineConfig gives a node another label than it had, as talosctl patch would.
+// editMachineConfig gives a node another label, as talosctl patch would.
 func (l *Lab) editMachineConfig(t *testing.T, node string) {
 	t.Helper()
 	s, err := l.Client().connect(t.Context())

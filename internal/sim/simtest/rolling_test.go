@@ -18,19 +18,19 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// outage is what can be seen of a roll from outside: which nodes are out, at every request that any server gets.
+// outage is a roll as observed from outside: which nodes are down, at every request to any server.
 type outage struct {
 	lab *Lab
 
 	mu       sync.Mutex
 	out      map[string]bool
-	order    []string // nodes, as they went out first
-	most     int      // that were out at a time
+	order    []string // nodes, as they first went down
+	most     int      // maximum number down at a time
 	controls int      // control planes among them
 	perHost  map[string]int
 }
 
-// watchOutage looks at the nodes of a lab until the test ends.
+// watchOutage watches the nodes of a lab until the test ends.
 func (l *Lab) watchOutage() *outage {
 	o := &outage{lab: l, out: map[string]bool{}, perHost: map[string]int{}}
 	l.Recorder.Hooks(nil, func(record.Call) { o.look() })
@@ -89,13 +89,13 @@ func (l *Lab) setRoll(keys ...string) {
 	}
 }
 
-// TestOrder looks in which order nodes go out.
+// TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
 		options sim.Options
 		roll    []string
-		before  string // rolled by itself before
+		before  string // rolled separately before
 		policy  cluster.Policy
 		order   []string
 		stale   []string // afterwards
@@ -158,7 +158,7 @@ func TestAFailingCanary(t *testing.T) {
 	})
 }
 
-// TestWorkersAtATime rolls four workers, in less time than one after the other.
+// TestWorkersAtATime rolls four workers, in less time than sequentially.
 func TestWorkersAtATime(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -206,8 +206,8 @@ func TestWorkersAtATime(t *testing.T) {
 	}
 }
 
-// TestOneOfThreeFails rolls two workers at a time, of which one fails when it is
-// down: the other one is finished, the third is not touched.
+// TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
+// the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
 	long(t)
 	cases := map[string]struct {
@@ -271,8 +271,8 @@ func TestAForeignCordonStays(t *testing.T) {
 	}
 }
 
-// TestAnotherNodeIsDown: one more out would be one too many. A Node that is
-// somebody else's, or that somebody has taken out, is none of that.
+// TestAnotherNodeIsDown: one more down would exceed the limit. A foreign Node, or one that
+// a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
 	off := func(node string) func(*Lab) {
@@ -300,7 +300,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil  func(*Lab)
 		only   string
-		refuse string // "": it goes
+		refuse string // "": it rolls
 		warns  string
 	}{
 		"one of ours":                                          {off("wk2"), "wk1", "other nodes are not Ready: wk2", ""},
@@ -315,7 +315,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 3}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				c.spoil(lab)
-				time.Sleep(2 * time.Minute) // until Kubernetes says so
+				time.Sleep(2 * time.Minute) // until Kubernetes reports it
 				only := cluster.Policy{Only: []string{c.only}}
 				plan, err := lab.Client().Plan(t.Context(), only)
 				must(t, err)
@@ -360,8 +360,8 @@ func TestAnotherNodeGoesDownAfterThePlan(t *testing.T) {
 	})
 }
 
-// TestSettle keeps a node under watch for as long as configured, from the
-// moment on at which it is healthy for good.
+// TestSettle watches a node for the configured time, from the moment at which it stays
+// healthy.
 func TestSettle(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.InPlace} {

@@ -23,8 +23,8 @@ func (l *Lab) savedConfigs() []string {
 	return files
 }
 
-// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left
-// in its journal: it could still be applied, but is not what the node had.
+// TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
+// its journal: it is valid, but not the node's.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
 	for name, damage := range map[string]func([]byte) []byte{
 		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
@@ -63,8 +63,8 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 	}
 }
 
-// TestRecordWithoutASum resumes what an older recast has begun: its record tells of no
-// sum, and the journal's configuration is taken as it is.
+// TestRecordWithoutASum resumes the work of an older recast: its record has no checksum,
+// and the journal's configuration is used unverified.
 func TestRecordWithoutASum(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -100,8 +100,8 @@ func (c *Client) killedWriting(t *testing.T, point string, do func(ctx context.C
 	}
 }
 
-// TestConfigsAreForgotten looks for machine configurations in the journals after
-// everything by which a node comes to its end.
+// TestConfigsAreForgotten checks that no machine configurations are left in the journals
+// after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
 	only := cluster.Policy{Only: []string{"wk1"}}
 	for name, end := range map[string]func(t *testing.T, lab *Lab){

@@ -24,36 +24,36 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// rpc is what a machine is asked: a method, and the type of what is read with it.
+// rpc is a request to a machine: a method, and the type of the resource that it reads.
 type rpc struct{ method, resource string }
 
 func (r rpc) String() string {
 	return strings.TrimSpace(path.Base(r.method) + " " + r.resource)
 }
 
-// connection is a machine that accepts connections and says nothing at all.
+// connection is a machine that accepts connections and never answers anything.
 var connection = rpc{method: "connection"}
 
-// silentCell is one thing that a machine falls silent about, and when.
+// silentCell is what a machine stops answering, and when.
 type silentCell struct {
 	what rpc
-	n    int // it is asked for the n-th time; 0: every machine answers
-	also rpc // with that, too
+	n    int // at the n-th request; 0: every machine answers
+	also rpc // that is not answered either
 }
 
 func (c silentCell) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d %s", c.what, c.n, strings.Trim(c.also.String(), ".")))
 }
 
-// mute hears what the machines are asked, and has the one that is asked for that
-// the n-th time never answer it any more.
+// mute records the requests to machines, and makes the machine that gets the n-th one of a
+// kind never answer that kind again.
 type mute struct {
 	silentCell
 
 	mu           sync.Mutex
 	counted      map[rpc]int
-	beforeReboot int // how often the machines' status was asked for until one was told to reboot
-	vmid         int // of the machine that has fallen silent
+	beforeReboot int // number of requests for machines' status before the first reboot
+	vmid         int // of the silent machine
 }
 
 func (m *mute) silent(r talosapi.Request) bool {
@@ -73,7 +73,7 @@ func (m *mute) silent(r talosapi.Request) bool {
 	return m.vmid == r.VMID && (asked == m.what || asked == m.also)
 }
 
-// during has the machines behave so while do runs.
+// during makes the machines behave like that while do runs.
 func (l *Lab) during(c silentCell, do func() error) (*mute, error) {
 	m := &mute{silentCell: c, counted: map[rpc]int{}}
 	l.Silence(m.silent)
@@ -81,7 +81,7 @@ func (l *Lab) during(c silentCell, do func() error) (*mute, error) {
 	return m, do()
 }
 
-// cells are all that were heard, each at its first use and half-way.
+// cells are all recorded requests, each at its first use and half-way.
 func (m *mute) cells() (cells []silentCell) {
 	for what, n := range m.counted {
 		cells = append(cells, silentCell{what: what, n: 1})
@@ -97,15 +97,15 @@ func (m *mute) cells() (cells []silentCell) {
 type silentVerb struct {
 	o       sim.Options
 	node    string
-	kept    int  // how many old system disks are kept in the end
-	stale   bool // the node is not as the lock has it in the end
-	fresh   bool // its etcd is
+	kept    int  // number of kept old system disks in the end
+	stale   bool // the node differs from the lock in the end
+	fresh   bool // its etcd data is new
 	prepare func(t *testing.T, l *Lab)
 	do      func(c *Client) func(context.Context) error
 }
 
-// at has a machine fall silent, and looks at how the command ends, and whether the
-// same one ends well once the machine answers again.
+// at silences a machine, and checks how the command ends, and that the same one succeeds
+// once the machine answers again.
 func (v silentVerb) at(t *testing.T, c silentCell) {
 	l := New(t, v.o)
 	members := l.memberIDs()
@@ -133,13 +133,13 @@ func (v silentVerb) at(t *testing.T, c silentCell) {
 		}
 	}
 	if err != nil && strings.Contains(err.Error(), "it came back as its old system") {
-		err = v.again(l, err)(t.Context()) // as it was asked to, before it fell silent
+		err = v.again(l, err)(t.Context()) // it does what it was told before
 	}
 	must(t, err)
 	v.requireDone(t, l, members)
 }
 
-// again is the same command; a build that did not come up in place is given up for another.
+// again is the same command; for a build that failed in place, with another build.
 func (v silentVerb) again(l *Lab, err error) func(context.Context) error {
 	if strings.Contains(strings.Join(fault.Hints(err), "\n"), "this build is not tried in place on it again") {
 		l.Patch(everywhere)
@@ -147,7 +147,7 @@ func (v silentVerb) again(l *Lab, err error) func(context.Context) error {
 	return v.do(l.as(thirdRun))
 }
 
-// finish has a roll finish what another command had begun, and roll nothing else.
+// finish makes a roll finish what another command had begun, and nothing else.
 func (v silentVerb) finish(l *Lab) func(context.Context) error {
 	c := l.as(thirdRun)
 	c.Confirm = func(p cluster.Plan) (bool, error) { return p.Run == secondRun, nil }
@@ -185,7 +185,7 @@ func (v silentVerb) requireDone(t *testing.T, l *Lab, members map[string]string)
 	}
 }
 
-// requireNamed is something said of which machine does not answer what.
+// requireNamed requires a message to say which machine does not answer what.
 func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
 	t.Helper()
 	named := false
@@ -199,7 +199,7 @@ func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
 
 var machineStatus = rpc{"/cosi.resource.State/Get", runtime.MachineStatusType}
 
-// silentCalls is everything that recast asks machines for, and how an error says it.
+// silentCalls is all of recast's requests to machines, with their names in errors.
 func silentCalls() map[rpc]string {
 	calls := map[rpc]string{
 		connection:                                            "connection",
@@ -238,7 +238,7 @@ func silentCalls() map[rpc]string {
 	return calls
 }
 
-// silentVerbs are the commands that change a node; each takes a world of its own.
+// silentVerbs are the commands that change a node; each needs its own world.
 func silentVerbs() map[string]silentVerb {
 	planes := sim.Options{ControlPlanes: 3, Workers: 1}
 	verbs := map[string]silentVerb{
@@ -274,7 +274,7 @@ func silentVerbs() map[string]silentVerb {
 	return verbs
 }
 
-// halfway is a node that has lost its VM to a roll that was killed.
+// halfway is a node that has lost its VM to a killed roll.
 func halfway(node string) func(*testing.T, *Lab) {
 	return func(t *testing.T, l *Lab) {
 		l.Patch(everywhere)
@@ -283,7 +283,7 @@ func halfway(node string) func(*testing.T, *Lab) {
 	}
 }
 
-// rolledBefore is a node that has been rolled.
+// rolledBefore is a node that was rolled.
 func rolledBefore(node string) func(*testing.T, *Lab) {
 	return func(t *testing.T, l *Lab) {
 		l.Patch(everywhere)
@@ -291,8 +291,8 @@ func rolledBefore(node string) func(*testing.T, *Lab) {
 	}
 }
 
-// silentReads are the commands that change nothing; all of a command's cells share
-// a world. What they return is what they say beside their error.
+// silentReads are the commands that change nothing; all of a command's cells share a
+// world. Their results count as output besides the error.
 func silentReads() map[string]func(context.Context, *Client) (any, error) {
 	return map[string]func(context.Context, *Client) (any, error){
 		"drift":        func(ctx context.Context, c *Client) (any, error) { return c.Drift(ctx) },
@@ -302,20 +302,20 @@ func silentReads() map[string]func(context.Context, *Client) (any, error) {
 		"status":       func(ctx context.Context, c *Client) (any, error) { return c.Status(ctx) },
 		"doctor":       func(ctx context.Context, c *Client) (any, error) { return c.Doctor(ctx) },
 		"backup": func(ctx context.Context, c *Client) (any, error) {
-			time.Sleep(time.Second) // its file is called after that
+			time.Sleep(time.Second) // its file is named by the time
 			_, err := c.Backup(ctx, pipeline.BackupOptions{})
 			return nil, err
 		},
 	}
 }
 
-// longestRead bounds what changes nothing.
+// longestRead is the maximum duration of a read-only command.
 const longestRead = 3 * time.Minute
 
-// TestSilence has a machine fall silent about everything in turn that recast asks
-// of machines, the first time and half-way, in every command: it ends in time with
-// an error that says who does not answer what, nothing is lost, and the same
-// command ends well once the machine answers again.
+// TestSilence silences a machine for each of recast's requests to machines, the first time
+// and half-way, in every command: it ends in time with an error that says who does not
+// answer what, nothing is lost, and the same command succeeds once the machine answers
+// again.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	var silenced atomic.Int64
@@ -334,7 +334,7 @@ func TestSilence(t *testing.T) {
 				v.requireDone(t, l, members)
 			})
 			cells := undisturbed.cells()
-			if strings.HasPrefix(name, "roll in-place") { // it does not come back, and can't be asked to roll back
+			if strings.HasPrefix(name, "roll in-place") { // it does not come back, and can't be rolled back
 				cells = append(cells, silentCell{what: machineStatus, n: undisturbed.beforeReboot + 3, also: rpc{"/machine.MachineService/Rollback", ""}})
 			}
 			for _, c := range cells {
@@ -354,8 +354,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// readSilently has a machine fall silent about each thing in turn, in one world.
-// Where another machine is asked instead, what is said is what is said otherwise.
+// readSilently silences a machine for each request in turn, in one world. If another
+// machine is asked instead, the output must be as usual.
 func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)) (silenced int64) {
 	l := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
 	l.Patch(everywhere)
@@ -371,7 +371,7 @@ func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)
 	usual := said
 	for _, c := range undisturbed.cells() {
 		start := time.Now()
-		m, _ := l.during(c, do) // the error is in what was said
+		m, _ := l.during(c, do) // the error is part of the output
 		if took := time.Since(start); took > longestRead {
 			t.Errorf("%s: it took %s", c, took)
 		}

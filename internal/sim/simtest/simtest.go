@@ -1,5 +1,5 @@
-// Package simtest is a lab in memory with recast wired to it, for tests inside
-// a synctest bubble: a twenty-minute roll takes milliseconds.
+// Package simtest is an in-memory lab connected to recast, for tests inside a synctest
+// bubble: a twenty-minute roll takes milliseconds.
 package simtest
 
 import (
@@ -20,40 +20,40 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Lab is a lab and the working directory of somebody who uses it.
+// Lab is a lab and a user's working directory.
 type Lab struct {
 	*sim.Lab
 	Dir     string
 	t       testing.TB
 	network *network.Network
 
-	direct     bool // clients leave the wire out where they can
+	direct     bool // clients bypass the wire if they can
 	canary     *canary
-	persistent []content // of the persistent disks when the lab was new
+	persistent []content // of the persistent disks in the new lab
 
 	mu      sync.Mutex
-	clients int   // how many there were
+	clients int   // number of clients so far
 	killed  []int // their PIDs
 }
 
 type content struct{ serial, sha256 string }
 
-// New brings a lab up in memory, locks its schematics, installs the machines
-// and waits until they are Ready. Everything ends with the test.
+// New starts a lab in memory, locks its schematics, installs the machines and waits until
+// they are Ready. Everything ends with the test.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, false)
 }
 
-// NewForeign is New with machines that a plain Image Factory has made, from the
-// schematics as they are in their files: recast has locked none of it.
+// NewForeign is New with machines installed by a plain Image Factory, from the schematics
+// as in their files: recast has not locked them.
 func NewForeign(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, false, true)
 }
 
-// NewDirect is New without a wire between recast and servers in memory: the
-// servers' handlers are called where both sides would believe each other.
+// NewDirect is New without a wire between recast and the in-memory servers: the servers'
+// handlers are called directly if both sides would trust each other.
 func NewDirect(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
 	return bringUp(t, o, true, false)
@@ -83,7 +83,7 @@ func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
 	for name, content := range files {
 		l.Write(name, content)
 	}
-	// Nobody waits here for a short pause to end, but every look costs.
+	// Short pauses cost nothing here, but every poll does.
 	l.Replace("recast.yaml", "poll: 200ms", "poll: 2s")
 	res, err := l.Client().Lock(t.Context(), pipeline.LockOptions{})
 	if err != nil {
@@ -130,7 +130,7 @@ func (l *Lab) Read(name string) []byte {
 	return b
 }
 
-// Patch publishes an extension anew and updates the lock to it.
+// Patch republishes an extension and updates the lock to it.
 func (l *Lab) Patch(extension string) {
 	l.t.Helper()
 	if _, err := l.Lab.Patch(l.t.Context(), extension, true); err != nil {
@@ -173,7 +173,7 @@ func (l *Lab) DefineVM(id int, config map[string]string) {
 	}
 }
 
-// Cordon makes a node unschedulable, or schedulable again, as a person would.
+// Cordon cordons or uncordons a node, as a person would.
 func (l *Lab) Cordon(name string, on bool) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
@@ -186,7 +186,7 @@ func (l *Lab) Cordon(name string, on bool) {
 	}
 }
 
-// Budget says how many of the web server's pods may be missing.
+// Budget sets how many of the web server's pods may be missing.
 func (l *Lab) Budget(maxUnavailable int32) {
 	l.t.Helper()
 	o, err := l.Kube.Store().Get(l.t.Context(), store.Budgets(), "default", "web")
@@ -212,7 +212,7 @@ func (l *Lab) spoilFingerprint() {
 	l.Replace("recast.yaml", `fingerprint: "`+first, `fingerprint: "`+other)
 }
 
-// SwapISOs exchanges the bytes of the two ISOs on the shared storage under their names.
+// SwapISOs swaps the content of the two ISOs on the shared storage.
 func (l *Lab) SwapISOs() {
 	l.t.Helper()
 	volumes, err := l.World.Volumes(sim.ISOStorage, "pve1")
@@ -225,7 +225,7 @@ func (l *Lab) SwapISOs() {
 	b.Write(bytes)
 }
 
-// RequireIntact fails the test if any promise about a persistent disk was broken.
+// RequireIntact fails the test if a promise about a persistent disk was broken.
 func (l *Lab) RequireIntact() {
 	l.t.Helper()
 	for _, v := range l.World.Violations() {

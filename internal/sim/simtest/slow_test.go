@@ -32,8 +32,8 @@ func slowRolls() []slowRoll {
 	return []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
 }
 
-// play rolls the node while something strikes at the beginning of each step, and
-// returns the world in the end.
+// play rolls the node, calls strike at the beginning of each step, and returns the final
+// world.
 func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -58,7 +58,7 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 	return dump, own
 }
 
-// slowStrikes are what happens at the beginning of a step.
+// slowStrikes are the faults at the beginning of a step.
 func slowStrikes() map[string]func(l *Lab, c *Client) {
 	strikes := map[string]func(l *Lab, c *Client){
 		"refused": func(l *Lab, c *Client) {
@@ -76,9 +76,9 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 	return strikes
 }
 
-// TestSlowServers: while an API is slow for a minute at every single step of a
-// node, or refuses every connection, no step fails, and the world in the end is
-// that of an undisturbed roll.
+// TestSlowServers: while an API is slow, or refuses every connection, for a minute at
+// every single step of a node, no step fails, and the final world is that of an
+// undisturbed roll.
 func TestSlowServers(t *testing.T) {
 	for i, s := range slowRolls() {
 		ref := sync.OnceValues(func() (string, *talosapi.Cluster) {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// spaceLeave makes the storage of the disks so small that as much is left on it.
+// spaceLeave shrinks the storage of the disks so that bytes are free.
 func spaceLeave(lab *Lab, bytes int64) {
 	lab.t.Helper()
 	for _, s := range lab.World.Storages("pve1") {
@@ -42,9 +42,8 @@ func spacePrune(t *testing.T, c *Client) {
 	}
 }
 
-// TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll
-// whose new ones have no room beside them does not begin; once prune has freed
-// the older ones it goes.
+// TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
+// space for the new ones does not begin; once prune has freed the older ones it does.
 func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -80,9 +79,9 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	})
 }
 
-// TestTheRoomIsGoneAtTheGate: somebody else takes the room after the plan was
-// made; the node is not taken out.
-func TestTheRoomIsGoneAtTheGate(t *testing.T) {
+// TestNoSpaceAtTheGate: another user takes the space after the plan was made; the
+// node is not taken down.
+func TestNoSpaceAtTheGate(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestHandOverOnABusyStorage: a storage that can't rename a volume just now is
-// asked again, each time after a look at whether it has renamed it all the same.
+// TestHandOverOnABusyStorage: a rename that fails on a busy storage is retried, each time
+// after a check whether it has happened.
 func TestHandOverOnABusyStorage(t *testing.T) {
 	long(t)
 	type busy struct {
@@ -23,7 +23,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 		storage  string
 		strategy cluster.Strategy
 		busy     busy
-		step     string // that is told to wait
+		step     string // which waits
 	}{
 		"zfs, while parking":                {"zfspool", cluster.Recreate, busy{parksData, 5, world.RenameBusy}, "take-down/park/scsi1"},
 		"zfs, too slow":                     {"zfspool", cluster.Recreate, busy{parksSystem, 1, world.RenameTimeout}, "take-down/park/scsi0"},
@@ -44,7 +44,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 					t.Fatal(err)
 				}
 				if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
-					t.Errorf("nobody was told why it waits: %q", said)
+					t.Errorf("the reason of the wait is not shown: %q", said)
 				}
 				requireDrift(t, lab, "cp1")
 				lab.RequireIntact()
@@ -54,8 +54,8 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 	}
 }
 
-// TestHandOverOnAStorageThatStaysBusy: it is given up after some minutes, saying
-// what to look at, and the same command goes on.
+// TestHandOverOnAStorageThatStaysBusy: it fails after some minutes with a hint, and the
+// same command continues.
 func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 	long(t)
 	o := oneWorker()

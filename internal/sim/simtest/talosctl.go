@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// Talosctl is one call to a node as a person makes it, with Talos' own client and
-// the credentials of the working directory.
+// Talosctl is a person's call to a node with Talos' own client and the credentials of the
+// working directory.
 func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Context, *client.Client) error) error {
 	conf, err := clientconfig.Open(filepath.Join(l.Dir, "talosconfig"))
 	if err != nil {
@@ -38,8 +38,8 @@ func (l *Lab) Talosctl(ctx context.Context, name string, call func(context.Conte
 	return nil
 }
 
-// ResetNode is talosctl reset --graceful=false --reboot --system-labels-to-wipe;
-// without labels of the whole system disk.
+// ResetNode is talosctl reset --graceful=false --reboot --system-labels-to-wipe; without
+// labels it wipes the whole system disk.
 func (l *Lab) ResetNode(ctx context.Context, name string, labels ...string) error {
 	req := &machineapi.ResetRequest{Reboot: true}
 	for _, label := range labels {
@@ -48,7 +48,7 @@ func (l *Lab) ResetNode(ctx context.Context, name string, labels ...string) erro
 	return l.Talosctl(ctx, name, func(ctx context.Context, c *client.Client) error { return c.ResetGeneric(ctx, req) })
 }
 
-// node is a node of the lab by its name.
+// node finds a node of the lab by its name.
 func (l *Lab) node(name string) sim.Node {
 	l.t.Helper()
 	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })

@@ -38,13 +38,13 @@ func breakInstaller(d talosapi.Defect) func(*talosScene) {
 
 func mendInstaller(s *talosScene) { s.BreakImage(s.locked(s.rolls).Installer, talosapi.Sound) }
 
-// recreated is the same build, rolled another way.
+// recreated is the same build, rolled by recreate.
 func recreated(s *talosScene) {
 	s.Replace("recast.yaml", "strategy: in-place", "strategy: recreate")
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
-// patient lets a machine take its time to be installed.
+// patient allows more time for an installation.
 func patient(s *talosScene) { s.Replace("recast.yaml", "join: 3m", "join: 10m") }
 
 func later(*talosScene) { time.Sleep(2 * time.Minute) }
@@ -57,7 +57,7 @@ func breakEtcd(f talosapi.EtcdFault, names ...string) func(*talosScene) {
 	return func(s *talosScene) { s.breakEtcd(f, names...) }
 }
 
-// switchedOff is a machine whose VM somebody has stopped.
+// switchedOff is a machine whose VM a person has stopped.
 func switchedOff(s *talosScene) { must(s.t, s.World.PowerOff(s.Lab.node(s.rolls).VMID)) }
 
 func switchedOn(s *talosScene) {
@@ -68,7 +68,7 @@ func switchedOn(s *talosScene) {
 	later(s)
 }
 
-// restarted is a machine whose VM somebody has reset.
+// restarted is a machine whose VM a person has reset.
 func restarted(s *talosScene) {
 	n := s.Lab.node(s.rolls)
 	upid, err := s.World.Reset("root@pam", n.Host, n.VMID)
@@ -76,7 +76,7 @@ func restarted(s *talosScene) {
 	s.World.WaitTask(upid)
 }
 
-// joinedAnew empties what the node has of etcd, as doctor says too, and goes on.
+// joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
 func joinedAnew(s *talosScene) {
 	if said := problems(doctor(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
 		s.t.Errorf("doctor says %q", said)
@@ -98,14 +98,14 @@ func swapISOs(s *talosScene) { s.SwapISOs() }
 
 func published(s *talosScene) { must(s.t, s.Client().Publish(s.t.Context())) }
 
-// newVersion moves the lock to another version of Talos.
+// newVersion changes the lock to another version of Talos.
 func newVersion(s *talosScene) {
 	s.Replace("recast.yaml", "version: "+s.o.TalosVersion, "version: "+sim.TalosVersion)
 	_, err := s.Client().Lock(s.t.Context(), pipeline.LockOptions{Update: true})
 	must(s.t, err)
 }
 
-// isoOf is the boot ISO of the workers' image of a version, published.
+// isoOf is the published boot ISO of the workers' image of a version.
 func (s *talosScene) isoOf(version string) *world.Media {
 	s.t.Helper()
 	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
@@ -121,7 +121,7 @@ func (s *talosScene) isoOf(version string) *world.Media {
 	return nil
 }
 
-// oldISO is a storage on which the ISO of the new version has the old one's bytes.
+// oldISO is a storage on which the ISO of the new version has the old one's content.
 func oldISO(s *talosScene) {
 	published(s)
 	newVersion(s)
@@ -129,7 +129,7 @@ func oldISO(s *talosScene) {
 	s.isoOf(sim.TalosVersion).Write(s.isoOf(s.o.TalosVersion).Bytes())
 }
 
-// freshISO removes what recast says is not what its name says.
+// freshISO removes the ISO that recast reports as wrong.
 func freshISO(s *talosScene) {
 	volumes, err := s.World.Volumes(sim.ISOStorage, "pve1")
 	must(s.t, err)
@@ -143,19 +143,19 @@ func freshISO(s *talosScene) {
 	published(s)
 }
 
-// led leads connections to one machine to another one.
+// led redirects connections from one machine to another one.
 func led(to string) func(*talosScene) {
 	return func(s *talosScene) { s.lead(s.Lab.node(s.rolls).Addr.String(), to) }
 }
 
-// lead has connections to an address end at a machine.
+// lead redirects connections to an address.
 func (s *talosScene) lead(addr, to string) {
 	s.route.Store(new(map[string]string{addr: s.Lab.node(to).Addr.String()}))
 }
 
 func straight(s *talosScene) { s.route.Store(nil) }
 
-// certified lets machines have a certificate that is good for that address, too.
+// certified makes machines' certificates valid for that address too.
 func certified(addr string, machines ...string) func(*talosScene) {
 	return func(s *talosScene) {
 		for _, m := range machines {
@@ -182,7 +182,7 @@ func (l *Lab) reconfigure(node string, edit func([]byte) []byte) {
 	l.apply(node, edited)
 }
 
-// configOf is a machine's configuration as it is.
+// configOf is a machine's present configuration.
 func (l *Lab) configOf(node string) cluster.Secret {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
@@ -197,7 +197,7 @@ func (l *Lab) configOf(node string) cluster.Secret {
 	return config
 }
 
-// apply gives a machine another configuration, and reboots it.
+// apply applies another configuration to a machine, and reboots it.
 func (l *Lab) apply(node string, config []byte) {
 	l.t.Helper()
 	l.talosctl(node, func(ctx context.Context, c *client.Client) error {
@@ -216,7 +216,7 @@ func renamed(node, from, to string) func(*talosScene) {
 	}
 }
 
-// expiring is a talosconfig whose certificate lasts so long from now on.
+// expiring is a talosconfig whose certificate expires after life.
 func expiring(life time.Duration) func(*talosScene) {
 	return func(s *talosScene) {
 		b := s.Talos.Secrets
@@ -239,7 +239,7 @@ func (s *talosScene) editTalosconfig(edit func(*clientconfig.Context)) {
 	s.Write("talosconfig", b)
 }
 
-// virtual is an endpoint that one control plane after the other has.
+// virtual is an endpoint that moves between the control planes.
 const virtual = "127.42.7.9"
 
 func virtualEndpoint(s *talosScene) {
@@ -258,7 +258,7 @@ func (s *talosScene) rerouted(addr string) string {
 	return addr
 }
 
-// alien plugs in a disk on which Talos was once installed.
+// alien attaches a disk on which Talos was once installed.
 func alien(s *talosScene) {
 	n := s.Lab.node(s.rolls)
 	must(s.t, s.World.SetConfig("", n.Host, world.ChangeRequest{ID: n.VMID, Set: map[string]string{"scsi5": sim.DiskStorage + ":1,serial=alien"}}))
@@ -276,7 +276,7 @@ func unplugged(s *talosScene) {
 	}
 }
 
-// installedBy has somebody install that node's image beside the running system.
+// installedBy installs that node's image beside the running system, as a person would.
 func installedBy(of string) func(*talosScene) {
 	return func(s *talosScene) { s.installBy(s.t, s.rolls, s.locked(of).Installer) }
 }

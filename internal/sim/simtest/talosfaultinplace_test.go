@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// faultsInPlace: those that only an upgrade in place meets.
+// faultsInPlace: those of upgrades in place alone.
 func faultsInPlace() map[string]*talosFault {
 	rows := map[string]*talosFault{
 		"it comes back as the old version": {
@@ -64,8 +64,8 @@ func faultsInPlace() map[string]*talosFault {
 	return rows
 }
 
-// normalTroubles are none, whatever they look like. A machine that reboots leaves its
-// API half dead for a while: its watch may outlast that, so nobody need be told.
+// normalTroubles only look like faults. A rebooting machine's API is half dead for a
+// while: the watch may outlast that, so the user need not see it.
 func normalTroubles() map[string]*talosFault {
 	return map[string]*talosFault{
 		"a half-dead API while it reboots":           {stands: untouched},

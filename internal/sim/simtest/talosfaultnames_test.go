@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// faultsOfNames: another machine takes the node's name, at every moment from
-// which on something is done by that name, or the node another one.
+// faultsOfNames: another machine takes the node's name, or the node another name, at every
+// moment before recast uses the name.
 func faultsOfNames() map[string]*talosFault {
 	const (
 		another = "Kubernetes has UUID 5ec0ffee-0000-4000-8000-000000009032 for node wk1, whose VM 9031 has 5ec0ffee-0000-4000-8000-000000009031: two machines have its name"
@@ -52,26 +52,24 @@ func faultsOfNames() map[string]*talosFault {
 	return rows
 }
 
-// usurped is a worker that has been given cp2's configuration and so its name,
-// in Kubernetes and etcd.
+// usurped is a worker with cp2's configuration and so its name, in Kubernetes and etcd.
 func usurped(s *talosScene) {
 	s.was = s.configOf("wk2")
 	impostor(s.t, s.Lab, "cp2", "wk2")
 }
 
-// unnoticed lets Kubernetes forget who usurps it.
+// unnoticed deletes the usurper's Node.
 func unnoticed(s *talosScene) {
 	s.Lab.Kube.NodeDown(s.Lab.node("wk2").UUID)
 	forgotten("cp2")(s)
 }
 
-// forgotten is a Node that somebody deletes.
+// forgotten is a Node that a person deletes.
 func forgotten(node string) func(*talosScene) {
 	return func(s *talosScene) { without(store.Nodes(), "", node)(s.Lab) }
 }
 
-// restored gives that worker its own configuration back, and takes what it has
-// been as cp2 out of etcd.
+// restored gives that worker its own configuration back, and removes it as cp2 from etcd.
 func restored(s *talosScene) {
 	s.apply("wk2", s.was)
 	for _, m := range s.EtcdMembers() {

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// How a node stands after a roll that failed.
+// The states of a node after a failed roll.
 const (
 	untouched = "on"
 	isOut     = "on, its old disk parked, cordoned"
@@ -19,7 +19,7 @@ const (
 var (
 	threePlanes = sim.Options{ControlPlanes: 3, Workers: 1}
 	twoWorkers  = sim.Options{ControlPlanes: 1, Workers: 2}
-	unattended  = sim.Options{TalosVersion: "v1.14.1"} // installs by a document of its own
+	unattended  = sim.Options{TalosVersion: "v1.14.1"} // installs by its own document
 )
 
 // fiveHours is a hardware clock that is set to local time.
@@ -33,7 +33,7 @@ func talosFaults() map[string]*talosFault {
 	return all
 }
 
-// faultsOfBoots: what the machine boots, and whether it gets as far as its API.
+// faultsOfBoots: what the machine boots, and whether it reaches its API.
 func faultsOfBoots() map[string]*talosFault {
 	return map[string]*talosFault{
 		"the boot ISO is that of the old version": {
@@ -118,7 +118,7 @@ func faultsOfIdentity() map[string]*talosFault {
 	}
 }
 
-// faultsOfInstalls: whether the machine takes its configuration and installs Talos.
+// faultsOfInstalls: whether the machine accepts its configuration and installs Talos.
 func faultsOfInstalls() map[string]*talosFault {
 	return map[string]*talosFault{
 		"the machine rejects the configuration": {

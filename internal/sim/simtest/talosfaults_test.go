@@ -16,43 +16,42 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// talosFault is something that goes wrong with a machine, or with Talos on it,
-// while one node is rolled.
+// talosFault is a fault of a machine, or of Talos on it, while one node is rolled.
 type talosFault struct {
 	o        sim.Options      // zero: one control plane and one worker
-	rolls    string           // that is rolled; "": wk1
+	rolls    string           // the rolled node; "": wk1
 	strategy cluster.Strategy // "": recreate
 	roll     []string         // further settings of the roll
-	short    bool             // it is in make test, too
+	short    bool             // it is part of make test
 
-	// When it begins, one of these: as the step whose path ends so starts, or
-	// before a server acts on such a call; else before the roll.
+	// When it begins, one of these: when a step whose path ends in at starts, or before a
+	// server acts on such a call; else before the roll.
 	at   string
 	call string
 
-	first  func(s *talosScene) // what the world is like, while the node runs what is wanted still
+	first  func(s *talosScene) // the world before, while the node still runs the wanted build
 	begins func(s *talosScene)
-	// mends takes the cause away, once the roll has ended; nil: nothing is to be taken away.
+	// mends removes the cause after the roll; nil: not needed.
 	mends func(s *talosScene)
-	// remedy is what the user is told to do then; nil: the same command again.
+	// remedy is the manual remedy in the hint; nil: the same command again.
 	remedy func(s *talosScene)
 
 	kind   fault.Kind
-	says   []string // of the error and its hints, all of it; none: the roll does not fail
-	stands string   // how the node stands after that
-	parks  bool     // in the end an old system disk is parked although it is upgraded in place
-	told   string   // something that the user was told on the way
+	says   []string // texts in the error and its hints, all of them; none: the roll succeeds
+	stands string   // state of the node afterwards
+	parks  bool     // an old system disk is parked in the end although it is upgraded in place
+	noted  string   // a message to the user during the roll
 }
 
-// talosScene is a world in which that happens.
+// talosScene is a world with that fault.
 type talosScene struct {
 	*talosFault
 	*Lab
 	t      *testing.T
 	client *Client                           // of the roll
-	route  atomic.Pointer[map[string]string] // where connections to an address end, if elsewhere
-	kept   map[string][]byte                 // files as they were, by name
-	was    cluster.Secret                    // a machine's configuration as it was
+	route  atomic.Pointer[map[string]string] // redirected addresses
+	kept   map[string][]byte                 // original files, by name
+	was    cluster.Secret                    // a machine's original configuration
 	heard  []string
 }
 
@@ -101,7 +100,7 @@ func (f *talosFault) run(t *testing.T) {
 
 func (s *talosScene) only() cluster.Policy { return cluster.Policy{Only: []string{s.rolls}} }
 
-// strike lets the fault begin at its time.
+// strike begins the fault at its time.
 func (s *talosScene) strike() {
 	switch {
 	case s.at != "":
@@ -129,7 +128,7 @@ func (s *talosScene) hear(e step.Event) {
 	}
 }
 
-// keep has a file as it is again once the roll has ended.
+// keep restores a file after the roll.
 func (s *talosScene) keep(name string) {
 	if s.kept == nil {
 		s.kept = map[string][]byte{}
@@ -137,7 +136,7 @@ func (s *talosScene) keep(name string) {
 	s.kept[name] = s.Read(name)
 }
 
-// requireSaid looks at how the roll ended, and what it said.
+// requireSaid checks the roll's result and messages.
 func (s *talosScene) requireSaid(err error) {
 	s.t.Helper()
 	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
@@ -150,12 +149,12 @@ func (s *talosScene) requireSaid(err error) {
 			s.t.Errorf("it does not say %q:\n%s", text, all)
 		}
 	}
-	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.told) {
-		s.t.Errorf("nobody was told %q:\n%s", s.told, told)
+	if told := strings.Join(s.heard, "\n"); !strings.Contains(told, s.noted) {
+		s.t.Errorf("%q was not shown:\n%s", s.noted, told)
 	}
 }
 
-// stand is how the node and its old system disk are.
+// stand is the state of the node and its old system disk.
 func (s *talosScene) stand() string {
 	s.t.Helper()
 	n := s.Lab.node(s.rolls)
@@ -178,7 +177,7 @@ func (s *talosScene) stand() string {
 	return strings.Join(out, ", ")
 }
 
-// requireWell is a node that is as it should be, in a cluster that is.
+// requireWell requires a healthy node in a healthy cluster.
 func (s *talosScene) requireWell(members map[string]string) {
 	s.t.Helper()
 	requireDrift(s.t, s.Lab, s.others(s.rolls)...)
@@ -197,7 +196,7 @@ func (s *talosScene) requireWell(members map[string]string) {
 	}
 }
 
-// recovered gives the replacement up, and rolls to another build.
+// recovered cancels the replacement, and rolls to another build.
 func (s *talosScene) recovered() {
 	s.t.Helper()
 	must(s.t, s.as(secondRun).giveUp(s.rolls)(s.t.Context()))
@@ -205,16 +204,16 @@ func (s *talosScene) recovered() {
 	s.again()
 }
 
-// again is another build, rolled.
+// again rolls to another build.
 func (s *talosScene) again() {
 	s.t.Helper()
 	s.Patch(everywhere)
 	must(s.t, s.as(thirdRun).roll(s.only())(s.t.Context()))
 }
 
-// TestTalosFaults has each of them in a world of its own: the roll ends in time
-// and says what a person needs, nothing that cannot be had again is lost, and once
-// the cause is gone what it told the user to do ends in sync.
+// TestTalosFaults plays each of them in its own world: the roll ends in time and says what
+// a person needs to know, nothing irreplaceable is lost, and after the fault the remedy
+// ends in sync.
 func TestTalosFaults(t *testing.T) {
 	faults := 0
 	for name, f := range talosFaults() {

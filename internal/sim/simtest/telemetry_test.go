@@ -67,7 +67,7 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// collect starts a collector and returns it with an exporter that leads to it.
+// collect starts a collector and returns it with an exporter to it.
 func collect(t *testing.T, lab *Lab) (*collector, sdktrace.SpanExporter) {
 	t.Helper()
 	const addr = "127.42.7.200:4318"
@@ -96,7 +96,7 @@ func exporterTo(t *testing.T, addr string, dial func(context.Context, string, st
 	return e
 }
 
-// observed is a client whose commands are told of, and what was warned of.
+// observed is a client with telemetry, and its warnings.
 func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx context.Context, warned *[]string) {
 	t.Helper()
 	warned = new([]string)
@@ -110,8 +110,8 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 	return c, ctx, warned
 }
 
-// TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics
-// hold what the report says, the log has every change that the servers saw.
+// TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics match the
+// report, and the log has every change that the servers saw.
 func TestTelemetryOfARoll(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -135,7 +135,7 @@ func TestTelemetryOfARoll(t *testing.T) {
 	})
 }
 
-// lineage is the names of a span and of all that it is in, outermost first.
+// lineage is the names of a span and of its ancestors, outermost first.
 func (c *collector) lineage(s *tracepb.Span) []string {
 	names := []string{s.Name}
 	for len(s.ParentSpanId) > 0 {
@@ -165,7 +165,7 @@ func requireTree(t *testing.T, c *collector) {
 		}
 		for _, a := range s.Attributes {
 			if a.Key == "url.path" && strings.Contains(a.Value.GetStringValue(), "?") {
-				t.Errorf("a query is told: %v", a)
+				t.Errorf("a query is recorded: %v", a)
 			}
 		}
 	}
@@ -194,7 +194,7 @@ func keys(m map[string]bool) func(func(string) bool) {
 	}
 }
 
-// requireLog compares the log with what the servers saw since a call.
+// requireLog compares the log with the servers' requests since a call.
 func requireLog(t *testing.T, lab *Lab, since int) {
 	t.Helper()
 	asked := lab.Read("log.jsonl")
@@ -274,7 +274,7 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	}
 	total, stages := value("recast_node_roll_seconds", of...), 0.0
 	for _, m := range families["recast_node_stage_seconds"].Metric {
-		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetValue() == "pull" }) { // ahead of its turn
+		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetValue() == "pull" }) { // before its turn
 			stages += m.GetGauge().GetValue()
 		}
 	}
@@ -297,8 +297,8 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	}
 }
 
-// TestTelemetryWithoutACollector: whoever does not take the traces, by refusing, by
-// silence or by errors, costs a roll no time, and is told of once.
+// TestTelemetryWithoutACollector: a collector that refuses, hangs or fails costs a roll no
+// time, and there is one warning.
 func TestTelemetryWithoutACollector(t *testing.T) {
 	long(t)
 	took := map[string]time.Duration{}
@@ -338,8 +338,8 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 	}
 }
 
-// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, and
-// what is told of that call is no more than its code.
+// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects; the
+// telemetry of that call has only its code.
 func TestTelemetryKeepsSecrets(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

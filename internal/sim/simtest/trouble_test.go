@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// requireTrouble wants an error with that code that says of disks what is safe.
+// requireTrouble requires an error with that code that says which disks are safe.
 func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 	t.Helper()
 	if got := fault.CodeOf(err); got != code {
@@ -20,8 +20,8 @@ func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 	}
 }
 
-// TestTheLockIsGoneBetweenTwoPlans: a roll that has finished what another one had
-// left, and can't make its own plan then, does not say that nothing was touched.
+// TestTheLockIsGoneBetweenTwoPlans: a roll has finished another one's work and then can't
+// make its own plan: it must not say that nothing was touched.
 func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {

@@ -17,10 +17,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestUndoByHand cuts the exchange of a VM off around every single call, and in
-// the windows of every hand-over, and then follows docs/notes/proxmox.md: the
-// lines that stand in the parking VM's notes, and what the document says comes
-// after them. Nothing else is used, and nothing of recast.
+// TestUndoByHand interrupts the exchange of a VM around every single call, and in the
+// windows of every hand-over, and then follows docs/notes/proxmox.md: the lines in the
+// parking VM's notes, and what the document says comes after them. Nothing else is used,
+// and nothing of recast.
 func TestUndoByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)
@@ -52,7 +52,7 @@ func undoCells() (cells []undoCell) {
 type undoCell struct {
 	strategy cluster.Strategy
 	shape    matrixShape
-	givenUp  string // what it has come to when recast itself begins to put everything back; "": it doesn't
+	givenUp  string // the point at which recast itself begins to put everything back; "": never
 	doc      undoDoc
 }
 
@@ -67,7 +67,7 @@ func (c undoCell) String() string {
 	return name
 }
 
-// begin makes the lab and lets the exchange come to where it is cut off from.
+// begin makes the lab and runs the exchange up to its starting point.
 func (c undoCell) begin(l *matrixLab) {
 	if c.givenUp != "" {
 		l.killAt(c.strategy, c.givenUp)
@@ -75,7 +75,7 @@ func (c undoCell) begin(l *matrixLab) {
 	}
 }
 
-// run learns the calls of an exchange that nothing disturbs, and cuts others off at each.
+// run records the calls of an undisturbed exchange, and interrupts others at each.
 func (c undoCell) run(t *testing.T) {
 	var calls []record.Call
 	synctest.Test(t, func(t *testing.T) {
@@ -109,11 +109,11 @@ func (c undoCell) run(t *testing.T) {
 	t.Logf("%d calls, cut off in %d ways, undone from %d states", len(calls), tried, undone)
 }
 
-// undoSlice is the share of cuts that is tried unless all are asked for.
+// undoSlice is the default share of interruptions: 1 in that many.
 const undoSlice = 20
 
-// undoCuts are the ways in which a process ends around a call. Around a hand-over
-// there are two more, inside of Proxmox.
+// undoCuts are the ways in which a process ends around a call. A hand-over has two more,
+// inside Proxmox.
 func undoCuts(call record.Call) []matrixFault {
 	every := func(record.Call) bool { return true }
 	cuts := []matrixFault{
@@ -133,7 +133,7 @@ func undoCuts(call record.Call) []matrixFault {
 	return append(cuts, inside("renamed only", world.AfterRename), inside("named nowhere", world.AfterSource))
 }
 
-// undo cuts one exchange off and undoes it by hand; false where no record was open.
+// undo interrupts one exchange and undoes it by hand; false if no record was open.
 func (c undoCell) undo(t *testing.T, at matrixStrike, where string) bool {
 	l := newMatrixLab(t, c.shape)
 	before, parkedBefore := l.dump(), l.drivesOfParking()
@@ -207,15 +207,15 @@ func (l *matrixLab) drivesOfParking() map[string]string {
 	return drives
 }
 
-// undoDoc is what the test takes from docs/notes/proxmox.md.
+// undoDoc is the part of docs/notes/proxmox.md that the test uses.
 type undoDoc struct {
-	functions map[string]string // by name: the bodies that the document explains
-	leftOver  string            // the command for what the exchange left on the VM
-	unprotect string            // and those around it for a VM that is protected
+	functions map[string]string // bodies in the document, by name
+	leftOver  string            // command for leftovers of the exchange on the VM
+	unprotect string            // commands around it for a protected VM
 	protect   string
-	spare     []string // those for what it left on the parking VM
-	destroy   []string // those for a parking VM with nothing on it
-	notesOf   string   // and the edit for one that keeps a disk
+	spare     []string // commands for leftovers on the parking VM
+	destroy   []string // commands for an empty parking VM
+	notesOf   string   // edit for one that keeps a disk
 }
 
 const undoDocument = "../../../docs/notes/proxmox.md"
@@ -281,7 +281,7 @@ func (d undoDoc) follow(sh *undoShell, notes string, park, vm int, started func(
 	if len(blocks) != 1 || strings.Count(blocks[0], "\n") < 6 {
 		return fmt.Errorf("the notes hold no commands")
 	}
-	for range 2 { // whoever is not sure begins anew
+	for range 2 { // a careful person repeats it
 		sh.functions = map[string]string{}
 		if err := sh.script(blocks[0]); err != nil {
 			return err
@@ -310,7 +310,7 @@ func (d undoDoc) follow(sh *undoShell, notes string, park, vm int, started func(
 	return d.end(sh, park)
 }
 
-// freeSpare frees what the exchange left on the parking VM, if it did.
+// freeSpare frees the exchange's leftover on the parking VM, if any.
 func (d undoDoc) freeSpare(sh *undoShell, notes string, park int) error {
 	m := regexp.MustCompile(`"spare":"(\w+)"`).FindStringSubmatch(notes)
 	if m == nil || len(sh.matches([]string{"qm", "config", fmt.Sprint(park)}, "^"+m[1]+": ")) == 0 {
@@ -328,7 +328,7 @@ func (d undoDoc) freeSpare(sh *undoShell, notes string, park int) error {
 	return nil
 }
 
-// free frees what the exchange left on the VM. Protection is lifted for that, if there is any.
+// free frees the exchange's leftover on the VM, with its protection lifted if needed.
 func (d undoDoc) free(sh *undoShell, vm int, key string) error {
 	line := strings.NewReplacer("VMID", fmt.Sprint(vm), "unusedN", key)
 	err := sh.script(line.Replace(d.leftOver))
@@ -338,7 +338,7 @@ func (d undoDoc) free(sh *undoShell, vm int, key string) error {
 	return sh.script(line.Replace(d.unprotect + "\n" + d.leftOver + "\n" + d.protect))
 }
 
-// end does away with the parking VM, or closes its record where it keeps a disk.
+// end deletes the parking VM, or closes its record if it keeps a disk.
 func (d undoDoc) end(sh *undoShell, park int) error {
 	kept := slices.DeleteFunc(sh.matches([]string{"qm", "config", fmt.Sprint(park)}, `^([a-z]+\d+): `), func(m []string) bool { return !cluster.IsDiskKey(m[1]) })
 	if len(kept) == 0 {

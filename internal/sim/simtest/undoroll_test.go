@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestUndoRollByHand kills the roll of a worker and gives it its old self back by
-// hand: it boots its old system and is a healthy node of the cluster again. The
-// next roll finds nothing to finish and rolls it anew.
+// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old
+// system and is a healthy node again. The next roll finds nothing to finish and rolls it
+// again.
 func TestUndoRollByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)

@@ -11,20 +11,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// undoShell follows lines of the way back as the shell of a Proxmox host would,
-// as far as they go: functions whose bodies the document gives, conditions and
-// commands joined by &&, quotes, and the output of functions as part of a word.
-// Of the functions it knows what the document says that they tell.
+// undoShell runs the lines of the manual undo like a Proxmox host's shell, with a small
+// subset: functions with the document's bodies, conditions and commands joined by &&,
+// quotes, and the output of functions as part of a word. The output of the functions is as
+// the document says.
 type undoShell struct {
 	sim.Shell
 	functions map[string]string // bodies by name
 	ran       []string          // commands that changed something
-	said      string            // what the last command printed
+	said      string            // output of the latest command
 }
 
 var undoFunction = regexp.MustCompile(`^([a-z]+)\(\) \{.*\}$`)
 
-// script runs lines in order and stops at the first that fails.
+// script runs lines in order and stops at the first failure.
 func (sh *undoShell) script(text string) error {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
@@ -55,7 +55,7 @@ func (sh *undoShell) line(line string) error {
 	return nil
 }
 
-// run runs one command; goOn says that it succeeded as a condition.
+// run runs one command; goOn is the result of a condition.
 func (sh *undoShell) run(words []string) (goOn bool, err error) {
 	switch words[0] {
 	case "sleep":
@@ -81,7 +81,7 @@ func (sh *undoShell) run(words []string) (goOn bool, err error) {
 	return goOn, err
 }
 
-// firewallFile is the VM whose firewall a file is; 0: it is none.
+// firewallFile is the VMID in a firewall file's path; 0: it is no such file.
 func firewallFile(path string) int {
 	id, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(path, "/etc/pve/firewall/"), ".fw"))
 	return id
@@ -147,7 +147,7 @@ func (sh *undoShell) matches(command []string, expression string) (found [][]str
 	return found
 }
 
-// splitOutside splits a line where the separator is in no quotes.
+// splitOutside splits a line at separators outside of quotes.
 func splitOutside(line, separator string) (parts []string) {
 	start := 0
 	for i := 0; i < len(line); {
@@ -163,8 +163,8 @@ func splitOutside(line, separator string) (parts []string) {
 	return append(parts, line[start:])
 }
 
-// tokenEnd is the length of what a line begins with: a quoted text, the output of
-// a command in double quotes, an escaped character, or any other one.
+// tokenEnd is the length of a line's first token: a quoted text, the output of a command
+// in double quotes, an escaped character, or any other one.
 func tokenEnd(s string) int {
 	switch {
 	case strings.HasPrefix(s, `"$(`):
@@ -186,7 +186,7 @@ func tokenEnd(s string) int {
 	return len(s)
 }
 
-// words takes a command apart: 'as it is', "with $(a function's output)", \' and plain.
+// words splits a command: 'literal', "with $(a function's output)", \' and plain words.
 func (sh *undoShell) words(command string) ([]string, error) {
 	var words []string
 	for _, raw := range splitOutside(strings.TrimSpace(command), " ") {

@@ -12,9 +12,9 @@ import (
 
 const userVolume = "apiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\n"
 
-// TestAFileWithoutAUserVolume: a file that lacks the volume on the data disk would give a node that
-// has the partition and does not mount it, so that its pods would write elsewhere. The plan
-// refuses it, and takes it once the document is back.
+// TestAFileWithoutAUserVolume: with a file that lacks the volume on the data disk, the node would
+// have the partition without mounting it, and pods would write elsewhere. The plan refuses the
+// file, and accepts it with the document.
 func TestAFileWithoutAUserVolume(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		files := staleFile(t, lab)
@@ -33,8 +33,8 @@ func TestAFileWithoutAUserVolume(t *testing.T) {
 	})
 }
 
-// TestUserVolumeIsAwaited: a node that has the partition and does not mount it is not healthy
-// before Talos manages the volume again.
+// TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos
+// manages the volume again.
 func TestUserVolumeIsAwaited(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -72,7 +72,7 @@ func userVolumeIn(t *testing.T, config string) string {
 	return userVolume + rest
 }
 
-// userVolume is how Talos has the volume on wk1's data disk.
+// userVolume is Talos' state of the volume on wk1's data disk.
 func (l *Lab) userVolume(t *testing.T) cluster.Volume {
 	t.Helper()
 	s, err := l.Client().connect(t.Context())

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestSignatureOfTheFactory: what the configuration says of signatures reaches
-// whoever looks at them.
+// TestSignatureOfTheFactory: the configuration of signatures reaches the code that
+// verifies them.
 func TestSignatureOfTheFactory(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  signature: require\n")
@@ -37,7 +37,7 @@ func TestSignatureOfTheFactory(t *testing.T) {
 	})
 }
 
-// TestVerifiedOnce: what is in the lock is not opened again.
+// TestVerifiedOnce: images in the lock are not opened again.
 func TestVerifiedOnce(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		if err := lab.Client().Publish(t.Context()); err != nil {

@@ -25,8 +25,8 @@ func (l *Lab) wantTalos(from, to string) {
 	}
 }
 
-// TestVersions rolls nodes of every release that recast rolls, to itself and to
-// every one that Talos supports the way to, with every strategy.
+// TestVersions rolls nodes of every release that recast supports, to itself and to every
+// release to which Talos supports the upgrade, with every strategy.
 func TestVersions(t *testing.T) {
 	for name, c := range map[string]struct {
 		from, to string // "": the same, another build
@@ -79,13 +79,13 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestUnsupportedVersions: what Talos does not support is refused before anything
-// is touched, by every strategy, and drift says it too.
+// TestUnsupportedVersions: what Talos does not support is refused before anything is
+// touched, by every strategy, and drift reports it too.
 func TestUnsupportedVersions(t *testing.T) {
 	for name, c := range map[string]struct {
 		o        sim.Options
 		to       string
-		plan     string // what the plan refuses for; "": nothing
+		plan     string // reason of the plan's refusal; "": none
 		roll     string
 		strategy cluster.Strategy
 		short    bool

@@ -12,7 +12,7 @@ import (
 // everywhere is an extension that every node of the lab has.
 const everywhere = "qemu-guest-agent"
 
-// wholeNodes is how many nodes a whole cluster has: three control planes and two
+// wholeNodes is the number of nodes in a whole cluster: three control planes and two
 // workers, or one in a short run.
 func wholeNodes() int {
 	if testing.Short() {
@@ -21,10 +21,10 @@ func wholeNodes() int {
 	return 5
 }
 
-// whole is such a cluster, and how it is to be rolled.
+// whole is such a cluster, and how to roll it.
 type whole struct {
 	strategy   cluster.Strategy
-	etcdOnData bool // etcd's data on persistent disks
+	etcdOnData bool // etcd's data is on persistent disks
 	holder     bool // data disks belong to a data VM
 }
 
@@ -64,7 +64,7 @@ func wholes() []whole {
 	return all
 }
 
-// requireMembers compares etcd with what it was: IDs too where its data was kept.
+// requireMembers compares etcd with its earlier state: IDs too if its data was kept.
 func requireMembers(t *testing.T, lab *Lab, before string, kept bool) {
 	t.Helper()
 	var names []string

@@ -25,8 +25,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// gate stands before every method: it passes the call on to the machine that it
-// is for, or records it and checks who may make it.
+// gate intercepts every method: it forwards the call to its target machine, or records it
+// and checks the caller's roles.
 type gate struct {
 	boot        *boot
 	maintenance bool
@@ -81,7 +81,7 @@ func (g *gate) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	return next(srv, ss)
 }
 
-// hang leaves those who read resources to rule, which knows what they read.
+// hang leaves reads of resources to rule, which knows the resource.
 func (g *gate) hang(ctx context.Context, method string) error {
 	if strings.HasPrefix(method, stateService) {
 		return nil
@@ -107,7 +107,7 @@ func (g *gate) begin(ctx context.Context, method string) (record.Call, error) {
 	return call, nil
 }
 
-// reads are the methods that change nothing, of all services; whatever is not listed counts as a mutation.
+// reads are the read-only methods of all services; unlisted methods count as mutations.
 var reads = []string{
 	"Get", "List", "Watch",
 	"Version", "Hostname", "Read", "Copy", "DiskUsage", "Dmesg", "Logs", "LogsContainers", "Events", "ServiceList", "Containers",
@@ -116,8 +116,8 @@ var reads = []string{
 	"EtcdMemberList", "EtcdStatus", "EtcdSnapshot", "EtcdAlarmList", "EtcdDowngradeValidate", "HealthCheck", "Disks",
 }
 
-// authorize lets readers read what is no secret, operators run the machine, admins
-// do all (rules in internal/app/machined/pkg/system/services/machined.go).
+// authorize lets readers read what is not secret, operators run the machine, admins do
+// everything (rules in internal/app/machined/pkg/system/services/machined.go).
 func (g *gate) authorize(ctx context.Context, method string) error {
 	base := path.Base(method)
 	if g.maintenance {
@@ -146,8 +146,8 @@ func (g *gate) authorize(ctx context.Context, method string) error {
 	return status.Error(codes.PermissionDenied, "not authorized")
 }
 
-// roles are the caller's, as its certificate has them; an apid that passes a call
-// on speaks for the caller. Without a certificate (maintenance mode) everybody is a reader.
+// roles are those of the caller's certificate; an apid that forwards a call passes the
+// caller's roles. Without a certificate (maintenance mode) every caller is a reader.
 func roles(ctx context.Context) role.Set {
 	if p, ok := peer.FromContext(ctx); ok {
 		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(info.State.PeerCertificates) > 0 {
@@ -161,12 +161,12 @@ func roles(ctx context.Context) role.Set {
 	return role.MakeSet(role.Reader)
 }
 
-// verbs are how the service calls what reads resources.
+// verbs are the service's method names for reads of resources.
 var verbs = map[state.Verb]string{state.Get: "Get", state.List: "List", state.Watch: "Watch"}
 
-// rule guards the resources: nobody writes them, only admins read what is marked
-// sensitive, and kinds and namespaces that the release does not have are denied
-// (AccessPolicy in internal/app/resources). Disks are probed afresh before they are read.
+// rule guards the resources: they can't be written, only admins read sensitive ones, and
+// kinds and namespaces that the release lacks are denied (AccessPolicy in
+// internal/app/resources). Disks are probed again before they are read.
 func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
 		return status.Error(codes.PermissionDenied, "write access is not allowed")

@@ -59,7 +59,7 @@ func TestRoles(t *testing.T) {
 			},
 			"write": func(c *client.Client) error {
 				err := c.COSI.Create(ctx, k8s.NewNodename(k8s.NamespaceName, "other"))
-				if state.IsOwnerConflictError(err) { // what COSI's client makes of PermissionDenied
+				if state.IsOwnerConflictError(err) { // COSI's client turns PermissionDenied into it
 					return status.Error(codes.PermissionDenied, err.Error())
 				}
 				return err

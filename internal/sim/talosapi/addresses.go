@@ -13,20 +13,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// attachment is how a machine is on the network. It has one address, that of the
-// first of these which gives it any: its configuration, its platform, DHCP. The
-// zero value is not on the network.
+// attachment is a machine's network attachment. It has one address, from the first of
+// these that sets one: its configuration, its platform, DHCP. The zero value is not
+// attached.
 type attachment struct {
 	link    string // "eth0", "eth0.42"
-	kind    string // of a link that is no card: network.LinkKindVLAN, network.LinkKindBond
+	kind    string // of a virtual link: network.LinkKindVLAN, network.LinkKindBond
 	prefix  netip.Prefix
 	gateway netip.Addr
 	layer   network.ConfigLayer
-	asked   network.ConfigLayer // of whoever wanted DHCP, which then gave the address
-	duid    bool                // it was asked for by a DUID
+	asked   network.ConfigLayer // the layer that requested DHCP, which gave the address
+	duid    bool                // the DHCP request used a DUID
 }
 
-// addr is the machine's address; invalid where it is not on the network.
+// addr is the machine's address; invalid if it is not attached.
 func (m *machine) addr() netip.Addr { return m.attached().prefix.Addr() }
 
 func (m *machine) attached() attachment {
@@ -36,9 +36,8 @@ func (m *machine) attached() attachment {
 	return attachment{}
 }
 
-// attach decides how the machine is on the network with that image and that
-// configuration, nil if it has none yet: in maintenance mode there is only what
-// the cloud-init drive says and DHCP gives.
+// attach determines the attachment with that image and configuration. cfg is nil in
+// maintenance mode, where only the cloud-init drive and DHCP count.
 func (m *machine) attach(image artefact.Image, cfg config.Provider) attachment {
 	if m.unplugged || len(m.hw.MACs) == 0 {
 		return attachment{}
@@ -52,7 +51,8 @@ func (m *machine) attach(image artefact.Image, cfg config.Provider) attachment {
 	return m.leased(attachment{link: "eth0", asked: network.ConfigDefault})
 }
 
-// configuredAt is what a configuration says, in documents of its own or the older way.
+// configuredAt is the attachment in a configuration, in separate documents or in
+// machine.network.
 func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
 	if cfg == nil {
 		return a, false
@@ -89,10 +89,10 @@ func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
 	return a, false
 }
 
-// deviceAt is what an interface of machine.network says, and its VLANs do.
+// deviceAt is the attachment by an interface of machine.network or one of its VLANs.
 func (m *machine) deviceAt(d configtypes.Device) (attachment, bool) {
 	link := d.Interface()
-	if link == "" { // it is selected
+	if link == "" { // by a selector
 		link = "eth0"
 	}
 	kind := ""
@@ -139,8 +139,8 @@ func kindOf(l configtypes.NetworkCommonLinkConfig) string {
 	return ""
 }
 
-// platformAt is what the cloud-init drive says to an image of platform nocloud. A
-// card that it says anything of is not asked for by default (OperatorConfigController).
+// platformAt is the attachment by the cloud-init drive, for an image of platform nocloud.
+// A card that it names gets no default DHCP operator (OperatorConfigController).
 func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
 	for i := range m.hw.MACs {
 		said := m.hw.CloudInit[i]
@@ -163,10 +163,10 @@ func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
 	return attachment{}, false
 }
 
-// userData is the machine configuration that an image of platform nocloud finds on a
-// CD with cloud-init data before it would go into maintenance mode
-// (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration). What
-// Proxmox writes on its own drive begins with #cloud-config, which Talos ignores.
+// userData is the machine configuration on a CD with cloud-init data, which an image of
+// platform nocloud reads before it would enter maintenance mode
+// (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration). Proxmox's
+// own drive begins with #cloud-config, which Talos ignores.
 func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
 	if image.Platform != "nocloud" {
 		return firstConfig{}, false
@@ -180,7 +180,7 @@ func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
 	return firstConfig{}, false
 }
 
-// leased is the attachment with the address that DHCP gives to the link's card.
+// leased is the attachment with the DHCP address of the link's card.
 func (m *machine) leased(a attachment) attachment {
 	card := 0
 	if n, ok := strings.CutPrefix(a.link, "eth"); ok {

@@ -9,12 +9,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// agentExtension brings the QEMU guest agent. Its service waits for machined and
-// for its device alone, so it runs in maintenance mode as well
+// agentExtension contains the QEMU guest agent. Its service waits only for machined and
+// its device, so it also runs in maintenance mode
 // (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
 const agentExtension = "qemu-guest-agent"
 
-// systems knows the boots that are in progress, by VMID.
+// systems are the running boots, by VMID.
 type systems struct {
 	mu sync.Mutex
 	up map[int]*boot
@@ -34,8 +34,7 @@ func (s *systems) end(b *boot) {
 	}
 }
 
-// Agent is the QEMU guest agent of a machine: it answers where the system that
-// runs has it.
+// Agent is the QEMU guest agent of a machine: it answers if the running system has it.
 func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
 	fw.systems.mu.Lock()
 	defer fw.systems.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// What becomes of a configuration.
+// The results of applying a configuration.
 const (
 	appliedNow    = "Applied configuration without a reboot"
 	stagedForBoot = "Staged configuration to be applied after the next reboot"
@@ -43,7 +43,7 @@ func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi
 	if text := s.boot.m.has().Refuses; text != "" {
 		return nil, status.Error(codes.InvalidArgument, text)
 	}
-	if err := s.boot.publishBlock(ctx); err != nil { // it looks for the disk to install on
+	if err := s.boot.publishBlock(ctx); err != nil { // to find the install disk
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	_, installed := systemDisk(s.boot.m.devices())
@@ -68,8 +68,8 @@ func (s *machineService) ApplyConfiguration(ctx context.Context, req *machineapi
 	return &machineapi.ApplyConfigurationResponse{Messages: []*machineapi.ApplyConfiguration{answer}}, nil
 }
 
-// applyMaintenance hands a machine its first configuration, at once or, staged,
-// at its next boot: where there is no STATE to keep it in, nothing is left of it then.
+// applyMaintenance applies a machine's first configuration, at once or, staged, at its
+// next boot: without a STATE partition it is lost by then.
 func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.ApplyConfigurationRequest, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	answer := &machineapi.ApplyConfiguration{Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT, ModeDetails: appliedNow}
 	bare, tried := s.boot.release().bareMaintenance, false
@@ -144,7 +144,7 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	return answer, nil
 }
 
-// dryRun says what would become of the configuration.
+// dryRun says what applying the configuration would do.
 func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	var now []byte
 	var err error
@@ -165,7 +165,7 @@ func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider
 	return answer, nil
 }
 
-// unified is a diff of one hunk without context. Talos finds the shortest.
+// unified is a diff of one hunk without context. Talos finds the shortest one.
 func unified(a, b string) string {
 	x, y := strings.SplitAfter(a, "\n"), strings.SplitAfter(b, "\n")
 	same := 0
@@ -213,7 +213,7 @@ func (b *boot) keep(st stateData) error {
 	})
 }
 
-// parseConfig reads a machine configuration, which must have its main document.
+// parseConfig parses a machine configuration, which must have its main document.
 func parseConfig(raw []byte) (config.Provider, error) {
 	cfg, err := configloader.NewFromBytes(raw)
 	if err != nil {
@@ -225,7 +225,7 @@ func parseConfig(raw []byte) (config.Provider, error) {
 	return cfg, nil
 }
 
-// metalMode is what configurations are validated for.
+// metalMode is the validation mode of configurations.
 type metalMode struct{ installed bool }
 
 func (metalMode) String() string          { return "metal" }

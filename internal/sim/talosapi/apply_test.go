@@ -21,12 +21,12 @@ import (
 
 func TestApplyToAConfiguredMachine(t *testing.T) {
 	t.Parallel()
-	//lint:ignore SA1019 the zero value is what this is about
+	//lint:ignore SA1019 the zero value is under test
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
 	for version, tc := range map[string]struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
 		dry  bool
-		want string // error code, then the installer that is active and the one that is after a reboot
+		want string // error code, then the active installer and the one after a reboot
 	}{
 		"v1.14.1":           {machineapi.ApplyConfigurationRequest_AUTO, false, "OK new new"},
 		"v1.14.1 no reboot": {machineapi.ApplyConfigurationRequest_NO_REBOOT, false, "OK new new"},
@@ -68,7 +68,7 @@ func TestApplyToAConfiguredMachine(t *testing.T) {
 	}
 }
 
-// TestTriedConfiguration is one that nobody confirms, and one that somebody does.
+// TestTriedConfiguration: one trial times out, another one is confirmed.
 func TestTriedConfiguration(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"left alone": "new old", "confirmed": "new new"} {
@@ -119,8 +119,8 @@ func installerOf(t *testing.T, c *client.Client) string {
 	return map[string]string{oldRef: "old", newRef: "new"}[ref]
 }
 
-// TestFirstConfiguration is what becomes of one that a machine in maintenance mode
-// is given, with its system on disk and without, after the next reboot.
+// TestFirstConfiguration: what a configuration from maintenance mode does now and after
+// the next reboot, with the system on disk and without.
 func TestFirstConfiguration(t *testing.T) {
 	t.Parallel()
 	const staged, try = machineapi.ApplyConfigurationRequest_STAGED, machineapi.ApplyConfigurationRequest_TRY
@@ -168,7 +168,7 @@ func TestFirstConfiguration(t *testing.T) {
 	}
 }
 
-// withoutState is a system disk whose STATE partition is empty.
+// withoutState is a system disk with an empty STATE partition.
 func (l *lab) withoutState(system []byte) []byte {
 	l.t.Helper()
 	d, err := artefact.ReadDisk(system)
@@ -180,7 +180,7 @@ func (l *lab) withoutState(system []byte) []byte {
 	return artefact.WriteDisk(d)
 }
 
-// alone has the control plane at addr begin an etcd of its own, unless it has one.
+// alone bootstraps the etcd of the control plane at addr, unless it has one.
 func (l *lab) alone(addr string) {
 	l.t.Helper()
 	err := l.client(addr, role.Admin).Bootstrap(l.t.Context(), &machineapi.BootstrapRequest{})

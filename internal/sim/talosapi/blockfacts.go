@@ -18,16 +18,16 @@ const (
 	mib = 1 << 20
 )
 
-// publishBlock probes the machine's disks and shows what is on them.
+// publishBlock probes the machine's disks and publishes their content as resources.
 func (b *boot) publishBlock(ctx context.Context) error {
 	b.probing.Lock()
 	defer b.probing.Unlock()
-	sight := b.look()
-	if b.probed.equal(sight) {
+	inputs := b.look()
+	if b.probed.equal(inputs) {
 		return nil
 	}
-	b.probed = nil // until all of it is shown
-	devs := devicesOf(b.m.hw, sight.drives)
+	b.probed = nil // until everything is published
+	devs := devicesOf(b.m.hw, inputs.drives)
 	var system []resource.Resource
 	if d, ok := systemDisk(devs); ok {
 		r := block.NewSystemDisk(block.NamespaceName, block.SystemDiskID)
@@ -57,19 +57,19 @@ func (b *boot) publishBlock(ctx context.Context) error {
 			return err
 		}
 	}
-	b.probed = sight
+	b.probed = inputs
 	return nil
 }
 
-// sight is all that the facts about disks are made of.
-type sight struct {
+// diskInputs is everything that the resources of disks depend on.
+type diskInputs struct {
 	drives []world.Drive
 	writes []uint64 // of their media
 	config config.Provider
 }
 
-func (b *boot) look() *sight {
-	s := &sight{drives: b.m.drives(), config: b.config()}
+func (b *boot) look() *diskInputs {
+	s := &diskInputs{drives: b.m.drives(), config: b.config()}
 	for _, d := range s.drives {
 		n := uint64(0)
 		if d.Media != nil {
@@ -80,11 +80,11 @@ func (b *boot) look() *sight {
 	return s
 }
 
-func (s *sight) equal(o *sight) bool {
+func (s *diskInputs) equal(o *diskInputs) bool {
 	return s != nil && s.config == o.config && slices.Equal(s.drives, o.drives) && slices.Equal(s.writes, o.writes)
 }
 
-// disks are the drives and the loop device of the system's own image.
+// disks are the drives and the loop device of the system's image.
 func disks(devs []device) []resource.Resource {
 	loop := block.NewDisk(block.NamespaceName, "loop0")
 	loop.TypedSpec().DevPath, loop.TypedSpec().Readonly, loop.TypedSpec().SectorSize = "/dev/loop0", true, 512
@@ -102,7 +102,7 @@ func disks(devs []device) []resource.Resource {
 	return rs
 }
 
-// discoveredVolumes are the disks and partitions with what is found on them.
+// discoveredVolumes are the disks and partitions with their detected content.
 func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
@@ -125,7 +125,7 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 				SectorSize: 512, IOSize: 512, Name: p.Filesystem, UUID: p.FilesystemUUID,
 				PartitionUUID: p.UUID, PartitionLabel: p.Label, PartitionIndex: uint(i + 1),
 			}
-			if inPool(p) { // their identity is no UUID, so the probes call it a label (blkid, filesystems/lvm2 and zfs)
+			if inPool(p) { // their identity is not a UUID, so probes report it as a label (blkid, filesystems/lvm2 and zfs)
 				v.TypedSpec().UUID, v.TypedSpec().Label = "", p.FilesystemUUID
 			}
 			if slices.Contains(r.unprobed, p.Filesystem) {
@@ -138,7 +138,7 @@ func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	return rs
 }
 
-// partitionSizes are Talos' fixed sizes; what is left is shared by the others.
+// partitionSizes are Talos' fixed sizes; the other partitions share the rest.
 func partitionSizes(d device) []uint64 {
 	fixed := map[string]uint64{labelEFI: 2 * gib, labelMeta: mib, labelState: 100 * mib}
 	rest, sharing := uint64(max(d.SizeBytes, 0)), uint64(0)
@@ -160,7 +160,7 @@ func partitionSizes(d device) []uint64 {
 	return sizes
 }
 
-// volumeStatuses says of every volume that Talos manages where it is.
+// volumeStatuses are the locations of all volumes that Talos manages.
 func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 	cfg := b.config()
 	var rs []resource.Resource
@@ -170,7 +170,7 @@ func (b *boot) volumeStatuses(devs []device) []resource.Resource {
 		spec.Type = block.VolumeTypePartition
 		p, found := v.locate(devs)
 		switch {
-		case !found && v.id == labelState && cfg != nil: // while Talos is installed
+		case !found && v.id == labelState && cfg != nil: // during the installation
 			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
 		case !found && v.fixed:
 			spec.Phase = block.VolumePhaseMissing

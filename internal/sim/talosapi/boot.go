@@ -13,7 +13,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
 
-// boot is one run of a kernel, from its start to power off or the next kernel.
+// boot is one run of a kernel, until power off or the next kernel.
 type boot struct {
 	m     *machine
 	med   medium
@@ -26,40 +26,40 @@ type boot struct {
 	kernel  *kernelLog
 	events  *eventLog
 	kubelet *kubelet
-	shown   map[string]service             // as they were last told of; with showing held
-	told    *machineapi.MachineStatusEvent // the last one of its kind; with showing held
+	shown   map[string]service             // as last reported; guarded by showing
+	told    *machineapi.MachineStatusEvent // latest one; guarded by showing
 
-	seq    *sequence // nil between two
-	ending bool      // whether the sequence that ends the boot has begun
+	seq    *sequence // nil between sequences
+	ending bool      // the sequence that ends the boot has begun
 
-	tried bool // the configuration came from nowhere that lasts; before any task of the boot runs
+	tried bool // the configuration is not stored anywhere; set before any task of the boot runs
 
-	fixed    func() nodeFiles // what of the file system stays as it is, worked out once
-	extended func() []string  // IDs of the services that the image's extensions bring, worked out once
+	fixed    func() nodeFiles // the constant part of the file system, computed once
+	extended func() []string  // IDs of the services of the image's extensions, computed once
 
-	probing    sync.Mutex  // one look at the disks at a time
-	probed     *sight      // what the facts about disks were made of; nil: nothing yet
+	probing    sync.Mutex  // one probe of the disks at a time
+	probed     *diskInputs // inputs of the published disk resources; nil: none yet
 	showing    sync.Mutex  // one refresh at a time
 	installing sync.Mutex  // one installer at a time
 	settled    sync.Once   // when the machine is running and ready
-	dying      atomic.Bool // apid answers still, machined does not
+	dying      atomic.Bool // machined is down, apid still answers
 
-	orders  chan outcome     // from the API: reboot, shut down
+	orders  chan outcome     // from the API: reboot, shutdown
 	configs chan firstConfig // from the API in maintenance mode
 
 	mu      sync.Mutex
 	api     *api            // nil while the API is down
 	cfg     config.Provider // nil in maintenance mode
-	trial   *time.Timer     // at its end the configuration before that on trial is active again; nil: there was none
-	upgrade upgrade         // what to do when the order is to upgrade
+	trial   *time.Timer     // when it fires, the previous configuration becomes active again; nil: no trial
+	upgrade upgrade         // parameters of an upgrade
 	nodeID  string
-	status  runtime.MachineStatusSpec // as stage set it
-	etcd    *etcdService              // nil on a worker, and until it is started
-	planes  bool                      // whether Talos renders the control plane's static pods
-	actor   string                    // ID of whoever gave the order to end
-	drain   bool                      // whether Talos is to empty the node before it ends
-	reset   *machineapi.ResetRequest  // what to wipe when the order is to reset
-	node    string                    // the name that the kubelet was announced under; empty while it is down
+	status  runtime.MachineStatusSpec // as set by stage
+	etcd    *etcdService              // nil on a worker, and before its start
+	planes  bool                      // Talos renders the control plane's static pods
+	actor   string                    // ID of the request that ends the boot
+	drain   bool                      // Talos is to drain the node first
+	reset   *machineapi.ResetRequest  // what to wipe in a reset
+	node    string                    // name of the announced kubelet; empty while it is down
 }
 
 // boot runs one kernel to its end.
@@ -88,7 +88,7 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	end, err := b.run(ctx)
 	m.fw.systems.end(b)
 	cancel()
-	b.tasks.Wait() // one of them may start the API
+	b.tasks.Wait() // one of them may still start the API
 	b.stopAPI()
 	b.gone()
 	if err != nil && end != killed {
@@ -97,7 +97,8 @@ func (m *machine) boot(ctx context.Context, med medium) outcome {
 	return end
 }
 
-// run is maintenance mode, if the machine has no configuration, then the configured system.
+// run runs maintenance mode if the machine has no configuration, then the configured
+// system.
 func (b *boot) run(ctx context.Context) (outcome, error) {
 	kinds, err := definitions()
 	if err != nil {
@@ -107,7 +108,7 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 		return b.crash(ctx, err)
 	}
 	st, configured := readState(b.m.devices())
-	cfg, _ := parseConfig(st.Config) // what is wrong with it is said when it is adopted
+	cfg, _ := parseConfig(st.Config) // adopt reports its errors
 	if !configured {
 		cfg = nil
 	}
@@ -152,7 +153,7 @@ func (b *boot) run(ctx context.Context) (outcome, error) {
 	return b.leave(ctx, end), nil
 }
 
-// crash leaves the machine as it is, dead, until somebody pulls the plug.
+// crash is a machine that is stuck until its power is cut.
 func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 	if ctx.Err() != nil {
 		return killed, nil
@@ -184,7 +185,7 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	case <-b.m.power:
 		return firstConfig{}, powerOff, nil
 	case first := <-b.configs:
-		// the answer to the request still leaves through the old API
+		// the answer to the request still goes out through the old API
 		if end := b.wait(ctx, "switch", switchTime); end != carryOn {
 			return firstConfig{}, end, nil
 		}
@@ -194,7 +195,7 @@ func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	}
 }
 
-// configured runs a machine that has a configuration: it installs the system if need be, else it is a node.
+// configured runs a machine with a configuration: it installs the system if needed, else it is a node.
 func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.adopt(ctx, st); err != nil {
 		return carryOn, err
@@ -207,7 +208,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	}
 	if _, installed := systemDisk(b.m.devices()); !installed {
 		if b.m.etcdData() != nil {
-			b.startEtcd(ctx) // its volume is there, so it does not wait for the install
+			b.startEtcd(ctx) // its volume exists, so it does not wait for the installation
 		}
 		if end, err := b.install(ctx); err != nil || end != carryOn {
 			return end, err
@@ -263,7 +264,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	return b.wait(ctx, "", 0), nil
 }
 
-// leave brings services down in order before a reboot or power off.
+// leave stops services in order before a reboot or power off.
 func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	stage := runtime.MachineStageRebooting
 	switch end {
@@ -291,7 +292,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	if err := b.stage(ctx, stage, true); err != nil || !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
 		return killed
 	}
-	b.dying.Store(true) // machined goes before apid
+	b.dying.Store(true) // machined ends before apid
 	if !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
 		return killed
 	}
@@ -300,7 +301,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	return end
 }
 
-// begin begins the sequence that ends this boot, if none has, for whoever wanted it.
+// begin starts the sequence that ends this boot, unless one has started, for b.actor.
 func (b *boot) begin(name string, phases []phase) {
 	if b.ending {
 		return
@@ -312,14 +313,14 @@ func (b *boot) begin(name string, phases []phase) {
 	b.sequence(actor, name, phases)
 }
 
-// bootSequence begins what makes an installed machine a node, as far as there is no
-// volume to wait for.
+// bootSequence starts what makes an installed machine a node, except for what waits for
+// volumes.
 func (b *boot) bootSequence() {
 	b.sequence("", "boot", b.release().phases(bootPhases))
 	b.seq.to("ephemeral")
 }
 
-// wait lets d pass (0: for ever) unless the machine is told to end before.
+// wait waits for d (0: for ever) unless an order to end comes before.
 func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
 	var elapsed <-chan time.Time
 	if d > 0 {
@@ -343,7 +344,8 @@ func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
 	}
 }
 
-// order asks the boot to end, and names whoever does; a second order while one is pending changes nothing.
+// order asks the boot to end and returns the request's actor; while an order is pending, a second one
+// changes nothing.
 func (b *boot) order(o outcome) (actor string) {
 	actor = uuid.NewString()
 	b.mu.Lock()
@@ -365,7 +367,7 @@ func (b *boot) adopt(ctx context.Context, st stateData) error {
 	b.mu.Lock()
 	b.cfg, b.nodeID = cfg, st.NodeID
 	b.mu.Unlock()
-	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API is up
+	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API starts
 	return b.publishConfig(ctx, cfg, cfg)
 }
 

@@ -9,16 +9,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// bootImages are the unified kernel images that machines have, as their installers
-// had them, by SHA-256. Disks and image caches hold the digest only: a real one has a
-// hundred MiB, of which all machines share one copy. What is here stays, for
-// whether some disk still has it nobody can tell.
+// bootImages are the machines' unified kernel images by SHA-256, as their installers
+// contained them. Disks and image caches hold only the digest: a real image has a hundred
+// MiB, of which all machines share one copy. Images are never removed, because a disk
+// somewhere may still refer to them.
 type bootImages struct {
 	mu   sync.Mutex
 	held map[string]*world.Media
 }
 
-// keep returns the digest that the bytes are found by.
+// keep stores an image and returns its digest.
 func (s *bootImages) keep(uki []byte) (string, error) {
 	sum := fmt.Sprintf("%x", sha256.Sum256(uki))
 	s.mu.Lock()
@@ -33,7 +33,7 @@ func (s *bootImages) keep(uki []byte) (string, error) {
 	return sum, nil
 }
 
-// read is what boots from the image with that digest.
+// read is the boot image with that digest.
 func (s *bootImages) read(sum string) (artefact.Image, error) {
 	s.mu.Lock()
 	m := s.held[sum]

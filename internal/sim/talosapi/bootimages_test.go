@@ -16,9 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestDisksHoldWhatTheInstallerHad: whoever wrote it there, a boot entry is the file of the
-// installer, byte for byte; and a large one is on no disk itself.
-func TestDisksHoldWhatTheInstallerHad(t *testing.T) {
+// TestDisksHoldTheInstallersImage: a boot entry is the installer's file, byte for byte,
+// whoever wrote it; a large one is stored outside of the disk.
+func TestDisksHoldTheInstallersImage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}

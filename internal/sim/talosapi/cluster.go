@@ -20,8 +20,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Cluster is the secrets and common settings of one Talos cluster, made as
-// talosctl gen does.
+// Cluster is the secrets and common settings of one Talos cluster, as talosctl gen makes
+// them.
 type Cluster struct {
 	Name              string
 	Endpoint          string // of Kubernetes: "https://127.42.7.10:6443"
@@ -65,14 +65,14 @@ func (c *Cluster) Talosconfig(r role.Role, endpoints ...string) ([]byte, error) 
 	return b, nil
 }
 
-// Machine is what distinguishes one machine's configuration from another's.
+// Machine is the individual part of one machine's configuration.
 type Machine struct {
 	Hostname      string
 	ControlPlane  bool
 	Installer     string   // image reference
-	InstallDisk   string   // what to install on; empty: /dev/sda
-	InstallSerial string   // serial of the disk to install on, which goes before that where it is not unattended
-	Documents     []string // further configuration documents, as YAML: volumes and the like
+	InstallDisk   string   // empty: /dev/sda
+	InstallSerial string   // serial of the install disk, preferred to InstallDisk unless the installation is unattended
+	Documents     []string // additional configuration documents, as YAML: volumes and the like
 }
 
 // MachineConfig makes the machine's configuration.
@@ -114,7 +114,7 @@ func personal(docs []documents.Document, m Machine) []documents.Document {
 		case *netconf.HostnameConfigV1Alpha1:
 			d.ConfigAuto, d.ConfigHostname = new(nethelpers.AutoHostnameKindOff), m.Hostname
 		case *v1alpha1.Config:
-			//lint:ignore SA1019 it is what Talos 1.13 reads
+			//lint:ignore SA1019 Talos 1.13 reads it
 			in := d.MachineConfig.MachineInstall
 			if m.InstallSerial != "" && in != nil {
 				in.InstallDisk, in.InstallDiskSelector = "", &v1alpha1.InstallDiskSelector{Serial: m.InstallSerial}
@@ -135,9 +135,9 @@ func (c *Cluster) input(more ...generate.Option) (*generate.Input, error) {
 	return in, nil
 }
 
-// Preinstalled is the bytes of a system disk on which an installer with that boot image
-// has installed Talos with that machine configuration. EPHEMERAL is on it unless elsewhere says
-// that another disk of the machine has it, or will.
+// Preinstalled is the content of a system disk on which an installer with that boot image has
+// installed Talos with that machine configuration. It includes EPHEMERAL unless elsewhere says
+// that another disk has it, or will.
 func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]byte, error) {
 	if _, err := parseConfig(machineConfig); err != nil {
 		return nil, fmt.Errorf("read machine configuration: %w", err)
@@ -160,8 +160,8 @@ func (fw *Firmware) Preinstalled(machineConfig, uki []byte, elsewhere bool) ([]b
 	return artefact.WriteDisk(disk), nil
 }
 
-// DataDisk is the bytes of a disk with one xfs volume of that partition label
-// ("EPHEMERAL", or "u-" and the name of a user volume) and what is kept on it.
+// DataDisk is the content of a disk with one xfs volume of that partition label
+// ("EPHEMERAL", or "u-" and the name of a user volume) and that data.
 func DataDisk(label string, data []byte) []byte { return DataDiskOf(label, "xfs", data) }
 
 // DataDiskOf is DataDisk with another filesystem, as blkid calls it: "btrfs",

@@ -20,9 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// containers are those of a containerd and a namespace of it: Talos' own services
-// that run in one, or the control plane's static pods. Of other pods the machine
-// knows nothing.
+// containers are those in a namespace of a containerd: Talos' own services that run in
+// one, or the control plane's static pods. The machine does not simulate other pods.
 func (b *boot) containers(ctx context.Context, namespace string, driver common.ContainerDriver) ([]*machineapi.ContainerInfo, error) {
 	switch {
 	case namespace == "":
@@ -45,7 +44,7 @@ func (b *boot) containers(ctx context.Context, namespace string, driver common.C
 	return all, nil
 }
 
-// pods are the control plane's, a sandbox and a container each.
+// pods are the control plane's, each with a sandbox and a container.
 func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
 	names, err := b.staticPods(ctx)
 	if err != nil {
@@ -81,8 +80,8 @@ func (s *machineService) Containers(ctx context.Context, req *machineapi.Contain
 	return &machineapi.ContainersResponse{Messages: []*machineapi.Container{{Containers: all}}}, nil
 }
 
-// Processes implements the API: machined, and those of services and containers. What
-// they take of the machine nobody measures.
+// Processes implements the API: machined, and the processes of services and containers.
+// Their resource usage is not simulated.
 func (s *machineService) Processes(ctx context.Context, _ *emptypb.Empty) (*machineapi.ProcessesResponse, error) {
 	b := s.boot
 	pods, err := b.staticPods(ctx)
@@ -108,14 +107,14 @@ func (s *machineService) Processes(ctx context.Context, _ *emptypb.Empty) (*mach
 	return &machineapi.ProcessesResponse{Messages: []*machineapi.Process{all}}, nil
 }
 
-// executables are what the services run that are processes of their own; machined is
-// the first process itself, and auditd and syslogd are parts of it.
+// executables are the programs of services that are separate processes; machined is the
+// first process, and auditd and syslogd are part of it.
 var executables = map[string]string{
 	"apid": "/apid", "containerd": "/usr/bin/containerd", "cri": "/usr/bin/containerd", "dashboard": "/sbin/dashboard",
 	"etcd": "/usr/local/bin/etcd", "kubelet": "/usr/local/bin/kubelet", "trustd": "/trustd", "udevd": "/usr/bin/systemd-udevd",
 }
 
-// Mounts implements the API: the volumes of disks, as far as they are mounted.
+// Mounts implements the API: the mounted volumes of disks.
 func (s *machineService) Mounts(context.Context, *emptypb.Empty) (*machineapi.MountsResponse, error) {
 	all := &machineapi.Mounts{}
 	for _, m := range s.boot.mounted(s.boot.m.devices()) {
@@ -127,7 +126,7 @@ func (s *machineService) Mounts(context.Context, *emptypb.Empty) (*machineapi.Mo
 	return &machineapi.MountsResponse{Messages: []*machineapi.Mounts{all}}, nil
 }
 
-// ImageList implements the API, that of before there was ImageService.
+// ImageList implements the API that preceded ImageService.
 func (s *machineService) ImageList(req *machineapi.ImageListRequest, srv grpc.ServerStreamingServer[machineapi.ImageListResponse]) error {
 	in, err := containerd(&common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: req.GetNamespace()})
 	if err != nil {
@@ -142,7 +141,7 @@ func (s *machineService) ImageList(req *machineapi.ImageListRequest, srv grpc.Se
 	return nil
 }
 
-// staticPods are the names of those that the kubelet runs: see watchPods.
+// staticPods are the names of the kubelet's static pods: see watchPods.
 func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 	list, err := b.store.st.List(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined))
 	if err != nil {
@@ -155,14 +154,14 @@ func (b *boot) staticPods(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// component is what a static pod of this machine runs.
+// component is the image of one of this machine's static pods.
 func (b *boot) component(pod string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+nodenameOf(b.cfg, b.nodeID))
 }
 
-// pid is that of a process of this boot, by whatever it is known as.
+// pid is the process ID of a process of this boot, derived from its name.
 func (b *boot) pid(name string) int {
 	return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000)
 }

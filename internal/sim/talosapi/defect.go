@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Defect is what is wrong with an image. Whatever it is, the image's own ISO
-// still comes up in maintenance mode: a defect shows in the installed system.
+// Defect is a fault of an image. The image's ISO still reaches maintenance mode: a defect
+// shows in the installed system.
 type Defect string
 
 // The defects.
@@ -17,49 +17,48 @@ const (
 	Sound Defect = "" // none
 
 	Unpullable     Defect = "cannot be pulled"
-	Unauthorized   Defect = "needs credentials" // that the machines do not have
-	Endless        Defect = "never arrives"     // a pull of it does not end
+	Unauthorized   Defect = "needs credentials" // which the machines lack
+	Endless        Defect = "never arrives"     // a pull never ends
 	InstallerFails Defect = "installer fails"   // with an exit code, before it changes an installed system
 
-	// Unready is a system that comes up, API and all, and whose kubelet never starts;
-	// of a container's image, one that starts and never answers.
+	// Unready is a system whose API works but whose kubelet never starts; for a container's
+	// image, one that starts and never answers.
 	Unready Defect = "never ready"
-	// Unserving is, of an API server's image, one that answers and is never ready to serve.
+	// Unserving is an API server's image that answers but is never ready to serve.
 	Unserving Defect = "never serves"
-	// RollsBack is a system whose machined ends with a fatal error: it puts the
-	// entry of before the upgrade back, if META names one, and reboots.
+	// RollsBack is a system whose machined ends with a fatal error: it restores the boot entry
+	// from before the upgrade, if META names one, and reboots.
 	RollsBack Defect = "rolls back"
-	// Hangs is a system that starts and never gets as far as its API. Nothing
-	// reverts the upgrade.
+	// Hangs is a system that starts but never reaches its API. Nothing reverts the upgrade.
 	Hangs Defect = "hangs"
-	// Loops is a system that reboots itself, into the same entry for ever; of a
-	// static pod's image, one whose container ends as soon as it has started.
+	// Loops is a system that reboots into the same entry for ever; for a static pod's image,
+	// one whose container ends as soon as it has started.
 	Loops Defect = "loops"
 )
 
-// How long a defective system takes to fail, and machined's pause before the
-// reboot that follows a fatal error.
+// How long a defective system takes to fail, and machined's pause before the reboot after
+// a fatal error.
 const (
 	failTime  = 20 * time.Second
 	panicTime = 10 * time.Second
 )
 
-// defects knows the images that are not as they should be.
+// defects are the images with defects.
 type defects struct {
 	mu   sync.Mutex
 	what map[string]Defect // by schematic ID, installer reference, or build
 }
 
-// BreakImage gives an image a defect: every image of a schematic by its ID, or
-// one by the installer reference that it is pulled by. Sound mends it. What is
-// installed somewhere already is affected from its next boot on.
+// BreakImage gives an image a defect: every image of a schematic by its ID, or one by its
+// installer reference. Sound repairs it. Installed systems are affected from their next
+// boot on.
 func (fw *Firmware) BreakImage(image string, d Defect) {
 	fw.defects.mu.Lock()
 	defer fw.defects.mu.Unlock()
 	fw.defects.what[image] = d
 }
 
-// ofRef is that of an image by the reference that it is pulled by: on one machine
+// ofRef is the defect of an image by its reference, on one machine or everywhere.
 // alone, or anywhere.
 func (d *defects) ofRef(ref string, t Trouble) Defect {
 	if what, ok := t.Images[ref]; ok {
@@ -70,7 +69,7 @@ func (d *defects) ofRef(ref string, t Trouble) Defect {
 	return d.what[ref]
 }
 
-// of is the defect of an image, by whatever of its names is known here.
+// of is the defect of an image by any of its names.
 func (d *defects) of(img artefact.Image, refs ...string) Defect {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,8 +81,8 @@ func (d *defects) of(img artefact.Image, refs ...string) Defect {
 	return Sound
 }
 
-// pulled remembers what an image that is broken by its reference holds, since
-// a boot image does not know the reference that it came by.
+// pulled remembers the content of an image that is broken by reference, since the boot
+// image does not contain the reference.
 func (d *defects) pulled(ref string, img artefact.Image) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -92,10 +91,10 @@ func (d *defects) pulled(ref string, img artefact.Image) {
 	}
 }
 
-// build is one schematic's image of one version.
+// build identifies one schematic's image of one version.
 func build(img artefact.Image) string { return img.SchematicID + " " + img.TalosVersion }
 
-// stumble is the end of an installed system that is defective.
+// stumble is how a defective installed system ends.
 func (b *boot) stumble(ctx context.Context) outcome {
 	if b.med.entry == "" {
 		return carryOn
@@ -118,8 +117,8 @@ func (b *boot) stumble(ctx context.Context) outcome {
 	return carryOn
 }
 
-// fatal is how machined ends with an error: it reverts an upgrade that has not
-// proven itself and reboots through the firmware (main.go, revert.go in Talos' machined).
+// fatal is machined's fatal error: it reverts an upgrade on probation and reboots through
+// the firmware (main.go, revert.go in Talos' machined).
 func (b *boot) fatal(ctx context.Context, why string) outcome {
 	b.ending = true // without a sequence
 	b.m.console("%s", why)

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// silent says whether nothing answers on the machine's API for d.
+// silent says whether the machine's API is unreachable for d.
 func (l *lab) silent(addr string, d time.Duration) bool {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
 		if conn, err := l.net.Dialer().DialContext(l.t.Context(), "tcp", net.JoinHostPort(addr, "50000")); err == nil {
@@ -75,7 +75,7 @@ func TestUpgradeToASystemThatNeverComesUp(t *testing.T) {
 				if looped := reboots > 10; looped != (defect == talosapi.Loops) {
 					t.Errorf("%d reboots", reboots)
 				}
-				b.guest.Shutdown() // nobody listens
+				b.guest.Shutdown() // no effect
 				time.Sleep(time.Minute)
 				select {
 				case <-b.off:
@@ -125,7 +125,7 @@ func TestInstallerThatFails(t *testing.T) {
 		if now := facts(t, c); now != old || efi(b) != before {
 			t.Errorf("now %+v, disk %s", now, efi(b))
 		}
-		// the call that does it all takes the node down for nothing
+		// the old upgrade call takes the node down in vain
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		if now.schematic != old.schematic || efi(b) != before {
 			t.Errorf("now %+v, disk %s", now, efi(b))
@@ -154,7 +154,7 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 				if !l.silent(cpAddr, 10*time.Minute) {
 					t.Error("the API came up")
 				}
-				if defect == talosapi.InstallerFails { // it has rebooted, from the ISO, which halts
+				if defect == talosapi.InstallerFails { // it has rebooted from the ISO, which halts
 					if screen := strings.Join(l.lines(&l.screen), "\n"); !strings.Contains(screen, "task failed with exit code 1") || !strings.Contains(screen, "Talos is already installed to disk") {
 						t.Errorf("screen:\n%s", screen)
 					}

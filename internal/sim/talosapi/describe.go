@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Describe says in one line what a disk holds, without what every install or
-// build makes anew (the UUIDs of the system's own partitions, the node's identity,
-// the installer's digest), so that two systems installed alike read alike. Data volumes show UUID and content;
-// of a member of etcd its name and whether it votes, not its random ID.
+// Describe describes a disk's content in one line, without what every install or build regenerates (the UUIDs
+// of the system partitions, the node's identity, the installer's digest), so that equal systems have equal
+// descriptions. For data volumes it includes UUID and content; for an etcd member its name and whether it
+// votes, not its random ID.
 func Describe(content []byte) string {
 	if len(content) == 0 {
 		return "blank"
@@ -69,7 +69,7 @@ func describePartition(p artefact.Partition) string {
 	return text
 }
 
-// imageDigest is also of the time at which an installer was built.
+// imageDigest depends on the build time of an installer.
 var imageDigest = regexp.MustCompile(`@sha256:[0-9a-f]{64}`)
 
 func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }

@@ -12,18 +12,18 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// device is a drive as the kernel shows it.
+// device is a drive as the kernel sees it.
 type device struct {
 	world.Drive
 	name      string // "sda", "vda", "sr0"
 	model     string
 	transport string
 	busPath   string
-	serial    string // as Talos has it, which is not always what the drive was given
+	serial    string // as Talos reports it, which may differ from the drive's
 	wwid      string
-	made      string        // serial that QEMU makes up for an ATA drive without one
-	disk      artefact.Disk // no partitions when blank or foreign
-	foreign   bool          // holds bytes that are no partition table of ours
+	made      string        // serial that QEMU generates for an ATA drive without one
+	disk      artefact.Disk // no partitions if blank or foreign
+	foreign   bool          // its content is not a partition table of the lab
 }
 
 func (d device) path() string { return "/dev/" + d.name }
@@ -35,11 +35,11 @@ func (d device) bytes() []byte {
 	return d.Media.Bytes()
 }
 
-// partitionName is the device of the partition with that index, counted from 1.
+// partitionName is the device name of the partition with that index, from 1.
 func (d device) partitionName(index int) string { return d.name + strconv.Itoa(index) }
 
-// symlinks are udev's stable names, which it makes of what it reads from the
-// device itself (60-persistent-storage.rules).
+// symlinks are udev's stable names, which it derives from what the device itself reports
+// (60-persistent-storage.rules).
 func (d device) symlinks() []string {
 	model, serial := strings.ReplaceAll(d.model, " ", "_"), d.given()
 	var links []string
@@ -62,9 +62,9 @@ func (d device) symlinks() []string {
 	return links
 }
 
-// given is the serial that the device itself answers with: QEMU makes one up for
-// ATA drives (ide_init_drive), and for SCSI its device_id, for which Proxmox takes
-// the drive's name.
+// given is the serial that the device itself reports: QEMU generates one for ATA drives
+// (ide_init_drive), and for SCSI drives reports its device_id, which Proxmox sets to the
+// drive's name.
 func (d device) given() string {
 	switch bus, _, _ := splitKey(d.Key); {
 	case d.Serial != "" || bus == "virtio":
@@ -76,10 +76,10 @@ func (d device) given() string {
 	}
 }
 
-// ataSerial is what QEMU calls an ATA drive without serial=: it counts the places
-// for drives that the controllers have (ide_init1 in hw/ide/core.c). PIIX3 has two
-// buses of two, AHCI two for each of its six ports, and SATA drives are on a
-// controller of their own behind the machine's (print_drivedevice_full).
+// ataSerial is QEMU's serial of an ATA drive without serial=: it numbers the controllers'
+// slots (ide_init1 in hw/ide/core.c). PIIX3 has two buses of two, AHCI two for each of its
+// six ports, and SATA drives are on a separate controller after the machine's
+// (print_drivedevice_full).
 func ataSerial(bus string, n int, q35 bool) string {
 	place := n + 1
 	switch {
@@ -93,7 +93,7 @@ func ataSerial(bus string, n int, q35 bool) string {
 	return fmt.Sprintf("QM%05d", place)
 }
 
-// devices are the machine's drives as they are now, in the order of the kernel's names.
+// devices are the machine's present drives, ordered by the kernel's names.
 func (m *machine) devices() []device { return devicesOf(m.hw, m.drives()) }
 
 func (m *machine) drives() []world.Drive {
@@ -110,7 +110,7 @@ func devicesOf(hw *world.Hardware, drives []world.Drive) []device {
 	for _, drive := range drives {
 		bus, n, ok := splitKey(drive.Key)
 		if !ok {
-			continue // an EFI or TPM state disk is the firmware's, not the system's
+			continue // EFI and TPM state disks are invisible to the system
 		}
 		d := device{Drive: drive}
 		d.describe(hw, bus, n)
@@ -133,7 +133,7 @@ func devicesOf(hw *world.Hardware, drives []world.Drive) []device {
 	return devs
 }
 
-// splitKey cuts "scsi1" into bus and number.
+// splitKey splits "scsi1" into bus and number.
 func splitKey(key string) (bus string, n int, ok bool) {
 	bus = strings.TrimRight(key, "0123456789")
 	n, err := strconv.Atoi(key[len(bus):])
@@ -151,10 +151,10 @@ func deviceName(kind string, n int) string {
 	return kind + suffix
 }
 
-// describe fills what the kernel says of a drive, as Talos has it: the serial
-// from sysfs, where SCSI disks have none, else from udev's ata_id, which it asks
-// for the transport "ata" alone (block/disks.go in machined, GetProperties in
-// go-blockdevice). The addresses are those that qemu-server gives (print_drivedevice_full).
+// describe sets what the kernel reports about a drive, as Talos shows it: the serial from
+// sysfs, which SCSI disks lack, else from udev's ata_id, which it uses only for the
+// transport "ata" (block/disks.go in machined, GetProperties in go-blockdevice). The
+// addresses are qemu-server's (print_drivedevice_full).
 func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	d.model = "QEMU HARDDISK"
 	if d.CDROM {
@@ -184,9 +184,9 @@ func (d *device) describe(hw *world.Hardware, bus string, n int) {
 	}
 }
 
-// pciPath is where a device is on the PCI bus that Proxmox puts it on (get_pci_addr_map
-// in PCI.pm): pci.0 is the root bus of i440fx, and behind two bridges of q35
-// (pve-q35-4.0.cfg), like the others.
+// pciPath is a device's path on the PCI bus that Proxmox assigns (get_pci_addr_map in
+// PCI.pm): pci.0 is the root bus of i440fx, and like the others behind two bridges of q35
+// (pve-q35-4.0.cfg).
 func pciPath(hw *world.Hardware, bus, addr int) string {
 	switch {
 	case hw.Q35:
@@ -198,13 +198,13 @@ func pciPath(hw *world.Hardware, bus, addr int) string {
 	return fmt.Sprintf("/pci0000:00/0000:00:%02x.0/0000:01:%02x.0", bridge, addr)
 }
 
-// describeSCSI is describe for the controllers of scsihw. QEMU's designator for a
-// disk without WWN is of a kind that the kernel passes over (designator_prio in scsi_lib.c).
+// describeSCSI is describe for the controllers of scsihw. The kernel skips QEMU's kind of
+// designator for a disk without WWN (designator_prio in scsi_lib.c).
 func (d *device) describeSCSI(hw *world.Hardware, n int) {
 	host, target, lun := 2, n, 0
 	slot := pciPath(hw, 0, 5)
 	switch scsihw := hw.SCSI; {
-	case scsihw == "virtio-scsi-single": // a controller for each disk
+	case scsihw == "virtio-scsi-single": // one controller per disk
 		d.transport, target, lun, host = "virtio", 0, n, n+2
 		slot = fmt.Sprintf("%s/virtio%d", pciPath(hw, 3, n+1), n+2)
 	case strings.HasPrefix(scsihw, "virtio-scsi"):
@@ -214,7 +214,7 @@ func (d *device) describeSCSI(hw *world.Hardware, n int) {
 		d.transport, target, lun = "megaraid_sas", 0, n
 	case scsihw == "pvscsi":
 		d.transport = "vmw_pvscsi"
-	default: // a controller for seven disks, from the third on behind pci.4
+	default: // one controller per seven disks, from the third on behind pci.4
 		d.transport, host, target = "spi", n/7+2, n%7
 		slot = pciPath(hw, 0, 5+n/7)
 		if n/7 > 1 {
@@ -224,7 +224,7 @@ func (d *device) describeSCSI(hw *world.Hardware, n int) {
 	d.busPath = fmt.Sprintf("%s/host%d/target%d:0:%d/%d:0:%d:%d", slot, host, host, target, host, target, lun)
 }
 
-// selectable is the device as disk selectors of a configuration see it.
+// selectable is the device as a configuration's disk selectors see it.
 func (d device) selectable() *block.DiskSpec {
 	return &block.DiskSpec{
 		DevPath: d.path(), Size: uint64(d.SizeBytes), Serial: d.serial, Wwid: d.wwid, Model: d.model, Transport: d.transport,

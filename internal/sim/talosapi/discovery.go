@@ -16,25 +16,25 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// hub is where machines meet: the discovery service, the control planes'
-// trustd that signs the workers' certificates, etcd, and the Kubernetes API.
+// hub connects machines: the discovery service, the control planes' trustd that signs the
+// workers' certificates, etcd, and the Kubernetes API.
 type hub struct {
 	mu         sync.Mutex
 	affiliates map[string]*affiliate // by cluster ID, "/" and node ID
 	issuers    map[*boot]issuer
-	etcds      map[string][]*etcd.Cluster // that were ever formed, by cluster ID
+	etcds      map[string][]*etcd.Cluster // all that were ever formed, by cluster ID
 	faults     map[int]EtcdFault          // by VMID
-	recovery   map[int][]byte             // snapshots of etcd that were uploaded, by VMID
-	kubernetes map[*boot]apiServer        // where one answers
+	recovery   map[int][]byte             // uploaded snapshots of etcd, by VMID
+	kubernetes map[*boot]apiServer        // answering ones
 	changed    chan struct{}              // closed at the next change
 }
 
-// affiliate is a machine that discovery knows.
+// affiliate is a machine registered with discovery.
 type affiliate struct {
 	cluster string
 	spec    cluster.AffiliateSpec
 	owner   *boot     // nil once the machine is gone
-	expires time.Time // when it is forgotten; zero while it lives
+	expires time.Time // when it is removed; zero while the machine runs
 }
 
 // issuer is a control plane that can sign certificates.
@@ -50,13 +50,13 @@ func newHub() *hub {
 	}
 }
 
-// notify wants h.mu held.
+// notify needs h.mu held.
 func (h *hub) notify() {
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
 
-// join makes a machine known to those of its cluster.
+// join registers a machine with the discovery of its cluster.
 func (h *hub) join(b *boot, clusterID string, spec cluster.AffiliateSpec) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,7 +64,7 @@ func (h *hub) join(b *boot, clusterID string, spec cluster.AffiliateSpec) {
 	h.notify()
 }
 
-// leave forgets a machine's trustd at once; discovery forgets the machine only after its time to live.
+// leave removes a machine's trustd at once; discovery removes the machine only after its TTL.
 func (h *hub) leave(b *boot) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -78,8 +78,8 @@ func (h *hub) leave(b *boot) {
 	h.notify()
 }
 
-// members are the affiliates of a cluster in order of node ID, the time at which
-// the next one is to be forgotten (zero: none), and a channel closed at the next change.
+// members are the affiliates of a cluster ordered by node ID, the time at which the next
+// one expires (zero: none), and a channel closed at the next change.
 func (h *hub) members(clusterID string) ([]cluster.AffiliateSpec, time.Time, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -104,7 +104,7 @@ func (h *hub) members(clusterID string) ([]cluster.AffiliateSpec, time.Time, <-c
 	return specs, next, h.changed
 }
 
-// offer makes a control plane's trustd available.
+// offer registers a control plane's trustd.
 func (h *hub) offer(b *boot, i issuer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,7 +112,7 @@ func (h *hub) offer(b *boot, i issuer) {
 	h.notify()
 }
 
-// issuer finds a control plane that signs for a machine which trusts this CA and has this token.
+// issuer finds a control plane that signs for machines with this CA and token.
 func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKey, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -124,7 +124,7 @@ func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKe
 	return nil, h.changed
 }
 
-// discover joins the cluster's discovery and shows its members until the boot ends.
+// discover joins the cluster's discovery and publishes its members until the boot ends.
 func (b *boot) discover(ctx context.Context) {
 	cfg := b.config()
 	id := clusterID(cfg)
@@ -143,7 +143,7 @@ func (b *boot) discover(ctx context.Context) {
 	}
 }
 
-// awaitChange waits for a change or a point in time; false when ctx ends.
+// awaitChange waits for a change or a point in time; it is false when ctx ends.
 func awaitChange(ctx context.Context, changed <-chan struct{}, next time.Time) bool {
 	var due <-chan time.Time
 	if !next.IsZero() {
@@ -177,8 +177,8 @@ func (b *boot) affiliate() cluster.AffiliateSpec {
 	return spec
 }
 
-// publishMembers shows affiliates by identity and members by node name; of two
-// affiliates with one name the later identity is shown.
+// publishMembers publishes affiliates by identity and members by node name; of two
+// affiliates with the same name the later identity wins.
 func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec) error {
 	var affiliates []resource.Resource
 	members := map[string]resource.Resource{}

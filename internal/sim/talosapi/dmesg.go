@@ -10,14 +10,14 @@ import (
 	"google.golang.org/grpc"
 )
 
-// textLog is the lines of a log, which nobody takes out again before the next boot.
+// textLog is the lines of a log; they are only removed by the next boot.
 type textLog struct {
 	mu      sync.Mutex
 	lines   []string
 	changed chan struct{} // closed at the next line
 }
 
-// clear empties it.
+// clear removes all lines.
 func (l *textLog) clear() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,7 +35,7 @@ func (l *textLog) add(line string) {
 	l.changed = make(chan struct{})
 }
 
-// after are the lines from the nth on, and a channel closed at the next one.
+// after returns the lines from the nth on, and a channel closed at the next one.
 func (l *textLog) after(n int) ([]string, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,8 @@ func (l *textLog) after(n int) ([]string, <-chan struct{}) {
 	return l.lines[n:len(l.lines):len(l.lines)], l.changed
 }
 
-// send streams the lines from the nth on, and those to come as long as the caller follows.
+// send streams the lines from the nth on, and with follow also new lines until the caller
+// ends.
 func (l *textLog) send(n int, follow bool, srv grpc.ServerStreamingServer[common.Data]) error {
 	for {
 		lines, changed := l.after(n)
@@ -64,10 +65,10 @@ func (l *textLog) send(n int, follow bool, srv grpc.ServerStreamingServer[common
 	}
 }
 
-// kernelLog is what the kernel of one boot keeps, as Dmesg sends it.
+// kernelLog is the kernel log of one boot, as Dmesg sends it.
 type kernelLog struct{ textLog }
 
-// restart begins the log of another kernel.
+// restart begins the log of a new kernel.
 func (k *kernelLog) restart(version, cmdline string) {
 	k.clear()
 	k.add("kern", "notice", "Linux version "+version)

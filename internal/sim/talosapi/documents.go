@@ -10,9 +10,9 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// documentsSince are the kinds of configuration documents that came with 1.13 and
-// with 1.14: what their decoders have registered (registry.Register in
-// pkg/machinery/config/types) and those of the minor release before do not.
+// documentsSince are the kinds of configuration documents that 1.13 and 1.14 added: those
+// registered by their decoders (registry.Register in pkg/machinery/config/types) but not
+// by the previous minor release's.
 var documentsSince = [][]string{
 	{
 		"BlackholeRouteConfig", "EnvironmentConfig", "ExternalVolumeConfig", "ImageVerificationConfig", "KubeSpanConfig",
@@ -31,13 +31,13 @@ var documentsSince = [][]string{
 	},
 }
 
-// takes refuses a configuration that names what came with a later release, in the
-// words of the release's decoder and of its VolumeConfig.
+// takes refuses a configuration with kinds or volumes of a later release, with the errors
+// of the release's decoder and of its VolumeConfig.
 func (r release) takes(raw []byte) error {
 	for dec := yaml.NewDecoder(bytes.NewReader(raw)); ; {
 		var node yaml.Node
 		if err := dec.Decode(&node); errors.Is(err, io.EOF) || err != nil {
-			return nil //nolint:nilerr // what is no YAML has been refused
+			return nil //nolint:nilerr // invalid YAML was refused before
 		}
 		var doc struct {
 			APIVersion string `yaml:"apiVersion"`

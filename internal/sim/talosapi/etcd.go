@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// How Talos runs etcd, at speed 1 (services/etcd.go and runner/restart).
+// Talos' durations around etcd, at speed 1 (services/etcd.go and runner/restart).
 const (
 	etcdRestart     = 5 * time.Second
 	etcdJoinRetry   = 3 * time.Second
@@ -27,18 +27,18 @@ const (
 // errOrderly ends a server that is shut down, not cut off.
 var errOrderly = errors.New("stopped in order")
 
-// etcdService is machined's service etcd in one boot of a control plane.
+// etcdService is machined's etcd service in one boot of a control plane.
 type etcdService struct {
 	b      *boot
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when it has ended for this boot
-	up     chan struct{} // closed when it has been healthy once
+	up     chan struct{} // closed when it was healthy once
 
 	mu        sync.Mutex
 	status    service
-	cluster   *etcd.Cluster // while the server runs
+	cluster   *etcd.Cluster // set while the server runs
 	member    uint64
-	joined    bool          // by this start of the service: only then Talos promotes the learner
+	joined    bool          // by this start of the service: Talos promotes the learner only then
 	bootstrap *bootstrap    // nil: it joins
 	wake      chan struct{} // closed when bootstrap is set
 }
@@ -63,7 +63,7 @@ func (b *boot) startEtcd(ctx context.Context) {
 	})
 }
 
-// stop ends the service for this boot; cause is errOrderly, or nil as if the power were lost.
+// stop ends the service for this boot; cause is errOrderly, or nil for a power loss.
 func (e *etcdService) stop(cause error) {
 	if e == nil {
 		return
@@ -72,14 +72,14 @@ func (e *etcdService) stop(cause error) {
 	<-e.done
 }
 
-// etcdService is nil on a worker, and on a control plane until it is started.
+// etcdService is nil on a worker, and on a control plane until it starts.
 func (b *boot) etcdService() *etcdService {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.etcd
 }
 
-// run prepares the member and runs its server again and again until ctx ends.
+// run prepares the member and runs its server repeatedly until ctx ends.
 func (e *etcdService) run(ctx context.Context) {
 	cluster, data, err := e.prepare(ctx)
 	for err == nil {
@@ -100,8 +100,8 @@ func (e *etcdService) run(ctx context.Context) {
 	}
 }
 
-// prepare finds out which member this is: that of its data, that of a new
-// cluster if it is told to bootstrap, or one that it adds to the running cluster.
+// prepare determines the member: from its data, from a new cluster if a bootstrap was
+// requested, or one that it adds to the running cluster.
 func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
 	e.show(ctx, service{state: statePreparing, message: "Running pre state", unknown: true})
 	b, last := e.b, ""
@@ -133,7 +133,7 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 	}
 }
 
-// pause waits for the next attempt to join, which a request to bootstrap brings forward.
+// pause waits for the next attempt to join; a bootstrap request ends it early.
 func (e *etcdService) pause(ctx context.Context) {
 	defer e.b.m.account("etcd")()
 	t := time.NewTimer(e.b.m.fw.scaled(etcdJoinRetry))
@@ -156,8 +156,8 @@ func (b *boot) hostname() string {
 
 func (m *machine) etcdURL(port int) string { return fmt.Sprintf("https://%s:%d", m.addr(), port) }
 
-// join adds this machine to the running cluster as a learner. A member of its
-// own name is taken for its own stale one and removed first (addMember).
+// join adds this machine to the running cluster as a learner. It first removes a member of
+// the same name, which it takes for its own stale one (addMember).
 func (e *etcdService) join(ctx context.Context) (*etcd.Cluster, EtcdData, error) {
 	b := e.b
 	ctx, cancel := context.WithTimeout(ctx, b.m.fw.scaled(etcdJoinTimeout))
@@ -184,7 +184,7 @@ func (e *etcdService) join(ctx context.Context) (*etcd.Cluster, EtcdData, error)
 		if i < 0 {
 			return nil, EtcdData{}, fmt.Errorf("member already exists with the same peer URLs [%q], but is not a learner: %w", url, err)
 		}
-		added, err = list[i], nil // added by an attempt that came to nothing
+		added, err = list[i], nil // added by an earlier, failed attempt
 	}
 	if err != nil {
 		return nil, EtcdData{}, fmt.Errorf("error adding member: %w", err)
@@ -203,11 +203,11 @@ func dataOf(c *etcd.Cluster, m etcd.Member) EtcdData {
 func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
 
 func parseID(s string) uint64 {
-	id, _ := strconv.ParseUint(s, 16, 64) // what is no ID names no member
+	id, _ := strconv.ParseUint(s, 16, 64) // an invalid ID is no member's
 	return id
 }
 
-// show changes what is seen of the service.
+// show updates the visible state of the service.
 func (e *etcdService) show(ctx context.Context, s service) {
 	s.id = "etcd"
 	e.mu.Lock()
@@ -226,7 +226,7 @@ func (e *etcdService) show(ctx context.Context, s service) {
 	}
 }
 
-// server is the running server: its cluster and member, false while there is none.
+// server is the running server's cluster and member; false if there is none.
 func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
 	if e == nil {
 		return nil, 0, false

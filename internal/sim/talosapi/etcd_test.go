@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// quorum is control planes that have EPHEMERAL, and etcd with it, on a disk of its own.
+// quorum is control planes with EPHEMERAL, and so etcd, on a separate disk.
 type quorum struct {
 	*lab
 	boxes map[string]*box
@@ -28,7 +28,7 @@ type quorum struct {
 
 func address(n int) string { return fmt.Sprintf("127.42.7.%d", 10+n) }
 
-// newQuorum starts n control planes and waits until all of them are ready.
+// newQuorum starts n control planes and waits until all are ready.
 func newQuorum(t *testing.T, n int) *quorum {
 	q := &quorum{lab: newLab(t), boxes: map[string]*box{}, data: map[string]world.Drive{}}
 	var peers []talosapi.EtcdPeer
@@ -54,8 +54,8 @@ func newQuorum(t *testing.T, n int) *quorum {
 	return q
 }
 
-// start makes machine cpN from a new system disk and the data disk that is
-// there for it, and switches it on.
+// start makes machine cpN from a new system disk and its existing data disk, and powers it
+// on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
 	system, err := q.fw.Preinstalled(q.config(talosapi.Machine{
@@ -106,7 +106,7 @@ func (q *quorum) id(name string) uint64 {
 	return 0
 }
 
-// service is what talosctl shows of the service etcd.
+// service is talosctl's view of the etcd service.
 func (q *quorum) service(n int) string {
 	q.t.Helper()
 	list, err := q.admin(n).ServiceList(q.t.Context())
@@ -127,7 +127,7 @@ func (q *quorum) service(n int) string {
 	return ""
 }
 
-// machine is stage and readiness of a machine.
+// machine is the stage and readiness of a machine.
 func (q *quorum) machine(n int) string {
 	q.t.Helper()
 	s, err := get[*runtime.MachineStatus](q.t.Context(), q.admin(n), runtime.NewMachineStatus().Metadata())
@@ -162,7 +162,7 @@ func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
 		q.blank("cp3")
 		time.Sleep(10 * time.Second)
 		q.start(3, "cp3", "cp3")
-		time.Sleep(18 * time.Second) // 15 s until it joins
+		time.Sleep(18 * time.Second) // it joins after 15 s
 		want(t, "members", q.members(), "cp1 cp2 cp3?")
 		want(t, "service of the learner", q.service(3), "Running ?: Started task etcd for container etcd")
 		time.Sleep(10 * time.Second)
@@ -289,7 +289,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		want(t, "service", q.service(1), "Running Fail: Health check failed: context deadline exceeded")
 		want(t, "machine", q.machine(1), "running ready=false services: etcd not healthy")
 		q.blank("cp3")
-		q.start(3, "cp3", "cp3") // it cannot be let in
+		q.start(3, "cp3", "cp3") // it can't be added
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
 		q.start(2, "cp2", "cp2")

@@ -18,13 +18,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// How long Talos' own etcd clients wait, at speed 1 (internal/pkg/etcd).
+// Timeouts of Talos' own etcd clients, at speed 1 (internal/pkg/etcd).
 const (
 	leaveRetry   = 10 * time.Second
 	leaveTimeout = 5 * time.Minute
 )
 
-// checkControlPlane refuses calls about etcd where there can be none.
+// checkControlPlane refuses etcd calls on a worker.
 func (s *machineService) checkControlPlane(api string) error {
 	cfg := s.boot.config()
 	if cfg == nil {
@@ -44,9 +44,9 @@ func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, 
 	return s.boot.reachEtcd(ctx)
 }
 
-// local is a client of the machine's own etcd. Where that does not run, calls hang
-// until the caller gives up: the client is made without waiting for a connection
-// (NewClient in internal/pkg/etcd/etcd.go), and then waits for one.
+// local is a client of the machine's own etcd. If that does not run, calls hang until the
+// caller gives up: the client is created without a connection (NewClient in
+// internal/pkg/etcd/etcd.go), and then waits for one.
 func (s *machineService) local(ctx context.Context, api string) (*etcd.Cluster, uint64, error) {
 	if err := s.checkControlPlane(api); err != nil {
 		return nil, 0, err
@@ -96,7 +96,7 @@ func (s *machineService) EtcdMemberList(ctx context.Context, req *machineapi.Etc
 	return &machineapi.EtcdMemberListResponse{Messages: []*machineapi.EtcdMembers{answer}}, nil
 }
 
-// EtcdStatus implements the API; the member answers without a quorum too.
+// EtcdStatus implements the API; the member answers even without a quorum.
 func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdStatusResponse, error) {
 	c, id, err := s.local(ctx, "etcd status")
 	if err != nil {
@@ -119,7 +119,7 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 	return &machineapi.EtcdStatusResponse{Messages: []*machineapi.EtcdStatus{{MemberStatus: answer}}}, nil
 }
 
-// etcdVersion is that of the configured image.
+// etcdVersion is the version of the configured image.
 func (b *boot) etcdVersion() string {
 	image, _, _ := strings.Cut(b.config().Cluster().Etcd().Image(), "@")
 	return strings.TrimPrefix(image[strings.LastIndexByte(image, ':')+1:], "v")
@@ -145,7 +145,7 @@ func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*
 	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{answer}}, nil
 }
 
-// EtcdSnapshot implements the API; the member answers without a quorum too.
+// EtcdSnapshot implements the API; the member answers even without a quorum.
 func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	c, _, err := s.local(srv.Context(), "etcd snapshot")
 	if err != nil {
@@ -173,8 +173,8 @@ func (s *machineService) EtcdSnapshot(_ *machineapi.EtcdSnapshotRequest, srv grp
 	return nil
 }
 
-// EtcdForfeitLeadership implements the API: the next member in the list that is
-// not this one gets it, whether it runs or not.
+// EtcdForfeitLeadership implements the API: it moves leadership to the next other member
+// in the list, running or not.
 func (s *machineService) EtcdForfeitLeadership(ctx context.Context, _ *machineapi.EtcdForfeitLeadershipRequest) (*machineapi.EtcdForfeitLeadershipResponse, error) {
 	c, err := s.reach(ctx, "etcd forfeit leadership")
 	if err != nil {
@@ -215,7 +215,7 @@ func forfeit(ctx context.Context, c *etcd.Cluster, id uint64) (string, error) {
 	return "", nil
 }
 
-// localMember is the member that ran on this machine last in this boot.
+// localMember is the member that last ran on this machine in this boot.
 func (b *boot) localMember() (uint64, error) {
 	if e := b.etcdService(); e != nil {
 		e.mu.Lock()
@@ -249,8 +249,8 @@ func removeMember(ctx context.Context, c *etcd.Cluster, id uint64) error {
 	return nil
 }
 
-// EtcdLeaveCluster implements the API: it removes the member, stops the server
-// and empties its data directory. The next boot joins anew.
+// EtcdLeaveCluster implements the API: it removes the member, stops the server and deletes
+// its data. The next boot joins again.
 func (s *machineService) EtcdLeaveCluster(ctx context.Context, _ *machineapi.EtcdLeaveClusterRequest) (*machineapi.EtcdLeaveClusterResponse, error) {
 	c, err := s.reach(ctx, "etcd leave")
 	if err != nil {
@@ -277,7 +277,7 @@ func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
 		return err
 	}
 	b.etcdService().stop(errOrderly)
-	if err := ctx.Err(); err != nil { // whoever asked is gone
+	if err := ctx.Err(); err != nil { // the caller is gone
 		return fmt.Errorf("failed to stop etcd: %w", err)
 	}
 	if err := b.m.writeEtcdData(nil); err != nil {

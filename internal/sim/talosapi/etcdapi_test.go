@@ -75,7 +75,7 @@ func TestEtcdForfeitLeadership(t *testing.T) {
 			}
 		}
 		if before == 0 {
-			t.Error("nobody led")
+			t.Error("there was no leader")
 		}
 	})
 }
@@ -106,14 +106,14 @@ func TestEtcdLeaveCluster(t *testing.T) {
 		if _, err := q.admin(3).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{}); err != nil {
 			t.Errorf("it asks the others: %v", err)
 		}
-		// Nobody answers for an etcd that does not run: the caller's deadline ends the call.
+		// Calls to an etcd that does not run hang: the caller's deadline ends them.
 		began := time.Now()
 		patient, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if _, err := q.admin(3).EtcdStatus(patient); err == nil || time.Since(began) != time.Minute {
 			t.Errorf("its own status after %s: %v", time.Since(began), err)
 		}
 		cancel()
-		if err := q.admin(3).Reboot(t.Context()); err != nil { // and it joins anew
+		if err := q.admin(3).Reboot(t.Context()); err != nil { // it joins again
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
@@ -230,10 +230,10 @@ func TestEtcdSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 3)
 		q.kill("cp2")
-		q.kill("cp3") // a snapshot takes no quorum
+		q.kill("cp3") // a snapshot needs no quorum
 		for name, c := range map[string]struct {
 			fault talosapi.SnapshotFault
-			whole bool // the number of bytes is right
+			whole bool // the size is right
 			sum   bool
 			err   bool
 		}{

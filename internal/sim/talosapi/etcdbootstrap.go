@@ -18,12 +18,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// bootstrap is what the service etcd was told to begin with.
+// bootstrap is the parameters of a bootstrap.
 type bootstrap struct {
 	recover, skipHash bool
 }
 
-// Bootstrap implements the API. It returns as soon as the service has been told.
+// Bootstrap implements the API. It returns as soon as the service has the request.
 func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
 	cfg := s.boot.config()
 	install, err := s.boot.store.st.Get(ctx, runtime.NewUnattendedInstallStatus().Metadata())
@@ -53,8 +53,8 @@ func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.Bootstra
 	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
 }
 
-// EtcdRecover implements the API: the snapshot that the next bootstrap may
-// recover from. It is kept on EPHEMERAL.
+// EtcdRecover implements the API: it uploads a snapshot to EPHEMERAL, from which the next
+// bootstrap may recover.
 func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data, machineapi.EtcdRecoverResponse]) error {
 	m := s.boot.m
 	if _, mounted := locate(m.devices(), labelEphemeral); !mounted {
@@ -80,7 +80,7 @@ func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data,
 	return srv.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
 }
 
-// request makes the service form a cluster of its own as soon as it can.
+// request makes the service form a new cluster as soon as it can.
 func (e *etcdService) request(how bootstrap) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -95,7 +95,7 @@ func (e *etcdService) ordered() *bootstrap {
 	return e.bootstrap
 }
 
-// form finds or makes the cluster that this machine is to be a member of.
+// form finds or makes the cluster that this machine will be a member of.
 func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, EtcdData, error) {
 	switch {
 	case how == nil:
@@ -114,9 +114,9 @@ func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, 
 	return e.found(ctx, nil)
 }
 
-// found makes a new cluster with this member alone, whose clients find data in
-// it. The lab has one Kubernetes: where another etcd of the same cluster runs
-// still, it goes on with that one.
+// found makes a new cluster with this member alone and with data. The lab has one
+// Kubernetes: if another etcd of the same Talos cluster still runs, Kubernetes stays with
+// that one.
 func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cluster, EtcdData, error) {
 	fw, id := e.b.m.fw, clusterID(e.b.config())
 	if fw.o.Data != nil && !fw.hub.etcdRuns(id) {
@@ -128,7 +128,7 @@ func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cl
 	return c, dataOf(c, c.List()[0]), nil
 }
 
-// uploaded reads the snapshot that was uploaded last.
+// uploaded reads the latest uploaded snapshot.
 func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
 	h := e.b.m.fw.hub
 	h.mu.Lock()
@@ -147,8 +147,8 @@ func (e *etcdService) removeUpload() {
 	delete(h.recovery, e.b.m.hw.VMID)
 }
 
-// fail ends the service, as Talos does when what comes before the server fails,
-// until it is told to bootstrap again.
+// fail ends the service until the next bootstrap request, as Talos does after a failure
+// before the server's start.
 func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
 	e.show(ctx, service{state: stateFailed, message: "Failed to run pre stage: " + err.Error(), unknown: true})
 	e.mu.Lock()
@@ -176,7 +176,7 @@ func (h *hub) etcdRuns(clusterID string) bool {
 	return false
 }
 
-// snapshot is the cluster's database with what its clients keep in it.
+// snapshot is the cluster's database with its clients' data.
 func (fw *Firmware) snapshot(ctx context.Context, c *etcd.Cluster) ([]byte, error) {
 	var data []etcd.KeyValue
 	if fw.o.Data != nil {

@@ -11,22 +11,23 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// labelEtcd is the volume that Talos 1.14 can keep etcd's data on; else it is on EPHEMERAL.
+// labelEtcd is the volume for etcd's data, if configured (Talos 1.14); else it is on
+// EPHEMERAL.
 const labelEtcd = constants.EtcdDataVolumeID
 
 var errNoEtcdVolume = errors.New("there is no volume for etcd's data yet")
 
-// EtcdData is a member's data directory as it is on disk.
+// EtcdData is the content of a member's data directory.
 type EtcdData struct {
 	Cluster, Member string // IDs, hexadecimal
 	Name            string
 	Learner         bool
 }
 
-// etcdMark stands in a partition's data between what its users wrote and etcd's directory.
+// etcdMark separates users' data and etcd's directory in a partition.
 var etcdMark = []byte("\x00" + constants.EtcdDataPath + ":")
 
-// splitEtcd cuts a partition's data in two; d is nil if etcd's directory is empty.
+// splitEtcd splits a partition's data; d is nil if etcd's directory is empty.
 func splitEtcd(data []byte) (users []byte, d *EtcdData) {
 	i := bytes.LastIndex(data, etcdMark)
 	if i < 0 || json.Unmarshal(data[i+len(etcdMark):], &d) != nil {
@@ -35,20 +36,20 @@ func splitEtcd(data []byte) (users []byte, d *EtcdData) {
 	return data[:i], d
 }
 
-// joinEtcd undoes splitEtcd.
+// joinEtcd is the inverse of splitEtcd.
 func joinEtcd(users []byte, d *EtcdData) []byte {
 	if d == nil {
 		return users
 	}
 	b, err := json.Marshal(d)
 	if err != nil {
-		// Strings and a flag always have a JSON form.
+		// Strings and a flag always marshal.
 		panic(fmt.Sprintf("talosapi: %v", err))
 	}
 	return bytes.Join([][]byte{users, etcdMark, b}, nil)
 }
 
-// etcdVolume is the partition that has etcd's data directory, or is to have it.
+// etcdVolume is the partition for etcd's data directory.
 func etcdVolume(devs []device) (placed, bool) {
 	if p, ok := locate(devs, labelEtcd); ok {
 		return p, true
@@ -82,7 +83,7 @@ func withEtcd(disk artefact.Disk, label string, d *EtcdData) artefact.Disk {
 	})
 }
 
-// WithEtcd puts a member's data into the EPHEMERAL partition of a disk's bytes.
+// WithEtcd adds a member's data to the EPHEMERAL partition in a disk's content.
 func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	parsed, err := artefact.ReadDisk(disk)
 	if err != nil {
@@ -94,9 +95,9 @@ func WithEtcd(disk []byte, d EtcdData) ([]byte, error) {
 	return artefact.WriteDisk(withEtcd(parsed, labelEphemeral, &d)), nil
 }
 
-// Lasting is what of a disk's bytes stays the same for as long as its data
-// does: partitions, filesystems, what users wrote, and whose etcd data it has;
-// that etcd itself writes on does not matter.
+// Lasting is the part of a disk's content that does not change while its data survives:
+// partitions, filesystems, users' data, and the identity of etcd's data, without etcd's
+// own writes.
 func Lasting(content []byte) string {
 	disk, err := artefact.ReadDisk(content)
 	if err != nil {

@@ -21,14 +21,14 @@ const (
 	peerPort   = 2380
 )
 
-// EtcdPeer is a control plane that is to be a member of a new etcd cluster.
+// EtcdPeer is a control plane that becomes a member of a new etcd cluster.
 type EtcdPeer struct {
 	Name string
 	Addr netip.Addr
 }
 
-// FormEtcd makes an etcd cluster of control planes that have formed it in the
-// past. What each of them has on disk is in the same order.
+// FormEtcd makes an etcd cluster that the control planes formed in the past. It returns
+// what each of them has on disk, in the same order.
 func (fw *Firmware) FormEtcd(c *Cluster, peers ...EtcdPeer) []EtcdData {
 	formed := fw.newEtcd(c.Secrets.Cluster.ID, peers...)
 	data := make([]EtcdData, len(peers))
@@ -54,14 +54,14 @@ func (fw *Firmware) newEtcd(clusterID string, peers ...EtcdPeer) *etcd.Cluster {
 	return formed
 }
 
-// EtcdMember is a member as it is shown to people.
+// EtcdMember is a member for display.
 type EtcdMember struct {
 	ID      string // hexadecimal
 	Name    string
 	Learner bool
 }
 
-// EtcdMembers lists the members of the clusters' etcd, by name: of each the one that was formed last.
+// EtcdMembers lists the members of each cluster's latest etcd, by name.
 func (fw *Firmware) EtcdMembers() []EtcdMember {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
@@ -75,7 +75,7 @@ func (fw *Firmware) EtcdMembers() []EtcdMember {
 	return out
 }
 
-// EtcdViolations lists each time at which a cluster's etcd fell below a majority after all of its members had run.
+// EtcdViolations lists each loss of a cluster's etcd quorum after all of its members had run.
 func (fw *Firmware) EtcdViolations() []string {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
@@ -89,29 +89,29 @@ func (fw *Firmware) EtcdViolations() []string {
 	return out
 }
 
-// EtcdFault is what a test breaks of a machine's etcd; the zero value is none.
+// EtcdFault is an injected fault of a machine's etcd; the zero value is none.
 type EtcdFault struct {
-	Down     bool   // the process fails again and again
+	Down     bool   // the process fails repeatedly
 	Learner  bool   // the machine's member is never promoted
 	NoSpace  bool   // its member has raised that alarm
-	Corrupt  bool   // and that one
-	Hung     bool   // its server takes calls of clients and answers none
-	Version  string // what its server says that it is; "": that of its image
+	Corrupt  bool   // likewise
+	Hung     bool   // its server accepts clients' calls and answers none
+	Version  string // version that its server reports; "": that of its image
 	Snapshot SnapshotFault
 }
 
-// SnapshotFault is how the snapshots of a machine's etcd go wrong.
+// SnapshotFault is a fault of snapshots of a machine's etcd.
 type SnapshotFault int
 
-// The ways.
+// The faults.
 const (
 	SnapshotWhole   SnapshotFault = iota
-	SnapshotCut                   // it ends early, and the stream with it as if all were well
-	SnapshotFlipped               // one bit is wrong
+	SnapshotCut                   // the snapshot and its stream end early, without an error
+	SnapshotFlipped               // one bit is flipped
 	SnapshotBroken                // the stream breaks in the middle
 )
 
-// BreakEtcd sets what is broken of the etcd on a VM, also across its reboots.
+// BreakEtcd sets the fault of the etcd on a VM; it survives reboots.
 func (fw *Firmware) BreakEtcd(vmid int, f EtcdFault) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
@@ -137,22 +137,22 @@ func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 	return nil
 }
 
-// changes is closed at the next change of anything in the hub.
+// changes is closed at the next change in the hub.
 func (h *hub) changes() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.changed
 }
 
-// wake makes everybody who waits for a change look again.
+// wake wakes everybody who waits for a change.
 func (h *hub) wake() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.notify()
 }
 
-// reachEtcd is the etcd that a client finds at the addresses of the control
-// planes. Where nobody listens it tries for a while, then fails as clientv3 does.
+// reachEtcd is the etcd that a client finds at the control planes' addresses. If nothing
+// listens it retries for a while, then fails as clientv3 does.
 func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 	h := b.m.fw.hub
 	h.mu.Lock()
@@ -169,18 +169,18 @@ func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
 	return nil, status.Errorf(codes.Unavailable, "last connection error: connection error: desc = \"transport: Error while dialing: dial tcp %s:%d: connect: connection refused\"", b.m.addr(), clientPort)
 }
 
-// dialTime is how long a client goes on dialling servers that refuse it.
+// dialTime is how long a client retries servers that refuse connections.
 const dialTime = 2 * time.Second
 
-// publishEtcdMember shows which member runs on this machine.
+// publishEtcdMember publishes the member that runs on this machine.
 func (b *boot) publishEtcdMember(ctx context.Context, id uint64) error {
 	r := etcdres.NewMember(etcdres.NamespaceName, etcdres.LocalMemberID)
 	r.TypedSpec().MemberID = etcdres.FormatMemberID(id)
 	return b.store.set(ctx, r)
 }
 
-// serveKubernetes says which image's API server answers on this control plane, ""
-// for none, and whether it serves; none does any more after gone.
+// serveKubernetes sets the image of this control plane's answering API server ("" for
+// none) and whether it is ready to serve. After gone it has no effect.
 func (b *boot) serveKubernetes(image string, ready bool) {
 	if b.etcdService() == nil {
 		return
@@ -199,7 +199,7 @@ type APIServer struct {
 	Address netip.Addr // of its machine
 	Version string     // "v1.35.4"
 	Boot    string     // ID of the machine's boot
-	Ready   bool       // to serve; one that is not answers all the same
+	Ready   bool       // to serve; an unready one answers too
 }
 
 type apiServer struct {
@@ -207,8 +207,8 @@ type apiServer struct {
 	ready   bool
 }
 
-// APIServers are those of the control planes in order of addresses; the channel is
-// closed when that may have changed.
+// APIServers are those of the control planes by address; the channel is closed when they
+// may have changed.
 func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	fw.hub.mu.Lock()
 	defer fw.hub.mu.Unlock()
@@ -220,8 +220,8 @@ func (fw *Firmware) APIServers() ([]APIServer, <-chan struct{}) {
 	return all, fw.hub.changed
 }
 
-// KubernetesStorage waits until an API server that runs can read from the etcd
-// beside it, and fails as etcd does if that takes too long.
+// KubernetesStorage waits until a running API server can read from its local etcd, and
+// fails as etcd does if that times out.
 func (fw *Firmware) KubernetesStorage(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, fw.scaled(7*time.Second))
 	defer cancel()

@@ -8,17 +8,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// What Talos writes when etcd's process has ended.
+// Talos' messages about the end of etcd's process.
 const (
 	etcdExited = "Runner Containerd(etcd) exited without error, going to restart it"
 	etcdFailed = `Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`
 )
 
-// memberRemoved is why a server whose member the others have removed ends.
+// memberRemoved is the error of a server whose member was removed by others.
 const memberRemoved = "the member has been permanently removed from the cluster"
 
-// serve runs the member's server until ctx ends, the member is removed from the
-// cluster or the server is broken; it says how Talos words that.
+// serve runs the member's server until ctx ends, the member is removed from the cluster or
+// the server is broken; it returns Talos' message.
 func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) string {
 	b, id := e.b, parseID(d.Member)
 	if c == nil || b.m.etcdFault().Down {
@@ -43,7 +43,7 @@ func (e *etcdService) serve(ctx context.Context, c *etcd.Cluster, d EtcdData) st
 	return how
 }
 
-// follow writes down what the cluster says of the member until its server has to end.
+// follow stores the cluster's state of the member on disk until its server has to end.
 func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d EtcdData) string {
 	m := e.b.m
 	e.show(ctx, service{state: stateRunning, message: "Started task etcd for container etcd", unknown: true})
@@ -87,9 +87,9 @@ func (e *etcdService) follow(ctx context.Context, c *etcd.Cluster, id uint64, d 
 	}
 }
 
-// promote makes the learner that this machine has added a voter as soon as the
-// cluster lets it, unless that takes too long. A learner that was added in an
-// earlier boot stays one (learnerMemberID and promoteMember in services/etcd.go).
+// promote promotes the learner that this machine has added as soon as the cluster allows
+// it, unless it times out. A learner from an earlier boot stays one (learnerMemberID and
+// promoteMember in services/etcd.go).
 func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 	ctx, cancel := context.WithTimeout(ctx, e.b.m.fw.scaled(promoteTimeout))
 	defer cancel()
@@ -108,7 +108,7 @@ func (e *etcdService) promote(ctx context.Context, c *etcd.Cluster, id uint64) {
 	}
 }
 
-// check is the service's health check: one read that takes a quorum, every so often.
+// check is the service's periodic health check: one read that needs a quorum.
 func (e *etcdService) check(ctx context.Context, c *etcd.Cluster, id uint64) {
 	var once sync.Once
 	began := e.b.m.account("etcd")
@@ -136,7 +136,7 @@ func (e *etcdService) becomeUp() {
 	}
 }
 
-// read is ValidateQuorum: the client repeats what fails until its time is up.
+// read is ValidateQuorum: the client retries failures until its timeout.
 func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) error {
 	if c.Status(id).Learner {
 		return etcd.ErrNotForLearner
@@ -150,7 +150,7 @@ func (e *etcdService) read(ctx context.Context, c *etcd.Cluster, id uint64) erro
 	return err
 }
 
-// awaitEtcd waits until etcd has been healthy once, as the boot sequence does, unless the machine is told to end before.
+// awaitEtcd waits until etcd was healthy once, as the boot sequence does, unless an order to end comes before.
 func (b *boot) awaitEtcd(ctx context.Context) outcome {
 	e := b.etcdService()
 	if e == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// EtcdAlarmDisarm implements the API: it disarms all that are raised, whoever's.
+// EtcdAlarmDisarm implements the API: it disarms all alarms of all members.
 func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmDisarmResponse, error) {
 	c, id, err := s.local(ctx, "etcd alarm disarm")
 	if err != nil {
@@ -31,7 +31,7 @@ func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) 
 	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{answer}}, nil
 }
 
-// EtcdDefragment implements the API. The lab's databases have no holes.
+// EtcdDefragment implements the API. The lab's databases are never fragmented.
 func (s *machineService) EtcdDefragment(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdDefragmentResponse, error) {
 	if _, _, err := s.local(ctx, "etcd defragment"); err != nil {
 		return nil, err

@@ -15,11 +15,11 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// eventLog is what machined tells of one boot.
+// eventLog is machined's events of one boot.
 type eventLog struct {
 	mu      sync.Mutex
 	events  []event
-	changed chan struct{} // closed at the next one
+	changed chan struct{} // closed at the next event
 }
 
 type event struct {
@@ -30,14 +30,14 @@ type event struct {
 
 func newEventLog() *eventLog { return &eventLog{changed: make(chan struct{})} }
 
-// after are the events from the nth on, and a channel closed at the next one.
+// after returns the events from the nth on, and a channel closed at the next one.
 func (l *eventLog) after(n int) ([]event, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.events[n:len(l.events):len(l.events)], l.changed
 }
 
-// tell publishes an event of whoever is behind it, if anybody is (runtime.NewEvent).
+// tell publishes an event of that actor, if any (runtime.NewEvent).
 func (b *boot) tell(actor string, m proto.Message) {
 	e := event{id: b.m.fw.eventID(), actor: actor, at: time.Now(), payload: &anypb.Any{
 		TypeUrl: "talos/runtime/" + string(m.ProtoReflect().Descriptor().FullName()), Value: marshal(m),
@@ -49,7 +49,7 @@ func (b *boot) tell(actor string, m proto.Message) {
 	b.events.changed = make(chan struct{})
 }
 
-// eventID is an xid: those of later events are greater, whatever boot they are of.
+// eventID is an xid: later events have greater ones, across boots.
 func (fw *Firmware) eventID() string {
 	var id [12]byte
 	binary.BigEndian.PutUint32(id[:], uint32(time.Now().Unix()))
@@ -57,8 +57,8 @@ func (fw *Firmware) eventID() string {
 	return strings.ToLower(base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(id[:]))
 }
 
-// Events implements the API: an empty event first, then those asked for of the
-// past, then what happens, until the machine goes down.
+// Events implements the API: an empty event first, then the requested past events, then
+// new ones until the machine goes down.
 func (s *machineService) Events(req *machineapi.EventsRequest, srv grpc.ServerStreamingServer[machineapi.Event]) error {
 	b := s.boot
 	if err := srv.Send(&machineapi.Event{Data: &anypb.Any{}, Id: b.m.fw.eventID(), ActorId: req.GetWithActorId()}); err != nil {
@@ -94,7 +94,7 @@ func (s *machineService) Events(req *machineapi.EventsRequest, srv grpc.ServerSt
 	}
 }
 
-// tail is what is left of the events from the first one on that is wanted.
+// tail is the events from the first wanted one on.
 func tail(events []event, wanted func(event) bool) []event {
 	i := slices.IndexFunc(events, wanted)
 	if i < 0 {
@@ -103,8 +103,8 @@ func tail(events []event, wanted func(event) bool) []event {
 	return events[i:]
 }
 
-// tellService tells of a service that is not as it was last told to be, as a service
-// of machined does itself (UpdateState). It wants b.showing held.
+// tellService publishes the change of a service since its latest event, as machined's
+// services do (UpdateState). It needs b.showing held.
 func (b *boot) tellService(s service) {
 	if b.shown[s.id] == s {
 		return
@@ -120,7 +120,7 @@ func (b *boot) tellService(s service) {
 	b.m.say("service[%s](%s): %s", s.id, s.state, s.message)
 }
 
-// tellStatus wants b.showing held.
+// tellStatus needs b.showing held.
 func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	e := &machineapi.MachineStatusEvent{
 		Stage:  machineapi.MachineStatusEvent_MachineStage(spec.Stage),

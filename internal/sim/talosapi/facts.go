@@ -19,7 +19,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// publishFacts shows what is true of the machine and its image whatever its configuration.
+// publishFacts publishes facts of the machine and its image that don't depend on the
+// configuration.
 func (b *boot) publishFacts(ctx context.Context) error {
 	img := b.med.image
 	version := runtime.NewVersion()
@@ -33,9 +34,9 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	bootID := runtime.NewBootID()
 	bootID.TypedSpec().BootID = b.id
 	security := runtime.NewSecurityStateSpec(runtime.NamespaceName)
-	// Secure Boot is never on: a firmware where it is boots no image of the lab.
-	// Talos goes by systemd-boot's variables (SecurityStateController), where
-	// every entry of the lab is called "Talos-…".
+	// Secure Boot is never on: firmware with it boots no image of the lab. Talos goes by
+	// systemd-boot's variables (SecurityStateController), and every entry of the lab is called
+	// "Talos-…".
 	security.TypedSpec().BootedWithUKI = b.m.uefi()
 	platform := runtime.NewPlatformMetadataSpec(runtime.NamespaceName, runtime.PlatformMetadataID)
 	platform.TypedSpec().Platform = img.Platform
@@ -60,7 +61,7 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// extensionStatuses lists the image's extensions as its extensions.yaml has them: no digest anywhere.
+// extensionStatuses lists the image's extensions as in its extensions.yaml: without digests.
 func extensionStatuses(img artefact.Image) []resource.Resource {
 	var rs []resource.Resource
 	for _, l := range layersOf(img) {
@@ -71,11 +72,11 @@ func extensionStatuses(img artefact.Image) []resource.Resource {
 	return rs
 }
 
-// modulesName is the extension that imager makes for an image with kernel modules.
+// modulesName is the extension that imager adds to an image with kernel modules.
 const modulesName = "modules.dep"
 
-// layersOf are the image's extensions, numbered in order, the schematic of
-// whoever built the image as one more, and imager's own list of modules as the last.
+// layersOf are the image's extensions, numbered in order, followed by the schematic and by
+// imager's own list of modules.
 func layersOf(img artefact.Image) []*extensions.Layer {
 	var list, last []*extensions.Layer
 	add := func(m extensions.Metadata) {
@@ -99,7 +100,7 @@ func layersOf(img artefact.Image) []*extensions.Layer {
 	return append(list, last...)
 }
 
-// stage shows where the machine is in its life; each unmet condition is "name" or "name: reason".
+// stage publishes the machine's stage; each unmet condition is "name" or "name: reason".
 func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) error {
 	var spec runtime.MachineStatusSpec
 	spec.Stage, spec.Status.Ready = s, ready
@@ -113,7 +114,7 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 	return b.refresh(ctx)
 }
 
-// publishConfig shows the active configuration, the one stored for the next boot, and what follows from the former.
+// publishConfig publishes the active configuration, the stored one, and what follows from the active one.
 func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider) error {
 	b.mu.Lock()
 	nodeID := b.nodeID
@@ -139,7 +140,7 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 		kind, host, node, identity, info, b.nodeIP())...); err != nil {
 		return err
 	}
-	// Of another address the machine hears at once; here that waits for the next boot.
+	// A changed address applies at once in Talos; here it waits for the next boot.
 	if now := b.m.attach(b.med.image, active); now.prefix.Addr() == b.m.addr() {
 		b.m.net.Store(&now)
 	}
@@ -156,7 +157,7 @@ func (b *boot) publishConfig(ctx context.Context, active, stored config.Provider
 	return nil
 }
 
-// hostOf is the configured name, which may be one with a domain, or the one that Talos makes up from the node's identity.
+// hostOf is the configured name, maybe with a domain, or Talos' default from the node's identity.
 func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec) {
 	var configured string
 	if h := cfg.NetworkHostnameConfig(); h != nil {
@@ -166,7 +167,7 @@ func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec
 	return host
 }
 
-// hostnameOf is the kernel's: without the domain.
+// hostnameOf is the kernel's hostname: without the domain.
 func hostnameOf(cfg config.Provider, nodeID string) string { return hostOf(cfg, nodeID).Hostname }
 
 // nodenameOf is the machine's name in Kubernetes (controllers/k8s/nodename.go).
@@ -178,7 +179,7 @@ func nodenameOf(cfg config.Provider, nodeID string) string {
 	return strings.ToLower(host.Hostname)
 }
 
-// clusterID is what machines of one cluster find each other by; empty when discovery has no identity.
+// clusterID is the discovery ID of the cluster; empty if discovery has no identity.
 func clusterID(cfg config.Provider) string {
 	if id := cfg.DiscoveryIdentityConfig(); id != nil {
 		return id.ClusterID()
@@ -198,7 +199,7 @@ func (b *boot) announce(image string) {
 	}
 }
 
-// nodeInfo wants b.mu held.
+// nodeInfo needs b.mu held.
 func (b *boot) nodeInfo() NodeInfo {
 	info := NodeInfo{
 		Name: nodenameOf(b.cfg, b.nodeID), UUID: b.m.hw.UUID, BootID: b.id, Address: b.m.addr(),
@@ -210,7 +211,7 @@ func (b *boot) nodeInfo() NodeInfo {
 	return info
 }
 
-// gone tells everybody that this boot's node no longer answers.
+// gone tells all hooks that this boot's node no longer answers.
 func (b *boot) gone() {
 	b.mu.Lock()
 	known := b.cfg != nil
@@ -221,7 +222,7 @@ func (b *boot) gone() {
 	b.withdraw()
 }
 
-// withdraw tells the kubelet hook that nobody speaks for the node.
+// withdraw tells the kubelet hook that the node is down.
 func (b *boot) withdraw() {
 	b.mu.Lock()
 	node := b.node

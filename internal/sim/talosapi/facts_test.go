@@ -19,7 +19,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
 
-// nodeFacts is what a test wants to know about a machine.
+// nodeFacts is what tests check of a machine.
 type nodeFacts struct {
 	uuid, version, cmdline, entry, schematic, extensions, bootID, hostname, identity string
 }
@@ -33,7 +33,7 @@ func facts(t *testing.T, c *client.Client) nodeFacts {
 	return f
 }
 
-// readFacts leaves empty what the machine does not have.
+// readFacts leaves the fields of missing resources empty.
 func readFacts(ctx context.Context, c *client.Client) (nodeFacts, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -16,12 +16,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// fileChunk is how many bytes of a file one message carries: machined's chunker
-// has buffers of that size (pkg/chunker/stream, NewChunker).
+// fileChunk is the number of bytes of a file in one message: machined's chunker has
+// buffers of that size (pkg/chunker/stream, NewChunker).
 const fileChunk = 1024
 
-// Read implements the API: whole regular files, links followed. What is missing
-// is NotFound, everything else a plain error, as machined has it.
+// Read implements the API: whole regular files, links followed. A missing file is
+// NotFound, all else a plain error, as in machined.
 func (s *machineService) Read(req *machineapi.ReadRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	fsys := s.boot.files()
 	at, ok := fsys.follow(req.GetPath())
@@ -35,7 +35,7 @@ func (s *machineService) Read(req *machineapi.ReadRequest, srv grpc.ServerStream
 	return sendFile(srv, f.data)
 }
 
-// Copy implements the API: a gzipped tar of what is below a directory, or of one file.
+// Copy implements the API: a gzipped tar of a directory's content, or of one file.
 func (s *machineService) Copy(req *machineapi.CopyRequest, srv grpc.ServerStreamingServer[common.Data]) error {
 	root := path.Clean(req.GetRootPath())
 	if !path.IsAbs(root) {
@@ -64,8 +64,8 @@ func sendFile(srv grpc.ServerStreamingServer[common.Data], content []byte) error
 	return nil
 }
 
-// List implements the API: the root itself first, then what is below it, in the
-// order of their names, each directory before what is in it.
+// List implements the API: the root first, then everything below it by name, each
+// directory before its content.
 func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStreamingServer[machineapi.FileInfo]) error {
 	root := "/" + strings.TrimPrefix(strings.TrimSuffix(req.GetRoot(), "/"), "/")
 	fsys := s.boot.files()
@@ -87,11 +87,11 @@ func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStream
 	})
 }
 
-// imageTime is when every file was last changed: the builds of Talos are
-// reproducible and give all of them the same time.
+// imageTime is the modification time of every file: Talos' builds are reproducible and use
+// the same time for all.
 const imageTime = 1559424892
 
-// relative is a name as seen from the root of a walk.
+// relative is a name relative to the root of a walk.
 func relative(root, name string, f nodeFile) string {
 	switch {
 	case name != root:
@@ -102,9 +102,9 @@ func relative(root, name string, f nodeFile) string {
 	return path.Base(name)
 }
 
-// walk visits at and what is below it, at most depth levels deep; a negative
-// depth is no limit. As in machined's walker, a directory that is not of the
-// wanted types is gone into however deep it is (pkg/archiver, Walker).
+// walk visits at and everything below it, at most depth levels deep; a negative depth is
+// no limit. As in machined's walker, a directory of an unwanted type is entered however
+// deep it is (pkg/archiver, Walker).
 func (t nodeFiles) walk(at string, depth int, types []machineapi.ListRequest_Type, visit func(string, nodeFile) error) error {
 	var into func(name string) error
 	into = func(name string) error {
@@ -141,7 +141,7 @@ func (f nodeFile) isOf(types []machineapi.ListRequest_Type) bool {
 	return false
 }
 
-// pack writes what is below at, or at itself where it is a file.
+// pack writes the content of at, or at itself if it is a file.
 func (t nodeFiles) pack(w *bytes.Buffer, at string) error {
 	z := gzip.NewWriter(w)
 	archive := tar.NewWriter(z)

@@ -23,7 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// listed is one line for each file that a machine lists: relative name, kind, size.
+// listed is a line for each listed file: relative name, kind, size.
 func listed(ctx context.Context, c *client.Client, req *machineapi.ListRequest) (lines []string, err error) {
 	stream, err := c.LS(ctx, req)
 	if err != nil {
@@ -89,7 +89,7 @@ func TestList(t *testing.T) {
 	})
 }
 
-// answered is the code and the words of an error.
+// answered is the code and message of an error.
 func answered(err error) string {
 	if err == nil {
 		return ""
@@ -191,7 +191,7 @@ func copied(ctx context.Context, c *client.Client, path string) (lines []string,
 	}
 }
 
-// TestFilesInMaintenance: everybody is a reader there, and a reader may not read files.
+// TestFilesInMaintenance: every caller is a reader there, and a reader may not read files.
 func TestFilesInMaintenance(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -213,7 +213,7 @@ func TestFilesInMaintenance(t *testing.T) {
 	})
 }
 
-// TestLaterExtensionWins: the squashfs of a later extension lies over those before it.
+// TestLaterExtensionWins: the squashfs of a later extension overrides earlier ones.
 func TestLaterExtensionWins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -234,7 +234,7 @@ func TestLaterExtensionWins(t *testing.T) {
 	})
 }
 
-// TestLinksOfExtensions are links on the node too, and lead to what they led to.
+// TestLinksOfExtensions: they are links on the node too, with the same targets.
 func TestLinksOfExtensions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -259,8 +259,8 @@ func TestLinksOfExtensions(t *testing.T) {
 	})
 }
 
-// TestFirmwareIsWhereItBelongs: imager takes firmware out of an extension; the
-// node has it all the same, but for microcode, which is no file any more.
+// TestFirmwareIsWhereItBelongs: imager takes firmware out of an extension; the node has it
+// all the same, except microcode, which is no longer a file.
 func TestFirmwareIsWhereItBelongs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -283,7 +283,7 @@ func TestFirmwareIsWhereItBelongs(t *testing.T) {
 		}
 		want := []string{"./", "nic/", "nic/a.bin 4"}
 		got, err := listed(t.Context(), c, &machineapi.ListRequest{Root: "/usr/lib/firmware", Recurse: true})
-		if err == nil { // what is left of the directory of the microcode may be there
+		if err == nil { // the microcode's directory may remain
 			got = slices.DeleteFunc(got, func(line string) bool { return line == "intel-ucode/" })
 		}
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {

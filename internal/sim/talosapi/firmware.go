@@ -1,6 +1,6 @@
-// Package talosapi runs simulated Talos machines: it boots the bytes on a VM's
-// media, serves the Talos API of maintenance mode or of a configured node, and
-// installs, reboots and shuts down as the real system does.
+// Package talosapi runs simulated Talos machines: it boots the content of a VM's media,
+// serves the Talos API in maintenance mode or on a configured node, and installs, reboots
+// and shuts down like the real system.
 package talosapi
 
 import (
@@ -17,13 +17,13 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Times are how long things take at speed 1; 0 means as long as by default.
+// Times are durations at speed 1; 0 means the default.
 type Times struct {
 	Boot     time.Duration // kernel and early userland, after firmware or kexec; 10 s
 	Firmware time.Duration // power on to kernel; 5 s
-	Pull     time.Duration // fetching the installer; 8 s
-	Copy     time.Duration // writing the boot image; 12 s
-	Services time.Duration // API up until all services run; 5 s
+	Pull     time.Duration // of the installer; 8 s
+	Copy     time.Duration // of the boot image; 12 s
+	Services time.Duration // from the API's start until all services run; 5 s
 	Leave    time.Duration // orderly shutdown of services; 5 s
 }
 
@@ -36,25 +36,26 @@ func (t Times) withDefaults() Times {
 }
 
 const (
-	switchTime   = time.Second // each half of the change from maintenance to configured, at speed 1
+	switchTime   = time.Second // each half of the switch from maintenance to configured, at speed 1
 	affiliateTTL = 30 * time.Minute
 )
 
 // apiPort is apid's.
 const apiPort = 50000
 
-// Kubelet is told when a node's kubelet starts and when it is gone. Its methods must not block.
+// Kubelet gets the starts and ends of nodes' kubelets. Its methods must not block.
 type Kubelet interface {
 	NodeUp(NodeInfo)
 	NodeDown(name, uuid string)
-	// StaticPods says how those are that the kubelet of the machine with that UUID runs.
+	// StaticPods gets the state of the static pods of the kubelet of the machine with that
+	// UUID.
 	StaticPods(uuid string, pods []StaticPod)
 }
 
-// Data is what the API servers of the control planes keep in etcd.
+// Data is the content of etcd for the control planes' API servers.
 type Data interface {
 	Dump(ctx context.Context) ([]etcd.KeyValue, error)
-	// Load replaces all of it; nil is what the API servers of a new cluster begin with.
+	// Load replaces all of it; nil is the initial content of a new cluster.
 	Load(ctx context.Context, data []etcd.KeyValue) error
 }
 
@@ -70,37 +71,36 @@ type NodeInfo struct {
 	Labels         map[string]string
 }
 
-// Options connect the machines to their world.
+// Options connect the machines to their environment.
 type Options struct {
 	Network  *network.Network
 	Recorder *record.Recorder
-	// Lease is the address that DHCP gives to a MAC (upper-case).
+	// Lease is the DHCP address of a MAC (upper-case).
 	Lease func(mac string) (netip.Addr, bool)
-	// NetworkBits are those of the network that the leases are in; 0 means 24.
+	// NetworkBits is the prefix length of the leases' network; 0 means 24.
 	NetworkBits int
 	// Speed divides every simulated duration; 0 means 1.
 	Speed float64
 	Times Times
-	// PullInstaller fetches the boot image that an installer image has for that
-	// architecture. One that the registry does not have is ErrNoImage.
+	// PullInstaller fetches the boot image of an installer image for that architecture. If the
+	// registry lacks the image, the error is ErrNoImage.
 	PullInstaller func(ctx context.Context, ref, arch string) (uki []byte, err error)
-	// PublicImage is the digest of an image in a registry that the world has and the
-	// lab does not serve: Kubernetes' own. One that is not there is ErrNoImage; a
-	// registry of the lab's is errors.ErrUnsupported. nil: containers run images
-	// that nobody pulls.
+	// PublicImage is the digest of an image in a public registry that the lab does not serve:
+	// Kubernetes' own. For a missing image the error is ErrNoImage, for a registry of the lab
+	// errors.ErrUnsupported. nil: containers run without pulling images.
 	PublicImage func(ref string) (digest string, err error)
-	// ResolveImage is the digest that a tag means now; nil if nobody needs it.
+	// ResolveImage is the digest that a tag currently points to; may be nil.
 	ResolveImage func(ctx context.Context, ref string) (digest string, err error)
-	// Drain makes a node unschedulable in Talos' name and empties it, and Uncordon
-	// undoes the former where Talos did it. They may block; nil does nothing.
+	// Drain cordons a node in Talos' name and drains it; Uncordon removes that cordon. They
+	// may block; nil does nothing.
 	Drain, Uncordon func(ctx context.Context, node string) error
 	// Kubelet may be nil.
 	Kubelet Kubelet
-	// Data is what API servers keep in etcd; nil: nothing.
+	// Data is the API servers' content of etcd; nil: none.
 	Data Data
-	// Console gets what a machine prints on its screen; may be nil.
+	// Console gets the lines that a machine prints on its screen; may be nil.
 	Console func(vmid int, line string)
-	// BootLog lets a booted node append a line to the data of its EPHEMERAL partition.
+	// BootLog makes a booted node append a line to its EPHEMERAL partition.
 	BootLog bool
 }
 
@@ -122,7 +122,7 @@ type Firmware struct {
 
 var _ world.Firmware = (*Firmware)(nil)
 
-// New makes firmware whose machines all end with ctx at the latest.
+// New makes firmware whose machines end with ctx at the latest.
 func New(ctx context.Context, o Options) *Firmware {
 	if o.Speed == 0 {
 		o.Speed = 1
@@ -148,13 +148,13 @@ func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 		off := m.run(ctx)
 		close(m.done)
 		if off {
-			hw.PowerOff() // the world answers with Kill, which has nothing left to wait for
+			hw.PowerOff() // the world calls Kill, which then has nothing to wait for
 		}
 	}()
 	return m
 }
 
-// scaled is how long d lasts for this lab.
+// scaled is the real duration of d in this lab.
 func (fw *Firmware) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / fw.o.Speed)
 }
@@ -171,13 +171,13 @@ func (fw *Firmware) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// spend is sleep for what the machine itself is at, of which the world keeps account.
+// spend is sleep for the machine's own work, which the world's timeline records.
 func (m *machine) spend(ctx context.Context, what string, d time.Duration) bool {
 	defer m.account(what)()
 	return m.fw.sleep(ctx, d)
 }
 
-// account begins a delay and returns what ends it.
+// account begins a delay of the timeline and returns the function that ends it.
 func (m *machine) account(what string) (end func()) {
 	from := time.Now()
 	return func() {

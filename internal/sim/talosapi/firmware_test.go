@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// TestWhatTheFirmwareBoots: an image of its own architecture, unless somebody
-// else's keys have to have signed it.
+// TestWhatTheFirmwareBoots: an image of its own architecture, unless Secure Boot requires
+// a signature.
 func TestWhatTheFirmwareBoots(t *testing.T) {
 	t.Parallel()
 	const denied, nothing = "9011: BdsDxe: failed to load ide2: Access Denied", "9011: no bootable device"
@@ -51,7 +51,7 @@ func TestWhatTheFirmwareBoots(t *testing.T) {
 	}
 }
 
-// TestWhatTheImageIsFor: what a machine says of it, blank and configured.
+// TestWhatTheImageIsFor: what a machine reports about it, blank and configured.
 func TestWhatTheImageIsFor(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// frame is a message that is passed on as it came.
+// frame is a message that is forwarded unchanged.
 type frame struct{ raw []byte }
 
-// codec is that of gRPC, and leaves frames as they are.
+// codec is gRPC's, but passes frames through.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
@@ -37,8 +37,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// from says in an answer's one message which machine it is of: every response of
-// the API that can be joined has messages as field 1, whose field 1 is the metadata.
+// from adds the machine's name to the one message of an answer: every response of the API
+// that can be joined has messages as field 1, whose field 1 is the metadata.
 func (f *frame) from(target string) (*frame, error) {
 	field, kind, n := protowire.ConsumeTag(f.raw)
 	if n < 0 || field != 1 || kind != protowire.BytesType {
@@ -52,15 +52,15 @@ func (f *frame) from(target string) (*frame, error) {
 	return &frame{raw: protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), message.raw)}, nil
 }
 
-// named is a message of a stream with the machine that it is of.
+// named is a message of a stream with its machine's name.
 func (f *frame) named(target string) *frame {
-	//lint:ignore SA1019 it is how answers are joined
+	//lint:ignore SA1019 answers are joined by it
 	return &frame{raw: append(f.raw[:len(f.raw):len(f.raw)], marshal(&common.Empty{Metadata: &common.Metadata{Hostname: target}})...)}
 }
 
-// failed is the answer of a machine that did not answer.
+// failed is the answer in place of a machine that did not answer.
 func failed(target string, err error, stream bool) *frame {
-	//lint:ignore SA1019 it is how answers are joined
+	//lint:ignore SA1019 answers are joined by it
 	e := &common.Empty{Metadata: &common.Metadata{Hostname: target, Error: err.Error(), Status: status.Convert(err).Proto()}}
 	if stream {
 		return &frame{raw: marshal(e)}
@@ -69,6 +69,6 @@ func failed(target string, err error, stream bool) *frame {
 }
 
 func marshal(m proto.Message) []byte {
-	b, _ := proto.Marshal(m) // strings of ours, which are valid
+	b, _ := proto.Marshal(m) // our strings are valid
 	return b
 }

@@ -23,10 +23,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// healthPoll is how often Talos repeats a check that fails, at speed 1.
+// healthPoll is how often Talos repeats a failed check, at speed 1.
 const healthPoll = 5 * time.Second
 
-// clusterService asks all machines of the cluster how they are.
+// clusterService checks the health of all machines of the cluster.
 type clusterService struct {
 	clusterapi.UnimplementedClusterServiceServer
 	machine *machineService
@@ -35,16 +35,16 @@ type clusterService struct {
 
 var _ clusterapi.ClusterServiceServer = (*clusterService)(nil)
 
-// check is one condition that a healthy cluster meets (pkg/cluster/check).
+// check is one condition of a healthy cluster (pkg/cluster/check).
 type check struct {
 	name   string
 	assert func(ctx context.Context) error
 }
 
-// errSkip is a check of something that the cluster does not have.
+// errSkip skips a check of something that the cluster does not have.
 var errSkip = errors.New("SKIP")
 
-// HealthCheck implements the API: it waits for one condition after the other and says how it stands.
+// HealthCheck implements the API: it waits for one condition after the other and reports progress.
 func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grpc.ServerStreamingServer[clusterapi.HealthCheckProgress]) error {
 	if err := s.machine.checkControlPlane("cluster health check"); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grp
 	last := ""
 	say := func(text string) {
 		if text != last {
-			_ = srv.Send(&clusterapi.HealthCheckProgress{Message: text}) // whoever does not listen any more is not told
+			_ = srv.Send(&clusterapi.HealthCheckProgress{Message: text}) // the caller may be gone
 		}
 		last = text
 	}
@@ -84,7 +84,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// examination is of the machines that discovery knows.
+// examination is a health check of the machines that discovery knows.
 type examination struct {
 	proxy *proxy
 	nodes []cluster.AffiliateSpec
@@ -128,7 +128,7 @@ func (e *examination) controlPlanes() []cluster.AffiliateSpec {
 	return slices.DeleteFunc(slices.Clone(e.nodes), func(n cluster.AffiliateSpec) bool { return !n.MachineType.IsControlPlane() })
 }
 
-// each asks one machine after the other, in the name of whoever called.
+// each asks one machine after the other, in the caller's name.
 func (e *examination) each(nodes []cluster.AffiliateSpec, ask func(context.Context, *grpc.ClientConn) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		for _, n := range nodes {
@@ -144,7 +144,7 @@ func (e *examination) each(nodes []cluster.AffiliateSpec, ask func(context.Conte
 	}
 }
 
-// service wants a service of the control planes to be healthy.
+// service requires a service of the control planes to be healthy.
 func (e *examination) service(id string) func(context.Context) error {
 	return e.each(e.controlPlanes(), func(ctx context.Context, conn *grpc.ClientConn) error {
 		answer, err := machineapi.NewMachineServiceClient(conn).ServiceList(ctx, &emptypb.Empty{})
@@ -204,7 +204,7 @@ func (e *examination) membersAreControlPlanes(ctx context.Context) error {
 	return nil
 }
 
-// What a machine has to have (pkg/minimal, of a worker).
+// Minimum resources of a machine (pkg/minimal, of a worker).
 const (
 	leastMemory    = 874 * mib
 	leastEphemeral = 3 * gib
@@ -221,7 +221,7 @@ func memorySize(ctx context.Context, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// resources are all of a kind that another machine shows.
+// resources are all resources of a kind on another machine.
 func resources(ctx context.Context, conn *grpc.ClientConn, ns resource.Namespace, kind resource.Type) ([]resource.Resource, error) {
 	list, err := state.WrapCore(cosiclient.NewAdapter(cosi.NewStateClient(conn))).List(ctx, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
 	return list.Items, err

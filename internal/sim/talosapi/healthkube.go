@@ -15,7 +15,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 )
 
-// kubeObjects is what the checks read of a list of Kubernetes' nodes and pods.
+// kubeObjects is the part of a list of Kubernetes' nodes or pods that the checks read.
 type kubeObjects struct {
 	Items []struct {
 		Metadata struct {
@@ -45,7 +45,7 @@ func (o kubeObjects) unready() []string {
 	return names
 }
 
-// kubernetes asks the cluster's API server for a list, as an administrator.
+// kubernetes requests a list from the cluster's API server, as an administrator.
 func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, err error) {
 	cfg := b.config()
 	ca := cfg.K8sAPIServerCAConfig().IssuingCA()
@@ -80,7 +80,7 @@ func (b *boot) kubernetes(ctx context.Context, path string) (list kubeObjects, e
 	return list, json.NewDecoder(resp.Body).Decode(&list)
 }
 
-// nodesReport wants every machine among Kubernetes' nodes, and nobody else.
+// nodesReport requires that Kubernetes' nodes are exactly the machines.
 func (b *boot) nodesReport(nodes []cluster.AffiliateSpec) func(context.Context) error {
 	return func(ctx context.Context) error {
 		list, err := b.kubernetes(ctx, "/api/v1/nodes")
@@ -141,7 +141,7 @@ func (e *examination) kubernetesChecks() []check {
 	}
 }
 
-// podsReady wants so many pods of an application of kube-system, all of them ready; -1 is any number.
+// podsReady requires n ready pods of an application in kube-system; -1 is any number.
 func (b *boot) podsReady(ctx context.Context, app string, n int) error {
 	list, err := b.kubernetes(ctx, "/api/v1/namespaces/kube-system/pods?labelSelector="+url.QueryEscape("k8s-app="+app))
 	if err != nil {
@@ -156,7 +156,7 @@ func (b *boot) podsReady(ctx context.Context, app string, n int) error {
 	return nil
 }
 
-// workloadReady wants the pods of a workload of kube-system ready if there is one.
+// workloadReady requires the pods of a workload in kube-system to be ready, if it exists.
 func (b *boot) workloadReady(kind, app string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		list, err := b.kubernetes(ctx, "/apis/apps/v1/namespaces/kube-system/"+kind+"?labelSelector="+url.QueryEscape("k8s-app="+app))

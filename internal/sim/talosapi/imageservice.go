@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// imageService is the part of the image API that an upgrade needs. Talos has it since 1.13.
+// imageService is the part of the image API that upgrades use. Talos has it since 1.13.
 type imageService struct {
 	machineapi.UnimplementedImageServiceServer
 	boot *boot
@@ -61,7 +61,7 @@ func (s *imageService) Pull(req *machineapi.ImageServicePullRequest, srv grpc.Se
 	return srv.Send(&machineapi.ImageServicePullResponse{Response: &machineapi.ImageServicePullResponse_Name{Name: name.ref}})
 }
 
-// ImagePull implements the API, that of before there was ImageService.
+// ImagePull implements the API that preceded ImageService.
 func (s *machineService) ImagePull(ctx context.Context, req *machineapi.ImagePullRequest) (*machineapi.ImagePullResponse, error) {
 	in, err := containerd(&common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: req.GetNamespace()})
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *machineService) ImagePull(ctx context.Context, req *machineapi.ImagePul
 	return &machineapi.ImagePullResponse{Messages: []*machineapi.ImagePull{{}}}, nil
 }
 
-// layerProgress tells of the one layer that matters.
+// layerProgress is the progress of the one relevant layer.
 func layerProgress(c cachedImage, share float64) *machineapi.ImageServicePullResponse {
 	layer := &machineapi.ImageServicePullLayerProgress{
 		Status: machineapi.ImageServicePullLayerProgress_DOWNLOADING, Offset: int64(share * float64(c.size)), Total: c.size,

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// What nothing refers to goes after an hour; an API that pulls skips what is there.
-func TestImagesGo(t *testing.T) {
+// Unused images are removed after an hour; a pull skips stored images.
+func TestUnusedImagesAreRemoved(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, b, c := upgradeLab(t)

@@ -18,24 +18,23 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// imageAge is after how long Talos has removed an image of its own namespaces that
-// nothing it runs refers to: it looks every 15 minutes, and waits for an hour since
-// it has seen that (controllers/cri/image_gc.go).
+// imageAge is how long Talos keeps an unused image in its own namespaces: it checks every
+// 15 minutes, and removes an image an hour after it first found it unused
+// (controllers/cri/image_gc.go).
 const imageAge = 75 * time.Minute
 
-// ErrNoImage is what Options.PullInstaller and Options.ResolveImage return for
-// an image that the registry does not have.
+// ErrNoImage is the error of Options.PullInstaller and Options.ResolveImage for an image
+// that the registry does not have.
 var ErrNoImage = errors.New("not found")
 
-// How long Talos goes on trying to pull an image (containers/image/image.go).
+// Talos' retries of an image pull (containers/image/image.go).
 const (
 	pullTimeout  = 20 * time.Minute
 	pullInterval = 5 * time.Second // doubled each time
 )
 
-// imageStore is what containerd holds on each EPHEMERAL volume, by the volume's
-// partition UUID. It is kept beside the disk's bytes: an image cache is no data
-// that anybody would miss.
+// imageStore is containerd's content on each EPHEMERAL volume, by the volume's partition
+// UUID. It is not part of the disk's content: a lost image cache does no harm.
 type imageStore struct {
 	mu      sync.Mutex
 	volumes map[string]map[imageName]cachedImage
@@ -50,17 +49,17 @@ type imageName struct {
 
 type cachedImage struct {
 	image  artefact.Image
-	refs   []string // that it was pulled by
-	digest string   // "sha256:…"; empty if nobody can tell
+	refs   []string // references that it was pulled by
+	digest string   // "sha256:…"; empty if unknown
 	uki    string   // SHA-256 of the boot image: see bootImages
 	size   int64
 	pulled time.Time
 }
 
-// systemContainerd is where Talos itself pulls installers to.
+// systemContainerd is where Talos itself stores installers.
 var systemContainerd = imageName{driver: common.ContainerDriver_CONTAINERD, namespace: common.ContainerdNamespace_NS_SYSTEM}
 
-// containerd is the one that a request names.
+// containerd is the containerd and namespace that a request names.
 func containerd(c *common.ContainerdInstance) (imageName, error) {
 	switch c.GetDriver() {
 	case common.ContainerDriver_CONTAINERD, common.ContainerDriver_CRI:
@@ -79,14 +78,14 @@ func containerd(c *common.ContainerdInstance) (imageName, error) {
 	return imageName{driver: c.GetDriver(), namespace: c.GetNamespace()}, nil
 }
 
-// isFull says whether the machine has a volume for images, and no room on it.
+// isFull says whether the machine has a volume for images without free space.
 func (m *machine) isFull() bool {
 	_, ok := locate(m.devices(), labelEphemeral)
 	return ok && m.has().Full
 }
 
-// images is the machine's cache; a machine without EPHEMERAL has none. The mutex
-// of the images must be held.
+// images is the machine's cache; nil without EPHEMERAL. The mutex of the images must be
+// held.
 func (m *machine) images() map[imageName]cachedImage {
 	p, ok := locate(m.devices(), labelEphemeral)
 	if !ok {
@@ -102,7 +101,7 @@ func (m *machine) images() map[imageName]cachedImage {
 	return all[p.part.UUID]
 }
 
-// cached finds an image by exactly the name that it is stored under.
+// cached finds an image by its exact stored name.
 func (m *machine) cached(name imageName) (cachedImage, bool) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()
@@ -110,8 +109,8 @@ func (m *machine) cached(name imageName) (cachedImage, bool) {
 	return c, ok
 }
 
-// store keeps an image under all of its names: the reference, the digest, and
-// the repository at the digest (manageAliases in containers/image/image.go).
+// store stores an image under all of its names: the reference, the digest, and the
+// repository at the digest (manageAliases in containers/image/image.go).
 func (m *machine) store(name imageName, c cachedImage) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()
@@ -132,7 +131,7 @@ func (m *machine) store(name imageName, c cachedImage) {
 	}
 }
 
-// list is the images of one namespace in order of names.
+// list is the images of one namespace by name.
 func (m *machine) list(in imageName) ([]string, []cachedImage) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()
@@ -147,8 +146,8 @@ func (m *machine) list(in imageName) ([]string, []cachedImage) {
 	return refs, images
 }
 
-// normalRef is a reference as containerd stores it: with a registry, and with
-// a digest or else a tag, never with both (ParseDockerRef of distribution).
+// normalRef is a reference as containerd stores it: with a registry, and with either a
+// digest or a tag (ParseDockerRef of distribution).
 func normalRef(ref string) (string, error) {
 	name, digest, pinned := strings.Cut(ref, "@")
 	if name == "" || strings.ContainsAny(ref, " \t\n") || pinned && !strings.HasPrefix(digest, "sha256:") {
@@ -170,9 +169,9 @@ func normalRef(ref string) (string, error) {
 	return name + ":" + cmp.Or(tag, "latest"), nil
 }
 
-// pull fetches an image unless it is there already. An image that the registry
-// does not have is tried again notFoundRetries times, any other failure until
-// the time for it is up. progress is told what share of it has arrived.
+// pull fetches an image unless it is stored already. It retries notFoundRetries times if
+// the registry does not have the image, and until a timeout after other errors. progress
+// gets the share that has arrived.
 func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, progress func(cachedImage, float64)) (imageName, error) {
 	ref := name.ref
 	normal, err := normalRef(ref)
@@ -190,9 +189,9 @@ func (b *boot) pull(ctx context.Context, name imageName, notFoundRetries int, pr
 	return name, b.receive(ctx, name, c, progress)
 }
 
-// fetchPatiently asks the registry again as Talos does for itself. Its API
-// (notFoundRetries is 0) asks a single time since 1.14
-// (Pull and PullWithRetriesAndTimeout in containers/image/pull.go).
+// fetchPatiently asks the registry repeatedly, as Talos does for its own pulls. Its API
+// (notFoundRetries is 0) tries only once since 1.14 (Pull and PullWithRetriesAndTimeout in
+// containers/image/pull.go).
 func (b *boot) fetchPatiently(ctx context.Context, ref, given string, notFoundRetries int) (cachedImage, error) {
 	if notFoundRetries > 0 || b.release().patientPull {
 		var cancel context.CancelFunc
@@ -223,7 +222,7 @@ func (b *boot) fetchPatiently(ctx context.Context, ref, given string, notFoundRe
 	}
 }
 
-// receive lets the time of a download pass and keeps what has arrived.
+// receive waits for the duration of a download and stores the image.
 func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progress func(cachedImage, float64)) error {
 	const parts = 4
 	for i := range parts {
@@ -238,7 +237,7 @@ func (b *boot) receive(ctx context.Context, name imageName, c cachedImage, progr
 	return nil
 }
 
-// fetch asks the registry; given is the reference as the caller wrote it.
+// fetch asks the registry; given is the caller's form of the reference.
 func (m *machine) fetch(ctx context.Context, ref, given, arch string) (cachedImage, error) {
 	switch m.fw.defects.ofRef(given, m.has()) {
 	case Unpullable:

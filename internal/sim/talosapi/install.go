@@ -14,9 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// install writes the system to the configured disk and reboots into it. Where
-// that fails the sequence does, and machined with it (main.go): it reboots, from
-// its boot medium again.
+// install writes the system to the configured disk and reboots into it. If that fails, so
+// do the sequence and machined (main.go): it reboots, from its boot medium again.
 func (b *boot) install(ctx context.Context) (outcome, error) {
 	if b.config().UnattendedInstallConfig() != nil {
 		b.sequence("", "install", nil)
@@ -39,10 +38,10 @@ func (b *boot) install(ctx context.Context) (outcome, error) {
 	return end, nil
 }
 
-// writeSystem pulls the installer, wipes and partitions the disk, and writes
-// boot image and state. Power lost after partitioning leaves a disk that counts
-// as installed and cannot boot. It carries on where the configuration wants no
-// reboot (shouldReboot in unattended_install.go).
+// writeSystem pulls the installer, wipes and partitions the disk, and writes boot image
+// and state. After a power loss during the write the disk counts as installed but can't
+// boot. The boot continues if the configuration wants no reboot (shouldReboot in
+// unattended_install.go).
 func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	ref, target, err := b.installTarget()
 	if err != nil {
@@ -84,7 +83,7 @@ func (b *boot) writeSystem(ctx context.Context) (outcome, error) {
 	return kexec, b.provision(ctx)
 }
 
-// systemDisk is a freshly installed disk with the active configuration, EPHEMERAL aside.
+// systemDisk is a new system disk with the active configuration, without EPHEMERAL.
 func (b *boot) systemDisk(installed cachedImage) (artefact.Disk, error) {
 	st, err := b.stateNow()
 	if err != nil {
@@ -108,7 +107,7 @@ func systemPartitions(talos, uki string, st stateData) (artefact.Disk, error) {
 	}}, nil
 }
 
-// installTarget is the installer to pull and the disk to install on: the first one that matches.
+// installTarget is the installer to pull and the disk to install on: the first match.
 func (b *boot) installTarget() (string, device, error) {
 	ref, matches, err := installWish(b.config())
 	if err != nil {
@@ -129,7 +128,7 @@ func (b *boot) installTarget() (string, device, error) {
 	return "", device{}, errNoMatch
 }
 
-// installWish reads installer and disk selector from whichever part of the configuration has them.
+// installWish reads installer and disk selector from the part of the configuration that has them.
 func installWish(cfg config.Provider) (string, func(device) (bool, error), error) {
 	if u := cfg.UnattendedInstallConfig(); u != nil {
 		selector := u.VolumeSelector()

@@ -14,17 +14,17 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// installerTask is an installer's container that failed.
+// installerTask is the error of a failed installer container.
 type installerTask struct{ code int32 }
 
 func (e installerTask) Error() string { return fmt.Sprintf("task failed with exit code %d", e.code) }
 
-// The last steps of an upgrade on disk; the rest of Times.Copy goes by before them.
+// settleTime is the last part of an upgrade on disk; the rest of Times.Copy passes before.
 const settleTime = time.Second
 
-// upgradeDisk runs an installer image on an installed machine: it adds a boot
-// entry beside the running one and makes it the default, and what runs goes on
-// running. An installerTask error left everything as it was.
+// upgradeDisk runs an installer image on an installed machine: it adds a boot entry and
+// makes it the default; the running system continues. After an installerTask error nothing
+// has changed.
 //
 // The steps are the installer's, and power may fail between any two of them:
 //  1. drop every entry but the one to keep
@@ -81,9 +81,9 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, say func(string))
 	return nil
 }
 
-// keepOne removes old entries. Installers of Talos 1.14 keep the running one;
-// older ones keep the default, so that a second upgrade without a reboot in
-// between takes the running system off the disk (Upgrade in sdboot.go).
+// keepOne removes old entries. Installers of Talos 1.14 keep the running one; older ones
+// keep the default, so that a second upgrade without a reboot in between removes the
+// running system from the disk (Upgrade in sdboot.go).
 func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
 	kept, ok := l.entry(b.m.defaultEntry(*l))
 	if running, found := l.entry(b.med.entry); found && (!ok || !releaseOf(installer).keepsDefault) {
@@ -99,7 +99,7 @@ func (b *boot) keepOne(l *loader, installer string, say func(string)) string {
 	return kept.Name
 }
 
-// preflight is whether the installer takes this machine: it looks at the version that runs.
+// preflight is the installer's check of the running version.
 func (b *boot) preflight(img artefact.Image) error {
 	version := func(tag string) (*compatibility.TalosVersion, error) {
 		return compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: tag})

@@ -12,29 +12,29 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 )
 
-// How long what the kubelet does takes, at speed 1.
+// The kubelet's durations, at speed 1.
 const (
-	kubeletEnds   = time.Second      // a kubelet that is told to end until it has
-	kubeletHealth = 2 * time.Second  // its start until the first look at its health (services/kubelet.go)
-	manifestCheck = 20 * time.Second // at most, a change of the static pods until it sees it: its httpCheckFrequency
-	statusCheck   = 15 * time.Second // at most, a change of a static pod until Talos sees it (KubeletStaticPodController)
+	kubeletEnds   = time.Second      // from an order to end until it has ended
+	kubeletHealth = 2 * time.Second  // from its start until the first health check (services/kubelet.go)
+	manifestCheck = 20 * time.Second // maximum delay until it sees a change of static pods: its httpCheckFrequency
+	statusCheck   = 15 * time.Second // maximum delay until Talos sees a change of a static pod (KubeletStaticPodController)
 )
 
-// kubeletID is the kubelet's, as a service.
+// kubeletID is the ID of the kubelet service.
 const kubeletID = "kubelet"
 
-// kubelet is the service of that name on one boot, and the static pods that it runs.
+// kubelet is the kubelet service of one boot, with its static pods.
 type kubelet struct {
 	b *boot
 
-	telling sync.Mutex // one word to Kubernetes at a time, so that the last is how things are
+	telling sync.Mutex // serializes reports to Kubernetes, so that the last one is current
 
 	mu      sync.Mutex
 	status  service
-	ordered int             // restarts that the API asked for
-	done    int             // those of them that have begun
-	pods    map[string]*pod // by component; nil until the kubelet has begun with them
-	changed chan struct{}   // closed at the next change of what it is to run, or of a pod
+	ordered int             // restarts requested through the API
+	done    int             // those that have begun
+	pods    map[string]*pod // by component; nil until the kubelet has started some
+	changed chan struct{}   // closed when its specification or a pod changes
 }
 
 func newKubelet(b *boot) *kubelet {
@@ -44,7 +44,7 @@ func newKubelet(b *boot) *kubelet {
 	}
 }
 
-// notify tells whoever waits that something has changed.
+// notify wakes the waiters for a change.
 func (k *kubelet) notify() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -58,7 +58,7 @@ func (k *kubelet) service() service {
 	return k.status
 }
 
-// become shows a new state of the service.
+// become publishes a new state of the service.
 func (k *kubelet) become(ctx context.Context, state, message string, healthy, unknown bool) {
 	s := service{id: kubeletID, state: state, message: message, healthy: healthy, unknown: unknown, at: time.Now()}
 	if state == stateRunning && !healthy && !unknown {
@@ -74,11 +74,11 @@ func (k *kubelet) become(ctx context.Context, state, message string, healthy, un
 	}
 }
 
-// errNoKubelet is what a health check meets where the process does not get as far as to listen.
+// errNoKubelet is the health check's error if the process does not listen.
 const errNoKubelet = `Get "http://127.0.0.1:10248/healthz": dial tcp 127.0.0.1:10248: connect: connection refused`
 
-// wanted is the image that the configuration has the kubelet run, what else a
-// change of has it restarted, and a channel that is closed when that may have changed.
+// wanted is the configured image, the generation whose change restarts the kubelet, and a
+// channel that is closed when either may have changed.
 func (k *kubelet) wanted() (image, generation string, changed <-chan struct{}) {
 	var args []string
 	if cfg := k.b.config().K8sKubeletConfig(); cfg != nil {
@@ -89,8 +89,8 @@ func (k *kubelet) wanted() (image, generation string, changed <-chan struct{}) {
 	return image, fmt.Sprint(image, args, k.ordered), k.changed
 }
 
-// run keeps the service as its specification has it: a change of that ends it and
-// starts it anew (KubeletServiceController). started is closed when it runs for the first time.
+// run keeps the service as specified: a changed specification restarts it
+// (KubeletServiceController). started is closed at the first start.
 func (k *kubelet) run(ctx context.Context, started chan<- struct{}) {
 	atOnce := true
 	for ctx.Err() == nil {
@@ -121,7 +121,7 @@ func (k *kubelet) run(ctx context.Context, started chan<- struct{}) {
 	}
 }
 
-// end is the end of the process. Its containers go on without it.
+// end waits for the end of the process. Its containers keep running.
 func (k *kubelet) end(ctx context.Context) bool {
 	if ctx.Err() != nil {
 		return false
@@ -137,8 +137,8 @@ func (k *kubelet) end(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// serve is one run of the service, until ctx ends. The first one of a boot takes no
-// time, which the start of the services has: atOnce.
+// serve is one run of the service, until ctx ends. With atOnce, the first run of a boot
+// takes no time: it is part of the services' start.
 func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started func()) {
 	b := k.b
 	k.mu.Lock()
@@ -173,16 +173,16 @@ func (k *kubelet) serve(ctx context.Context, image string, atOnce bool, started 
 	k.runPods(ctx)
 }
 
-// fetch has the image there. Where Talos has just booted that is part of how long
-// the services take to start, unless there is something wrong with the image.
+// fetch pulls the image. With atOnce that is part of the services' start and takes no
+// time, unless the image is broken.
 func (k *kubelet) fetch(ctx context.Context, image string, atOnce bool) error {
 	name := imageName{driver: common.ContainerDriver_CRI, namespace: common.ContainerdNamespace_NS_SYSTEM, ref: image}
 	_, err := k.b.pullContainer(ctx, name, legacyRetries, atOnce)
 	return err
 }
 
-// restart is what the API's order to restart the service does: it returns when the
-// process has ended and is being started again.
+// restart restarts the service as the API does: it returns when the process has ended and
+// is starting again.
 func (k *kubelet) restart(ctx context.Context) error {
 	k.mu.Lock()
 	k.ordered++
@@ -202,7 +202,7 @@ func (k *kubelet) restart(ctx context.Context) error {
 	}
 }
 
-// arguments are flags in order, as argsbuilder writes them.
+// arguments are sorted flags, as argsbuilder writes them.
 func arguments(extra map[string][]string) []string {
 	var all []string
 	for name, values := range extra {
@@ -214,7 +214,7 @@ func arguments(extra map[string][]string) []string {
 	return all
 }
 
-// kubeletSpec is what the kubelet is to run with.
+// kubeletSpec is the kubelet's specification.
 func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.KubeletSpec {
 	r := k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID)
 	r.TypedSpec().Image = image
@@ -225,7 +225,7 @@ func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.Kubelet
 	return r
 }
 
-// rendered are the static pods that Talos has the kubelet run.
+// rendered are the static pods that Talos renders for the kubelet.
 func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) {
 	all := map[string]map[string]any{}
 	for _, id := range components {
@@ -241,8 +241,8 @@ func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) 
 	return all, nil
 }
 
-// startKubelet starts the service and waits until it is healthy, as the boot
-// sequence does, unless the machine is told to end before.
+// startKubelet starts the service and waits until it is healthy, as the boot sequence
+// does, unless an order to end comes before.
 func (b *boot) startKubelet(ctx context.Context) outcome {
 	started := make(chan struct{})
 	b.tasks.Go(func() { b.kubelet.run(ctx, started) })

@@ -26,7 +26,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// lab is a cluster's worth of firmware and the images that its machines can pull.
+// lab is a cluster's firmware and the images that its machines can pull.
 type lab struct {
 	t       *testing.T
 	net     *network.Network
@@ -38,7 +38,7 @@ type lab struct {
 	installers map[string]artefact.Image
 	screen     []string
 	kubelets   []string
-	pods       []talosapi.StaticPod // as they were last told of
+	pods       []talosapi.StaticPod // latest report
 }
 
 func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
@@ -104,14 +104,14 @@ func (l *lab) StaticPods(_ string, pods []talosapi.StaticPod) {
 	l.pods = pods
 }
 
-// note records what happened to a node.
+// note records an event of a node.
 func (l *lab) note(line string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kubelets = append(l.kubelets, line)
 }
 
-// lines returns what was recorded on a list so far.
+// lines returns the events recorded on a list so far.
 func (l *lab) lines(list *[]string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +147,7 @@ type box struct {
 
 	mu     sync.Mutex
 	drives []world.Drive
-	off    chan struct{} // closed when the machine switched itself off
+	off    chan struct{} // closed when the machine has powered itself off
 }
 
 func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
@@ -220,7 +220,7 @@ func (l *lab) controlPlane() *box {
 	return b
 }
 
-// installedControlPlane is the system disk of cp1, the only member of an etcd that was formed long ago.
+// installedControlPlane is the system disk of cp1, the only member of an old etcd.
 func (l *lab) installedControlPlane(conf []byte, img artefact.Image) []byte {
 	l.t.Helper()
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
@@ -240,8 +240,8 @@ func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 	return b
 }
 
-// ukiOf is a boot image as an installer has it, of which DOS' part gets lost when
-// it is made anew of what it holds.
+// ukiOf is a boot image as in an installer. Rebuilding it from its content would lose the
+// DOS part.
 func ukiOf(t *testing.T, img artefact.Image) []byte {
 	t.Helper()
 	b, err := artefact.UKI(img)
@@ -253,7 +253,7 @@ func ukiOf(t *testing.T, img artefact.Image) []byte {
 	return b
 }
 
-// client talks to a machine with a certificate of that role.
+// client is a client of a machine with that role.
 func (l *lab) client(addr string, r role.Role) *client.Client {
 	l.t.Helper()
 	raw, err := l.cluster.Talosconfig(r, addr)
@@ -272,7 +272,7 @@ func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
 	return l.dial(client.WithConfig(conf), client.WithEndpoints(addr))
 }
 
-// insecure talks to a machine in maintenance mode.
+// insecure is a client of a machine in maintenance mode.
 func (l *lab) insecure(addr string) *client.Client {
 	l.t.Helper()
 	return l.dial(client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(addr))
@@ -291,7 +291,7 @@ func (l *lab) dial(opts ...client.OptionFunc) *client.Client {
 	return c
 }
 
-// running waits until the machine at addr is a node that is ready.
+// running waits until the machine at addr is a ready node.
 func (l *lab) running(addr string) {
 	l.t.Helper()
 	l.awaitStage(l.client(addr, role.Reader), runtime.MachineStageRunning)

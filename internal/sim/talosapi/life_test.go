@@ -137,7 +137,7 @@ func TestMachinesWithoutAPI(t *testing.T) {
 				time.Sleep(70 * time.Minute)
 				b.guest.Shutdown()
 				time.Sleep(time.Minute)
-				// A halted machine begins anew after seventy minutes, and halts again.
+				// A halted machine reboots after seventy minutes, and halts again.
 				if screen := slices.Compact(l.lines(&l.screen)); len(screen) != 1 || !strings.HasPrefix(screen[0], tc.screen) {
 					t.Errorf("screen: %q", screen)
 				}
@@ -318,7 +318,7 @@ func TestKillAtAnyTime(t *testing.T) {
 			go func() {
 				time.Sleep(16 * time.Second)
 				c := l.insecure(cpAddr)
-				// the machine may be gone by now, or go while it answers
+				// the machine may be down already, or go down while it answers
 				_, _ = c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: machineapi.ApplyConfigurationRequest_AUTO})
 			}()
 			time.Sleep(after)

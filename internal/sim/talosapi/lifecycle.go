@@ -18,9 +18,9 @@ type lifecycleService struct {
 
 var _ machineapi.LifecycleServiceServer = (*lifecycleService)(nil)
 
-// Upgrade implements the API. It runs an image that has been pulled before,
-// looks at nothing but the machine itself, and does not reboot. The installer
-// runs to its end even if the caller is gone (container.go in lifecycle).
+// Upgrade implements the API. It runs an image that was pulled before, checks only the
+// machine itself, and does not reboot. The installer runs to its end even if the caller is
+// gone (container.go in lifecycle).
 func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeRequest, srv grpc.ServerStreamingServer[machineapi.LifecycleServiceUpgradeResponse]) error {
 	b := s.boot
 	if !b.installing.TryLock() {
@@ -47,7 +47,7 @@ func (s *lifecycleService) Upgrade(req *machineapi.LifecycleServiceUpgradeReques
 	defer cancel()
 	err = b.upgradeDisk(ctx, c, func(line string) {
 		b.m.console("%s", line)
-		// whoever does not listen any more gets no lines
+		// the caller may be gone
 		_ = srv.Send(progressOf(&machineapi.LifecycleServiceInstallProgress_Message{Message: line + "\n"}))
 	})
 	var code int32

@@ -12,9 +12,9 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 )
 
-// publishNetwork shows how the machine is on the network: the loopback and its
-// cards, which net.ifnames=0 names as the kernel counts them, the link that has
-// its address, and what follows from that.
+// publishNetwork publishes the machine's network: the loopback and its cards, which
+// net.ifnames=0 numbers in the kernel's order, the link with its address, and what follows
+// from that.
 func (b *boot) publishNetwork(ctx context.Context) error {
 	links, at := b.links(), b.m.attached()
 	lo := netip.MustParsePrefix("127.0.0.1/8")
@@ -69,7 +69,7 @@ func (b *boot) links() []resource.Resource {
 	}
 	rs := []resource.Resource{lo}
 	for i, mac := range b.m.hw.MACs {
-		hardware, _ := net.ParseMAC(mac) // empty where it is none
+		hardware, _ := net.ParseMAC(mac) // empty if invalid
 		rs = append(rs, etherLink("eth"+strconv.Itoa(i), "virtio_net", "", len(rs), hardware))
 	}
 	if at := b.m.attached(); at.kind != "" && len(rs) > 1 {
@@ -78,7 +78,8 @@ func (b *boot) links() []resource.Resource {
 	return rs
 }
 
-// etherLink is a card, or what a configuration makes of cards, behind that many links.
+// etherLink is a card, or a link that a configuration makes of cards; after is the number
+// of links before it.
 func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) resource.Resource {
 	r := network.NewLinkStatus(network.NamespaceName, name)
 	*r.TypedSpec() = network.LinkStatusSpec{
@@ -92,7 +93,7 @@ func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) 
 	return r
 }
 
-// addressSpec is what Talos wants an address to be, and from which layer it has that.
+// addressSpec is a wanted address and its configuration layer.
 func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, layer network.ConfigLayer) resource.Resource {
 	r := network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address))
 	*r.TypedSpec() = network.AddressSpecSpec{
@@ -100,12 +101,12 @@ func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, laye
 		Flags: nethelpers.AddressFlags(nethelpers.AddressPermanent),
 	}
 	if layer == network.ConfigOperator {
-		r.TypedSpec().Flags = 0 // it is the lease's
+		r.TypedSpec().Flags = 0 // the lease's
 	}
 	return r
 }
 
-// operatorOn is what asks DHCP for the address of a link.
+// operatorOn is the DHCP operator of a link.
 func operatorOn(at attachment) resource.Resource {
 	r := network.NewOperatorSpec(network.NamespaceName, network.OperatorID(network.OperatorSpecSpec{Operator: network.OperatorDHCP4, LinkName: at.link}))
 	*r.TypedSpec() = network.OperatorSpecSpec{
@@ -136,7 +137,7 @@ func addressOn(link string, index uint32, address netip.Prefix, scope nethelpers
 	return r
 }
 
-// routeOver is the way to those of the same network.
+// routeOver is the route to the same network.
 func routeOver(link string, index uint32, address netip.Prefix) resource.Resource {
 	family := familyOf(address.Addr())
 	r := network.NewRouteStatus(network.NamespaceName, network.RouteID(nethelpers.TableMain, family, address.Masked(), netip.Addr{}, 0, link))
@@ -147,7 +148,7 @@ func routeOver(link string, index uint32, address netip.Prefix) resource.Resourc
 	return r
 }
 
-// defaultRoute is the way to all others.
+// defaultRoute is the route to everything else.
 func defaultRoute(link string, index uint32, gateway netip.Addr) resource.Resource {
 	family := familyOf(gateway)
 	r := network.NewRouteStatus(network.NamespaceName, network.RouteID(nethelpers.TableMain, family, netip.Prefix{}, gateway, network.DefaultRouteMetric, link))
@@ -158,7 +159,7 @@ func defaultRoute(link string, index uint32, gateway netip.Addr) resource.Resour
 	return r
 }
 
-// nodeIP is the kubelet's.
+// nodeIP is the kubelet's address.
 func (b *boot) nodeIP() resource.Resource {
 	r := k8s.NewNodeIP(k8s.NamespaceName, k8s.KubeletID)
 	if b.m.addr().IsValid() {

@@ -12,11 +12,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// loaderDefaultVar is where sd-boot keeps the name of the entry that boots next.
+// loaderDefaultVar is sd-boot's variable with the name of the entry to boot next.
 const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// loader is the content of the EFI partition. Its own default entry counts only
-// where the firmware has no variable that names one.
+// loader is the content of the EFI partition. Its own default entry counts only if no
+// firmware variable names one.
 type loader struct {
 	Default string `json:",omitempty"`
 	Entries []bootEntry
@@ -27,7 +27,7 @@ type bootEntry struct {
 	UKI  string // SHA-256 of the boot image: see bootImages
 }
 
-// entry finds a boot entry by name; case does not matter to sd-boot.
+// entry finds a boot entry by name, like sd-boot case-insensitively.
 func (l loader) entry(name string) (bootEntry, bool) {
 	i := slices.IndexFunc(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
 	if i < 0 {
@@ -36,7 +36,7 @@ func (l loader) entry(name string) (bootEntry, bool) {
 	return l.Entries[i], true
 }
 
-// other is the first entry in order of names that is not that one.
+// other is the first entry, by name, except than.
 func (l loader) other(than string) (string, bool) {
 	names := make([]string, 0, len(l.Entries))
 	for _, e := range l.Entries {
@@ -50,9 +50,8 @@ func (l loader) other(than string) (string, bool) {
 	return slices.Min(names), true
 }
 
-// nextName is what a new entry of that Talos version is called beside those
-// that exist: the version alone, or with the next number after a tilde
-// (generateNextUKIName in sdboot.go).
+// nextName is the name of a new entry of that Talos version beside the existing ones: the
+// version alone, or with the next number after a tilde (generateNextUKIName in sdboot.go).
 func (l loader) nextName(version string) string {
 	highest := -1
 	for _, e := range l.Entries {
@@ -96,21 +95,21 @@ func (m *machine) editLoader(key string, change func(*loader)) error {
 	})
 }
 
-// metaData is the tags of the META partition, as far as the lab has them.
+// metaData is the tags of the META partition that the lab simulates.
 type metaData struct {
-	Upgrade string `json:",omitempty"` // the entry to fall back to
-	Staged  string `json:",omitempty"` // the installer to run at the next boot
+	Upgrade string `json:",omitempty"` // entry to fall back to
+	Staged  string `json:",omitempty"` // installer to run at the next boot
 }
 
 func readMeta(d device) metaData {
 	var meta metaData
 	if p, ok := partition(d.disk, labelMeta); ok && len(p.Data) > 0 {
-		_ = json.Unmarshal(p.Data, &meta) // unreadable tags are no tags
+		_ = json.Unmarshal(p.Data, &meta) // invalid data counts as no tags
 	}
 	return meta
 }
 
-// editMeta changes the tags in META. A partition without tags is empty again.
+// editMeta changes the tags in META. Without tags the partition is empty.
 func (m *machine) editMeta(key string, change func(*metaData)) error {
 	return m.editJSON(key, labelMeta, func(data []byte) ([]byte, error) {
 		var meta metaData
@@ -143,8 +142,8 @@ func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error
 	return errors.Join(err, failed)
 }
 
-// efiString is a string variable as efivarfs shows it: four bytes of
-// attributes, then UTF-16LE with a NUL at its end.
+// efiString is a string variable as in efivarfs: four bytes of attributes, then UTF-16LE
+// with a final NUL.
 func efiString(s string) []byte {
 	b := []byte{7, 0, 0, 0}
 	for _, u := range utf16.Encode([]rune(s + "\x00")) {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// first is the entry at the head of sd-boot's menu: the newest version, and of
-// several with the same version the greatest name. A tilde sorts before
-// everything, so that "Talos-v1.13.9.efi" comes before "Talos-v1.13.9~1.efi",
-// which was added after it (boot_entry_compare in systemd's boot.c).
+// first is the top entry of sd-boot's menu: the newest version, and among equal versions
+// the greatest name. A tilde sorts before everything, so "Talos-v1.13.9.efi" comes before
+// "Talos-v1.13.9~1.efi", which was added after it (boot_entry_compare in systemd's
+// boot.c).
 func (m *machine) first(l loader) (bootEntry, bool) {
 	if len(l.Entries) == 0 {
 		return bootEntry{}, false
@@ -19,7 +19,7 @@ func (m *machine) first(l loader) (bootEntry, bool) {
 	}), true
 }
 
-// version is what an entry's image says of itself; "" if it can't be read.
+// version is the version in an entry's image; "" if it can't be read.
 func (m *machine) version(e bootEntry) string {
 	img, err := m.fw.boots.read(e.UKI)
 	if err != nil {
@@ -28,8 +28,8 @@ func (m *machine) version(e bootEntry) string {
 	return img.TalosVersion
 }
 
-// compareVersions is strverscmp_improved of systemd: numbers count as such, and
-// what follows a tilde is older than nothing at all.
+// compareVersions is strverscmp_improved of systemd: it compares numbers by value, and a
+// suffix after a tilde sorts before no suffix.
 func compareVersions(a, b string) int {
 	for {
 		a, b = strings.TrimLeftFunc(a, noVersionChar), strings.TrimLeftFunc(b, noVersionChar)
@@ -67,7 +67,7 @@ func compareParts(a, b string, numbers bool) int {
 	if !numbers {
 		return strings.Compare(a, b)
 	}
-	if a == "" || b == "" { // a word counts less than a number
+	if a == "" || b == "" { // a word sorts before a number
 		return cmp.Compare(len(a), len(b))
 	}
 	a, b = strings.TrimLeft(a, "0"), strings.TrimLeft(b, "0")

@@ -2,7 +2,7 @@ package talosapi
 
 import "testing"
 
-// TestCompareVersions: the order of systemd's own tests and of the names that Talos gives.
+// TestCompareVersions: the examples of systemd's own tests and Talos' names.
 func TestCompareVersions(t *testing.T) {
 	t.Parallel()
 	ascending := [][]string{

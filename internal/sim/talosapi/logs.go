@@ -14,14 +14,14 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// say has machined write a line to its own log and to the kernel's.
+// say writes a line to machined's log and to the kernel's.
 func (m *machine) say(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	m.kernel.add("user", "warning", "[talos] "+text)
 	m.log.add(time.Now().Format("2006/01/02 15:04:05.000000") + " " + text)
 }
 
-// etcdSays has etcd's server write a line, as its logger (zap) encodes it.
+// etcdSays writes a line to the log of etcd's server, as its logger (zap) encodes it.
 func (m *machine) etcdSays(level, caller, msg string, problem string) {
 	line, err := json.Marshal(struct {
 		Level  string `json:"level"`
@@ -36,8 +36,7 @@ func (m *machine) etcdSays(level, caller, msg string, problem string) {
 	m.etcd.add(string(line))
 }
 
-// logs are those that somebody writes to. The lab knows nothing of what most
-// services write: their logs are there, and empty.
+// logs are the simulated logs by service. Those of most services are always empty.
 func (b *boot) logs() map[string]*textLog {
 	all := map[string]*textLog{"kernel": &b.m.kernel.textLog, "machined": &b.m.log}
 	for _, s := range b.services() {

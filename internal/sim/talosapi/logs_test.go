@@ -26,7 +26,7 @@ import (
 
 const system, inContainerd = constants.SystemContainerdNamespace, common.ContainerDriver_CONTAINERD
 
-// lines are those of a log that is not followed.
+// lines are the lines of a log, without following it.
 func lines(t *testing.T, c *client.Client, namespace string, driver common.ContainerDriver, id string, tail int32) ([]string, error) {
 	t.Helper()
 	s, err := c.Logs(t.Context(), namespace, driver, id, false, tail)
@@ -105,7 +105,8 @@ func TestLogs(t *testing.T) {
 	})
 }
 
-// extended is a control plane that runs, with one extension's service, and its administrator.
+// extended is a running control plane with one extension's service; the client is its
+// administrator's.
 func (l *lab) extended() *client.Client {
 	l.t.Helper()
 	img := image("old")

@@ -14,7 +14,7 @@ func inPool(p artefact.Partition) bool {
 	return p.Filesystem == lvmPhysicalVolume || p.Filesystem == "zfs"
 }
 
-// physicalVolumes are what pvs shows of the machine (LVMScanController,
+// physicalVolumes are those that pvs shows on the machine (LVMScanController,
 // internal/app/machined/pkg/controllers/storage/lvm_scan.go).
 func physicalVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource

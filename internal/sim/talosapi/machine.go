@@ -9,25 +9,25 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// machine is a VM that is switched on.
+// machine is a VM that is powered on.
 type machine struct {
 	fw     *Firmware
 	hw     *world.Hardware
 	cancel context.CancelFunc
-	power  chan struct{} // the ACPI button; pressed while nobody listens, it does nothing
+	power  chan struct{} // the ACPI button; without a receiver a press has no effect
 	done   chan struct{}
 
-	kernel kernelLog // of this boot, as the two below are
+	kernel kernelLog // of this boot, like the two below
 	log    textLog   // machined's
 	etcd   textLog   // that of etcd's server
 
-	bootLoader atomic.Value // the entry that systemd-boot took when the firmware ran last, as string
+	bootLoader atomic.Value // entry that systemd-boot took at the latest firmware boot, as string
 
-	net       atomic.Pointer[attachment] // of the boot in progress
-	unplugged bool                       // whether it began without a network
+	net       atomic.Pointer[attachment] // of the present boot
+	unplugged bool                       // it began without a network
 
-	runs  atomic.Value // the reference of the kubelet's image, as string
-	disks sync.Mutex   // held while a disk's bytes are read, changed and written back
+	runs  atomic.Value // reference of the kubelet's image, as string
+	disks sync.Mutex   // held for read-modify-write of a disk's content
 }
 
 var _ world.Guest = (*machine)(nil)
@@ -46,20 +46,20 @@ func (m *machine) Kill() {
 	<-m.done
 }
 
-// outcome is how a boot, or a part of it, came to its end.
+// outcome is how a boot, or a part of it, ended.
 type outcome int
 
 const (
 	carryOn    outcome = iota // it has not ended
-	killed                    // the power is gone
-	kexec                     // straight into the installed system's kernel
+	killed                    // power loss
+	kexec                     // directly into the installed system's kernel
 	powerCycle                // through the firmware
-	powerOff                  // switch the machine off
+	powerOff                  // power the machine off
 	upgrading                 // install a new system first, then reboot
-	resetting                 // wipe first, then reboot or switch off
+	resetting                 // wipe first, then reboot or power off
 )
 
-// run is the machine's life; true means that it wants to be switched off.
+// run is the machine's life; true means that it wants to be powered off.
 func (m *machine) run(ctx context.Context) bool {
 	defer m.cancel()
 	med, ok := m.firmwareBoot(ctx)
@@ -82,14 +82,14 @@ func (m *machine) run(ctx context.Context) bool {
 	return false
 }
 
-// dark is a machine that does nothing until it is switched off: nothing to
-// boot, halted, or crashed.
+// dark is a machine that does nothing until it is powered off: nothing to boot, halted, or
+// crashed.
 func (m *machine) dark(ctx context.Context) outcome {
 	<-ctx.Done()
 	return killed
 }
 
-// firmwareBoot takes the first bootable medium of the boot order.
+// firmwareBoot boots the first bootable medium of the boot order.
 func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
 		return medium{}, false
@@ -102,8 +102,8 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 			}
 			med, ok := m.readMedium(d)
 			switch {
-			case !ok || med.image.Arch != m.hw.Arch: // the firmware looks for a loader of its own architecture
-			case m.hw.SecureBoot: // no image of the lab is signed
+			case !ok || med.image.Arch != m.hw.Arch: // the firmware needs a loader of its own architecture
+			case m.hw.SecureBoot: // the lab's images are not signed
 				m.console("BdsDxe: failed to load %s: Access Denied", key)
 			default:
 				m.bootLoader.Store(m.loadedEntry(med))
@@ -115,10 +115,9 @@ func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
 	return medium{}, false
 }
 
-// installed is the system disk's default entry, as kexec loads it. The system
-// then reports the entry as the variable has it: what sd-boot says, which writes
-// names in lower case, is of the last time that the firmware ran
-// (controllers/runtime/booted_entry.go).
+// installed is the system disk's default entry, as kexec loads it. The system then reports
+// the entry's name as in the variable: sd-boot's own report, in lower case, is from the
+// latest firmware boot (controllers/runtime/booted_entry.go).
 func (m *machine) installed() (medium, bool) {
 	d, ok := systemDisk(m.devices())
 	if !ok {

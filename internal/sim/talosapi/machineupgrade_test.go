@@ -46,7 +46,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" {
 			t.Errorf("after the upgrade: %+v", now)
 		}
-		synctest.Wait() // for what the boot still does
+		synctest.Wait() // for the rest of the boot
 		want := []string{"up cp1 v1.35.4 cp=true", "uncordoned cp1", "drained cp1", "down cp1", "up cp1 v1.35.4 cp=true", "uncordoned cp1"}
 		if diff := cmp.Diff(want, l.lines(&l.kubelets)); diff != "" {
 			t.Errorf("node (-want +got):\n%s", diff)
@@ -87,7 +87,7 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 		if _, err := legacy(t.Context(), c, newRef); err == nil || !strings.Contains(err.Error(), "is not healthy; all members must be healthy to perform an upgrade") {
 			t.Errorf("with two members of three: %v", err)
 		}
-		mustInstall(t, c, newRef) // which does not care
+		mustInstall(t, c, newRef) // it does not check etcd
 		boxes[2].on()
 		l.running(peers[2].Addr.String())
 		if now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err }); now.schematic != "schematic-new" {
@@ -112,7 +112,7 @@ func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
 	})
 }
 
-// Before 1.13 etcd is looked at whatever is to be preserved, and one of two members is never let go.
+// Before 1.13 etcd is checked even with preserve, and one of two members can't be upgraded.
 func TestOldUpgradeLooksAtEtcd(t *testing.T) {
 	t.Parallel()
 	for version, refused := range map[string]bool{"v1.12.6": true, "v1.13.9": false} {
@@ -137,7 +137,7 @@ func TestOldUpgradeLooksAtEtcd(t *testing.T) {
 				for _, p := range peers {
 					l.running(p.Addr.String())
 				}
-				//lint:ignore SA1019 it is the only way that Talos 1.12 has
+				//lint:ignore SA1019 the only call of Talos 1.12
 				_, err := l.client(cpAddr, role.Admin).UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradePreserve(true))
 				if (err != nil) != refused || refused && !strings.Contains(err.Error(), "etcd member count(2) is insufficient to maintain quorum if upgrade commences") {
 					t.Errorf("err = %v", err)

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/manifests"
 )
 
-// manifestsOf is what a control plane's configuration says of the objects that Talos
-// puts into Kubernetes.
+// manifestsOf is a control plane's configuration of the objects that Talos creates in
+// Kubernetes.
 func manifestsOf(cfg config.Provider) manifests.Config {
 	c := manifests.Of("")
 	c.ProxyImage, c.CoreDNSImage = "", ""
@@ -31,8 +31,8 @@ func manifestsOf(cfg config.Provider) manifests.Config {
 	return c
 }
 
-// publishManifests shows these objects, which Talos creates where they are missing
-// and otherwise leaves as they are (ManifestController, ManifestApplyController).
+// publishManifests publishes these objects. Talos creates missing ones and leaves existing
+// ones alone (ManifestController, ManifestApplyController).
 func (b *boot) publishManifests(ctx context.Context, cfg config.Provider) error {
 	if !cfg.Machine().Type().IsControlPlane() {
 		return nil

@@ -12,16 +12,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// The partitions of a system disk, in order.
+// The labels of a system disk's partitions, in order.
 const (
 	labelEFI       = "EFI"
 	labelMeta      = "META"
 	labelState     = "STATE"
 	labelEphemeral = "EPHEMERAL"
-	userPrefix     = "u-" // of a user volume's partition label
+	userPrefix     = "u-" // prefix of a user volume's partition label
 )
 
-// medium is what a machine boots from.
+// medium is a boot medium.
 type medium struct {
 	key   string // the drive
 	image artefact.Image
@@ -33,7 +33,7 @@ func (m medium) halts() bool {
 	return slices.Contains(strings.Fields(m.image.Cmdline), artefact.HaltIfInstalled)
 }
 
-// readMedium is what a device boots, false if nothing.
+// readMedium is a device's boot medium; false if it can't boot.
 func (m *machine) readMedium(d device) (medium, bool) {
 	if d.CDROM {
 		img, err := artefact.ReadISO(d.bytes())
@@ -57,8 +57,8 @@ type stateData struct {
 	NodeID string // changes with every install
 }
 
-// WithMachineConfig changes the machine configuration on the bytes of a system
-// disk: what the machine boots with, as if it had been installed with that.
+// WithMachineConfig changes the machine configuration in the content of a system disk, as
+// if the machine had been installed with it.
 func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) {
 	parsed, err := artefact.ReadDisk(disk)
 	if err != nil {
@@ -91,7 +91,7 @@ func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
 	return d.Partitions[i], true
 }
 
-// edited is the disk with the data of the partition with that label changed.
+// edited is the disk with changed data of the partition with that label.
 func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.Disk {
 	d.Partitions = slices.Clone(d.Partitions)
 	for i := range d.Partitions {
@@ -102,7 +102,7 @@ func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.
 	return d
 }
 
-// newPartition makes a partition with identities of its own.
+// newPartition makes a partition with new UUIDs.
 func newPartition(label, filesystem string, data []byte) artefact.Partition {
 	p := artefact.Partition{Label: label, UUID: uuid.NewString(), Filesystem: filesystem, Data: data}
 	if filesystem != "" {
@@ -111,7 +111,7 @@ func newPartition(label, filesystem string, data []byte) artefact.Partition {
 	return p
 }
 
-// efiPartition holds a single boot entry with the image of that digest.
+// efiPartition has a single boot entry with the image of that digest.
 func efiPartition(talos, uki string) (artefact.Partition, error) {
 	name := loader{}.nextName(talos)
 	b, err := json.Marshal(loader{Entries: []bootEntry{{Name: name, UKI: uki}}})
@@ -129,7 +129,7 @@ func (s stateData) encode() ([]byte, error) {
 	return b, nil
 }
 
-// readState is the state kept on the system disk, false if there is none.
+// readState is the state on the system disk; false if there is none.
 func readState(devs []device) (stateData, bool) {
 	d, ok := systemDisk(devs)
 	if !ok {
@@ -146,7 +146,7 @@ func readState(devs []device) (stateData, bool) {
 	return s, true
 }
 
-// systemDisk is the first disk with a META partition: that is what "installed" means to Talos.
+// systemDisk is the first disk with a META partition: to Talos that means "installed".
 func systemDisk(devs []device) (device, bool) {
 	i := slices.IndexFunc(devs, func(d device) bool {
 		_, ok := partition(d.disk, labelMeta)

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Memory implements the API. A part of what the VM has is the kernel's own.
+// Memory implements the API. The kernel itself uses a part of the VM's memory.
 func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.MemoryResponse, error) {
 	total := uint64(s.boot.m.hw.Memory) * 1024 / 32 * 31
 	return &machineapi.MemoryResponse{Messages: []*machineapi.Memory{{Meminfo: &machineapi.MemInfo{
@@ -16,7 +16,7 @@ func (s *machineService) Memory(context.Context, *emptypb.Empty) (*machineapi.Me
 	}}}}, nil
 }
 
-// storageService is what there was before disks were resources.
+// storageService is the API that preceded disk resources.
 type storageService struct {
 	storage.UnimplementedStorageServiceServer
 	boot *boot

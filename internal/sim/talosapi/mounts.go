@@ -11,13 +11,13 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 )
 
-// mount is a volume that is in the file system.
+// mount is a mounted volume.
 type mount struct {
 	placed
 	volume, target string
 }
 
-// mounted are the volumes that a configured machine has mounted.
+// mounted are a configured machine's mounted volumes.
 func (b *boot) mounted(devs []device) []mount {
 	cfg := b.config()
 	if cfg == nil {
@@ -33,7 +33,7 @@ func (b *boot) mounted(devs []device) []mount {
 	return all
 }
 
-// mountPoint is where a volume is mounted; empty for one that is not.
+// mountPoint is where a volume is mounted; empty if it is not.
 func mountPoint(id string) string {
 	switch id {
 	case labelState:
@@ -51,8 +51,8 @@ func mountPoint(id string) string {
 	return ""
 }
 
-// mountSpec says where a volume is mounted as the controllers of Talos do: below
-// the directory that is its parent (volumeconfig/system_volumes.go, user_volumes.go).
+// mountSpec is where a volume is mounted as Talos' controllers specify it: relative to its
+// parent (volumeconfig/system_volumes.go, user_volumes.go).
 func mountSpec(id string) block.MountSpec {
 	target := mountPoint(id)
 	switch {

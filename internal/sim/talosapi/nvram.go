@@ -10,13 +10,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// nvramMagic is what the bytes of an EFI disk begin with once something was
-// written there; one without any is as it was allocated.
+// nvramMagic is the prefix of an EFI disk's content once it was written; before that it is
+// blank.
 const nvramMagic = "recast lab NVRAM\n"
 
-// variables are the firmware's, as far as the lab has them. They are on the VM's
-// EFI disk, not on the system disk: another system disk under the same firmware
-// meets what the one before has left there.
+// variables are the firmware variables that the lab simulates. They are on the VM's EFI
+// disk, not on the system disk: a new system disk finds what the old one has left there.
 type variables struct {
 	LoaderEntryDefault string `json:",omitempty"`
 }
@@ -29,23 +28,23 @@ func NVRAM(img artefact.Image) []byte {
 func (v variables) encode() []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("talosapi: %v", err)) // a string always has a JSON form
+		panic(fmt.Sprintf("talosapi: %v", err)) // a string always marshals
 	}
 	return append([]byte(nvramMagic), b...)
 }
 
 func readVariables(content []byte) (v variables) {
 	if rest, ok := bytes.CutPrefix(content, []byte(nvramMagic)); ok {
-		_ = json.Unmarshal(rest, &v) // unreadable variables are none
+		_ = json.Unmarshal(rest, &v) // invalid variables count as none
 	}
 	return v
 }
 
-// uefi says that the machine has UEFI firmware; with SeaBIOS there are no
-// variables, and the boot loader keeps its default beside its entries.
+// uefi says whether the machine has UEFI firmware; SeaBIOS has no variables, and the boot
+// loader stores its default beside its entries.
 func (m *machine) uefi() bool { return m.hw.NVRAM != nil }
 
-// defaultEntry is the name of the entry that the boot loader is to take; "" when nothing says so.
+// defaultEntry is the name of the boot loader's default entry; "" if none is set.
 func (m *machine) defaultEntry(l loader) string {
 	if m.uefi() {
 		return readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
@@ -53,7 +52,7 @@ func (m *machine) defaultEntry(l loader) string {
 	return l.Default
 }
 
-// setDefault makes an entry of the disk at that key the default one.
+// setDefault makes an entry of the disk at that key the default.
 func (m *machine) setDefault(key, name string) error {
 	if m.uefi() {
 		writeDefault(m.hw.NVRAM, name)
@@ -68,9 +67,8 @@ func writeDefault(nvram *world.Media, name string) {
 	nvram.Write(v.encode())
 }
 
-// selected is the entry that the boot loader takes: the default one if it is
-// there, else the first in its own order (config_select_default_entry in
-// systemd's boot.c).
+// selected is the entry that the boot loader boots: the default if it exists, else the
+// first in its own order (config_select_default_entry in systemd's boot.c).
 func (m *machine) selected(l loader) (bootEntry, bool) {
 	if e, ok := l.entry(m.defaultEntry(l)); ok {
 		return e, true
@@ -78,9 +76,8 @@ func (m *machine) selected(l loader) (bootEntry, bool) {
 	return m.first(l)
 }
 
-// loadedEntry is what systemd-boot says that it has loaded. On an ISO, too, it loads
-// an entry, which has the name of the first one that an installer writes: only the
-// medium tells them apart.
+// loadedEntry is the entry that systemd-boot reports as loaded. An ISO's entry has the
+// same name as the first one that an installer writes: only the medium distinguishes them.
 func (m *machine) loadedEntry(med medium) string {
 	if med.entry == "" && m.uefi() {
 		return strings.ToLower(loader{}.nextName(med.image.TalosVersion))
@@ -88,10 +85,10 @@ func (m *machine) loadedEntry(med medium) string {
 	return med.entry
 }
 
-// bootedEntry is the entry that the system takes itself to be booted from. After a
-// kexec that is what the variable LoaderEntryOneShot names, which the kernel can
-// write only with efibc; else it is what systemd-boot said when the firmware ran
-// last (controllers/runtime/booted_entry.go).
+// bootedEntry is the entry that the system considers as booted. After a kexec it is that
+// of the variable LoaderEntryOneShot, which the kernel can write only with efibc; else it
+// is systemd-boot's report of the latest firmware boot
+// (controllers/runtime/booted_entry.go).
 func (m *machine) bootedEntry(med medium) string {
 	before, _ := m.bootLoader.Load().(string)
 	if m.has().NoOneShot && before != "" {

@@ -25,16 +25,16 @@ func version(build, talos string) artefact.Image {
 	return img
 }
 
-// TestSystemDiskUnderOtherVariables: a system disk that was upgraded in place
-// holds two entries, and what the firmware's variables say that boots next may
-// have been written for another system disk.
+// TestSystemDiskUnderOtherVariables: a system disk that was upgraded in place has two
+// entries, and the firmware variable with the default entry may have been written for
+// another system disk.
 func TestSystemDiskUnderOtherVariables(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
 	t.Parallel()
 	tests := map[string]struct {
-		upgraded, variables artefact.Image // to which the disk was upgraded; whose install wrote the variables
+		upgraded, variables artefact.Image // the disk's latest upgrade; the installation that wrote the variables
 		blank, seabios      bool
 		want                string // entry
 	}{
@@ -83,7 +83,7 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 	}
 }
 
-// TestInstallWritesVariables: the firmware's variables of a machine that was installed name its entry.
+// TestInstallWritesVariables: after an installation the firmware variables name its entry.
 func TestInstallWritesVariables(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// After a kexec of a kernel that can't write EFI variables Talos takes the entry of
-// before for the one that it runs: what runs, the schematic says.
+// After a kexec of a kernel that can't write EFI variables Talos reports the previous
+// entry; the schematic shows what really runs.
 func TestEntryAfterAKexecWithoutEFIVariables(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestEntryAfterAKexecWithoutEFIVariables(t *testing.T) {
 	})
 }
 
-// Calls about an etcd that does not run hang until the caller gives up.
+// Calls to an etcd that does not run hang until the caller gives up.
 func TestEtcdCallsHangWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -7,16 +7,16 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 )
 
-// phase is one step of a sequence of machined's with the tasks that it runs at once.
+// phase is one step of a machined sequence, with its parallel tasks.
 type phase struct {
 	name  string
 	tasks []string
-	skip  bool // it counts as one of the sequence's phases and is never gone through
+	skip  bool // counted as a phase of the sequence but never run
 }
 
 // The sequences' phases with their tasks (v1alpha1_sequencer.go and
-// v1alpha1_sequencer_tasks.go of 1.12 to 1.14): "+" is since 1.14, "-" until 1.13,
-// "?" for machines that the lab does not have.
+// v1alpha1_sequencer_tasks.go of 1.12 to 1.14): "+" is since 1.14, "-" until 1.13, "?" for
+// machines that the lab does not have.
 var (
 	initializePhases = []string{
 		"systemRequirements enforceKSPPRequirements",
@@ -49,7 +49,7 @@ var (
 	poweroff     = []string{"shutdown shutdown"}
 )
 
-// phases are those that a release goes through.
+// phases are the phases of a release.
 func (r release) phases(lists ...[]string) []phase {
 	other := "+"
 	if r.fourteen() {
@@ -67,12 +67,12 @@ func (r release) phases(lists ...[]string) []phase {
 	return all
 }
 
-// rebooting are the phases of a reboot that the API asked for.
+// rebooting are the phases of a reboot through the API.
 func (r release) rebooting() []phase {
 	return r.phases(podsPhases, preShutdownPhases, stopAllPhases, kexecPhases, rebootPhases)
 }
 
-// shuttingDown are the phases of a machine that switches itself off.
+// shuttingDown are the phases of a shutdown.
 func (r release) shuttingDown(drain bool) []phase {
 	lists := [][]string{{"storeShutdown storeShutdownEmergency"}}
 	if drain {
@@ -81,7 +81,7 @@ func (r release) shuttingDown(drain bool) []phase {
 	return r.phases(append(lists, podsPhases, preShutdownPhases, stopAllPhases, stopPhases, poweroff)...)
 }
 
-// upgrading are the phases of an upgrade that the machine does by itself.
+// upgrading are the phases of an upgrade that the machine runs itself.
 func (r release) upgrading(then outcome) []phase {
 	lists := [][]string{
 		{"+denyNewServices denyNewServices"},
@@ -98,7 +98,7 @@ func (r release) upgrading(then outcome) []phase {
 	return r.phases(append(lists, stopPhases, rebootPhases)...)
 }
 
-// resetting are the phases of a reset; a member is one of etcd.
+// resetting are the phases of a reset; member: it is an etcd member.
 func (r release) resetting(req *machineapi.ResetRequest, member bool) []phase {
 	system, partitions := req.GetMode() != machineapi.ResetRequest_USER_DISKS, len(req.GetSystemPartitionsToWipe()) > 0
 	lists := [][]string{podsPhases, preShutdownPhases}

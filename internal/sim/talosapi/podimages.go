@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// containerSize is how large the images are that are no installers.
+// containerSize is the size of images other than installers.
 const containerSize = 28 << 20
 
-// publicImage finds an image in the registries that the lab has nobody serve:
-// public says whether it is of one of these.
+// publicImage finds an image in the public registries that the lab does not serve; public
+// says whether it belongs to one of these.
 func (m *machine) publicImage(ref string) (c cachedImage, public bool, err error) {
 	if m.fw.o.PublicImage == nil {
 		return c, false, nil
@@ -28,8 +28,8 @@ func (m *machine) publicImage(ref string) (c cachedImage, public bool, err error
 	return c, true, nil
 }
 
-// pullContainer has an image there that containers run, retrying as Talos does. At
-// once, it takes no time if there is nothing wrong with it.
+// pullContainer pulls a container's image, retrying as Talos does. With atOnce it takes no
+// time unless the image is broken.
 func (b *boot) pullContainer(ctx context.Context, name imageName, retries int, atOnce bool) (imageName, error) {
 	if err := b.pullAtOnce(ctx, name, atOnce); !errors.Is(err, errors.ErrUnsupported) {
 		return name, err
@@ -37,7 +37,7 @@ func (b *boot) pullContainer(ctx context.Context, name imageName, retries int, a
 	return b.pull(ctx, name, retries, func(cachedImage, float64) {})
 }
 
-// pullForPod is one attempt of the kubelet's.
+// pullForPod is one attempt of the kubelet.
 func (b *boot) pullForPod(ctx context.Context, name imageName, atOnce bool) error {
 	if err := b.pullAtOnce(ctx, name, atOnce); !errors.Is(err, errors.ErrUnsupported) {
 		return err
@@ -65,11 +65,11 @@ func codeOf(err error) string {
 	return "Unknown"
 }
 
-// pullAtOnce has the image there without a while passing. Where that is not wanted,
-// or something is wrong, it is unsupported.
+// pullAtOnce pulls the image without delay. Without atOnce, or if the image is broken, it
+// returns errors.ErrUnsupported.
 func (b *boot) pullAtOnce(ctx context.Context, name imageName, atOnce bool) error {
 	if b.m.fw.o.PublicImage == nil {
-		return nil // nobody looks at these
+		return nil // these images are not checked
 	}
 	what := b.m.fw.defects.ofRef(name.ref, b.m.has())
 	if !atOnce || what == Unpullable || what == Unauthorized || what == Endless {

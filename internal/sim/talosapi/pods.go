@@ -13,17 +13,17 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 )
 
-// How long what a static pod does takes, at speed 1.
+// Durations of static pods, at speed 1.
 const (
-	podEnds     = 2 * time.Second  // a container that is told to end until it has
-	podStarts   = time.Second      // an image that is there until its container runs
-	serverTime  = 8 * time.Second  // kube-apiserver's start until it answers
-	probeTime   = 5 * time.Second  // the others' start until their startup probe succeeds
-	firstPause  = 10 * time.Second // between two attempts to pull or to start, doubled each time
+	podEnds     = 2 * time.Second  // from the order to end until a container has ended
+	podStarts   = time.Second      // from a stored image until its container runs
+	serverTime  = 8 * time.Second  // from kube-apiserver's start until it answers
+	probeTime   = 5 * time.Second  // from the others' start until their startup probe succeeds
+	firstPause  = 10 * time.Second // between two attempts to pull or start, doubled each time
 	longestWait = 5 * time.Minute
 )
 
-// The reasons for which a container waits, as the kubelet gives them.
+// The kubelet's reasons for waiting containers.
 const (
 	creating     = "ContainerCreating"
 	pullFailed   = "ErrImagePull"
@@ -31,18 +31,18 @@ const (
 	crashBackOff = "CrashLoopBackOff"
 )
 
-// StaticPod is a static pod as its kubelet has it.
+// StaticPod is a static pod's state in its kubelet.
 type StaticPod struct {
-	Pod      map[string]any // as Talos rendered it
-	Hash     string         // of that
+	Pod      map[string]any // as rendered by Talos
+	Hash     string         // of Pod
 	Ready    bool
 	Waiting  string // why its container does not run, "" if it does
-	Message  string // what there is to say of that
+	Message  string // details of Waiting
 	Restarts int
-	Started  time.Time // when its container last did
+	Started  time.Time // when its container last started
 }
 
-// pod is a static pod and whoever sees to it.
+// pod is a static pod and its goroutine.
 type pod struct {
 	StaticPod
 	id   string
@@ -50,14 +50,14 @@ type pod struct {
 	done chan struct{} // closed when its container has ended
 }
 
-// image is what the pod's container runs.
+// image is the image of the pod's container.
 func (p StaticPod) image() string {
 	c := p.container()
 	image, _ := c["image"].(string)
 	return image
 }
 
-// container is the first one of the rendered pod.
+// container is the first container of the rendered pod.
 func (p StaticPod) container() map[string]any {
 	spec, _ := p.Pod["spec"].(map[string]any)
 	all, _ := spec["containers"].([]any)
@@ -68,8 +68,8 @@ func (p StaticPod) container() map[string]any {
 	return c
 }
 
-// probed says whether the kubelet asks the container itself how it is. A container
-// that nobody asks is ready as soon as it runs, whatever it does.
+// probed says whether the kubelet probes the container. A container without probes is
+// ready as soon as it runs.
 func (p StaticPod) probed() bool {
 	c := p.container()
 	return c["readinessProbe"] != nil || c["startupProbe"] != nil
@@ -78,13 +78,13 @@ func (p StaticPod) probed() bool {
 func hashOf(rendered map[string]any) string {
 	b, err := json.Marshal(rendered)
 	if err != nil {
-		return "" // it came out of JSON's own types
+		return "" // it consists of JSON's own types
 	}
 	return digest(b)
 }
 
-// runPods has the static pods be those that Talos renders, until ctx ends; the
-// containers go on until the machine goes down.
+// runPods keeps the static pods as Talos renders them, until ctx ends; their containers
+// run until the machine goes down.
 func (k *kubelet) runPods(ctx context.Context) {
 	k.tellPods()
 	for prompt := true; ; {
@@ -101,7 +101,7 @@ func (k *kubelet) runPods(ctx context.Context) {
 			if !awaitChange(ctx, changed, time.Time{}) {
 				return
 			}
-		case prompt, none: // it looks when it starts
+		case prompt, none: // checked at its start
 			k.sync(rendered)
 		case !k.b.m.fw.sleep(ctx, manifestCheck):
 			return
@@ -111,15 +111,15 @@ func (k *kubelet) runPods(ctx context.Context) {
 	}
 }
 
-// has says whether these are the pods that the kubelet has.
+// has says whether these are the kubelet's present pods.
 func (k *kubelet) has(rendered map[string]map[string]any) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return maps.EqualFunc(k.pods, rendered, func(p *pod, r map[string]any) bool { return p.Hash == hashOf(r) })
 }
 
-// sync replaces the pods that are not as they should be. The first ones of a boot
-// start at once: that is part of how long the services take.
+// sync replaces changed pods. The first pods of a boot start at once: that is part of the
+// services' start.
 func (k *kubelet) sync(rendered map[string]map[string]any) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -149,7 +149,7 @@ func (k *kubelet) sync(rendered map[string]map[string]any) {
 				<-old.done
 			}
 			k.live(ctx, p, old == nil)
-			k.b.m.fw.sleep(life, podEnds) // it ends; so does the boot, if that ends first
+			k.b.m.fw.sleep(life, podEnds) // until it has ended, or the boot has
 		})
 	}
 }
@@ -185,7 +185,7 @@ func (k *kubelet) live(ctx context.Context, p *pod, atOnce bool) {
 	}
 }
 
-// start is the container from its start to its end.
+// start runs the container from its start to its end.
 func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 	b := k.b
 	if !atOnce && !b.m.fw.sleep(ctx, podStarts) {
@@ -225,7 +225,7 @@ func (k *kubelet) start(ctx context.Context, p *pod, atOnce bool) {
 	<-ctx.Done()
 }
 
-// loop is a container that ends as soon as it has started, again and again.
+// loop is a container that ends repeatedly right after its start.
 func (k *kubelet) loop(ctx context.Context, p *pod) {
 	for pause := firstPause; ; pause = min(2*pause, longestWait) {
 		k.show(p, func() { p.Waiting, p.Message, p.Ready, p.Started = "", "", !p.probed(), time.Now() })
@@ -243,8 +243,8 @@ func (k *kubelet) loop(ctx context.Context, p *pod) {
 	}
 }
 
-// show changes what is to be seen of a pod: at once in Kubernetes, in Talos'
-// resources when it looks next.
+// show changes a pod's visible state: at once in Kubernetes, in Talos' resources at the
+// next check.
 func (k *kubelet) show(p *pod, change func()) {
 	k.mu.Lock()
 	change()
@@ -253,7 +253,7 @@ func (k *kubelet) show(p *pod, change func()) {
 	k.notify()
 }
 
-// shown are the pods, by name of their component.
+// shown are the pods by component.
 func (k *kubelet) shown() map[string]StaticPod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -264,7 +264,7 @@ func (k *kubelet) shown() map[string]StaticPod {
 	return all
 }
 
-// tellPods tells Kubernetes of them, while there is a kubelet that does.
+// tellPods reports the pods to Kubernetes while the kubelet runs.
 func (k *kubelet) tellPods() {
 	k.telling.Lock()
 	defer k.telling.Unlock()
@@ -282,9 +282,8 @@ func (k *kubelet) tellPods() {
 	k.b.m.fw.o.Kubelet.StaticPods(k.b.m.hw.UUID, list)
 }
 
-// watchPods shows in Talos' resources what the kubelet says of the static pods: now
-// and then, once it has shown them ready, and nothing while there is no kubelet
-// (KubeletStaticPodController).
+// watchPods publishes the kubelet's static pods as Talos resources: periodically, at once
+// when all are ready, and none while the kubelet is down (KubeletStaticPodController).
 func (k *kubelet) watchPods(ctx context.Context) {
 	for settled := false; ; {
 		k.mu.Lock()
@@ -309,7 +308,7 @@ func (k *kubelet) watchPods(ctx context.Context) {
 
 var staticPodStatuses = resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined)
 
-// statuses are the resources that say how the static pods are.
+// statuses are the resources with the static pods' status.
 func (k *kubelet) statuses() []resource.Resource {
 	if k.service().state != stateRunning {
 		return nil
@@ -327,7 +326,7 @@ func (k *kubelet) statuses() []resource.Resource {
 	return rs
 }
 
-// status is a pod's, as the kubelet's API gives it.
+// status is a pod's status in the kubelet's API.
 func (p StaticPod) status(id, addr string) map[string]any {
 	phase, truth := "Running", map[bool]string{true: "True", false: "False"}
 	container := map[string]any{

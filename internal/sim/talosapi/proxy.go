@@ -25,11 +25,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// proxy is the part of apid that passes calls on to other machines
+// proxy is the part of apid that forwards calls to other machines
 // (internal/app/apid/pkg/{director,backend}).
 type proxy struct {
 	boot   *boot
-	client *tls.Config // nil on a worker, which has no client certificate and passes nothing on
+	client *tls.Config // nil on a worker, which has no client certificate and forwards nothing
 	dialer *network.Dialer
 
 	mu    sync.Mutex
@@ -45,11 +45,11 @@ func (p *proxy) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
-		_ = c.Close() // what runs over it fails
+		_ = c.Close() // its calls fail
 	}
 }
 
-// route is who a call is for: nobody else (no targets), one machine, or several of which the answers are joined.
+// route is the targets of a call: none (this machine), one machine, or several whose answers are joined.
 func (p *proxy) route(ctx context.Context, method string) (targets []string, many bool, err error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	if len(md["proxyfrom"]) > 0 {
@@ -91,7 +91,8 @@ func (p *proxy) local(target string) bool {
 	return target == p.boot.m.addr().String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
 }
 
-// connect is a connection to a machine's apid, and what a call over it says of who makes it.
+// connect returns a connection to a machine's apid, and a context with the caller's
+// identity.
 func (p *proxy) connect(ctx context.Context, target string) (context.Context, *grpc.ClientConn, error) {
 	md := metadata.MD{}
 	if rs := roles(ctx).Strings(); len(rs) > 0 {
@@ -121,14 +122,14 @@ func (p *proxy) connect(ctx context.Context, target string) (context.Context, *g
 	return ctx, c, nil
 }
 
-// patience is how long apid leaves a machine alone that it could not connect to.
+// patience is apid's backoff after a failed connection to a machine.
 func (p *proxy) patience() grpc.ConnectParams {
 	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: p.boot.m.fw.scaled(20 * time.Second)}
 	params.Backoff.BaseDelay, params.Backoff.MaxDelay = p.boot.m.fw.scaled(params.Backoff.BaseDelay), p.boot.m.fw.scaled(15*time.Second)
 	return params
 }
 
-// resolve finds a machine by its address, or by the name that the cluster's members know it by.
+// resolve finds a machine by its address, or by its name among the cluster's members.
 func (p *proxy) resolve(target string) (netip.Addr, error) {
 	if addr, err := netip.ParseAddr(target); err == nil {
 		return addr, nil
@@ -142,7 +143,7 @@ func (p *proxy) resolve(target string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("invalid target %q", target)
 }
 
-// unary passes a call on and returns the answer as it came, or all answers joined.
+// unary forwards a call and returns the answer unchanged, or all answers joined.
 func (p *proxy) unary(ctx context.Context, method string, req any, targets []string, many bool) (*frame, error) {
 	if !many {
 		return p.invoke(ctx, method, req, targets[0])
@@ -178,7 +179,7 @@ func (p *proxy) invoke(ctx context.Context, method string, req any, target strin
 	return answer, conn.Invoke(ctx, method, req, answer)
 }
 
-// stream passes a call with streams on. What is answered by several machines is sent as it comes.
+// stream forwards a streaming call. Answers of several machines are sent as they come.
 func (p *proxy) stream(method string, ss grpc.ServerStream, targets []string, many bool) error {
 	if !many {
 		return p.pump(method, ss, targets[0], ss.SendMsg)
@@ -201,7 +202,7 @@ func (p *proxy) stream(method string, ss grpc.ServerStream, targets []string, ma
 				return send(f.named(target))
 			})
 			if err != nil {
-				_ = send(failed(target, err, true)) // whoever does not listen any more is not told
+				_ = send(failed(target, err, true)) // the caller may be gone
 			}
 		})
 	}
@@ -209,7 +210,7 @@ func (p *proxy) stream(method string, ss grpc.ServerStream, targets []string, ma
 	return nil
 }
 
-// replay is a server's stream whose one message is sent to several machines.
+// replay is a server stream whose single message is sent to several machines.
 type replay struct {
 	grpc.ServerStream
 	first *frame
@@ -226,7 +227,7 @@ func (r *replay) RecvMsg(m any) error {
 	return nil
 }
 
-// pump carries messages to and fro until the other machine has answered.
+// pump copies messages in both directions until the other machine has answered.
 func (p *proxy) pump(method string, ss grpc.ServerStream, target string, send func(any) error) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()
@@ -250,7 +251,7 @@ func (p *proxy) pump(method string, ss grpc.ServerStream, target string, send fu
 				return
 			}
 			if cs.SendMsg(&f) != nil {
-				return // the answer says why
+				return // the answer has the reason
 			}
 		}
 	}()

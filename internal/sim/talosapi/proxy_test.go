@@ -68,7 +68,7 @@ func TestAnswersAreJoined(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 2)
-		//lint:ignore SA1019 it is what is tested
+		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
 		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
 		if err != nil {
@@ -77,7 +77,7 @@ func TestAnswersAreJoined(t *testing.T) {
 		var got []string
 		for _, m := range answer.GetMessages() {
 			md := m.GetMetadata()
-			//lint:ignore SA1019 it is how answers are joined
+			//lint:ignore SA1019 answers are joined by it
 			got = append(got, fmt.Sprintf("%s %s failed=%v", md.GetHostname(), m.GetHostname(), md.GetError() != ""))
 		}
 		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
@@ -99,7 +99,7 @@ func (q *quorum) worker() *box {
 	return b
 }
 
-func TestEventsGoOnAcrossAReboot(t *testing.T) {
+func TestEventsContinueAfterAReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 1)
@@ -125,7 +125,7 @@ func TestEventsGoOnAcrossAReboot(t *testing.T) {
 			last = r.Event.ID
 		}
 		if !stopping {
-			t.Error("whoever rebooted the machine is not told that its services stop")
+			t.Error("the stop of its services is not reported to the caller of the reboot")
 		}
 		q.running(address(1))
 		again := make(chan client.EventResult)
@@ -174,7 +174,7 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		apply(t, open, raw)
 		q.running(address(2))
 		want(t, "members", q.members(), "cp1 cp2")
-		if err := q.admin(2).Reboot(t.Context()); err != nil { // the configuration was kept
+		if err := q.admin(2).Reboot(t.Context()); err != nil { // the configuration is kept
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)

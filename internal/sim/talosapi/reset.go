@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// Reset implements the API: it looks at what there is to wipe, answers, and the
-// machine then leaves its cluster, wipes, and reboots or switches itself off.
+// Reset implements the API: it checks what to wipe and answers; then the machine leaves
+// its cluster, wipes, and reboots or powers off.
 func (s *machineService) Reset(_ context.Context, req *machineapi.ResetRequest) (*machineapi.ResetResponse, error) {
 	b := s.boot
 	if err := b.checkReset(req); err != nil {
@@ -52,8 +52,8 @@ func (b *boot) checkReset(req *machineapi.ResetRequest) error {
 	return nil
 }
 
-// runReset is the sequence of a reset. One that fails ends there: the machine
-// stays up without its services.
+// runReset is the sequence of a reset. If it fails, the machine stays up without its
+// services.
 func (b *boot) runReset(ctx context.Context) outcome {
 	b.mu.Lock()
 	req := b.reset
@@ -90,13 +90,13 @@ func (b *boot) runReset(ctx context.Context) outcome {
 	switch {
 	case !req.GetReboot():
 		return powerOff
-	case len(req.GetSystemPartitionsToWipe()) > 0: // the boot partition is left
+	case len(req.GetSystemPartitionsToWipe()) > 0: // the boot partition remains
 		return kexec
 	}
 	return powerCycle
 }
 
-// wipe empties the partitions that are asked for, or the whole system disk, and users' disks.
+// wipe wipes the requested partitions, or the whole system disk, and user disks.
 func (b *boot) wipe(req *machineapi.ResetRequest) error {
 	devs := b.m.devices()
 	for _, d := range devs {
@@ -129,8 +129,8 @@ func (b *boot) wipe(req *machineapi.ResetRequest) error {
 	return nil
 }
 
-// formatted is the disk with a new, empty file system in one of its partitions:
-// the next boot makes that of one that it finds wiped.
+// formatted is the disk with a new, empty file system in one of its partitions: the next
+// boot formats a wiped partition like that.
 func formatted(d artefact.Disk, index int) artefact.Disk {
 	d.Partitions = slices.Clone(d.Partitions)
 	p := &d.Partitions[index]

@@ -11,8 +11,8 @@ import (
 
 var errNoPrevious = errors.New("previous UKI not found")
 
-// Rollback implements the API: the other entry becomes the default one,
-// whether or not the running system has proven itself since.
+// Rollback implements the API: the other entry becomes the default, even if the running
+// system's probation has ended.
 func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) (*machineapi.RollbackResponse, error) {
 	d, ok := systemDisk(s.boot.m.devices())
 	if !ok {
@@ -25,7 +25,7 @@ func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) 
 	return &machineapi.RollbackResponse{Messages: []*machineapi.Rollback{{}}}, nil
 }
 
-// revertLoader makes another entry the default one.
+// revertLoader makes the other entry the default.
 func (m *machine) revertLoader(d device) error {
 	l, ok := readLoader(d)
 	if !ok {
@@ -39,7 +39,7 @@ func (m *machine) revertLoader(d device) error {
 	return m.setDefault(d.Key, previous)
 }
 
-// revertUpgrade undoes an upgrade that META still has a way back from.
+// revertUpgrade undoes an upgrade if META still has the fallback entry.
 func (m *machine) revertUpgrade() error {
 	d, ok := systemDisk(m.devices())
 	if !ok {
@@ -57,8 +57,8 @@ func (m *machine) revertUpgrade() error {
 	return m.editMeta(d.Key, func(meta *metaData) { meta.Upgrade = "" })
 }
 
-// dropFallback ends an upgrade's probation. It is for the first time in a boot
-// that the machine is running and ready: what is installed later has its own.
+// dropFallback ends an upgrade's probation, when the machine is running and ready for the
+// first time in a boot. A later upgrade has its own.
 func (m *machine) dropFallback() {
 	d, ok := systemDisk(m.devices())
 	if !ok || readMeta(d).Upgrade == "" {

@@ -10,22 +10,22 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 )
 
-// sequence is what machined is in the middle of, told in its events and in the
-// kernel's log (v1alpha1_controller.go). It is the boot's own goroutine's.
+// sequence is machined's running sequence, as reported in its events and in the kernel's
+// log (v1alpha1_controller.go). Only the boot's own goroutine uses it.
 type sequence struct {
 	b      *boot
 	name   string
-	actor  string // who wanted it, if anybody did
+	actor  string // ID of the request, if any
 	phases []phase
-	at     int // of the phase that runs; -1 before the first one
+	at     int // index of the running phase; -1 before the first
 
 	began, phaseBegan time.Time
 }
 
-// errCanceled ends a sequence that another one takes the place of.
+// errCanceled ends a sequence that another one replaces.
 var errCanceled = errors.New("context canceled")
 
-// sequence begins one. That which runs, if one does, is canceled.
+// sequence begins a sequence and cancels the running one.
 func (b *boot) sequence(actor, name string, phases []phase) {
 	if b.seq != nil {
 		b.seq.fail(errCanceled)
@@ -36,8 +36,8 @@ func (b *boot) sequence(actor, name string, phases []phase) {
 	b.m.say("%s sequence: %d phase(s)", name, len(phases))
 }
 
-// to goes through the phases up to the named one, which is under way then; one that
-// is over, or that the sequence does not have, changes nothing.
+// to advances to the named phase, which then runs; a phase that is over, or that the
+// sequence lacks, changes nothing.
 func (s *sequence) to(name string) {
 	if s == nil { // machined has failed
 		return
@@ -48,7 +48,7 @@ func (s *sequence) to(name string) {
 	}
 }
 
-// next ends the phase that runs and begins the one after it.
+// next ends the running phase and begins the next one.
 func (s *sequence) next() {
 	if s.at >= 0 {
 		s.tellPhase(machineapi.PhaseEvent_STOP, fmt.Sprintf("done, %s", time.Since(s.phaseBegan)))
@@ -66,13 +66,13 @@ func (s *sequence) next() {
 	s.tellPhase(machineapi.PhaseEvent_START, "starting")
 }
 
-// String is how the log names the phase that runs.
+// String is the running phase in the log's form.
 func (s *sequence) String() string {
 	return fmt.Sprintf("phase %s (%d/%d)", s.phases[s.at].name, s.at+1, len(s.phases))
 }
 
-// tellPhase tells of the phase that runs and of its tasks, which begin after it and
-// end before it; said is how.
+// tellPhase reports the start or end of the running phase and of its tasks, which start
+// after it and end before it; said is the log's word.
 func (s *sequence) tellPhase(action machineapi.PhaseEvent_Action, said string) {
 	p := s.phases[s.at]
 	e := &machineapi.PhaseEvent{Phase: p.name, Action: action}
@@ -88,7 +88,7 @@ func (s *sequence) tellPhase(action machineapi.PhaseEvent_Action, said string) {
 	}
 }
 
-// end goes through what is left of the sequence.
+// end runs the rest of the sequence.
 func (s *sequence) end() {
 	for s.at < len(s.phases) {
 		s.next()
@@ -98,7 +98,7 @@ func (s *sequence) end() {
 	s.b.m.say("%s sequence: done: %s", s.name, time.Since(s.began))
 }
 
-// fail ends the sequence in the phase that runs, and is how machined words that.
+// fail ends the sequence in the running phase and returns machined's error.
 func (s *sequence) fail(err error) error {
 	s.tellPhase(machineapi.PhaseEvent_STOP, "failed: "+err.Error())
 	err = fmt.Errorf("error running phase %d in %s sequence: task 1/%d: failed, %w", s.at+1, s.name, len(s.phases[s.at].tasks), err)

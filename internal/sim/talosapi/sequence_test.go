@@ -19,9 +19,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// told are a machine's sequences, phases and services, as its events have them from
-// the beginning of its boot until it goes away, or until the last that is wanted.
-func told(t *testing.T, c *client.Client, until string) []string {
+// eventsOf are a machine's events of sequences, phases and services, from the beginning of its
+// boot until it goes down, or until a given one.
+func eventsOf(t *testing.T, c *client.Client, until string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
@@ -64,7 +64,7 @@ func told(t *testing.T, c *client.Client, until string) []string {
 	return all
 }
 
-// through are a sequence's phases from one to the other.
+// through are all events of a sequence's phases.
 func through(phases ...string) []string {
 	var all []string
 	for _, p := range phases {
@@ -103,7 +103,7 @@ func TestEventsOfABoot(t *testing.T) {
 						"phase startEverything STOP", "sequence boot STOP",
 					})
 				c := l.client(cpAddr, role.Admin)
-				if diff := cmp.Diff(want, told(t, c, "sequence boot STOP")); diff != "" {
+				if diff := cmp.Diff(want, eventsOf(t, c, "sequence boot STOP")); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
 				kernel := dmesg(t, c)
@@ -120,12 +120,12 @@ func TestEventsOfABoot(t *testing.T) {
 	}
 }
 
-// The reboot of an installation that machined's boot sequence waits for ends that sequence.
+// The reboot of an installation within machined's boot sequence ends that sequence.
 func TestEventsOfAnInstallation(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		unattended bool
-		want       []string // from the end of initialize on, phases aside
+		want       []string // after the end of initialize, without phases
 	}{
 		"by a sequence": {false, []string{"sequence install START"}},
 		"unattended": {true, []string{
@@ -151,12 +151,12 @@ func TestEventsOfAnInstallation(t *testing.T) {
 				defer func() { b.guest.Kill() }()
 				open := l.insecure(cpAddr)
 				l.awaitStage(open, runtime.MachineStageMaintenance)
-				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, told(t, open, "task runningMaintenance START")[9:]); diff != "" {
+				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:]); diff != "" {
 					t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
 				}
 				apply(t, open, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
 				time.Sleep(10 * time.Second)
-				got := slices.DeleteFunc(told(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
+				got := slices.DeleteFunc(eventsOf(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
 				if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
 					t.Errorf("events (-want +got):\n%s", diff)
 				}
@@ -183,7 +183,7 @@ func TestEventsOfAReset(t *testing.T) {
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
 			t.Fatal(err)
 		}
-		all := told(t, c, "phase resetSpec START")
+		all := eventsOf(t, c, "phase resetSpec START")
 		want := slices.Concat([]string{"sequence reset START"}, through("cleanup", "dbus", "preReset", "stopServices", "umount", "unmountBind", "unmountSystem",
 			"volumeFinalize", "kexec", "stopEverything", "forceCleanup"), []string{"phase resetSpec START"})
 		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {
@@ -192,7 +192,7 @@ func TestEventsOfAReset(t *testing.T) {
 	})
 }
 
-// dmesg is what the kernel has logged.
+// dmesg is the kernel's log.
 func dmesg(t *testing.T, c *client.Client) string {
 	t.Helper()
 	s, err := c.Dmesg(t.Context(), false, false)

@@ -11,9 +11,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// served hands resources to the service in the form in which they travel. Of
-// that the service would write the YAML afresh with every answer, which takes
-// longer than all else that it does.
+// served passes resources to the service in wire form. The service itself would marshal
+// the YAML for every answer, which takes longer than everything else.
 type served struct{ state.CoreState }
 
 func (s served) Get(ctx context.Context, r resource.Pointer, opts ...state.GetOption) (resource.Resource, error) {
@@ -40,7 +39,7 @@ func (s served) List(ctx context.Context, kind resource.Kind, opts ...state.List
 	return resource.List{Items: items}, nil
 }
 
-// written is protobuf.FromResource with the YAML of equal resources written once.
+// written is protobuf.FromResource with cached YAML for equal resources.
 func written(r resource.Resource) (resource.Resource, error) {
 	bare, err := protobuf.FromResource(r, protobuf.WithoutYAML())
 	if err != nil {
@@ -64,13 +63,14 @@ func written(r resource.Resource) (resource.Resource, error) {
 	return protobuf.Unmarshal(message)
 }
 
-// writtenKey is a specification: what it is of, and its bytes in protobuf.
+// writtenKey identifies a specification: its kind, and its bytes in protobuf.
 type writtenKey struct {
 	kind resource.Type
 	spec string
 }
 
-// keptSpecs bounds what is kept for all machines of the process: at 1 KiB each, some MiB.
+// keptSpecs limits the cache, which all machines of the process share: at 1 KiB each, a
+// few MiB.
 const keptSpecs = 4096
 
 type specs struct {

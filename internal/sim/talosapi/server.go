@@ -31,7 +31,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// certificateLife is long enough for every lab.
+// certificateLife exceeds the life of any lab.
 const certificateLife = 24 * 365 * time.Hour
 
 // api is a running apid.
@@ -39,7 +39,7 @@ type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
 	done  chan struct{}
-	// direct is the same server as those reach it who leave the wire out.
+	// direct is the same server for clients that bypass the wire.
 	direct *directgrpc.Server
 }
 
@@ -49,8 +49,8 @@ func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	a.direct.RegisterService(desc, srv)
 }
 
-// startAPI serves the machine's API until stopAPI. In maintenance mode nothing is
-// passed on to other machines; elsewhere client is what machines identify themselves with to each other.
+// startAPI serves the machine's API until stopAPI. In maintenance mode nothing is forwarded to other
+// machines; otherwise client is the machine's identity for connections to others.
 func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenance bool) error {
 	l, err := b.listen(ctx)
 	if err != nil {
@@ -81,13 +81,13 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 	b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	go func() {
 		defer close(a.done)
-		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // ends with stopAPI, which is no error
+		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // its end by stopAPI is no error
 	}()
 	return nil
 }
 
-// listen waits while another machine has the same address: nobody reaches this one
-// before that one is gone.
+// listen waits while another machine has the same address: this one is unreachable until
+// that one is gone.
 func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 	for {
 		l, err := b.m.fw.o.Network.Listen(net.JoinHostPort(b.m.addr().String(), strconv.Itoa(apiPort)))
@@ -97,7 +97,7 @@ func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 	}
 }
 
-// stopAPI breaks every connection and waits for the calls that run to end.
+// stopAPI closes every connection and waits for the running calls to end.
 func (b *boot) stopAPI() {
 	b.mu.Lock()
 	a := b.api
@@ -114,14 +114,14 @@ func (b *boot) stopAPI() {
 	<-a.done
 }
 
-// unknownService is the answer about a service that this version does not have.
+// unknownService is the answer for a service that this version does not have.
 func unknownService(_ any, ss grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(ss)
 	return status.Errorf(codes.Unimplemented, "unknown service %s", strings.TrimPrefix(path.Dir(method), "/"))
 }
 
-// secureAPI serves the API of a configured machine as soon as there is a
-// certificate for it: a worker gets its own from a control plane.
+// secureAPI serves the API of a configured machine as soon as it has a certificate: a
+// worker gets its own from a control plane.
 func (b *boot) secureAPI(ctx context.Context) {
 	conf, client, err := b.clusterTLS(ctx)
 	if err == nil && ctx.Err() == nil {
@@ -132,7 +132,8 @@ func (b *boot) secureAPI(ctx context.Context) {
 	}
 }
 
-// clusterTLS waits for whoever signs the machine's certificate. A control plane has one as a client, too.
+// clusterTLS waits for an issuer of the machine's certificate. A control plane also has a client
+// certificate.
 func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err error) {
 	cfg := b.config()
 	security := cfg.Machine().Security()
@@ -169,7 +170,7 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 	return server, client, err
 }
 
-// apidClientTLS is with what a control plane's apid speaks for others.
+// apidClientTLS is the client TLS of a control plane's apid.
 func apidClientTLS(ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
 	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
 	if err != nil {
@@ -186,8 +187,8 @@ func apidClientTLS(ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Conf
 	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{*pair.Certificate}, RootCAs: roots}, nil
 }
 
-// clusterTLS asks every client for a certificate of the cluster's CA. The
-// machine's own is good for sans (machine.certSANs), too.
+// clusterTLS requires client certificates of the cluster's CA. The machine's own is also
+// valid for sans (machine.certSANs).
 func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname string, sans ...string) (*tls.Config, error) {
 	authority, err := x509.NewCertificateAuthorityFromCertificateAndKey(ca)
 	if err != nil {
@@ -205,7 +206,7 @@ func clusterTLS(ca *x509.PEMEncodedCertificateAndKey, addr netip.Addr, hostname 
 	}, nil
 }
 
-// maintenanceTLS is a certificate that nobody can verify; clients need none.
+// maintenanceTLS has an unverifiable certificate; clients need none.
 func maintenanceTLS(addr netip.Addr) (*tls.Config, error) {
 	authority, err := x509.NewSelfSignedCertificateAuthority(
 		x509.Organization("talos"), x509.NotBefore(time.Now()), x509.NotAfter(time.Now().Add(certificateLife)))

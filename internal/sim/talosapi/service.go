@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// machineService is the part of the machine API that the lab needs; the rest is Unimplemented.
+// machineService is the part of the machine API that the lab uses; the rest is Unimplemented.
 type machineService struct {
 	machineapi.UnimplementedMachineServiceServer
 	boot        *boot
@@ -54,7 +54,7 @@ func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.
 	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
 }
 
-// chunks cuts a snapshot of etcd as apid streams it.
+// chunks splits a snapshot of etcd as apid streams it.
 func chunks(content []byte) func(yield func([]byte) bool) {
 	return func(yield func([]byte) bool) {
 		for len(content) > 0 {
@@ -67,7 +67,7 @@ func chunks(content []byte) func(yield func([]byte) bool) {
 	}
 }
 
-// Reboot implements the API: kexec unless the firmware is asked for.
+// Reboot implements the API: kexec unless the firmware is requested.
 func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest) (*machineapi.RebootResponse, error) {
 	how := kexec
 	if req.GetMode() == machineapi.RebootRequest_POWERCYCLE {
@@ -76,7 +76,7 @@ func (s *machineService) Reboot(_ context.Context, req *machineapi.RebootRequest
 	return &machineapi.RebootResponse{Messages: []*machineapi.Reboot{{ActorId: s.boot.order(how)}}}, nil
 }
 
-// Shutdown implements the API: the node is drained first, unless it is forced.
+// Shutdown implements the API: the node is drained first, unless forced.
 func (s *machineService) Shutdown(_ context.Context, req *machineapi.ShutdownRequest) (*machineapi.ShutdownResponse, error) {
 	s.boot.mu.Lock()
 	s.boot.drain = !req.GetForce()

@@ -29,17 +29,17 @@ const (
 	stateFailed    = "Failed"
 )
 
-// dashboard is the service that nobody checks the health of.
+// dashboard is the service without health checks.
 const dashboard = "dashboard"
 
 // service is a system service as the API lists it.
 type service struct {
 	id      string
 	state   string
-	message string // of the last event
+	message string // of the latest event
 	healthy bool
-	unknown bool   // nobody has checked yet
-	problem string // what the last health check met
+	unknown bool   // not checked yet
+	problem string // result of the latest health check
 	at      time.Time
 }
 
@@ -54,7 +54,7 @@ func (s service) info() *machineapi.ServiceInfo {
 	}
 }
 
-// services are those that the machine has now.
+// services are the machine's present services.
 func (b *boot) services() []service {
 	ids := []string{"apid", "auditd", "containerd", dashboard, "machined", "syslogd", "udevd"}
 	if cfg := b.config(); cfg != nil {
@@ -73,7 +73,7 @@ func (b *boot) services() []service {
 			s = b.etcdStatus()
 		case id == dashboard:
 			s.message, s.healthy, s.unknown = fmt.Sprintf(`Process Process(["/sbin/dashboard"]) started with PID %d`, b.pid(id)), false, true
-		case strings.HasPrefix(id, extensionPrefix): // nor that of these
+		case strings.HasPrefix(id, extensionPrefix): // nor these
 			s.message, s.healthy, s.unknown = fmt.Sprintf("Started task %s for container %s", id, id), false, true
 		case id == kubeletID:
 			s = b.kubelet.service()
@@ -83,10 +83,10 @@ func (b *boot) services() []service {
 	return all
 }
 
-// extensionPrefix begins the IDs of the services that extensions bring.
+// extensionPrefix is the prefix of the IDs of extensions' services.
 const extensionPrefix = "ext-"
 
-// extensionServices are those whose specification one of the image's extensions brings
+// extensionServices are the services specified by the image's extensions
 // (ExtensionServiceController).
 func extensionServices(img artefact.Image) []string {
 	var ids []string
@@ -101,7 +101,7 @@ func extensionServices(img artefact.Image) []string {
 	return ids
 }
 
-// etcdStatus is the service etcd, which waits for a volume before it is started.
+// etcdStatus is the etcd service, which waits for a volume before its start.
 func (b *boot) etcdStatus() service {
 	e := b.etcdService()
 	if e == nil {
@@ -112,8 +112,8 @@ func (b *boot) etcdStatus() service {
 	return e.status
 }
 
-// unmet is what the state of etcd leaves to be wished for. While it is
-// still being prepared the machine counts as ready, in stage booting.
+// unmet is etcd's unmet condition. While etcd is still being prepared the machine counts
+// as ready, in stage booting.
 func (s service) unmet() string {
 	switch {
 	case s.state == stateRunning && !s.unknown && !s.healthy:
@@ -124,7 +124,7 @@ func (s service) unmet() string {
 	return s.id + " not running"
 }
 
-// refresh shows the machine's stage as it was last set, and its services as they are now.
+// refresh publishes the machine's stage as last set, and its present services.
 func (b *boot) refresh(ctx context.Context) error {
 	b.showing.Lock()
 	defer b.showing.Unlock()
@@ -161,8 +161,8 @@ func (b *boot) refresh(ctx context.Context) error {
 	return nil
 }
 
-// control is what the API does to a service: of those that the lab's machines
-// have it may only start and restart the kubelet (APIRestartAllowed and its like).
+// control is an operation on a service through the API: of the lab's services only the
+// kubelet may be started and restarted (APIRestartAllowed and its like).
 func (b *boot) control(ctx context.Context, id, operation string) error {
 	i := slices.IndexFunc(b.services(), func(s service) bool { return s.id == id })
 	if i < 0 {

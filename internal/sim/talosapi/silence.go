@@ -8,23 +8,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Request is what decides whether a machine answers.
+// Request is what Firmware.Silence decides about.
 type Request struct {
 	VMID     int
-	Method   string // gRPC's full name; "": a connection, before anything is asked over it
-	Resource string // the type, where resources are read
+	Method   string // full gRPC name; "": a new connection
+	Resource string // type of the resource, for reads of resources
 }
 
-// silences knows what the machines do not answer.
+// silences are the requests that machines do not answer.
 type silences struct {
 	mu     sync.Mutex
-	silent func(Request) bool // nil: they answer everything
+	silent func(Request) bool // nil: everything is answered
 }
 
-// Silence has machines take each request that silent names and never answer it,
-// as where machined hangs, or the kernel behind a port that is open still. silent
-// sees every request that this Firmware's machines get and let through; nil ends
-// it for the requests that come later.
+// Silence makes machines accept each request that silent selects and never answer it, like
+// a hanging machined, or a hanging kernel behind an open port. silent sees every request
+// that this Firmware's machines get and allow; nil ends the silence for later requests.
 func (fw *Firmware) Silence(silent func(Request) bool) {
 	fw.silences.mu.Lock()
 	defer fw.silences.mu.Unlock()
@@ -37,8 +36,8 @@ func (m *machine) silent(method, resource string) bool {
 	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})
 }
 
-// hang returns at once unless the machine is silent about it: then when nobody
-// waits for an answer any more, or when the machine is gone.
+// hang returns at once unless the machine is silent about the request: then it waits until
+// the caller or the machine is gone.
 func (m *machine) hang(ctx context.Context, method, resource string) error {
 	if !m.silent(method, resource) {
 		return nil
@@ -47,10 +46,10 @@ func (m *machine) hang(ctx context.Context, method, resource string) error {
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-// stateService is COSI's, whose requests are known by their resource's type, too.
+// stateService is COSI's service, whose requests are also selected by resource type.
 const stateService = "/cosi.resource.State/"
 
-// muteListener keeps the connections to a silent machine, and never reads from them.
+// muteListener accepts connections to a silent machine and never reads from them.
 type muteListener struct {
 	net.Listener
 	m *machine
@@ -78,7 +77,7 @@ func (l *muteListener) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, conn := range l.kept {
-		_ = conn.Close() // nothing was said over it
+		_ = conn.Close() // it was never used
 	}
 	l.kept = nil
 	return err

@@ -12,11 +12,11 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 )
 
-// components are what a control plane runs as static pods.
+// components are a control plane's static pods.
 var components = []string{k8s.APIServerID, k8s.ControllerManagerID, k8s.SchedulerID}
 
-// kubernetesConfig is what the configuration says of the Kubernetes of this
-// machine, as far as anybody asks for it.
+// kubernetesConfig is the part of the configuration about this machine's Kubernetes, as
+// far as the lab needs it.
 func (b *boot) kubernetesConfig(cfg config.Provider) []resource.Resource {
 	var rs []resource.Resource
 	if kubelet := cfg.K8sKubeletConfig(); kubelet != nil {
@@ -70,8 +70,8 @@ func argValues(extra map[string][]string) map[string]k8s.ArgValues {
 	return all
 }
 
-// renderPods shows the control plane's pods as they are to be. It does nothing
-// before etcd has been healthy (ControlPlaneStaticPodController).
+// renderPods publishes the control plane's rendered pods. It does nothing before etcd was
+// healthy (ControlPlaneStaticPodController).
 func (b *boot) renderPods(ctx context.Context) error {
 	cfg := b.config()
 	b.mu.Lock()
@@ -97,7 +97,7 @@ func (b *boot) renderPods(ctx context.Context) error {
 	return b.store.replace(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodType, "", resource.VersionUndefined), rs)
 }
 
-// renderPod is nil for a component that the configuration switches off.
+// renderPod is nil for a disabled component.
 func (b *boot) renderPod(id string, from resource.Resource) resource.Resource {
 	var image string
 	var extra map[string]k8s.ArgValues
@@ -145,14 +145,14 @@ func (b *boot) renderPod(id string, from resource.Resource) resource.Resource {
 	return r
 }
 
-// command is what the container runs, as far as anybody looks at it.
+// command is the relevant part of the container's command.
 func command(id string, extra map[string]k8s.ArgValues) []any {
 	all := map[string][]string{"profiling": {"false"}}
 	if id == k8s.APIServerID {
 		all["enable-admission-plugins"] = []string{"NodeRestriction"}
 	}
 	for name, v := range extra {
-		if name == "enable-admission-plugins" { // is added to (merge policies in control_plane_final.go)
+		if name == "enable-admission-plugins" { // merged (merge policies in control_plane_final.go)
 			all[name] = []string{strings.Join(slices.Concat(all[name], v.Values), ",")}
 			continue
 		}
@@ -174,7 +174,7 @@ func tagOf(ref string) string {
 	return ""
 }
 
-// controls has Talos render the static pods from now on: etcd is healthy.
+// controls makes Talos render the static pods from now on, because etcd is healthy.
 func (b *boot) controls(ctx context.Context) error {
 	b.mu.Lock()
 	b.planes = true

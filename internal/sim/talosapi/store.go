@@ -29,7 +29,7 @@ type store struct {
 	mu sync.Mutex // one writer at a time
 }
 
-// newStore makes an empty store that knows the namespaces and those kinds, as far as the machine shows them.
+// newStore makes an empty store with the namespaces and kinds that the machine has.
 func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, error) {
 	s := &store{st: state.WrapCore(namespaced.NewState(inmem.Build))}
 	spaces := registry.NewNamespaceRegistry(s.st)
@@ -51,8 +51,8 @@ func newStore(ctx context.Context, kinds []*meta.ResourceDefinition) (*store, er
 	return s, nil
 }
 
-// definitions describe every kind of resource; working out their plural forms
-// takes milliseconds, once in a process. Each store has copies of its own.
+// definitions describe every kind of resource; computing their plural forms takes
+// milliseconds, so it is done once per process. Each store has its own copies.
 var definitions = sync.OnceValues(func() ([]*meta.ResourceDefinition, error) {
 	var all []*meta.ResourceDefinition
 	for _, kind := range resourceKinds() {
@@ -83,7 +83,7 @@ func resourceKinds() []meta.ResourceWithRD {
 	}
 }
 
-// set creates or updates resources; one that is as it should be stays untouched, so that nobody watching sees an event.
+// set creates or updates resources; it skips unchanged ones, so that watchers see no event.
 func (s *store) set(ctx context.Context, rs ...resource.Resource) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +112,7 @@ func (s *store) put(ctx context.Context, r resource.Resource) error {
 	return s.st.Update(ctx, r)
 }
 
-// replace makes rs all there is of their kind.
+// replace replaces all resources of a kind by rs.
 func (s *store) replace(ctx context.Context, kind resource.Kind, rs []resource.Resource) error {
 	if err := s.set(ctx, rs...); err != nil {
 		return err

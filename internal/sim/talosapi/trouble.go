@@ -17,25 +17,25 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// Trouble is what is wrong with a machine, whatever it boots; the zero value is nothing.
+// Trouble is the faults of a machine, whatever it boots; the zero value is none.
 type Trouble struct {
-	Unplugged bool              // the network does not reach it, from its next power-on
-	Nameless  bool              // its disks show neither the serials nor the WWNs that they were given
+	Unplugged bool              // no network from its next power-on
+	Nameless  bool              // its disks show neither serials nor WWNs
 	Full      bool              // EPHEMERAL has no room for an image
-	Refuses   string            // how it answers to a configuration, which it does not take
-	Images    map[string]Defect // what is wrong with images on this machine alone, by reference
-	NoOneShot bool              // its kernel can't write EFI variables: after a kexec it takes the entry of before for the one that it runs
-	Clock     time.Duration     // how far its clock is off, with no time server that would set it right
+	Refuses   string            // its answer to a configuration, which it refuses
+	Images    map[string]Defect // defects of images on this machine alone, by reference
+	NoOneShot bool              // its kernel can't write EFI variables: after a kexec it reports the previous boot entry
+	Clock     time.Duration     // offset of its clock, without a time server to correct it
 }
 
-// troubles knows the machines with whom something is wrong.
+// troubles are the machines' faults.
 type troubles struct {
 	mu      sync.Mutex
 	what    map[int]Trouble // by VMID
 	changed chan struct{}   // closed at the next change
 }
 
-// Trouble sets what is wrong with the machine of a VM, also across its power cycles.
+// Trouble sets the faults of a VM's machine; they survive power cycles.
 func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	fw.troubles.mu.Lock()
 	defer fw.troubles.mu.Unlock()
@@ -44,20 +44,20 @@ func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	fw.troubles.changed = make(chan struct{})
 }
 
-// trouble is what is wrong with the machine, and a channel closed at the next change of that.
+// trouble is the machine's faults, and a channel closed at their next change.
 func (m *machine) trouble() (Trouble, <-chan struct{}) {
 	m.fw.troubles.mu.Lock()
 	defer m.fw.troubles.mu.Unlock()
 	return m.fw.troubles.what[m.hw.VMID], m.fw.troubles.changed
 }
 
-// has is the trouble of now.
+// has is the machine's present faults.
 func (m *machine) has() Trouble {
 	t, _ := m.trouble()
 	return t
 }
 
-// shown is a drive as the machine finds it.
+// shown is a drive as the machine sees it.
 func (t Trouble) shown(d world.Drive) world.Drive {
 	if t.Nameless {
 		d.Serial, d.WWN = "", ""
@@ -65,14 +65,14 @@ func (t Trouble) shown(d world.Drive) world.Drive {
 	return d
 }
 
-// errFull is containerd's, of a store that has no room.
+// errFull is containerd's error without free space.
 var errFull = errors.New("failed to extract layer: write /var/lib/containerd/io.containerd.snapshotter.v1.overlayfs: no space left on device")
 
-// certificateValidity is how long the certificates last that Talos makes for itself.
+// certificateValidity is the lifetime of Talos' own certificates.
 const certificateValidity = x509.DefaultCertificateValidityDuration
 
-// offClock is the TLS of a machine whose clock is wrong: it judges others by it,
-// and a control plane, which signs for itself, has a certificate that is dated by it.
+// offClock is the TLS of a machine with a wrong clock: it verifies others by that clock,
+// and a control plane, which signs its own certificate, dates it by that clock.
 func (b *boot) offClock(conf *tls.Config, ca *x509.PEMEncodedCertificateAndKey, name string) (*tls.Config, error) {
 	off := b.m.has().Clock
 	if off == 0 {
@@ -95,9 +95,9 @@ func (b *boot) offClock(conf *tls.Config, ca *x509.PEMEncodedCertificateAndKey, 
 	return conf, nil
 }
 
-// awaitTime holds etcd and the kubelet back until the clock is right, as their
-// conditions do (services/etcd.go, kubelet.go in machined). Certificates are made
-// anew then (controllers/secrets/api.go).
+// awaitTime delays etcd and the kubelet until the clock is right, as their conditions do
+// (services/etcd.go, kubelet.go in machined). Certificates are then renewed
+// (controllers/secrets/api.go).
 func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 	for off := false; ; off = true {
 		t, changed := b.m.trouble()
@@ -124,15 +124,15 @@ func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 	}
 }
 
-// errNoMachined is what apid says while it runs still and machined does not.
+// errNoMachined is apid's error while machined is down.
 var errNoMachined = status.Error(codes.Unavailable,
 	`connection error: desc = "transport: Error while dialing: dial unix /system/run/machined/machine.sock: connect: connection refused"`)
 
-// haltTime is how long a halted machine stays so (constants.BootTimeout); it begins anew then.
+// haltTime is how long a halted machine stays so (constants.BootTimeout); then it reboots.
 const haltTime = 70 * time.Minute
 
 // halt is a machine whose boot medium finds Talos on a disk (haltIfInstalled in
-// v1alpha1_sequencer_tasks.go): it says so and does nothing else.
+// v1alpha1_sequencer_tasks.go): it only prints a message.
 func (m *machine) halt(ctx context.Context) outcome {
 	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
 	if !m.fw.sleep(ctx, haltTime) {
@@ -141,7 +141,7 @@ func (m *machine) halt(ctx context.Context) outcome {
 	return powerCycle
 }
 
-// unauthorized is containerd's answer where a registry wants credentials.
+// unauthorized is containerd's error if a registry requires credentials.
 func unauthorized(ref string) error {
 	name, digest, _ := strings.Cut(ref, "@")
 	host, repository, _ := strings.Cut(name, "/")

@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// An installer that fails after it has partitioned the disk: since 1.14 the
-// machine goes on as a node that runs from its ISO, and calls that installed.
-func TestHalfAnUnattendedInstallation(t *testing.T) {
+// An installer fails after it has partitioned the disk: since 1.14 the machine goes on as
+// a node that runs from its ISO, and reports itself as installed.
+func TestUnfinishedUnattendedInstallation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
@@ -58,7 +58,7 @@ func TestHalfAnUnattendedInstallation(t *testing.T) {
 		if got := look(); !strings.HasSuffix(got, ", installed") {
 			t.Error(got)
 		}
-		if now := facts(t, c); now.entry != "talos-v1.14.1.efi" { // the name of the ISO's entry, too
+		if now := facts(t, c); now.entry != "talos-v1.14.1.efi" { // also the name of the ISO's entry
 			t.Errorf("it booted %q", now.entry)
 		}
 		b.guest.Kill()
@@ -70,8 +70,8 @@ func TestHalfAnUnattendedInstallation(t *testing.T) {
 	})
 }
 
-// A clock without a time server holds the machine up, and its certificate is
-// dated by it; once the clock is right it has another one.
+// With a wrong clock and no time server the machine waits, and its certificate has that
+// date; once the clock is right it gets a new one.
 func TestAClockThatIsWrong(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -107,7 +107,7 @@ func TestAClockThatIsWrong(t *testing.T) {
 	}
 }
 
-// An order to reboot is taken at once; before the API goes it answers, without machined behind it.
+// A reboot is accepted at once; until the API ends it answers without machined.
 func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -140,8 +140,8 @@ func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 	})
 }
 
-// Since 1.14 the API makes a single attempt, whatever the reason; before, it goes on
-// for twenty minutes unless there is no such image.
+// Since 1.14 the API tries once, whatever the error; before, it retries for twenty minutes
+// unless the image does not exist.
 func TestPullsThatFail(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

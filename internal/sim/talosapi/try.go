@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// tryFor is how long a configuration is tried.
+// tryFor is the duration of a trial.
 func tryFor(asked *durationpb.Duration) time.Duration {
 	if asked == nil {
 		return constants.ConfigTryTimeout
@@ -22,15 +22,15 @@ func triedFor(d time.Duration) string {
 	return fmt.Sprintf("\nThe config is applied in 'try' mode and will be automatically reverted back in %s", d)
 }
 
-// firstConfig is what a machine is given in maintenance mode. One that is only
-// tried is on no disk, not even after it has had the system installed.
+// firstConfig is a machine's first configuration, from maintenance mode. One on trial is
+// not stored on disk, not even after the system was installed with it.
 type firstConfig struct {
 	raw   []byte
 	tried bool
 }
 
-// try makes a configuration the active one until d has passed or another one is
-// applied. Nothing of it is stored (RollbackToConfigAfter).
+// try makes a configuration active until d has passed or another one is applied. It is not
+// stored (RollbackToConfigAfter).
 func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) error {
 	before := b.config()
 	b.endTrial()
@@ -50,7 +50,7 @@ func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) er
 	return b.activate(ctx, cfg)
 }
 
-// endTrial leaves the active configuration as it is.
+// endTrial keeps the active configuration.
 func (b *boot) endTrial() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -59,7 +59,7 @@ func (b *boot) endTrial() {
 	}
 }
 
-// activate makes a configuration the active one; the stored one stays.
+// activate makes a configuration active; the stored one stays.
 func (b *boot) activate(ctx context.Context, cfg config.Provider) error {
 	st, _ := readState(b.m.devices())
 	stored, err := parseConfig(st.Config)

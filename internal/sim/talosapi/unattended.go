@@ -11,16 +11,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
-// maxInstallPause is the longest pause between two attempts (controller runtime's backoff).
+// maxInstallPause is the maximum backoff between two attempts (controller runtime's).
 const maxInstallPause = time.Minute
 
-// errNoMatch is a selector that no disk fits.
+// errNoMatch says that no disk matches a selector.
 var errNoMatch = errors.New("no disk matched the selector")
 
-// installUnattended is the installation that a document of its own asks for, since
-// 1.14 (unattended_install.go in machined): it is tried again until a disk counts
-// as installed. One whose installer failed after that is a node that runs from
-// its boot medium, and nobody reboots it.
+// installUnattended is the installation by a configuration document, since 1.14
+// (unattended_install.go in machined): it is retried until a disk counts as installed. If
+// the installer failed after that, the machine is a node that runs from its boot medium,
+// and is not rebooted.
 func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
 	if err := b.stage(ctx, runtime.MachineStageRunning, false, "services: kubelet not running"); err != nil {
 		return carryOn, err
@@ -56,7 +56,7 @@ func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
 	}
 }
 
-// unattended shows how far the installation is, if the configuration asks for one.
+// unattended publishes the installation's progress, if the configuration asks for one.
 func (b *boot) unattended(ctx context.Context, phase runtime.UnattendedInstallPhase, failed error) error {
 	u := b.config().UnattendedInstallConfig()
 	if u == nil {
@@ -70,7 +70,7 @@ func (b *boot) unattended(ctx context.Context, phase runtime.UnattendedInstallPh
 	return b.store.set(ctx, r)
 }
 
-// provisionState makes the STATE volume on a system disk that has none.
+// provisionState makes the STATE volume on a system disk without one.
 func (b *boot) provisionState(d device) error {
 	if _, there := partition(d.disk, labelState); there {
 		return nil
@@ -89,7 +89,7 @@ func (b *boot) provisionState(d device) error {
 	})
 }
 
-// stateNow is what STATE is to hold of the machine as it runs.
+// stateNow is the content of STATE for the running machine.
 func (b *boot) stateNow() (stateData, error) {
 	b.mu.Lock()
 	st := stateData{NodeID: b.nodeID}

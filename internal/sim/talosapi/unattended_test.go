@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// A configuration may want no reboot after the installation: the machine goes on
-// as a node that runs from its ISO, and boots the disk when somebody restarts it.
+// A configuration can disable the reboot after the installation: the machine goes on as a
+// node that runs from its ISO, and boots the disk after a restart.
 func TestInstallationWithoutAReboot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -38,7 +38,7 @@ func TestInstallationWithoutAReboot(t *testing.T) {
 		if err != nil || u.TypedSpec().Phase != runtime.UnattendedInstallPhaseInstalled {
 			t.Errorf("installation: %v, %v", u, err)
 		}
-		// Nothing but the medium tells that it runs from the ISO still.
+		// Only the medium shows that it still runs from the ISO.
 		if now := facts(t, c); now.entry != "talos-v1.14.1.efi" {
 			t.Errorf("it booted %q", now.entry)
 		}

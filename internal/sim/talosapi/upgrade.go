@@ -12,20 +12,20 @@ import (
 	"github.com/recast-sh/recast/internal/sim/etcd"
 )
 
-// drainTimeout is how long Talos itself waits for a node to be empty.
+// drainTimeout is Talos' own timeout for draining a node.
 const drainTimeout = 5 * time.Minute
 
-// legacyRetries is how often Talos itself asks again for an image that is not there.
+// legacyRetries is how often Talos itself retries a missing image.
 const legacyRetries = 5
 
-// upgrade is one that MachineService.Upgrade has accepted.
+// upgrade is an upgrade that MachineService.Upgrade has accepted.
 type upgrade struct {
 	image imageName
 	then  outcome // kexec or powerCycle
 }
 
-// Upgrade implements the API: it pulls the image and checks etcd, answers, and
-// the machine then drains, installs and reboots by itself.
+// Upgrade implements the API: it pulls the image, checks etcd and answers; then the
+// machine drains, installs and reboots by itself.
 func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeRequest) (*machineapi.UpgradeResponse, error) {
 	b := s.boot
 	name := systemContainerd
@@ -59,8 +59,8 @@ func (s *machineService) Upgrade(ctx context.Context, req *machineapi.UpgradeReq
 	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received", ActorId: actor}}}, nil
 }
 
-// checkEtcd refuses to take a control plane down unless every member of etcd is
-// up. Before 1.13 preserve is no reason not to look (v1alpha1_server.go, Upgrade).
+// checkEtcd refuses to take a control plane down unless every member of etcd is up. Before
+// 1.13 preserve does not skip the check (v1alpha1_server.go, Upgrade).
 func (b *boot) checkEtcd(ctx context.Context, req *machineapi.UpgradeRequest) error {
 	if req.GetForce() || req.GetPreserve() && b.release().lifecycle || !b.config().Machine().Type().IsControlPlane() {
 		return nil
@@ -95,7 +95,7 @@ func (b *boot) membersUp(ctx context.Context, c *etcd.Cluster) error {
 	return nil
 }
 
-// memberHealth reads one key from one member, which takes a quorum as well.
+// memberHealth reads one key from one member, which also needs a quorum.
 func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member) error {
 	switch {
 	case m.Learner:
@@ -109,8 +109,8 @@ func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member)
 	return c.Linearizable(ctx)
 }
 
-// runUpgrade is the sequence of an upgrade that the machine does by itself. A
-// failure ends it as any fatal error does: with a reboot.
+// runUpgrade is the sequence of an upgrade that the machine runs itself. Like any fatal
+// error, a failure reboots it.
 func (b *boot) runUpgrade(ctx context.Context) outcome {
 	b.mu.Lock()
 	u := b.upgrade
@@ -135,7 +135,7 @@ func (b *boot) runUpgrade(ctx context.Context) outcome {
 	return u.then
 }
 
-// empty makes the node unschedulable and evicts its pods, as far as that works in time.
+// empty cordons the node and evicts its pods, with a timeout.
 func (b *boot) empty(ctx context.Context) {
 	b.mu.Lock()
 	node := b.node
@@ -158,7 +158,7 @@ func (b *boot) sequenceFailed(ctx context.Context, err error) outcome {
 	return b.fatal(ctx, fmt.Sprintf("fatal sequencer error in %q sequence: code:FATAL message:%q", name, "sequence failed: "+b.seq.fail(err).Error()))
 }
 
-// runStaged does the upgrade that was staged for this boot, if one was; it is tried once.
+// runStaged runs the upgrade that was staged for this boot, if any, with a single attempt.
 func (b *boot) runStaged(ctx context.Context) outcome {
 	d, _ := systemDisk(b.m.devices())
 	name := systemContainerd
@@ -184,7 +184,7 @@ func (b *boot) runStaged(ctx context.Context) outcome {
 	return kexec
 }
 
-// uncordon makes the node schedulable again if it was Talos that made it unschedulable.
+// uncordon uncordons the node if Talos has cordoned it.
 func (b *boot) uncordon(ctx context.Context) {
 	b.mu.Lock()
 	node := b.node

@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// criSystem is where talosctl pulls installers to.
+// criSystem is where talosctl stores installers.
 func criSystem() *common.ContainerdInstance {
 	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 }
@@ -64,11 +64,11 @@ func install(ctx context.Context, c *client.Client, ref string) (code int32, err
 }
 
 func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.UpgradeResponse, error) {
-	//lint:ignore SA1019 it is the only way that Talos 1.12 has
+	//lint:ignore SA1019 the only call of Talos 1.12
 	return c.UpgradeWithOptions(ctx, client.WithUpgradeImage(ref))
 }
 
-// nextEntry is what the firmware's variable says boots next.
+// nextEntry is the firmware variable with the next boot entry.
 func nextEntry(t *testing.T, c *client.Client) string {
 	t.Helper()
 	raw, err := readFile(t.Context(), c, "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f")
@@ -86,7 +86,7 @@ func nextEntry(t *testing.T, c *client.Client) string {
 	return name
 }
 
-// efi is what the firmware's variables, the boot entries and META say, without digests.
+// efi is the firmware variables, the boot entries and META, without digests.
 func efi(b *box) string {
 	words := strings.Fields("EFI " + strings.TrimPrefix(talosapi.Describe(b.hw.NVRAM.Bytes()), "NVRAM ") + " of")
 	for w := range strings.FieldsSeq(talosapi.Describe(b.drives[0].Media.Bytes())) {
@@ -130,7 +130,7 @@ func mustInstall(t *testing.T, c *client.Client, ref string) {
 	}
 }
 
-// reboot waits until the machine has been rebooted by do and is ready again.
+// reboot calls do, which reboots the machine, and waits until it is ready again.
 func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
 	l.t.Helper()
 	before := facts(l.t, c).bootID
@@ -140,14 +140,14 @@ func (l *lab) reboot(c *client.Client, do func() error) nodeFacts {
 	return l.rebooted(c, before)
 }
 
-// rebooted waits for another boot than that one.
+// rebooted waits for a boot after before.
 func (l *lab) rebooted(c *client.Client, before string) nodeFacts {
 	l.t.Helper()
 	for range 600 {
 		time.Sleep(time.Second)
 		if f, err := readFacts(l.t.Context(), c); err == nil && f.bootID != "" && f.bootID != before {
 			l.awaitStage(c, runtime.MachineStageRunning)
-			synctest.Wait() // what the machine writes to its disk once it runs
+			synctest.Wait() // the machine still writes to its disk
 			return facts(l.t, c)
 		}
 	}
@@ -184,7 +184,7 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 		if screen := strings.Join(l.lines(&l.screen), "\n"); strings.Count(screen, "removing fallback entry") != 1 {
 			t.Errorf("screen:\n%s", screen)
 		}
-		// the next one takes the slot of the oldest, and its number goes on
+		// the next one replaces the oldest, with the next number
 		mustInstall(t, c, oldRef)
 		if got, want := efi(b), `EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {"Upgrade":"Talos-v1.13.9~1.efi"}`; got != want {
 			t.Errorf("disk: %s\nwant:  %s", got, want)
@@ -205,13 +205,13 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 				t.Fatal(err)
 			}
 			go func() {
-				_, _ = install(t.Context(), c, newRef) // the machine goes while it runs
+				_, _ = install(t.Context(), c, newRef) // the machine goes down meanwhile
 			}()
 			time.Sleep(after)
 			b.guest.Kill()
 			b.on()
 			l.running(cpAddr)
-			synctest.Wait() // for what follows from that
+			synctest.Wait() // for its consequences
 			c = l.client(cpAddr, role.Admin)
 			now := facts(t, c)
 			builds[now.schematic]++

@@ -16,27 +16,27 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// release is what sets the minor releases of Talos apart, as far as machines show it.
+// release is the visible differences between minor releases of Talos.
 type release struct {
 	contract *config.VersionContract
-	// bareMaintenance: maintenance mode is a service of its own with few methods
+	// bareMaintenance: maintenance mode is a separate service with few methods
 	// (internal/app/maintenance), and not apid.
 	bareMaintenance bool
-	lifecycle       bool // it has LifecycleService and ImageService
-	rebootApplies   bool // a configured machine takes a configuration with mode REBOOT
-	patientPull     bool // its API for images asks again as Talos does for itself, unless there is no such image
-	keepsDefault    bool // its installer keeps the default boot entry, and not the running one
-	// lacks are kinds of resources, documents those of a machine configuration, and
-	// volumes those that a VolumeConfig may name, that came with a later release.
+	lifecycle       bool // has LifecycleService and ImageService
+	rebootApplies   bool // a configured machine accepts a configuration with mode REBOOT
+	patientPull     bool // its image API retries like Talos' own pulls, unless the image does not exist
+	keepsDefault    bool // its installer keeps the default boot entry instead of the running one
+	// lacks are kinds of resources, documents those of a machine configuration, and volumes
+	// the names in a VolumeConfig, that came with a later release.
 	lacks     []resource.Type
 	documents [][]string
 	volumes   []string
-	// unprobed are the filesystems that its probes do not know (go-blockdevice,
+	// unprobed are the filesystems that its probes don't detect (go-blockdevice,
 	// blkid/internal/chain: btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
 	unprobed []string
 }
 
-// releases are those that the lab knows, in order.
+// releases are those that the lab simulates, in order.
 var releases = []release{
 	{
 		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
@@ -49,15 +49,15 @@ var releases = []release{
 	{contract: config.TalosVersion1_14, lifecycle: true},
 }
 
-// Of what 1.14 brought, that which the lab shows (CHANGELOG.md, 1.14.0-alpha.2 and
-// beta.0; volume_config.go of 1.13 and 1.14).
+// The simulated additions of 1.14 (CHANGELOG.md, 1.14.0-alpha.2 and beta.0;
+// volume_config.go of 1.13 and 1.14).
 var (
 	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType, storage.LVMPhysicalVolumeStatusType}
 	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}
 )
 
-// releaseOf is the release that a version is of: the first one for whatever is
-// older, the last one for whatever is newer or no version at all.
+// releaseOf is the release of a version: the first one for older versions, the last one
+// for newer or invalid ones.
 func releaseOf(version string) release {
 	c, err := config.ParseContractFromVersion(version)
 	if err != nil {
@@ -71,18 +71,18 @@ func releaseOf(version string) release {
 	return releases[len(releases)-1]
 }
 
-// release is that of the system which runs.
+// release is that of the running system.
 func (b *boot) release() release { return releaseOf(b.med.image.TalosVersion) }
 
-// kinds leaves out what the release does not have.
+// kinds filters out what the release lacks.
 func (r release) kinds(all []*meta.ResourceDefinition) []*meta.ResourceDefinition {
 	return slices.DeleteFunc(slices.Clone(all), func(rd *meta.ResourceDefinition) bool {
 		return slices.Contains(r.lacks, rd.TypedSpec().Type)
 	})
 }
 
-// maintained is how a maintenance service of its own answers to methods that it
-// does not have, or not for callers from the network (assertAdminRole in its server.go).
+// maintained is a separate maintenance service's answer to methods that it lacks, or
+// refuses to callers from the network (assertAdminRole in its server.go).
 func (r release) maintained(method string) error {
 	service, name := path.Split(strings.TrimPrefix(method, "/"))
 	switch {
@@ -98,9 +98,9 @@ func (r release) maintained(method string) error {
 	return status.Errorf(codes.Unimplemented, "method %s not implemented", name)
 }
 
-// badMode is how a release refuses a mode of ApplyConfiguration that it does not
-// take, nil where it does: a maintenance service of its own first of all, apid after
-// it has looked at the configuration.
+// badMode is the error for a mode of ApplyConfiguration that the release refuses, nil if
+// it accepts it: a separate maintenance service checks that first, apid after it has
+// checked the configuration.
 func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, maintenance bool) error {
 	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
@@ -120,5 +120,5 @@ func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, mainten
 	return nil
 }
 
-// fourteen says whether it is 1.14 or a later one.
+// fourteen says whether it is 1.14 or later.
 func (r release) fourteen() bool { return len(r.lacks) == 0 }

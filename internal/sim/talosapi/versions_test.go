@@ -25,7 +25,7 @@ func said(err error) string {
 	return status.Code(err).String() + " " + client.Status(err).Message()
 }
 
-// A machine without a configuration says and takes what its release has.
+// A machine in maintenance mode has the methods and behaviour of its release.
 func TestMaintenanceOfEachRelease(t *testing.T) {
 	t.Parallel()
 	unimplemented := func(mode string) string {
@@ -72,7 +72,8 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 	}
 }
 
-// maintained asks a machine in maintenance mode for what differs; nothing of it changes the machine.
+// maintained requests everything that differs from a machine in maintenance mode; nothing changes
+// the machine.
 func maintained(t *testing.T, c *client.Client, conf []byte) map[string]string {
 	t.Helper()
 	ctx, got := t.Context(), map[string]string{}

@@ -21,19 +21,19 @@ import (
 type volume struct {
 	id, label  string
 	filesystem string
-	selector   *cel.Expression // where to make it; nil: the system disk
-	existing   *cel.Expression // which partition it is, whatever its label; nil: known by its label
-	fixed      bool            // made by the installer only
+	selector   *cel.Expression // where to create it; nil: the system disk
+	existing   *cel.Expression // which existing partition it is; nil: found by its label
+	fixed      bool            // created only by the installer
 }
 
-// placed is where a volume is.
+// placed is the location of a volume.
 type placed struct {
 	dev   device
 	index int // of the partition, from 1
 	part  artefact.Partition
 }
 
-// volumesOf are the volumes of a configuration; without one, those that every machine has.
+// volumesOf are the volumes of a configuration; nil: those of every machine.
 func volumesOf(cfg config.Provider) []volume {
 	vols := []volume{
 		{id: labelMeta, label: labelMeta, fixed: true},
@@ -68,7 +68,7 @@ func volumesOf(cfg config.Provider) []volume {
 	return append(vols, furtherVolumes(cfg)...)
 }
 
-// furtherVolumes are the raw, the swap and the existing volumes of a configuration.
+// furtherVolumes are the raw, swap and existing volumes of a configuration.
 func furtherVolumes(cfg config.Provider) []volume {
 	var vols []volume
 	add := func(id, filesystem string, p documents.VolumeProvisioningConfig) {
@@ -90,7 +90,7 @@ func furtherVolumes(cfg config.Provider) []volume {
 	return vols
 }
 
-// locate finds a volume by its partition label, on whichever disk it is.
+// locate finds a volume on any disk by its partition label.
 func locate(devs []device, label string) (placed, bool) {
 	for _, d := range devs {
 		for i, p := range d.disk.Partitions {
@@ -102,7 +102,7 @@ func locate(devs []device, label string) (placed, bool) {
 	return placed{}, false
 }
 
-// locate finds the volume, whatever it is known by.
+// locate finds the volume by its label or selector.
 func (v volume) locate(devs []device) (placed, bool) {
 	if v.existing == nil {
 		return locate(devs, v.label)
@@ -121,8 +121,8 @@ func (v volume) locate(devs []device) (placed, bool) {
 	return placed{}, false
 }
 
-// provision makes the volumes that exist nowhere yet and shows where all of them are.
-// What exists is left as it is.
+// provision creates missing volumes and publishes the location of all. Existing ones are
+// left alone.
 func (b *boot) provision(ctx context.Context) error {
 	for _, v := range volumesOf(b.config()) {
 		if err := b.m.make(v); err != nil {
@@ -135,7 +135,7 @@ func (b *boot) provision(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// make creates the partition of a volume on the first disk that its selector takes.
+// make creates a volume's partition on the first disk that matches its selector.
 func (m *machine) make(v volume) error {
 	devs := m.devices()
 	if _, ok := v.locate(devs); ok || v.fixed || v.existing != nil {
@@ -163,7 +163,7 @@ func (m *machine) make(v volume) error {
 	return errors.New("no disk matches its selector")
 }
 
-// logBoot appends a line to what EPHEMERAL holds.
+// logBoot appends a line to EPHEMERAL's data.
 func (m *machine) logBoot(line string) {
 	p, ok := locate(m.devices(), labelEphemeral)
 	if !ok {

@@ -11,17 +11,17 @@ import (
 const (
 	// Administrator is the built-in role that holds every privilege.
 	Administrator = "Administrator"
-	// NoAccess is the built-in role that takes away whatever else is granted.
+	// NoAccess is the built-in role that revokes everything else that is granted.
 	NoAccess = "NoAccess"
 )
 
-// Token is an API token. What it may do comes from ACLs: its own if it is
-// privilege-separated (and then never more than its user may), else its user's.
+// Token is an API token. With privilege separation it has the permissions that its own
+// ACLs and its user's both grant, otherwise its user's.
 type Token struct {
 	ID      string // "recast@pve!lab"
 	Secret  string // a UUID
 	Privsep bool
-	Expired bool // its time is over, until somebody gives it more
+	Expired bool // by time, until its lifetime is extended
 }
 
 // ACL gives a user or token a role at a path.
@@ -32,15 +32,15 @@ type ACL struct {
 	Propagate bool
 }
 
-// AddToken makes an API token.
+// AddToken adds an API token.
 func (w *World) AddToken(t Token) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.tokens[t.ID] = t
-	w.held = nil
+	w.privilegeCache = nil
 }
 
-// ExpireToken says whether the time of a token is over.
+// ExpireToken sets whether a token has expired.
 func (w *World) ExpireToken(id string, over bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,7 +55,7 @@ func (w *World) AddRole(name string, privileges ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.roles[name] = privileges
-	w.held = nil
+	w.privilegeCache = nil
 }
 
 // Grant adds an entry to the access control list.
@@ -63,7 +63,7 @@ func (w *World) Grant(a ACL) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acls = append(w.acls, a)
-	w.held = nil
+	w.privilegeCache = nil
 }
 
 // Revoke removes an entry from the access control list.
@@ -71,7 +71,7 @@ func (w *World) Revoke(a ACL) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acls = slices.DeleteFunc(w.acls, func(b ACL) bool { return a == b })
-	w.held = nil
+	w.privilegeCache = nil
 }
 
 // ACLs lists the access control list by path and user.
@@ -83,7 +83,7 @@ func (w *World) ACLs() []ACL {
 	})
 }
 
-// Authenticate says whether that token exists with that secret.
+// Authenticate says whether the token exists and has that secret.
 func (w *World) Authenticate(id, secret string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,26 +91,26 @@ func (w *World) Authenticate(id, secret string) bool {
 	return ok && subtle.ConstantTimeCompare([]byte(t.Secret), []byte(secret)) == 1
 }
 
-// Check is nil when user holds any of the privileges at path, else the 403
-// answer that names them. The user "" is the lab itself and may do everything.
+// Check is nil when user holds any of the privileges at path, else the 403 answer that
+// names them. The user "" is the lab itself and may do everything.
 func (w *World) Check(user, path string, anyOf ...string) error {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.check(user, path, anyOf...)
 }
 
-// Permissions is what user holds at a path, which need not exist: each privilege
-// with whether it propagates to the paths below.
+// Permissions is the set of privileges of user at a path, which need not exist. The values
+// say whether they propagate to the paths below.
 func (w *World) Permissions(user, path string) map[string]bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return maps.Clone(w.privileges(user, path))
 }
 
-// EffectivePermissions is what user holds at every path that Proxmox's own list
-// has: the top-level ones, those in the tree of the access control list and the
-// members of pools, but none where user holds nothing (pve-access-control,
-// RPCEnvironment.pm, get_effective_permissions).
+// EffectivePermissions is the set of privileges of user at every path in Proxmox's own
+// list: the top-level ones, those in the tree of the access control list and the members
+// of pools, without paths where user holds none (pve-access-control, RPCEnvironment.pm,
+// get_effective_permissions).
 func (w *World) EffectivePermissions(user string) map[string]map[string]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -145,21 +145,21 @@ func (w *World) check(user, path string, anyOf ...string) error {
 	return denied(path, strings.Join(anyOf, "|"))
 }
 
-// holder is somebody at a path, which may be that of a VM in a pool.
+// holder is a user or token at a path; pool is the pool of the path's VM.
 type holder struct{ user, path, pool string }
 
-// privileges is what user holds at path; the values say what propagates. It is
-// worked out once, until a token, a role or the access control list changes; the
-// map is not to be changed.
+// privileges is the set of privileges of user at path; the values say what propagates. It
+// is cached until a token, a role or the access control list changes; the map must not be
+// changed.
 func (w *World) privileges(user, path string) map[string]bool {
 	at := holder{user, path, w.poolOf(path)}
-	held, known := w.held[at]
+	held, known := w.privilegeCache[at]
 	if !known {
 		held = w.compilePrivileges(user, path)
-		if w.held == nil {
-			w.held = map[holder]map[string]bool{}
+		if w.privilegeCache == nil {
+			w.privilegeCache = map[holder]map[string]bool{}
 		}
-		w.held[at] = held
+		w.privilegeCache[at] = held
 	}
 	return held
 }
@@ -188,8 +188,8 @@ func (w *World) compilePrivileges(user, path string) map[string]bool {
 	return both
 }
 
-// privilegesOf are those of the roles that one name has at path
-// (RPCEnvironment.pm, $compile_acl_path).
+// privilegesOf are the privileges of one name's roles at path (RPCEnvironment.pm,
+// $compile_acl_path).
 func (w *World) privilegesOf(who, path string) map[string]bool {
 	held := map[string]bool{}
 	for role, propagates := range w.rolesAt(who, path) {
@@ -200,8 +200,8 @@ func (w *World) privilegesOf(who, path string) map[string]bool {
 	return held
 }
 
-// rolesAt is what the list gives one name at path, with what a VM has through
-// its pool: that never propagates, and NoAccess in either wins.
+// rolesAt is the set of roles of one name at path, including those of a VM through its
+// pool: these never propagate, and NoAccess in either wins.
 func (w *World) rolesAt(who, path string) map[string]bool {
 	roles := w.rolesOf(who, path)
 	pool := w.poolOf(path)
@@ -220,9 +220,9 @@ func (w *World) rolesAt(who, path string) map[string]bool {
 	return roles
 }
 
-// rolesOf follows the list of one name: the most specific path with an entry
-// counts, those above it no longer, and one that does not propagate only at its
-// own path (AccessControl.pm, roles).
+// rolesOf evaluates the list for one name: only the most specific path with an entry
+// counts, and an entry that does not propagate only at its own path (AccessControl.pm,
+// roles).
 func (w *World) rolesOf(who, path string) map[string]bool {
 	for at := path; ; at = parent(at) {
 		roles := map[string]bool{}

@@ -76,7 +76,7 @@ func pooled(t *testing.T) *world.World {
 			t.Fatal(err)
 		}
 	}
-	w.Delay(time.Minute) // their tasks end
+	w.Delay(time.Minute) // until their tasks end
 	return w
 }
 
@@ -119,7 +119,7 @@ func TestRegisteredTags(t *testing.T) {
 			{user, "mine", ""},
 			{user, "mine;gold", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
 			{"", "mine;gold", ""},
-			{user, "other;gold", ""}, // it stays
+			{user, "other;gold", ""}, // unchanged
 			{user, "other", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
 		} {
 			if got := message(tag(step.who, step.tags)); got != step.want {

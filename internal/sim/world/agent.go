@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// AgentInterfaces asks a VM's guest agent for its network interfaces, which
-// takes a while when there is none.
+// AgentInterfaces asks a VM's guest agent for its network interfaces. Without an agent it
+// times out.
 func (w *World) AgentInterfaces(user, host string, id int) ([]Interface, error) {
 	w.mu.Lock()
 	err := w.check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted")

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// AllocRequest asks for a disk that no VM's configuration names.
+// AllocRequest asks for a disk outside of any VM's configuration.
 type AllocRequest struct {
 	Storage string
 	VMID    int
@@ -15,7 +15,7 @@ type AllocRequest struct {
 	Format  string
 }
 
-// AllocDisk makes a disk and returns its volid. The VM that it is for need not exist.
+// AllocDisk makes a disk and returns its volid. The VM need not exist.
 func (w *World) AllocDisk(user, host string, r AllocRequest) (volid string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

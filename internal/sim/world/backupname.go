@@ -8,7 +8,7 @@ import (
 
 var backupFile = regexp.MustCompile(`^vzdump-qemu-(\d+)-.+`)
 
-// backupOwner is the VM that a backup's name or volid says it is of; 0 for everything else.
+// backupOwner is the VMID in a backup's name or volid; 0 for anything else.
 func backupOwner(volid string) int {
 	m := backupFile.FindStringSubmatch(path.Base(volid))
 	if m == nil {

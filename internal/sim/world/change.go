@@ -6,28 +6,27 @@ import (
 	"strings"
 )
 
-// has says that a key has a value, now or pending.
+// has says whether a key has a value, now or pending.
 func (v *vm) has(key string) bool {
 	_, set := v.config[key]
 	_, waits := v.pending[key]
 	return set || waits
 }
 
-// changing is a change on its way: update_vm_api in Qemu.pm.
+// changing is a change in progress: update_vm_api in Qemu.pm.
 type changing struct {
 	w        *World
 	user     string
 	v        *vm
 	r        ChangeRequest
-	order    []string // the boot order from before, deleted keys taken out and new CD-ROM drives added
+	order    []string // the old boot order, without deleted keys and with new CD-ROM drives
 	modified map[string]bool
 }
 
-// change is the worker: option by option it writes what is asked for as pending
-// into the file, deletions first, and applies all that can be applied at the
-// end. An error in between leaves what came before it pending, volumes
-// allocated included, even on a VM that is stopped. Proxmox takes the options in
-// no particular order, the simulator by name.
+// change is the worker: it writes option by option as pending into the file, deletions
+// first, and finally applies what can be applied. After an error the earlier options stay
+// pending, with the volumes allocated for them, even on a stopped VM. Proxmox takes the
+// options in no particular order, the simulator by name.
 func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	c := &changing{w: w, user: user, v: v, r: v.withReverts(r), order: bootOrder(v.config["boot"]), modified: map[string]bool{}}
 	for _, key := range c.r.Delete {
@@ -59,9 +58,9 @@ func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	return nil
 }
 
-// withReverts turns keys to be reverted into what Proxmox does for them: the
-// value that they have is set again, and what is only pending is deleted. What
-// else a refused change left behind, such as a boot order, stays.
+// withReverts expands keys to be reverted as Proxmox does: it sets their current value
+// again and deletes what is only pending. Other effects of a refused change, such as a
+// boot order, stay.
 func (v *vm) withReverts(r ChangeRequest) ChangeRequest {
 	if len(r.Revert) == 0 {
 		return r
@@ -80,8 +79,8 @@ func (v *vm) withReverts(r ChangeRequest) ChangeRequest {
 	return r
 }
 
-// delete marks a key for deletion and takes it out of the boot order; an unused
-// volume and tags go at once.
+// delete marks a key for deletion and removes it from the boot order; an unused volume and
+// tags are deleted at once.
 func (c *changing) delete(key string) error {
 	v := c.v
 	c.modified[key] = true
@@ -169,10 +168,10 @@ func (c *changing) set(key, value string) error {
 	return nil
 }
 
-// setDrive resolves a drive. A CD-ROM drive that the boot order lacks is appended
-// to the order from before the request: a boot= of the same request is lost
-// where it was looked at first, which is left to chance. A cloud-init drive is none
-// to boot from (drive_is_cdrom with exclude_cloudinit, in Drive.pm).
+// setDrive resolves a drive. It appends a CD-ROM drive that the boot order lacks to the
+// old order, so a boot= of the same request is lost if it came first, which is random in
+// Proxmox. A cloud-init drive is not added (drive_is_cdrom with exclude_cloudinit, in
+// Drive.pm).
 func (c *changing) setDrive(key, value string) (stored string, err error) {
 	v := c.v
 	if key == "tpmstate0" {
@@ -195,7 +194,7 @@ func (c *changing) setDrive(key, value string) (stored string, err error) {
 	return stored, nil
 }
 
-// checkTPMVersion refuses another version for the same volume.
+// checkTPMVersion refuses to change the version of an existing volume.
 func checkTPMVersion(old, value string) error {
 	was, errOld := parseDrive("tpmstate0", old)
 	is, err := parseDrive("tpmstate0", value)
@@ -214,7 +213,7 @@ func checkTPMVersion(old, value string) error {
 	return nil
 }
 
-// checkBoot wants the devices of a boot order to be there; only a change asks for that, a create doesn't.
+// checkBoot requires the devices of a boot order to exist. Changes check that, creates do not.
 func (c *changing) checkBoot(value string) error {
 	for _, key := range bootOrder(value) {
 		_, comes := c.r.Set[key]
@@ -225,7 +224,7 @@ func (c *changing) checkBoot(value string) error {
 	return nil
 }
 
-// cleanupPending forgets pending changes that change nothing.
+// cleanupPending drops pending changes that change nothing.
 func (v *vm) cleanupPending() {
 	maps.DeleteFunc(v.pending, func(key, value string) bool { now, set := v.config[key]; return set && now == value })
 	maps.DeleteFunc(v.pendingDelete, func(key string, _ bool) bool { _, set := v.config[key]; return !set })

@@ -2,15 +2,14 @@ package world
 
 import "time"
 
-// SetClock makes a host's clock go wrong by offset, from now on: what it has dated
-// already stays.
+// SetClock sets a host's clock off by offset from now on: earlier timestamps stay.
 func (w *World) SetClock(host string, offset time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.clocks[host] = offset
 }
 
-// Clock is what a host takes for the time.
+// Clock is the time on a host's clock.
 func (w *World) Clock(host string) time.Time {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -20,10 +19,10 @@ func (w *World) Clock(host string) time.Time {
 // now is Clock; mu must be held.
 func (w *World) now(host string) time.Time { return time.Now().Add(w.clocks[host]) }
 
-// upBefore is for how long hosts have been up when the world is made.
+// upBefore is the uptime of hosts when the world is made.
 const upBefore = 24 * time.Hour
 
-// Uptime is for how long a host has been up, which no clock has a part in.
+// Uptime is a host's uptime, independent of its clock.
 func (w *World) Uptime(host string) time.Duration {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -34,8 +33,9 @@ func (w *World) uptime(host string) time.Duration {
 	return time.Duration(float64(time.Since(w.booted[host])) * w.speed)
 }
 
-// userHz is how many of the ticks, in which /proc tells times, make a second.
+// userHz is the number of clock ticks per second in /proc.
 const userHz = 100
 
-// ticks is when a process that begins now has begun, in ticks since its host's boot (proc_pid_stat(5), starttime).
+// ticks is the start time of a process that starts now, in ticks since its host's boot (proc_pid_stat(5),
+// starttime).
 func (w *World) ticks(host string) int { return int(w.uptime(host) / (time.Second / userHz)) }

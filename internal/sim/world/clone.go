@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// MakeTemplate turns a VM into a template, in a task: its disks become base
-// volumes, on which linked clones are built.
+// MakeTemplate turns a VM into a template, in a task: its disks become base volumes of
+// linked clones.
 func (w *World) MakeTemplate(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,7 +78,7 @@ func (w *World) makeTemplate(v *vm) error {
 	return nil
 }
 
-// diskKeys lists the keys with a disk's volume, in bus order.
+// diskKeys lists the keys of disks with a volume, in bus order.
 func (v *vm) diskKeys() []string {
 	return slices.DeleteFunc(driveKeys(v.config), func(key string) bool {
 		d, err := parseDrive(key, v.config[key])
@@ -94,8 +94,8 @@ type CloneRequest struct {
 	Full              *bool // nil: linked where the VM is a template
 }
 
-// Clone makes a VM like another, in a task: with copies of its disks, or with
-// disks that are built on the template's.
+// Clone makes a copy of a VM, in a task: with copies of its disks, or with disks based on
+// the template's.
 func (w *World) Clone(user, host string, r CloneRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -163,7 +163,7 @@ func (w *World) checkClone(user, host string, r CloneRequest) error {
 	return nil
 }
 
-// clone makes the copy; the volumes of one that fails are freed.
+// clone makes the copy; if it fails, it frees the new volumes.
 func (w *World) clone(v *vm, r CloneRequest) error {
 	config := maps.Clone(v.config)
 	maps.DeleteFunc(config, func(key, _ string) bool {
@@ -202,8 +202,8 @@ func (w *World) clone(v *vm, r CloneRequest) error {
 	return nil
 }
 
-// cloneDisk gives a copied VM a volume for the one that its key still names. A
-// linked clone carries its base in its name, and on a file system is always a qcow2.
+// cloneDisk replaces the volume of a copied VM's key by a new one. A linked clone has its
+// base in its name, and on a file system is always a qcow2.
 func (w *World) cloneDisk(copied *vm, key string, linked bool) (volid string, err error) {
 	d, err := parseDrive(key, copied.config[key])
 	if err != nil {

@@ -13,12 +13,12 @@ type ChangeRequest struct {
 	ID     int
 	Set    map[string]string
 	Delete []string
-	Revert []string // keys whose pending change is forgotten
-	Digest string   // of the configuration it is meant for; "": any
+	Revert []string // keys whose pending change is dropped
+	Digest string   // of the configuration to change; "": any
 	Force  bool     // deleted drives are freed, not kept as unusedN
 }
 
-// SetConfig changes a configuration and returns when that is done.
+// SetConfig changes a configuration synchronously.
 func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	if err := w.checkEarly(user, host, &r); err != nil {
 		return err
@@ -35,14 +35,14 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.down[host] || w.crashes[host] != crash {
-		return failf("host %s went down meanwhile", host) // which nobody gets to read
+		return failf("host %s went down meanwhile", host) // no client gets this answer
 	}
 	defer w.noteNames()
 	return w.change(user, w.vms[r.ID], r)
 }
 
-// SetConfigTask changes a configuration in a task, which takes the lock (the end
-// of update_vm_api in Qemu.pm, since qemu-server 9.1.19).
+// SetConfigTask changes a configuration in a task, which takes the lock (the end of
+// update_vm_api in Qemu.pm, since qemu-server 9.1.19).
 func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error) {
 	if err := w.checkEarly(user, host, &r); err != nil {
 		return "", err
@@ -72,8 +72,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	}), nil
 }
 
-// checkEarly makes the checks that come before the configuration's lock is taken,
-// and before there is a task.
+// checkEarly makes the checks before the configuration's lock and any task.
 func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	if err := w.checkRequest(user, r); err != nil {
 		return err
@@ -84,8 +83,8 @@ func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	return err
 }
 
-// lockChange takes the configuration's lock and looks again; the caller calls
-// unlock, after what the change takes.
+// lockChange takes the configuration's lock and checks again. The caller calls unlock
+// after the change, which lasts takes.
 func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes time.Duration, err error) {
 	unlock, err = w.lockConfig(r.ID)
 	if err != nil {
@@ -101,8 +100,8 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 	return unlock, w.plugTime(v, r), nil
 }
 
-// checkChange looks at the configuration to be changed, before its lock is taken
-// and under it, as load_and_check_config of update_vm_api in Qemu.pm does.
+// checkChange checks the configuration to change, before its lock is taken and under it,
+// like load_and_check_config of update_vm_api in Qemu.pm.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
 	if err != nil {
@@ -117,7 +116,7 @@ func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	return v, v.checkBalloon(r.Set)
 }
 
-// anyConfigPrivilege is what it takes to be heard at all.
+// anyConfigPrivilege are the privileges of which a change needs at least one.
 func anyConfigPrivilege() []string {
 	return []string{
 		"VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType",
@@ -125,8 +124,8 @@ func anyConfigPrivilege() []string {
 	}
 }
 
-// checkRequest makes the checks that come before the lock, and writes the
-// values in Proxmox's own form.
+// checkRequest makes the checks before the lock, and normalizes the values as Proxmox
+// does.
 func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +166,7 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	return w.checkBridges(user, r.Set)
 }
 
-// checkLists holds the lists of keys against each other and against what is set.
+// checkLists checks the lists of keys for conflicts.
 func (r ChangeRequest) checkLists() error {
 	for _, key := range r.Revert {
 		if !IsOption(key) {
@@ -191,7 +190,7 @@ func (r ChangeRequest) checkLists() error {
 	return nil
 }
 
-// checkReplicated refuses a volume that replication could not copy to a VM that has a job for it.
+// checkReplicated refuses a volume that can't be replicated if the VM has a replication job.
 func (w *World) checkReplicated(id int, key, value string) error {
 	d, err := parseDrive(key, value)
 	if err != nil || w.replicates(id) == "" || d.empty() || d.cdrom() || d.options["replicate"] == "0" {
@@ -204,8 +203,8 @@ func (w *World) checkReplicated(id int, key, value string) error {
 	return nil
 }
 
-// edit changes a configuration and writes its file. Without quorum the file
-// stays as it was, but not what the change did to volumes.
+// edit changes a configuration and writes its file. Without quorum the file stays as it
+// was, but the change's effects on volumes remain.
 func (w *World) edit(v *vm, change func() error) error {
 	config, pending, deletions := maps.Clone(v.config), maps.Clone(v.pending), maps.Clone(v.pendingDelete)
 	err := change()

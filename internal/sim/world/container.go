@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Container is an LXC container. Nothing can be done with it, but its number is taken.
+// Container is an LXC container. It only occupies its number.
 type Container struct {
 	ID         int
 	Name, Host string
 }
 
-// DefineContainer puts a container into the world without any request.
+// DefineContainer adds a container without a request.
 func (w *World) DefineContainer(c Container) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -22,14 +22,14 @@ func (w *World) DefineContainer(c Container) error {
 	return nil
 }
 
-// Containers lists all of them.
+// Containers lists all containers.
 func (w *World) Containers() []Container {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return slices.Clone(w.containers)
 }
 
-// unused fails where a VM or a container has that number (pve-cluster, Cluster.pm, check_vmid_unused).
+// unused fails if a VM or a container has that number (pve-cluster, Cluster.pm, check_vmid_unused).
 func (w *World) unused(id int) error {
 	if old, ok := w.vms[id]; ok {
 		return fmt.Errorf("VM %d already exists on node '%s'", id, old.host)

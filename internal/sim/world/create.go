@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-const taskTime = time.Second // what a task takes that has little to do
+const taskTime = time.Second // duration of a short task
 
 // CreateRequest asks for a new VM.
 type CreateRequest struct {
@@ -20,8 +20,8 @@ type CreateRequest struct {
 	Start  bool
 }
 
-// CreateVM makes a VM: checks at once, the rest in a task whose UPID it returns.
-// While the task runs the VM exists with nothing but its lock.
+// CreateVM makes a VM: it checks the request at once and does the rest in a task, whose
+// UPID it returns. During the task the VM's configuration contains only its lock.
 func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,15 +51,14 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 			return fmt.Errorf("unable to create VM %d - %w", r.ID, err)
 		}
 		if r.Start {
-			_, _ = w.Start(user, host, r.ID) // a task of its own; that it fails is not this one's failure
+			_, _ = w.Start(user, host, r.ID) // a task of its own, whose failure does not matter here
 		}
 		return nil
 	}), nil
 }
 
-// checkCreate asks for rights in Proxmox's order. That of VM.Config.Disk is not
-// among them: who may create a VM and allocate space may give it disks
-// (create_vm in Qemu.pm).
+// checkCreate checks privileges in Proxmox's order. VM.Config.Disk is not among them:
+// whoever may create a VM and allocate space may give it disks (create_vm in Qemu.pm).
 func (w *World) checkCreate(user string, r CreateRequest, config map[string]string) error {
 	if err := w.checkQuorum(); err != nil {
 		return err
@@ -91,14 +90,14 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 	return checkDrives(config)
 }
 
-// create is the worker. When it fails, what it allocated is freed and the VM
-// gone; volumes that were there before stay.
+// create is the worker. When it fails, it frees the volumes that it allocated and removes
+// the VM; existing volumes stay.
 func (w *World) create(t *task, v *vm, config map[string]string) error {
 	err := t.begin(taskTime)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		if !t.killed { // else the lock stays, and nothing else
+		if !t.killed { // otherwise only the lock stays
 			delete(w.vms, v.id)
 		}
 		return err
@@ -125,12 +124,12 @@ func (w *World) create(t *task, v *vm, config map[string]string) error {
 	return nil
 }
 
-// fill gives a VM its first configuration and returns the volumes that were
-// allocated for it, also when it fails half-way.
+// fill writes a VM's first configuration and returns the volumes allocated for it, even on
+// an error.
 func (w *World) fill(v *vm, config map[string]string, content map[string]*Media) (allocated []string, err error) {
 	stored := map[string]string{}
 	maps.Copy(stored, config)
-	for _, key := range slices.Sorted(maps.Keys(config)) { // scsi10 gets its number before scsi2
+	for _, key := range slices.Sorted(maps.Keys(config)) { // scsi10 is numbered before scsi2
 		if !isDriveKey(key) {
 			continue
 		}
@@ -156,7 +155,7 @@ func (w *World) fill(v *vm, config map[string]string, content map[string]*Media)
 	return allocated, nil
 }
 
-// addGenerated adds what Proxmox makes up for a new VM when it is not given.
+// addGenerated adds the values that Proxmox generates for a new VM.
 func addGenerated(config map[string]string) {
 	if config["vmgenid"] == "" || config["vmgenid"] == "1" {
 		config["vmgenid"] = newUUID()
@@ -170,9 +169,8 @@ func addGenerated(config map[string]string) {
 	config["meta"] = fmt.Sprintf("creation-qemu=10.1.2,ctime=%d", time.Now().Unix())
 }
 
-// resolveDrive turns a drive as requested into one as stored: space allocated,
-// size read (create_disks in Qemu.pm). media is the content of a new volume; nil
-// for a blank one.
+// resolveDrive turns a requested drive into a stored one: it allocates space and reads the
+// size (create_disks in Qemu.pm). media is the content of a new volume; nil: blank.
 func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, allocated string, err error) {
 	d, err := parseDrive(key, value)
 	if err != nil {
@@ -220,18 +218,18 @@ func (w *World) allocateDrive(v *vm, key, storageID string, size int64, d drive,
 		return w.importVolume(s, v, key, d.options["format"], source)
 	}
 	if key == "efidisk0" && d.options["efitype"] == "4m" && d.options["pre-enrolled-keys"] == "1" {
-		d.options["ms-cert"] = "2023" // what pve-edk2-firmware comes with (create_efidisk in OVMF.pm)
+		d.options["ms-cert"] = "2023" // the default of pve-edk2-firmware (create_efidisk in OVMF.pm)
 	}
 	if volid, err = w.allocate(s, v.host, v.id, d.options["format"], fixedSize(key, size), media); err != nil {
 		return "", err
 	}
 	if _, vol, err := w.volume(volid, v.host); err == nil && key == "efidisk0" {
-		vol.written = fixedSize(key, size) // all of the empty variables
+		vol.written = fixedSize(key, size) // the empty variables are fully written
 	}
 	return volid, nil
 }
 
-// checkUsable says whether a volume that is there can be that drive.
+// checkUsable says whether an existing volume can be that drive.
 func (w *World) checkUsable(key string, d drive) error {
 	if !strings.Contains(d.volid, ":") {
 		return nil // a device of the host

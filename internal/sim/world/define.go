@@ -5,9 +5,8 @@ import (
 	"maps"
 )
 
-// DefineVM puts a VM into the world without any request: config as the API
-// takes it ("scsi0": "fast:10,serial=s"); content gives freshly allocated disks
-// their bytes, by key.
+// DefineVM adds a VM without a request. config is as in the API ("scsi0":
+// "fast:10,serial=s"); content is the content of newly allocated disks, by key.
 func (w *World) DefineVM(host string, id int, config map[string]string, content map[string]*Media) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -30,15 +29,15 @@ func (w *World) DefineVM(host string, id int, config map[string]string, content 
 	return nil
 }
 
-// WriteByHand puts a line into the file of a VM's configuration, as somebody does
-// with an editor: nobody checks or respells it.
+// WriteByHand adds a line to a VM's configuration file, as an editor would: unchecked and
+// unnormalized.
 func (w *World) WriteByHand(id int, key, value string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.vms[id].config[key] = value
 }
 
-// AddISO puts an ISO file on a storage; host matters where the storage is not shared.
+// AddISO puts an ISO file on a storage; host matters if the storage is not shared.
 func (w *World) AddISO(storageID, host, name string, content []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -50,7 +49,7 @@ func (w *World) AddISO(storageID, host, name string, content []byte) error {
 	return nil
 }
 
-// AddSnippet puts a file that configurations name on a storage.
+// AddSnippet puts a file on a storage that configurations can name.
 func (w *World) AddSnippet(storageID, host, name string, content []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// DestroyRequest asks for a VM's end.
+// DestroyRequest asks for a VM's deletion.
 type DestroyRequest struct {
 	ID           int
-	Purge        bool // also from HA, backup and replication jobs
-	Unreferenced bool // also every volume named for it, whoever refers to it
+	Purge        bool // remove it from HA, backup and replication jobs too
+	Unreferenced bool // also free every volume named for it, even if used elsewhere
 }
 
-// DestroyVM deletes a VM and the volumes it owns: checks at once, the rest in a task.
+// DestroyVM deletes a VM and its own volumes: checks at once, the rest in a task.
 func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,8 +68,8 @@ func (w *World) checkDestroy(host string, r DestroyRequest) error {
 	return nil
 }
 
-// destroy frees first and writes afterwards: without quorum the disks are gone
-// and the configuration stays.
+// destroy frees first and then writes: without quorum the disks are gone and the
+// configuration stays.
 func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	if err := v.checkLock(); err != nil {
 		return err
@@ -93,19 +93,19 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	}
 	if r.Purge {
 		if w.ha[haSID(v.id)] != nil {
-			w.letGo(haSID(v.id))
+			w.removeHA(haSID(v.id))
 			t.logf("NOTE: removed VM %d from HA resource configuration.", v.id)
 		}
 		w.purgeJobs(v.id)
 	}
 	delete(w.firewalls, v.id)
 	w.acls = slices.DeleteFunc(w.acls, func(a ACL) bool { return a.Path == vmPath(v.id) })
-	w.held = nil
+	w.privilegeCache = nil
 	delete(w.vms, v.id)
 	return nil
 }
 
-// checkClones keeps a template whose volumes others are built on.
+// checkClones refuses to delete a template that has linked clones.
 func (w *World) checkClones(v *vm) error {
 	if v.config["template"] != "1" {
 		return nil
@@ -127,17 +127,16 @@ func (w *World) freeUnreferenced(v *vm) {
 		if s.on(v.host) {
 			for name := range s.at(v.host) {
 				if volumeOwner(name) == v.id {
-					_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox warns at most
+					_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox only warns
 				}
 			}
 		}
 	}
 }
 
-// destroyedVolids lists the volumes that go with the VM if they are its own:
-// all that the configuration names, pending changes included, and the memory
-// kept in snapshots. What only a snapshot's disks name is left behind
-// (destroy_vm in QemuServer.pm).
+// destroyedVolids lists the volumes to free if they are the VM's own: those in the
+// configuration, pending changes included, and the memory of snapshots. Volumes that only
+// a snapshot's disks name are left behind (destroy_vm in QemuServer.pm).
 func (v *vm) destroyedVolids() []string {
 	seen := map[string]bool{}
 	add := func(config map[string]string) {
@@ -168,7 +167,7 @@ func (w *World) DeleteVolume(user, host, volid string) (string, error) {
 	if _, err := w.storageOn(storageID, host); err != nil {
 		return "", err
 	}
-	id := storageID // never the volume's name: API2/Storage/Content.pm
+	id := storageID // not the volume's name: API2/Storage/Content.pm
 	if owner := volumeOwner(volid); owner != 0 {
 		id = strconv.Itoa(owner) + "@" + storageID
 	}

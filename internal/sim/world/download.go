@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// DownloadRequest is a file that a host is to fetch.
+// DownloadRequest asks a host to fetch a file.
 type DownloadRequest struct {
 	Storage     string
 	Content     string // "iso", "vztmpl" or "import"
@@ -21,10 +21,10 @@ type DownloadRequest struct {
 	Algorithm   string // "sha256"; "": no checksum
 	Checksum    string // hex
 	Compression string // "gz", …; "": none
-	Insecure    bool   // any certificate will do
+	Insecure    bool   // certificates are not verified
 }
 
-// Download fetches a file to a storage in a task. It never replaces one.
+// Download fetches a file to a storage in a task. It never overwrites a file.
 func (w *World) Download(user, host string, r DownloadRequest) (upid string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -72,7 +72,7 @@ func (w *World) download(t *task, s *storage, host, name string, r DownloadReque
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		if !t.killed { // nothing cleans up behind kill -9
+		if !t.killed { // after kill -9 nothing cleans up
 			delete(s.at(host), partial)
 		}
 		return err
@@ -101,7 +101,7 @@ func checkExisting(t *task, there *volume, path string, r DownloadRequest) error
 	return nil
 }
 
-// fetchTo downloads into a file that no listing shows, and checks it.
+// fetchTo downloads into a hidden file and verifies it.
 func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadRequest) error {
 	w.mu.Lock()
 	v := s.put(host, partial)
@@ -144,7 +144,7 @@ func verify(t *task, m *Media, r DownloadRequest) error {
 	return nil
 }
 
-// decompress replaces a file by what is packed in it.
+// decompress replaces a file by its decompressed content.
 func decompress(t *task, file *Spool, compression string) error {
 	if compression == "" {
 		return nil
@@ -173,12 +173,12 @@ func decompress(t *task, file *Spool, compression string) error {
 	return nil
 }
 
-// wget's last line is what the task dies of.
+// wget downloads a file; the task's error is wget's last line.
 func (w *World) wget(t *task, host string, r DownloadRequest, to *Spool) error {
 	res, done, err := w.fetch(webRequest{host: host, method: http.MethodGet, url: r.URL, insecure: r.Insecure, stop: t.stop})
 	if err == nil {
 		defer done()
-		defer func() { _ = res.Body.Close() }() // what there was to read is read
+		defer func() { _ = res.Body.Close() }() // read to the end already
 		if res.StatusCode != http.StatusOK {
 			_, words, _ := strings.Cut(res.Status, " ")
 			return failf("%s ERROR %d: %s.", w.Clock(host).Format(time.DateTime), res.StatusCode, words)

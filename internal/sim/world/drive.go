@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// drive is one drive of a configuration, parsed.
+// drive is a parsed drive of a configuration.
 type drive struct {
 	volid   string // "fast:9011/vm-9011-disk-0.raw", "fast:10" (to be allocated), "none", "cdrom"
 	options map[string]string
 }
 
-// isDriveKey says that a configuration key names a drive or an unused volume.
+// isDriveKey says whether a configuration key is that of a drive or an unused volume.
 func isDriveKey(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	if key == "efidisk0" || key == "tpmstate0" {
@@ -37,12 +37,12 @@ func (d drive) String() string {
 
 func (d drive) cdrom() bool { return d.options["media"] == "cdrom" || d.volid == "cdrom" }
 
-// empty says that there is no volume behind the drive.
+// empty says whether the drive has no volume.
 func (d drive) empty() bool { return d.volid == "none" || d.volid == "cdrom" }
 
 var requestPattern = regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`)
 
-// request reads "fast:10", a volume of 10 GiB to be allocated, or "fast:cloudinit".
+// request parses "fast:10", a request for a volume of 10 GiB, or "fast:cloudinit".
 func (d drive) request() (storage string, bytes int64, ok bool) {
 	if name, ok := strings.CutSuffix(d.volid, ":cloudinit"); ok {
 		return name, 0, true
@@ -58,7 +58,7 @@ func (d drive) request() (storage string, bytes int64, ok bool) {
 	return m[1], int64(math.Ceil(size*(1<<20))) << 10, true // whole kilobytes (convert_size of pve-common)
 }
 
-// fixedSize is the real size of the two drives for which Proxmox ignores what was asked for.
+// fixedSize is the size of EFI and TPM disks, for which Proxmox ignores the requested size.
 func fixedSize(key string, asked int64) int64 {
 	switch key {
 	case "tpmstate0":
@@ -108,7 +108,7 @@ func bootOrder(boot string) []string {
 	return nil
 }
 
-// withoutBoot drops a key from a boot order. An order without any entry is written as one blank, as Proxmox does.
+// withoutBoot removes a key from a boot order; see printBoot.
 func withoutBoot(boot, key string) string {
 	order := bootOrder(boot)
 	if !slices.Contains(order, key) {
@@ -117,7 +117,7 @@ func withoutBoot(boot, key string) string {
 	return printBoot(slices.DeleteFunc(order, func(k string) bool { return k == key }))
 }
 
-// printBoot writes a boot order; one without any entry is a blank.
+// printBoot writes a boot order; an empty one is a blank, as in Proxmox.
 func printBoot(order []string) string {
 	if len(order) == 0 {
 		return " "
@@ -125,8 +125,8 @@ func printBoot(order []string) string {
 	return "order=" + strings.Join(order, ";")
 }
 
-// defaultBoot is the boot order of a VM created without one: first disk, first
-// CD-ROM drive, first network card, bus by bus (resolve_first_disk in Drive.pm).
+// defaultBoot is the boot order of a VM created without one: first disk, first CD-ROM
+// drive, first network card, bus by bus (resolve_first_disk in Drive.pm).
 func defaultBoot(config map[string]string) string {
 	var order []string
 	for _, cdrom := range []bool{false, true} {

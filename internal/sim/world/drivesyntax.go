@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// driveOptions lists what a drive may have besides its volume (QemuServer/Drive.pm).
+// driveOptions lists the options of a drive (QemuServer/Drive.pm).
 func driveOptions(key string) []string {
 	bus := strings.TrimRight(key, "0123456789")
 	if options, known := optionsOfBus[bus]; known {
@@ -33,19 +33,19 @@ var commonDriveOptions = []string{
 	"bps_wr_max_length", "iops_wr_max_length", "iops_wr_max", "mbps_wr_max",
 }
 
-// driveAliases are other names of options. What is stored has their own.
+// driveAliases maps aliases of options to the stored names.
 var driveAliases = map[string]string{
 	"volume": "file", "bps_rd_length": "bps_rd_max_length", "bps_wr_length": "bps_wr_max_length",
 	"iops_rd_length": "iops_rd_max_length", "iops_wr_length": "iops_wr_max_length",
 }
 
-// switches are the drive options that are true or false; what is stored is 1 or 0.
+// switches are the boolean drive options; they are stored as 1 or 0.
 var switches = []string{
 	"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
 }
 
-// parseDrive reads "fast:10,serial=s": a value without a key is the volume,
-// wherever it stands (parse_property_string in JSONSchema.pm).
+// parseDrive parses "fast:10,serial=s": a value without a key is the volume, at any
+// position (parse_property_string in JSONSchema.pm).
 func parseDrive(key, value string) (drive, error) {
 	d := drive{options: map[string]string{}}
 	known := driveOptions(key)

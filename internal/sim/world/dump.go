@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// Renewed is something that Proxmox itself makes anew, so that it may differ
-// between two worlds that count as the same.
+// Renewed is something that Proxmox regenerates, so that it may differ between two worlds
+// that count as equal.
 type Renewed struct {
-	Name   string // of a configuration key, or "volume numbers", "tasks"
+	Name   string // configuration key, or "volume numbers", "tasks"
 	Reason string
 }
 
-// RenewedByProxmox is what a comparison of two worlds leaves out.
+// RenewedByProxmox is what comparisons of two worlds ignore.
 func RenewedByProxmox() []Renewed {
 	return []Renewed{
 		{"digest", "the checksum of the whole configuration, names of volumes included"},
@@ -26,8 +26,8 @@ func RenewedByProxmox() []Renewed {
 	}
 }
 
-// Dump writes the whole world as text, the same text for the same world,
-// without what leaveOut names. describe tells what is on a medium; nil: its hash.
+// Dump writes the whole world as text, deterministically and without what leaveOut names.
+// describe renders a medium's content; nil: its hash.
 func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 	if describe == nil {
 		describe = func(m *Media) string { return m.SHA256()[:16] }
@@ -94,7 +94,7 @@ func (w *World) dumpVM(d *dumper, v *vm) {
 	}
 }
 
-// contentOf adds what is on a drive.
+// contentOf adds the content of a drive.
 func (w *World) contentOf(d *dumper, host, key, value string) string {
 	if !isDriveKey(key) {
 		return ""
@@ -110,7 +110,7 @@ func (w *World) dumpStorage(d *dumper, s *storage) {
 	for _, host := range slices.Sorted(maps.Keys(s.volumes)) {
 		var lines []string
 		for name, v := range s.volumes[host] {
-			if d.skip["volume numbers"] { // else the order would tell them
+			if d.skip["volume numbers"] { // the order would reveal the numbers
 				name = regexp.MustCompile(`-disk-\d+`).ReplaceAllString(name, "-disk-*")
 			}
 			lines = append(lines, fmt.Sprintf("  %s %s = %s", name, formatSize(v.size), d.describe(v.media)))

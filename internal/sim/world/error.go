@@ -2,8 +2,7 @@ package world
 
 import "fmt"
 
-// Error is an answer of the Proxmox API other than success: what its status
-// line, message and per-parameter errors say.
+// Error is an error answer of the Proxmox API: status, message and per-parameter errors.
 type Error struct {
 	Status  int
 	Message string
@@ -12,13 +11,13 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// failf is the status that Proxmox gives to everything that is neither a bad
-// parameter nor a missing privilege, "not found" included.
+// failf is an error with the status that Proxmox uses for everything except bad parameters
+// and missing privileges, "not found" included.
 func failf(format string, args ...any) error {
 	return &Error{Status: 500, Message: fmt.Sprintf(format, args...)}
 }
 
-// BadParam is what Proxmox answers to one wrong parameter.
+// BadParam is Proxmox's answer to one invalid parameter.
 func BadParam(name, format string, args ...any) error {
 	return badParams(map[string]string{name: fmt.Sprintf(format, args...)})
 }

@@ -5,30 +5,30 @@ import (
 	"strings"
 )
 
-// failure is a switch that makes the next matching task or request fail.
+// failure makes the next matching task or request fail.
 type failure struct {
 	match   string
 	message string
-	warns   bool // the task does its work all the same
+	warns   bool // the task does its work and warns
 }
 
-// FailNext makes the next task of a type ("qmcreate"), or the next request
-// ("POST /nodes/pve1/qemu", path without /api2/json, by prefix), fail with message. Nothing else of it happens.
+// FailNext makes the next task of a type ("qmcreate"), or the next request ("POST /nodes/pve1/qemu", path
+// without /api2/json, by prefix), fail with message and without any effect.
 func (w *World) FailNext(match, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, failure{match: match, message: message})
 }
 
-// WarnNext makes the next task of a type end with a warning when it has done its work.
+// WarnNext makes the next task of a type do its work and end with a warning.
 func (w *World) WarnNext(taskType, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.failures = append(w.failures, failure{match: taskType, message: message, warns: true})
 }
 
-// NoMoreFailures takes back what FailNext, WarnNext, StopNextMove and BusyStorage
-// have switched on and what has not happened yet.
+// NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that
+// have not happened yet.
 func (w *World) NoMoreFailures() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -38,7 +38,7 @@ func (w *World) NoMoreFailures() {
 	}
 }
 
-// FailRequest is the error switched on for this request, once; nil if there is none.
+// FailRequest consumes and returns the failure for this request; nil if there is none.
 func (w *World) FailRequest(method, path string) error {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -49,12 +49,12 @@ func (w *World) FailRequest(method, path string) error {
 		return nil
 	}
 	message := w.failures[i].message
-	w.failures = slices.Delete(w.failures, i, i+1) // of which nobody is shown anything
+	w.failures = slices.Delete(w.failures, i, i+1) // this slice is never handed out
 	return failf("%s", message)
 }
 
-// takeFailure takes what is switched on for a task of that type; the zero failure
-// if nothing is.
+// takeFailure consumes and returns the failure for a task of that type; the zero failure
+// if there is none.
 func (w *World) takeFailure(taskType string) failure {
 	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
 	if i < 0 {
@@ -65,7 +65,7 @@ func (w *World) takeFailure(taskType string) failure {
 	return f
 }
 
-// FillStorage leaves no room on a storage until FreeStorage.
+// FillStorage leaves no free space on a storage until FreeStorage.
 func (w *World) FillStorage(id string) { w.setFull(id, true) }
 
 // FreeStorage undoes FillStorage.

@@ -9,16 +9,15 @@ import (
 )
 
 const (
-	// fenceDelay is how long a host has to be away until HA gives it up: its watchdog
-	// has reset it when nobody has renewed its lock for two minutes (NodeStatus.pm, Env/PVE2.pm).
+	// fenceDelay is the time until HA fences a host: its watchdog has reset it when its lock was
+	// not renewed for two minutes (NodeStatus.pm, Env/PVE2.pm).
 	fenceDelay = 2 * time.Minute
-	// recoveryDelay is the manager's next round, in which it looks for another host.
+	// recoveryDelay is the manager's next round, in which it chooses another host.
 	recoveryDelay = clusterRound
 )
 
-// fence gives a host up that does not come back: its HA resources are recovered
-// on others. A crash that it came back from, or that was followed by another one,
-// is none of its business.
+// fence recovers the HA resources of a host on other hosts if it does not come back from
+// that crash. If it came back or crashed again, fence does nothing.
 func (w *World) fence(host string, crash int) {
 	for {
 		if !w.Delay(fenceDelay) {
@@ -47,8 +46,8 @@ func (w *World) fence(host string, crash int) {
 	}
 }
 
-// recoverable says that HA moves a resource away from a host that was fenced: one
-// that is to run, and one that is to be stopped too.
+// recoverable says whether HA moves a resource away from a fenced host: those to be
+// started, and those to be stopped too.
 func (s *haService) recoverable() bool {
 	return s.manager != "error" && slices.Contains([]string{"started", "stopped"}, s.state())
 }
@@ -69,9 +68,9 @@ func (w *World) haOn(host string) []string {
 	})
 }
 
-// recoverFrom moves the configurations of fenced resources to other hosts; their
-// disks are where they were. It says whether any could not be moved for now
-// (next_state_recovery and $fence_recovery_cleanup in Manager.pm).
+// recoverFrom moves the configurations of fenced resources to other hosts; their disks
+// stay where they are. It says whether any could not be moved for now (next_state_recovery
+// and $fence_recovery_cleanup in Manager.pm).
 func (w *World) recoverFrom(host string) (left bool) {
 	for _, sid := range w.haOn(host) {
 		s, v := w.ha[sid], w.haVM(sid)
@@ -96,8 +95,8 @@ func (w *World) recoverFrom(host string) (left bool) {
 	return left
 }
 
-// recoveryHost is the host with the fewest resources among those that a rule for
-// the resource prefers, or else among all; "" while a strict one leaves none.
+// recoveryHost is the host with the fewest resources among those that a rule prefers, or
+// else among all; "" if a strict rule allows none.
 func (w *World) recoveryHost(sid string) string {
 	up := slices.DeleteFunc(slices.Clone(w.hosts), func(host string) bool { return w.down[host] })
 	for _, r := range w.haRules {
@@ -116,7 +115,7 @@ func (w *World) recoveryHost(sid string) string {
 	return slices.MinFunc(up, func(a, b string) int { return len(w.haOn(a)) - len(w.haOn(b)) })
 }
 
-// preferredHosts reads "pve2:2,pve3": those of the highest priority that are up.
+// preferredHosts parses "pve2:2,pve3": those of the highest priority that are up.
 func preferredHosts(nodes string, up []string) (best []string) {
 	highest := -1
 	for entry := range strings.SplitSeq(nodes, ",") {
@@ -136,7 +135,7 @@ func preferredHosts(nodes string, up []string) (best []string) {
 	return best
 }
 
-// resumeHA lets HA's managers look at every resource again.
+// resumeHA makes HA's managers check every resource again.
 func (w *World) resumeHA() {
 	for sid, s := range w.ha {
 		if v := w.haVM(sid); v != nil && !w.down[v.host] && (s.manager == "fence" || s.manager == "recovery") {

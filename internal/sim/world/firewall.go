@@ -15,8 +15,8 @@ type Firewall struct {
 	IPSets  []FirewallSet
 }
 
-// FirewallRule is one rule by the names of its fields in the API ("type", "action",
-// "dport"); the first rule that matches counts. A rule without "enable" is off.
+// FirewallRule is one rule by its API fields ("type", "action", "dport"); the first
+// matching rule counts. A rule without "enable" is disabled.
 type FirewallRule map[string]string
 
 // FirewallAlias is a name for an address.
@@ -46,14 +46,14 @@ func (f Firewall) clone() Firewall {
 	return f
 }
 
-// SetFirewall gives a VM its firewall file.
+// SetFirewall sets a VM's firewall file.
 func (w *World) SetFirewall(vmid int, f Firewall) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.setFirewall(vmid, f.clone())
 }
 
-// setFirewall removes a file in which nothing is, as save_vmfw_conf does.
+// setFirewall removes an empty file, as save_vmfw_conf does.
 func (w *World) setFirewall(vmid int, f Firewall) {
 	if len(f.Options)+len(f.Rules)+len(f.Aliases)+len(f.IPSets) == 0 {
 		delete(w.firewalls, vmid)
@@ -62,8 +62,8 @@ func (w *World) setFirewall(vmid int, f Firewall) {
 	w.firewalls[vmid] = f
 }
 
-// ChangeFirewall changes a VM's firewall file under its lock, unless change fails.
-// Whether there is such a VM is asked by nobody, as in Proxmox.
+// ChangeFirewall changes a VM's firewall file under its lock, unless change fails. As in
+// Proxmox, the VM need not exist.
 func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -75,28 +75,28 @@ func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
 	return nil
 }
 
-// FirewallOf is a VM's firewall; an empty one where there is no file.
+// FirewallOf is a VM's firewall; an empty one without a file.
 func (w *World) FirewallOf(vmid int) Firewall {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.firewalls[vmid].clone()
 }
 
-// Alias is where an alias is, by its name in any case; -1: there is none.
+// Alias is the index of an alias, by its name in any case; -1 if there is none.
 func (f Firewall) Alias(name string) int {
 	return slices.IndexFunc(f.Aliases, func(a FirewallAlias) bool { return strings.EqualFold(a.Name, name) })
 }
 
-// Set is where a set is; -1: there is none.
+// Set is the index of a set; -1 if there is none.
 func (f Firewall) Set(name string) int {
 	return slices.IndexFunc(f.IPSets, func(s FirewallSet) bool { return s.Name == name })
 }
 
-// aliasName tells a name from an address.
+// aliasName distinguishes a name from an address.
 var aliasName = regexp.MustCompile(`^(?:guest/|dc/)?([A-Za-z][A-Za-z0-9\-_]+)$`)
 
-// Resolves says why what an address of a rule or a set names is not there
-// (pve-firewall, PVE/Firewall.pm, verify_rule). The cluster has no sets or aliases.
+// Resolves says which alias or set in an address is missing (pve-firewall,
+// PVE/Firewall.pm, verify_rule). The cluster has no sets or aliases.
 func (f Firewall) Resolves(param, address string) error {
 	if set, is := strings.CutPrefix(address, "+"); is {
 		_, name, scoped := strings.Cut(set, "/")

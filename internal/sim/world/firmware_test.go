@@ -6,14 +6,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// plug is a firmware that keeps what it was plugged into.
+// plug is a firmware that records the hardware of its VM.
 type plug struct{ hw world.Hardware }
 
 func (p *plug) PowerOn(hw *world.Hardware) world.Guest { p.hw = *hw; return p }
 func (p *plug) Shutdown()                              {}
 func (p *plug) Kill()                                  {}
 
-// TestFirmwareOfAVM: keys are in the 4 MB variables of x86_64 alone.
+// TestFirmwareOfAVM: only the 4 MB variables of x86_64 contain keys.
 func TestFirmwareOfAVM(t *testing.T) {
 	t.Parallel()
 	const keys = "fast:1,efitype=4m,pre-enrolled-keys=1"
@@ -44,7 +44,7 @@ func TestFirmwareOfAVM(t *testing.T) {
 	}
 }
 
-// TestChanges counts what a guest does by itself, and no reading.
+// TestChanges: what guests do counts as a change, reading does not.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {

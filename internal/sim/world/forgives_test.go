@@ -6,8 +6,8 @@ import (
 	"testing/synctest"
 )
 
-// TestFreeingWhatIsGone drops a drive whose volume is not there any more.
-func TestFreeingWhatIsGone(t *testing.T) {
+// TestFreeingAMissingVolume deletes a drive whose volume is missing.
+func TestFreeingAMissingVolume(t *testing.T) {
 	t.Parallel()
 	for kind, forgiven := range map[string]bool{"dir": true, "lvmthin": true, "zfspool": true, "lvm": false, "rbd": false} {
 		t.Run(kind, func(t *testing.T) {

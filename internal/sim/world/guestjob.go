@@ -17,7 +17,7 @@ type ReplicationJob struct {
 	Running  bool
 	LastSync time.Time // zero: none yet
 	Fails    int       // since then
-	Error    string    // of the last one
+	Error    string    // of the latest failure
 	done     *replicated
 }
 
@@ -58,7 +58,7 @@ func (w *World) Replication() []ReplicationJob {
 	return slices.Clone(w.replication)
 }
 
-// replicates is the first job that copies a VM; "" when there is none.
+// replicates is the first job that replicates a VM; "" if there is none.
 func (w *World) replicates(vmid int) string {
 	for _, j := range w.replication {
 		if j.Guest == vmid {
@@ -68,7 +68,7 @@ func (w *World) replicates(vmid int) string {
 	return ""
 }
 
-// AddBackupJob adds an entry to the backup schedule. It never starts anything by itself: see StartBackup.
+// AddBackupJob adds an entry to the backup schedule. It never runs on its own: see StartBackup.
 func (w *World) AddBackupJob(j BackupJob) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,7 +89,7 @@ func (w *World) BackupJobs() []BackupJob {
 	return slices.Clone(w.backups)
 }
 
-// purgeJobs takes a VM out of every job.
+// purgeJobs removes a VM from every job.
 func (w *World) purgeJobs(vmid int) {
 	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid })
 	for i := range w.backups {

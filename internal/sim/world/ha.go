@@ -15,10 +15,10 @@ import (
 type HAResource struct {
 	SID     string            // "vm:9011"
 	State   string            // "started", "stopped", "disabled", "ignored"; "" means started
-	Group   string            // an HA group; naming one here makes it
+	Group   string            // an HA group, created if it does not exist
 	Options map[string]string // "max_restart", "max_relocate", "failback", "comment"
-	Manager string            // what the manager made of it: "started", "request_stop", "stopped", "error"; "" before it has looked
-	Leaving bool              // not configured any more, but the manager has not noticed yet
+	Manager string            // the manager's state: "started", "request_stop", "stopped", "error"; "" before its first round
+	Leaving bool              // removed, but the manager has not noticed yet
 }
 
 // HARule is a rule of Proxmox HA.
@@ -28,28 +28,28 @@ type HARule struct {
 	Options   map[string]string
 }
 
-// HAStatus is what HA says of a VM.
+// HAStatus is the HA state of a VM.
 type HAStatus struct {
-	Configured bool // there is a resource
-	Managed    bool // and it is not ignored
+	Configured bool // it is a resource
+	Managed    bool // a resource that is not ignored
 	Group      string
 	State      string // of the manager
 }
 
-// haService is a resource with what its managers do.
+// haService is a resource and its managers' state.
 type haService struct {
 	options map[string]string // state and group included
 	manager string
-	busy    bool   // its managers are about to act
-	now     bool   // the next stop pulls the plug
-	timeout int    // seconds that the next stop leaves the guest
-	failed  int    // starts that failed in a row
-	target  string // host that it is to be migrated to
+	busy    bool   // its managers are working on it
+	now     bool   // the next stop is a hard one
+	timeout int    // of the next stop, in seconds
+	failed  int    // consecutive failed starts
+	target  string // host to migrate to
 }
 
 func haSID(vmid int) string { return "vm:" + strconv.Itoa(vmid) }
 
-// state is the requested one; "enabled" is an old word for started.
+// state is the requested one; "enabled" is an alias of started.
 func (s *haService) state() string {
 	if state := s.options["state"]; state != "" && state != "enabled" {
 		return state
@@ -57,7 +57,7 @@ func (s *haService) state() string {
 	return "started"
 }
 
-// AddHA puts a resource under Proxmox HA, whose manager has seen it already.
+// AddHA adds a resource that Proxmox HA's manager has seen already.
 func (w *World) AddHA(r HAResource) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,8 +92,8 @@ func (w *World) HA() []HAResource {
 	return haList(w.ha, false)
 }
 
-// HAServices lists what HA's manager looks after: the resources, and those that
-// were removed since its last round.
+// HAServices lists the manager's services: the resources, and those removed since its last
+// round.
 func (w *World) HAServices() []HAResource {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -142,7 +142,7 @@ func (w *World) haStatus(vmid int) HAStatus {
 	return HAStatus{Configured: true, Managed: s.state() != "ignored", Group: s.options["group"], State: s.manager}
 }
 
-// CreateHA puts a VM under HA. The manager looks at it in its next round.
+// CreateHA puts a VM under HA. The manager sees it in its next round.
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,7 +170,7 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	return nil
 }
 
-// ChangeHA changes a resource; asking for another state makes its managers act.
+// ChangeHA changes a resource; a new requested state makes its managers act.
 func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -209,9 +209,9 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 	return nil
 }
 
-// DeleteHA takes a VM from HA, which leaves it running or stopped as it is. Until
-// the manager's next round a VM that was to run, and goes off, is started once more.
-// With purge, Proxmox' default, the rules forget it too, and one that speaks of nothing else goes.
+// DeleteHA removes a VM from HA; it stays running or stopped. If it was to run and goes off before
+// the manager's next round, it is started once more. With purge, Proxmox' default, the VM is also
+// removed from rules, and rules without resources are deleted.
 func (w *World) DeleteHA(user, sid string, purge bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,14 +227,14 @@ func (w *World) DeleteHA(user, sid string, purge bool) error {
 	case !w.hasQuorum():
 		return failf("delete resource failed: cfs-lock 'domain-ha' error: no quorum!")
 	}
-	w.letGo(sid)
+	w.removeHA(sid)
 	if purge {
 		w.purgeRules(sid)
 	}
 	return nil
 }
 
-// MigrateHA asks for a resource to go to another host.
+// MigrateHA requests the migration of a resource to another host.
 func (w *World) MigrateHA(sid, target string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -263,7 +263,7 @@ func (w *World) purgeRules(sid string) {
 	w.haRules = kept
 }
 
-// parseSID also takes a bare VMID.
+// parseSID also accepts a bare VMID.
 func (w *World) parseSID(sid string) (string, error) {
 	if id, err := strconv.Atoi(sid); err == nil {
 		if w.vms[id] == nil {
@@ -281,7 +281,7 @@ func haOptions() []string {
 	return []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
 }
 
-// checkHAOptions validates options and writes booleans as Proxmox does, in place.
+// checkHAOptions validates options and normalizes booleans as Proxmox does, in place.
 func checkHAOptions(options map[string]string) error {
 	wrong := map[string]string{}
 	for name, value := range options {

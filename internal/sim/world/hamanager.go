@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// The cluster's manager looks at its resources every ten seconds, and a host's
-// manager carries out what that one says some seconds later.
+// The cluster's manager checks its resources every ten seconds; a host's manager carries
+// out its decisions a few seconds later.
 const (
 	clusterRound = 10 * time.Second
 	hostRound    = 5 * time.Second
 )
 
-// manage lets HA's managers see to a resource, if they do not already; mu must be held.
+// manage starts HA's managers for a resource, if they do not run already; mu must be held.
 func (w *World) manage(sid string) {
 	s := w.ha[sid]
 	if s == nil || s.busy {
@@ -25,7 +25,7 @@ func (w *World) manage(sid string) {
 	}
 }
 
-// runManagers goes rounds until the VM is as HA wants it.
+// runManagers runs rounds until the VM is in the requested state.
 func (w *World) runManagers(sid string, s *haService) {
 	for {
 		if !w.Delay(clusterRound) {
@@ -42,8 +42,8 @@ func (w *World) runManagers(sid string, s *haService) {
 	}
 }
 
-// clusterManager decides what is to happen, and says whether anything is.
-// Without quorum, or on a host that is down, that is nothing for now.
+// clusterManager decides what to do next, and says whether there is anything to do.
+// Without quorum, or on a host that is down, there is nothing for now.
 func (w *World) clusterManager(sid string, s *haService) (more bool) {
 	v := w.haVM(sid)
 	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
@@ -82,8 +82,8 @@ func (w *World) haVM(sid string) *vm {
 	return w.vms[id]
 }
 
-// hostManager starts or stops the VM with a task of root's and waits for it.
-// A VM that can't be started is tried again max_restart times, then left in the state "error".
+// hostManager starts or stops the VM with a task of root's and waits for it. It retries a
+// failed start max_restart times; then the state is "error".
 func (w *World) hostManager(sid string, s *haService) {
 	w.mu.Lock()
 	v := w.haVM(sid)
@@ -113,7 +113,7 @@ func (w *World) hostManager(sid string, s *haService) {
 	}
 }
 
-// order starts the task that the manager's decision takes.
+// order starts the task for the manager's decision.
 func (w *World) order(v *vm, s *haService) (upid string) {
 	const root = "root@pam"
 	switch {
@@ -133,9 +133,9 @@ func (w *World) order(v *vm, s *haService) (upid string) {
 	return upid
 }
 
-// letGo takes a resource out of the configuration; the manager notices in its
-// next round. mu must be held.
-func (w *World) letGo(sid string) {
+// removeHA removes a resource from the configuration; the manager notices in its next round.
+// mu must be held.
+func (w *World) removeHA(sid string) {
 	s := w.ha[sid]
 	delete(w.ha, sid)
 	w.haLeaving[sid] = s
@@ -149,7 +149,7 @@ func (w *World) letGo(sid string) {
 	})
 }
 
-// guestEnded tells HA that a VM's process is gone; mu must be held.
+// guestEnded tells HA that a VM's process has ended; mu must be held.
 func (w *World) guestEnded(sid string) {
 	w.manage(sid)
 	s := w.haLeaving[sid]
@@ -166,7 +166,7 @@ func (w *World) guestEnded(sid string) {
 	})
 }
 
-// requestMigration is the task that a migration of a managed VM is: it asks HA and is done.
+// requestMigration is the task of a managed VM's migration: it only asks HA.
 func (w *World) requestMigration(user, host string, r MigrateRequest) string {
 	return w.startTask(host, "hamigrate", strconv.Itoa(r.ID), user, func(t *task) error {
 		if err := t.begin(taskTime); err != nil {
@@ -185,7 +185,7 @@ func (w *World) requestMigration(user, host string, r MigrateRequest) string {
 	})
 }
 
-// requestHA is the task that a start or stop of a managed VM is: it asks HA and is done.
+// requestHA is the task of a managed VM's start or stop: it only asks HA.
 func (w *World) requestHA(user, host string, id int, state string, apply func(*haService)) string {
 	kind, word, command := "hastart", "start", "set vm:%d --state started"
 	if state == "stopped" {

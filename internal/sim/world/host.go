@@ -9,25 +9,26 @@ import (
 	"time"
 )
 
-// bootTime is what a host takes from power on until it starts its VMs.
+// bootTime is the time from power on until a host starts its VMs.
 const bootTime = 30 * time.Second
 
-// HostDown says that a Proxmox node is switched off.
+// HostDown says whether a Proxmox node is powered off.
 func (w *World) HostDown(host string) bool {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	return w.down[host]
 }
 
-// crashOf counts the crashes of a host: another number means that what was in progress is over.
+// crashOf counts the crashes of a host; a changed number means that earlier work was
+// interrupted.
 func (w *World) crashOf(host string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.crashes[host]
 }
 
-// CrashHost cuts a Proxmox node's power: its VMs are off, its tasks end where
-// they are, and nothing cleans up behind them. It returns when the guests have ended.
+// CrashHost cuts a Proxmox node's power: its VMs go off and its tasks end without cleanup.
+// It returns when the guests have ended.
 func (w *World) CrashHost(host string) {
 	w.mu.Lock()
 	ended := w.cutPower(host)
@@ -37,7 +38,7 @@ func (w *World) CrashHost(host string) {
 	}
 }
 
-// cutPower returns the processes whose guests are yet to be killed; mu must be held.
+// cutPower returns the processes whose guests must still be killed; mu must be held.
 func (w *World) cutPower(host string) []*process {
 	w.down[host] = true
 	w.crashes[host]++
@@ -61,8 +62,8 @@ func (w *World) cutPower(host string) []*process {
 	return ended
 }
 
-// BootHost switches a node on again. When it is up it starts what has
-// onboot=1, one after the other, and HA sees to its resources.
+// BootHost powers a node on again. When it is up it starts the VMs with onboot=1
+// sequentially, and HA handles its resources.
 func (w *World) BootHost(host string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,7 +82,7 @@ func (w *World) BootHost(host string) {
 	})
 }
 
-// RebootHost is CrashHost, and BootHost after a while.
+// RebootHost is CrashHost, then BootHost after off.
 func (w *World) RebootHost(host string, off time.Duration) {
 	w.CrashHost(host)
 	if w.Delay(off) {
@@ -89,8 +90,8 @@ func (w *World) RebootHost(host string, off time.Duration) {
 	}
 }
 
-// startAll is the task that a host begins with once there is quorum (startall in
-// API2/Nodes.pm): the lock of a backup that went down with it is lifted, others stay.
+// startAll is the first task of a host that has quorum (startall in API2/Nodes.pm): it
+// removes the lock of an interrupted backup; other locks stay.
 func (w *World) startAll(host string) {
 	if w.down[host] {
 		return
@@ -122,7 +123,7 @@ func (w *World) liftBackupLocks(t *task, host string) {
 	}
 }
 
-// startOne starts a VM and lets its startup delay pass, of three seconds where it has none.
+// startOne starts a VM and waits for its startup delay, three seconds by default.
 func (w *World) startOne(t *task, host string, id int) error {
 	w.mu.Lock()
 	v := w.vms[id]
@@ -141,7 +142,7 @@ func (w *World) startOne(t *task, host string, id int) error {
 	return t.begin(time.Duration(up) * time.Second)
 }
 
-// startupNumber reads one number of "order=1,up=30,down=60", whose first may stand alone.
+// startupNumber reads one number of "order=1,up=30,down=60"; the first may lack its key.
 func startupNumber(startup, name string, otherwise int) int {
 	for part := range strings.SplitSeq(startup, ",") {
 		value, named := strings.CutPrefix(part, name+"=")
@@ -155,7 +156,7 @@ func startupNumber(startup, name string, otherwise int) int {
 	return otherwise
 }
 
-// onBoot lists the VMs that a host starts by itself, in order; those under HA are HA's.
+// onBoot lists the VMs that a host starts by itself, in order, without those under HA.
 func (w *World) onBoot(host string) []int {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	// hotplugTime is how long plugging a device into or out of a running VM takes.
+	// hotplugTime is how long plugging or unplugging a device of a running VM takes.
 	hotplugTime = 1200 * time.Millisecond
-	// busyTime is how long Proxmox asks for a device that the guest does not let go of.
+	// busyTime is how long Proxmox waits for a device that the guest does not release.
 	busyTime = 6200 * time.Millisecond
-	// controllerTime is what a SCSI disk with a controller of its own takes where no guest lets go of the latter.
+	// controllerTime is the same for a SCSI disk with its own controller.
 	controllerTime = 12 * time.Second
 )
 
-// plugTime is how long plugging takes what a change asks for; mu must be held.
+// plugTime is how long the plugging for a change takes; mu must be held.
 func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
 	if v.proc == nil {
 		return 0
@@ -40,30 +40,29 @@ func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
 	return takes
 }
 
-// isDevice says that a key is a device that can be plugged while the VM runs.
+// isDevice says whether a key is a device that can be plugged while the VM runs.
 func isDevice(key string) bool {
 	return slices.Contains([]string{"scsi", "virtio", "net"}, optionName(key))
 }
 
-// guestCooperates says that a system runs in the guests that lets go of a PCI
-// device when asked to. Without a firmware there is none.
+// guestCooperates says whether guests release a PCI device on request. Without firmware
+// there is no system that could.
 func (w *World) guestCooperates() bool { return w.firmware != nil }
 
-// busyInGuest says that a device can't be unplugged: a network card and a virtio
-// disk are PCI devices, which the guest has to let go of. Nobody asks for a SCSI disk.
+// busyInGuest says whether a device can't be unplugged: the guest must release network
+// cards and virtio disks, which are PCI devices, but not SCSI disks.
 func (w *World) busyInGuest(key string) bool {
 	return !w.guestCooperates() && slices.Contains([]string{"net", "virtio"}, optionName(key))
 }
 
-// isBootDisk says that a drive is in the boot order (get_bootdisks in Drive.pm).
+// isBootDisk says whether a drive is in the boot order (get_bootdisks in Drive.pm).
 func (v *vm) isBootDisk(key string) bool {
 	return isDriveKey(key) && slices.Contains(bootOrder(v.config["boot"]), key)
 }
 
-// hotplug applies what a running VM can take of the pending changes: of the keys
-// that were just modified, and every one that has no effect on the process. What
-// fails is said and stays pending: a deletion will then happen when the VM stops
-// (vmconfig_hotplug_pending in QemuServer.pm).
+// hotplug applies pending changes to a running VM: keys that were just modified, and keys
+// that don't affect the process. Failures are returned and stay pending: a deletion then
+// happens when the VM stops (vmconfig_hotplug_pending in QemuServer.pm).
 func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map[string]string) {
 	wrong = map[string]string{}
 	problem := func(key string, err error) { wrong[key] = fmt.Sprintf("hotplug problem - %v\n", err) }
@@ -95,7 +94,7 @@ func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map
 	return wrong
 }
 
-// unplug takes a device out of the running process.
+// unplug removes a device from the running process.
 func (w *World) unplug(v *vm, key string) error {
 	if v.isBootDisk(key) {
 		return fmt.Errorf("can't unplug bootdisk '%s'", key)
@@ -106,7 +105,7 @@ func (w *World) unplug(v *vm, key string) error {
 	return nil
 }
 
-// fastPlugged lists the options that mean nothing to a running process.
+// fastPlugged lists the options that don't affect a running process.
 func fastPlugged(key string) bool {
 	return isCloudInitOption(key) || slices.Contains([]string{
 		"description", "hookscript", "lock", "migrate_downtime", "migrate_speed", "name", "onboot", "protection", "shares",
@@ -114,7 +113,7 @@ func fastPlugged(key string) bool {
 	}, key)
 }
 
-// plug says whether a value is applied while the VM runs, at once.
+// plug says whether a value can be applied while the VM runs.
 func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	old, had := v.config[key]
 	switch {
@@ -129,7 +128,7 @@ func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	case had && isCDROM(key, old) != isCDROM(key, value):
 		return false, fmt.Errorf("unable to change media type")
 	case had && isCDROM(key, old):
-		return true, nil // another medium
+		return true, nil // changes the medium
 	case had && driveVolid(key, old) == driveVolid(key, value):
 		return !changesDevice(key, old, value), nil
 	case had:
@@ -140,8 +139,8 @@ func (w *World) plug(v *vm, key, value string) (now bool, err error) {
 	return isDevice(key), nil
 }
 
-// plugNet: another bridge is a matter of the host's; another card has to be
-// unplugged first.
+// plugNet: a bridge can be changed on the host; another card model requires an unplug
+// first.
 func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
 	model := func(card string) string { first, _, _ := strings.Cut(card, ","); return first }
 	if old != "" && model(old) != model(value) {
@@ -155,13 +154,12 @@ func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
 	return true, nil
 }
 
-// hasBridge says that the hosts have a bridge: the one that every installation begins
-// with, or that of a VNet.
+// hasBridge says whether the hosts have a bridge: the default one, or that of a VNet.
 func (w *World) hasBridge(name string) bool {
 	return name == LocalBridge || w.zoneOf(name) != localZone
 }
 
-// checkNetworks is what makes a start fail that no create and no change minded.
+// checkNetworks checks what only a start checks: that the bridges exist.
 func (w *World) checkNetworks(v *vm) error {
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
 		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !w.hasBridge(bridge) {
@@ -171,9 +169,9 @@ func (w *World) checkNetworks(v *vm) error {
 	return nil
 }
 
-// changesDevice says that two values differ in what vmconfig_update_disk in
-// QemuServer.pm leaves to the next start. A serial is not among it: it is written
-// at once, and the guest goes on with the one from before.
+// changesDevice says whether two values differ in options that vmconfig_update_disk in
+// QemuServer.pm leaves to the next start. A serial is not one of them: it is stored at
+// once, while the guest keeps the old one.
 func changesDevice(key, old, value string) bool {
 	a, errA := parseDrive(key, old)
 	b, errB := parseDrive(key, value)

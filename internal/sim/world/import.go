@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// checkSource checks the right to copy a volume, and that it is one to be copied
+// checkSource checks the permission to copy a volume, and that it can be copied
 // ($check_storage_access in Qemu.pm).
 func (w *World) checkSource(user string, id int, key, source string) error {
 	if !strings.Contains(source, ":") {
@@ -19,7 +19,7 @@ func (w *World) checkSource(user string, id int, key, source string) error {
 		return err
 	case kind != imageKind && kind != importKind:
 		return BadParam(key, "%s has wrong type '%s' - needs to be 'images' or 'import'", source, kind)
-	case strings.HasPrefix(format, "ova+"): // what is in an archive has to be extracted somewhere first
+	case strings.HasPrefix(format, "ova+"): // it would have to be extracted first
 		if !s.holds(imageKind) || s.Path() == "" {
 			return BadParam(key, "import working storage '%s' does not support 'images' content type or is not file based.", s.ID)
 		}
@@ -33,7 +33,7 @@ func (w *World) checkSource(user string, id int, key, source string) error {
 	return w.checkVolume(user, id, source)
 }
 
-// checkImportForm is what an import takes besides its source ($check_drive_param in Qemu.pm).
+// checkImportForm checks the other parameters of an import ($check_drive_param in Qemu.pm).
 func checkImportForm(key string, d drive) error {
 	if _, size, ok := d.request(); !ok || size != 0 || isCloudInit(d.volid) {
 		return BadParam(key, "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>")
@@ -47,7 +47,8 @@ func checkImportForm(key string, d drive) error {
 	return nil
 }
 
-// importVolume makes a copy of a volume, whoever owns that (create_disks in Qemu.pm).
+// importVolume makes a copy of a volume, regardless of its owner (create_disks in
+// Qemu.pm).
 func (w *World) importVolume(s *storage, v *vm, key, format, source string) (volid string, err error) {
 	_, kind, sourceFormat, err := w.kindOf(source)
 	if err != nil {
@@ -77,8 +78,8 @@ func (w *World) importVolume(s *storage, v *vm, key, format, source string) (vol
 	return volid, nil
 }
 
-// readSource is what qemu-img reads of an image. One that was uploaded is not
-// trusted, and has to be what its name says (file_size_info in Storage/Plugin.pm).
+// readSource is what qemu-img reads of an image. An uploaded image is untrusted, and its
+// format must match its name (file_size_info in Storage/Plugin.pm).
 func (w *World) readSource(source, kind, format, host string) (size int64, content []byte, err error) {
 	s, vol, err := w.volume(source, host)
 	switch {
@@ -107,7 +108,7 @@ func (w *World) readSource(source, kind, format, host string) (size int64, conte
 
 func errNoImage() error { return failf("failed to query file information with qemu-img") }
 
-// readQcow2 takes an image that holds no data: its header is all there is to it.
+// readQcow2 accepts an image without data: only a header.
 func readQcow2(image []byte) (size int64, content []byte, err error) {
 	if len(image) < 72 || !bytes.HasPrefix(image, []byte("QFI\xfb")) {
 		return 0, nil, errNoImage()

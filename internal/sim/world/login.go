@@ -12,20 +12,20 @@ import (
 	"time"
 )
 
-// ticketLife is how long a ticket and its CSRF prevention token are good (AccessControl.pm).
+// ticketLife is the lifetime of a ticket and its CSRF prevention token (AccessControl.pm).
 const ticketLife = 2 * time.Hour
 
-// Ticket is what a user gets for a password.
+// Ticket is the result of a login.
 type Ticket struct{ Ticket, CSRF string }
 
-// SetPassword makes a user who logs in with a password; id is "name@realm".
+// SetPassword adds a user with a password; id is "name@realm".
 func (w *World) SetPassword(id, password string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.passwords[id] = password
 }
 
-// Login gives out a ticket. The password may be a ticket that is still good.
+// Login issues a ticket. The password may be a valid ticket.
 func (w *World) Login(user, password string) (Ticket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,13 +35,13 @@ func (w *World) Login(user, password string) (Ticket, error) {
 		right = true
 	}
 	if !right {
-		return Ticket{}, &Error{Status: 401, Message: "authentication failure"} // and nothing that tells which users there are
+		return Ticket{}, &Error{Status: 401, Message: "authentication failure"} // does not reveal which users exist
 	}
 	now := time.Now()
 	return Ticket{Ticket: w.sign("PVE:"+user, now), CSRF: w.sign(user, now)}, nil
 }
 
-// VerifyTicket is the user that a ticket is of.
+// VerifyTicket returns the user of a ticket.
 func (w *World) VerifyTicket(ticket string) (user string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +57,7 @@ func (w *World) verifyTicket(ticket string) (user string, err error) {
 	return user, nil
 }
 
-// VerifyCSRF holds the header that every change with a ticket needs against the user.
+// VerifyCSRF checks the header that every change with a ticket needs.
 func (w *World) VerifyCSRF(user, token string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,7 +67,7 @@ func (w *World) VerifyCSRF(user, token string) error {
 	return nil
 }
 
-// VerifyToken says what is wrong with an API token, in the order that AccessControl.pm looks.
+// VerifyToken says what is wrong with an API token, in the order of AccessControl.pm.
 func (w *World) VerifyToken(id, secret string) error {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -113,7 +113,7 @@ func (w *World) signature(text string) []byte {
 	return h.Sum(nil)
 }
 
-// verify returns what was signed, if that was not too long ago.
+// verify returns the signed content, unless it has expired.
 func (w *World) verify(signed string) (content string, ok bool) {
 	text, signature, _ := strings.Cut(signed, "::")
 	got, err := base64.StdEncoding.DecodeString(signature)

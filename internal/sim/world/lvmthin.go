@@ -8,12 +8,12 @@ import (
 // ThinPool is an LVM thin pool as its host sees it.
 type ThinPool struct {
 	VolumeGroup, Name          string
-	Size, Used                 int64 // bytes; what is used is what was written, not what was promised
+	Size, Used                 int64 // bytes; Used counts bytes written, not allocated
 	MetadataSize, MetadataUsed int64
 }
 
-// SetThinPool says how full the pool is that an lvmthin storage has on a host. Its
-// names and size are the storage's.
+// SetThinPool sets the usage of a host's pool below an lvmthin storage. Its names and size
+// are the storage's.
 func (w *World) SetThinPool(id, host string, p ThinPool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -22,7 +22,7 @@ func (w *World) SetThinPool(id, host string, p ThinPool) {
 	}
 }
 
-// ThinPools lists the thin pools of a host, by the storage on them.
+// ThinPools lists the thin pools of a host, by storage.
 func (w *World) ThinPools(host string) []ThinPool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

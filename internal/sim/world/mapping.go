@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// AddMapping gives devices of hosts a name that VMs can be given them by: kind is
+// AddMapping adds a resource mapping of devices on hosts, which VMs can name: kind is
 // "pci" or "usb".
 func (w *World) AddMapping(kind, id string, hosts ...string) {
 	w.mu.Lock()
@@ -14,14 +14,14 @@ func (w *World) AddMapping(kind, id string, hosts ...string) {
 	w.mappings[kind+" "+id] = toSet(hosts)
 }
 
-// mappingOf is the mapped device that an option names; "" where it names none.
+// mappingOf is the mapped device that an option names; "" if none.
 func mappingOf(key, value string) (kind, id string) {
 	kind = map[string]string{"hostpci": "pci", "usb": "usb"}[optionName(key)]
 	return kind, property(value, "mapping")
 }
 
-// checkMappings: only a start asks whether the device is there (parse_hostpci in
-// PCI.pm, parse_usb_device in USB.pm).
+// checkMappings: only a start checks that the device exists (parse_hostpci in PCI.pm,
+// parse_usb_device in USB.pm).
 func (w *World) checkMappings(v *vm) error {
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
 		kind, id := mappingOf(key, v.config[key])

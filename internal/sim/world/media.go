@@ -9,23 +9,23 @@ import (
 	"sync"
 )
 
-// Media is the content of a volume: a disk's or an ISO's bytes. Only what was
-// written is held; a blank disk has no bytes whatever its size. What was
-// uploaded or downloaded and is large lies in a file.
+// Media is the content of a volume: a disk's or an ISO's bytes. It holds only what was
+// written; a blank disk has no bytes whatever its size. Large uploads and downloads are in
+// a file.
 type Media struct {
 	mu    sync.Mutex
 	bytes []byte
-	file  *os.File // without a name; nil: the content is bytes
+	file  *os.File // unlinked; nil: the content is in bytes
 	size  int64
-	sum   string // SHA-256 of bytes; "": not yet asked for
-	wrote uint64 // how often it was written
+	sum   string // SHA-256 of the content; "": not computed yet
+	wrote uint64 // number of writes
 }
 
 // NewMedia is media holding b, which it keeps.
 func NewMedia(b []byte) *Media { return &Media{bytes: b, size: int64(len(b))} }
 
-// Bytes returns what was written; the caller must not change it. It is nil when
-// that cannot be read back.
+// Bytes returns what was written; the caller must not change it. It is nil if that can't
+// be read.
 func (m *Media) Bytes() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Media) Size() int64 {
 	return m.size
 }
 
-// Open reads the content as it is now from its beginning.
+// Open reads the present content from its beginning.
 func (m *Media) Open() io.Reader {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +77,7 @@ func (m *Media) SHA256() string {
 	defer m.mu.Unlock()
 	if m.file != nil {
 		h := sha256.New()
-		_, _ = io.Copy(h, io.NewSectionReader(m.file, 0, m.size)) // a hash never fails; half a file is another digest
+		_, _ = io.Copy(h, io.NewSectionReader(m.file, 0, m.size)) // a hash never fails; a partial read changes the digest
 		return hex.EncodeToString(h.Sum(nil))
 	}
 	if m.sum == "" {
@@ -87,7 +87,7 @@ func (m *Media) SHA256() string {
 	return m.sum
 }
 
-// replace makes the content that of other, at the moment.
+// replace copies the present content of other.
 func (m *Media) replace(other *Media) {
 	other.mu.Lock()
 	b, file, size, sum := other.bytes, other.file, other.size, other.sum

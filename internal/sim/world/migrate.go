@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// MigrateRequest asks for a VM to go to another host.
+// MigrateRequest asks to move a VM to another host.
 type MigrateRequest struct {
 	ID             int
 	Target         string
-	Online         bool // a VM that runs goes on running
-	WithLocalDisks bool // Online: local disks are copied meanwhile
+	Online         bool // a running VM keeps running
+	WithLocalDisks bool // with Online: copy local disks meanwhile
 }
 
-// Migrate moves a VM to another host: checks at once, the rest in a task. Of a
-// VM under HA it asks HA to do so (migrate_vm in Qemu.pm).
+// Migrate moves a VM to another host: checks at once, the rest in a task. For a VM under
+// HA the task only asks HA (migrate_vm in Qemu.pm).
 func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,7 +51,8 @@ func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 	return w.migrateVM(user, host, r), nil
 }
 
-// checkAvailable wants the storage of every drive on both hosts (check_storage_availability in QemuServer.pm).
+// checkAvailable requires the storage of every drive on both hosts (check_storage_availability in
+// QemuServer.pm).
 func (w *World) checkAvailable(v *vm, target string) error {
 	for _, key := range driveKeys(v.config) {
 		volid := driveVolid(key, v.config[key])
@@ -92,14 +93,14 @@ func (w *World) migrateVM(user, host string, r MigrateRequest) (upid string) {
 				return err
 			}
 			t.printf("ERROR: migration aborted: %v", err)
-			return failf("migration aborted") // whatever it was: AbstractMigrate.pm
+			return failf("migration aborted") // for any error: AbstractMigrate.pm
 		}
 		return nil
 	})
 }
 
-// migration is a VM on its way: QemuMigrate.pm. The configuration goes last, so
-// that until then the VM is where it was.
+// migration is a migration in progress: QemuMigrate.pm. The configuration moves last, so
+// until then the VM is on the source host.
 type migration struct {
 	w       *World
 	t       *task
@@ -109,7 +110,7 @@ type migration struct {
 	volumes []localVolume
 }
 
-// localVolume is a volume that has to be copied.
+// localVolume is a volume to copy.
 type localVolume struct {
 	source, target string // volids
 	copy           *volume
@@ -134,10 +135,10 @@ func (m *migration) run() error {
 	return m.handOver()
 }
 
-// memoryTime is what it takes to transfer a VM's memory.
+// memoryTime is the duration of a VM's memory transfer.
 const memoryTime = 5 * taskTime
 
-// prepare is prepare and the first half of phase1: from here on the configuration is locked.
+// prepare is prepare and the first half of phase1: it locks the configuration.
 func (m *migration) prepare() error {
 	w := m.w
 	w.mu.Lock()
@@ -169,7 +170,7 @@ func (m *migration) prepare() error {
 	return nil
 }
 
-// checkLocalDevices refuses what is only on that host; mapped devices must be on the other one too.
+// checkLocalDevices refuses devices of that host; mapped devices must be on the other one too.
 func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
 	var blocking, missing, mapped []string
 	for key, value := range v.config {
@@ -200,8 +201,8 @@ func (w *World) checkLocalDevices(v *vm, target string, running bool) error {
 	return nil
 }
 
-// scan is scan_local_volumes: what is on no shared storage has to be copied, and
-// not everything can be.
+// scan is scan_local_volumes: it lists the volumes on local storages, which must be
+// copied, and refuses those that can't be.
 func (m *migration) scan(v *vm) ([]localVolume, error) {
 	var found []localVolume
 	refused := false
@@ -252,8 +253,8 @@ func (m *migration) unmovable(v *vm, key string, d drive, s *storage, err error)
 	return ""
 }
 
-// copyVolumes makes the copies on the other host, under their names or, where
-// one is taken there, under the next free one.
+// copyVolumes makes the copies on the other host, under the same names or, if one is
+// taken, under the next free one.
 func (m *migration) copyVolumes() error {
 	for i := range m.volumes {
 		size, err := m.allocateCopy(&m.volumes[i])
@@ -288,7 +289,7 @@ func (m *migration) allocateCopy(l *localVolume) (written int64, err error) {
 	return s.allocated(vol), nil
 }
 
-// abort takes back what was done; a worker that was killed takes back nothing.
+// abort undoes what was done, unless the worker was killed.
 func (m *migration) abort() {
 	w := m.w
 	w.mu.Lock()
@@ -297,7 +298,7 @@ func (m *migration) abort() {
 		return
 	}
 	if v := w.vms[m.r.ID]; v != nil && v.config["lock"] == "migrate" {
-		_ = w.edit(v, func() error { delete(v.config, "lock"); return nil }) // Proxmox logs it at most
+		_ = w.edit(v, func() error { delete(v.config, "lock"); return nil }) // Proxmox only logs it
 	}
 	for _, l := range m.volumes {
 		if l.copy != nil && !w.down[m.r.Target] {
@@ -307,8 +308,8 @@ func (m *migration) abort() {
 	}
 }
 
-// handOver is phase3_cleanup: the configuration goes to the other host, the
-// copies here are freed, and the lock is lifted there.
+// handOver is phase3_cleanup: it moves the configuration to the other host, frees the
+// copied volumes here, and removes the lock there.
 func (m *migration) handOver() error {
 	w := m.w
 	w.mu.Lock()
@@ -350,7 +351,7 @@ func (m *migration) rename(v *vm) {
 	}
 }
 
-// moveVolumes frees what was copied: the copy is the same disk, with the same bytes.
+// moveVolumes frees the originals; the copies count as the same disks.
 func (m *migration) moveVolumes() {
 	for _, l := range m.volumes {
 		s, vol, err := m.w.volume(l.source, m.host)

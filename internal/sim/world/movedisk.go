@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// MoveRequest asks for a disk to be given to another VM.
+// MoveRequest asks to reassign a disk to another VM.
 type MoveRequest struct {
 	ID           int
-	Disk         string // key on the VM that has it
+	Disk         string // key on the source VM
 	Target       int
-	TargetDisk   string // key on the other VM; "": the same
+	TargetDisk   string // key on the target VM; "": the same
 	Digest       string
 	TargetDigest string
 }
 
-// MoveDisk gives a disk to another VM on the same host: everything is checked
-// at once and again in the task that does it.
+// MoveDisk reassigns a disk to another VM on the same host. It checks everything at once
+// and again in the task.
 func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
 	w.mu.Lock()
@@ -49,7 +49,7 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	}), nil
 }
 
-// lockBoth locks two configurations one inside the other, the source's first.
+// lockBoth locks two configurations, the source's first.
 func (w *World) lockBoth(source, target int) (unlock func(), err error) {
 	first, err := w.lockConfig(source)
 	if err != nil {
@@ -117,7 +117,7 @@ func (v *vm) checkMoveDigest(digest string) error {
 	return nil
 }
 
-// dropFromBoot takes a key that is gone out of the boot order.
+// dropFromBoot removes a deleted key from the boot order.
 func (v *vm) dropFromBoot(key string) {
 	if boot, ok := v.config["boot"]; ok {
 		v.config["boot"] = withoutBoot(boot, key)
@@ -154,12 +154,13 @@ func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
 	return w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace")
 }
 
-// fitsKey says that a drive can be another one: every bus has options of its own.
+// fitsKey says whether a drive's value is valid for another key: every bus has its own
+// options.
 func fitsKey(target, value string) bool { return misfit(target, value) == "" }
 
 func misfit(target, value string) string {
 	if strings.HasPrefix(target, "unused") {
-		return "" // which keeps nothing but the volume
+		return "" // it keeps only the volume
 	}
 	_, err := parseDrive(target, value)
 	if e, ok := errors.AsType[*Error](err); ok {
@@ -168,9 +169,9 @@ func misfit(target, value string) string {
 	return ""
 }
 
-// reassign renames the volume, then writes the source's configuration, then
-// the target's, in Proxmox's order: whatever breaks in between leaves a volume
-// without a name in any configuration. It does not ask whose the volume is.
+// reassign renames the volume, then writes the source's configuration, then the target's,
+// in Proxmox's order: after an error in between, no configuration names the volume. It
+// does not check the volume's owner.
 func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	d, err := parseDrive(r.Disk, source.config[r.Disk])
 	if err != nil {

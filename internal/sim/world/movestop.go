@@ -1,13 +1,12 @@
 package world
 
-// MoveStage is a point inside the worker of move_disk, between two of the three
-// things that it does.
+// MoveStage is a point inside the worker of move_disk, between two of its three actions.
 type MoveStage int
 
 const (
-	// AfterRename is when the volume has its new name and no configuration knows that.
+	// AfterRename is after the rename, when no configuration has the new name yet.
 	AfterRename MoveStage = iota + 1
-	// AfterSource is when the source's configuration is written and the target's is not.
+	// AfterSource is after the source's configuration was written, before the target's.
 	AfterSource
 )
 
@@ -16,15 +15,15 @@ type moveStop struct {
 	crash bool
 }
 
-// StopNextMove kills the worker of the next move_disk at that point, as kill -9
-// does; with crash the whole host goes down with it.
+// StopNextMove kills the worker of the next move_disk at that point, like kill -9; with
+// crash the whole host crashes.
 func (w *World) StopNextMove(after MoveStage, crash bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.moveStops = append(w.moveStops, moveStop{after: after, crash: crash})
 }
 
-// stopsMove says that a worker ends here; mu must be held.
+// stopsMove says whether a worker ends here; mu must be held.
 func (w *World) stopsMove(t *task, at MoveStage) bool {
 	if len(w.moveStops) == 0 || w.moveStops[0].after != at {
 		return false

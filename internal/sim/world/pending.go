@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// applyPending makes the pending changes of a stopped VM its configuration.
-// What can't be applied is said, and stays pending (vmconfig_apply_pending in QemuServer.pm).
+// applyPending applies the pending changes of a stopped VM. Those that can't be applied are
+// returned, and stay pending (vmconfig_apply_pending in QemuServer.pm).
 func (w *World) applyPending(user string, v *vm) (wrong map[string]string) {
 	wrong = map[string]string{}
 	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
@@ -23,8 +23,8 @@ func (w *World) applyPending(user string, v *vm) (wrong map[string]string) {
 	return wrong
 }
 
-// applyDelete carries out a deletion: an owned volume becomes unusedN, or is
-// freed where that was forced; another VM's volume just loses its key.
+// applyDelete deletes a key: its own volume becomes unusedN, or is freed if forced;
+// another VM's volume only loses its key.
 func (w *World) applyDelete(user string, v *vm, key string) error {
 	if value, set := v.config[key]; set && isDriveKey(key) {
 		if v.pendingDelete[key] {
@@ -47,7 +47,7 @@ func (w *World) applySet(v *vm, key string) {
 	old, had := v.config[key]
 	v.config[key] = value
 	if key == "description" && value == "" {
-		delete(v.config, key) // no line of the file is one
+		delete(v.config, key) // the file contains it no longer
 	}
 	if had && isDriveKey(key) {
 		w.registerUnused(v, key, old)
@@ -56,8 +56,8 @@ func (w *World) applySet(v *vm, key string) {
 	w.violateSharing(v)
 }
 
-// deallocate frees the volume of a drive that goes for good, if it is the VM's
-// own and nothing else of the VM needs it (try_deallocate_drive in QemuServer.pm).
+// deallocate frees the volume of a deleted drive, if it is the VM's own and no other key
+// of the VM uses it (try_deallocate_drive in QemuServer.pm).
 func (w *World) deallocate(user string, v *vm, key, value string) error {
 	d, err := parseDrive(key, value)
 	if err != nil || d.empty() || d.cdrom() && !isCloudInit(d.volid) || volumeOwner(d.volid) != v.id {
@@ -73,19 +73,19 @@ func (w *World) deallocate(user string, v *vm, key, value string) error {
 	return w.freeVolume(d.volid, v.host)
 }
 
-// registerUnused lets go of the volume behind a drive value that no key has any more.
+// registerUnused handles the volume of a drive value that no key has any more.
 func (w *World) registerUnused(v *vm, key, value string) {
 	d, err := parseDrive(key, value)
 	switch {
 	case err != nil || d.empty() || volumeOwner(d.volid) != v.id:
 	case isCloudInit(d.volid):
-		_ = w.freeVolume(d.volid, v.host) // Proxmox warns at most
+		_ = w.freeVolume(d.volid, v.host) // Proxmox only warns
 	case !d.cdrom():
 		v.addUnused(d.volid)
 	}
 }
 
-// addUnused keeps a volume under the lowest free unusedN, which it returns; its options are lost.
+// addUnused keeps a volume under the lowest free unusedN, which it returns, without its options.
 func (v *vm) addUnused(volid string) string {
 	for key, value := range v.config {
 		if strings.HasPrefix(key, "unused") && value == volid {
@@ -101,8 +101,8 @@ func (v *vm) addUnused(volid string) string {
 	}
 }
 
-// tidyUnused drops unusedN keys whose volume is in use by a drive again, as
-// every write of the file does.
+// tidyUnused removes unusedN keys whose volume a drive uses again, as every write of the
+// file does.
 func (v *vm) tidyUnused() {
 	used := map[string]bool{}
 	for _, config := range []map[string]string{v.config, v.pending} {

@@ -2,7 +2,7 @@ package world
 
 import "strconv"
 
-// userConfigLock is what takes the lock on user.cfg, pools included, without quorum.
+// userConfigLock is the error of locking user.cfg, which includes pools, without quorum.
 const userConfigLock = "cfs-lock 'file-user_cfg' error: no quorum!"
 
 // CreatePool makes a resource pool.
@@ -19,7 +19,7 @@ func (w *World) CreatePool(name string) error {
 	return nil
 }
 
-// DeletePool removes a resource pool that nothing is in.
+// DeletePool removes an empty resource pool.
 func (w *World) DeletePool(name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -38,7 +38,7 @@ func (w *World) DeletePool(name string) error {
 	return nil
 }
 
-// JoinPool puts a VM into a pool, as somebody does by PUT /pools: its configuration stays as it is.
+// JoinPool adds a VM to a pool, like PUT /pools: its configuration does not change.
 func (w *World) JoinPool(id int, pool string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

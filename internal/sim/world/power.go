@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// PowerOn starts a VM at once, without task or checks of rights: for building a lab.
+// PowerOn starts a VM at once, without task or permission checks, to build a lab.
 func (w *World) PowerOn(id int) error {
 	w.mu.Lock()
 	v, ok := w.vms[id]
@@ -23,7 +23,7 @@ func (w *World) PowerOn(id int) error {
 	return nil
 }
 
-// PowerOff pulls a VM's plug at once and returns when its guest has ended.
+// PowerOff stops a VM's process at once and returns when its guest has ended.
 func (w *World) PowerOff(id int) error {
 	w.mu.Lock()
 	v, ok := w.vms[id]
@@ -40,8 +40,8 @@ func (w *World) PowerOff(id int) error {
 	return nil
 }
 
-// Start starts a VM in a task. That the VM exists is checked only there. Of a
-// VM under HA it asks HA to do so, and the task ends long before the VM runs.
+// Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA
+// it only asks HA, and the task ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -57,7 +57,7 @@ func (w *World) Start(user, host string, id int) (string, error) {
 	return w.startVM(user, host, id), nil
 }
 
-// startVM starts the task that starts a VM; mu must be held.
+// startVM starts the task; mu must be held.
 func (w *World) startVM(user, host string, id int) (upid string) {
 	return w.startTask(host, "qmstart", strconv.Itoa(id), user, func(t *task) error {
 		return w.withVM(t, host, id, func(v *vm) error {
@@ -75,7 +75,8 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 	})
 }
 
-// Stop pulls a VM's plug in a task; stopping a stopped VM is fine. Under HA it is a request, as in Start.
+// Stop stops a VM's process in a task; stopping a stopped VM succeeds. Under HA it is a request, as in
+// Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,11 +98,11 @@ func (w *World) stopVM(user, host string, id int) (upid string) {
 	})
 }
 
-// ShutdownRequest asks for a clean end.
+// ShutdownRequest asks for a clean shutdown.
 type ShutdownRequest struct {
 	ID        int
 	Timeout   time.Duration // 0 means a minute
-	ForceStop bool          // pull the plug when the time is over
+	ForceStop bool          // stop the process after the timeout
 }
 
 // Shutdown presses a VM's power button in a task and waits for the guest to power off.
@@ -126,7 +127,7 @@ func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 	})
 }
 
-// Reset restarts a VM's guest in a task, without the process ending.
+// Reset restarts a VM's guest in a task; the process keeps running.
 func (w *World) Reset(user, host string, id int) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -145,8 +146,8 @@ func (w *World) Reset(user, host string, id int) (string, error) {
 	}), nil
 }
 
-// withVM runs a worker under the lock of a VM's configuration. act is called
-// with mu held and may give it up meanwhile.
+// withVM runs a worker under the lock of a VM's configuration. It calls act with mu held;
+// act may release it meanwhile.
 func (w *World) withVM(t *task, host string, id int, act func(*vm) error) error {
 	unlock, err := w.lockConfig(id)
 	if err != nil {
@@ -171,7 +172,7 @@ func (w *World) withVM(t *task, host string, id int, act func(*vm) error) error 
 	return act(v)
 }
 
-// cut ends a process and waits for its guest's end; mu is held, given up and held again.
+// cut ends a process and waits for its guest's end; mu is held, but released meanwhile.
 func (w *World) cut(v *vm, p *process) {
 	ended := w.endProcess(v, p)
 	w.mu.Unlock()
@@ -181,7 +182,7 @@ func (w *World) cut(v *vm, p *process) {
 	w.mu.Lock()
 }
 
-// powerButton is the shutdown worker; mu is held, given up and held again.
+// powerButton is the shutdown worker; mu is held, but released meanwhile.
 func (w *World) powerButton(t *task, v *vm, r ShutdownRequest) error {
 	p := v.proc
 	if p == nil {
@@ -205,8 +206,8 @@ func (w *World) powerButton(t *task, v *vm, r ShutdownRequest) error {
 	return failf("VM quit/powerdown failed - got timeout")
 }
 
-// pressAndWait presses the button, after three seconds lost on an agent that is
-// configured and doesn't answer, and waits for the process to end.
+// pressAndWait presses the button and waits for the end of the process. With deadAgent,
+// three seconds pass first, waiting for an agent that doesn't answer.
 func (w *World) pressAndWait(t *task, p *process, timeout time.Duration, deadAgent bool) (gone bool, err error) {
 	if deadAgent {
 		if err := t.delay(3 * time.Second); err != nil {
@@ -229,7 +230,7 @@ func (w *World) pressAndWait(t *task, p *process, timeout time.Duration, deadAge
 	}
 }
 
-// restart ends the guest and boots the same machine anew; mu is held, given up and held again.
+// restart ends the guest and boots the same machine again; mu is held, but released meanwhile.
 func (w *World) restart(v *vm) error {
 	old := v.proc
 	if old == nil || w.closed {

@@ -15,10 +15,10 @@ type process struct {
 	gone    chan struct{} // closed when the process has ended
 	booted  chan struct{} // closed when the firmware has returned the guest
 	guest   Guest         // set before booted is closed
-	paused  bool          // there only for a backup: no guest runs in it
+	paused  bool          // only for a backup: no guest runs in it
 }
 
-// idleGuest runs where there is no firmware: it does nothing and ignores its power button.
+// idleGuest runs if there is no firmware: it does nothing and ignores its power button.
 type idleGuest struct{}
 
 func (idleGuest) Shutdown() {}
@@ -26,7 +26,7 @@ func (idleGuest) Kill()     {}
 
 var _ Guest = idleGuest{}
 
-// kill ends the guest of a process that is gone.
+// kill ends the guest of a process that has ended.
 func (p *process) kill() {
 	<-p.booted
 	p.guest.Kill()
@@ -73,8 +73,8 @@ func (w *World) launch(v *vm) (*process, error) {
 	return p, nil
 }
 
-// imageLock is the lock that QEMU takes of an image before it writes to it. It is
-// one of the file system: there is none on block storages.
+// imageLock is QEMU's lock on an image that it writes to. Only file systems have it, not
+// block storages.
 func (s *storage) imageLock(vol *volume, users []reference) error {
 	if s == nil || s.block() || vol.content == "iso" || len(runningIn(users)) == 0 {
 		return nil
@@ -82,7 +82,7 @@ func (s *storage) imageLock(vol *volume, users []reference) error {
 	return failf("start failed: QEMU exited with code 1")
 }
 
-// launchPaused starts a VM's process and nothing in it.
+// launchPaused starts a VM's process without a guest.
 func (w *World) launchPaused(v *vm) (*process, error) {
 	p, err := w.launch(v)
 	if err != nil {
@@ -124,8 +124,8 @@ func (w *World) hardware(v *vm, p *process) *Hardware {
 	}
 }
 
-// cloudInit is what is written on the VM's cloud-init drive, anew at every start
-// (vm_start_nolock in QemuServer.pm), of its network.
+// cloudInit is the network part of the VM's cloud-init drive, which is rewritten at every
+// start (vm_start_nolock in QemuServer.pm).
 func (v *vm) cloudInit() map[int]string {
 	for _, key := range driveKeys(v.config) {
 		if d, err := parseDrive(key, v.config[key]); err != nil || !isCloudInit(d.volid) {
@@ -142,13 +142,13 @@ func (v *vm) cloudInit() map[int]string {
 	return nil
 }
 
-// temporaryVariables says that a VM has UEFI firmware and nothing that keeps its variables.
+// temporaryVariables says whether a VM has UEFI firmware but no EFI disk.
 func (v *vm) temporaryVariables() bool {
 	return v.config["bios"] == "ovmf" && v.config["efidisk0"] == ""
 }
 
-// nvram is where the firmware's variables are. Without an EFI disk they are made
-// anew for every start (OVMF.pm).
+// nvram is where the firmware's variables are. Without an EFI disk every start creates new
+// ones (OVMF.pm).
 func (w *World) nvram(v *vm) *Media {
 	if v.config["bios"] != "ovmf" {
 		return nil
@@ -159,7 +159,7 @@ func (w *World) nvram(v *vm) *Media {
 	return NewMedia(nil)
 }
 
-// arch is what images call the VM's processor; the hosts are x86_64.
+// arch is the VM's architecture as images name it; the hosts are x86_64.
 func (v *vm) arch() string {
 	if v.config["arch"] == "aarch64" {
 		return "arm64"
@@ -167,14 +167,14 @@ func (v *vm) arch() string {
 	return "amd64"
 }
 
-// enrolled says that the firmware's variables came with keys, which turns Secure
-// Boot on; the 2 MB ones have none (get_ovmf_files in OVMF.pm).
+// enrolled says whether the firmware's variables contain keys, which enables Secure Boot;
+// 2 MB ones never do (get_ovmf_files in OVMF.pm).
 func (v *vm) enrolled() bool {
 	d, err := parseDrive("efidisk0", v.config["efidisk0"])
 	return err == nil && v.config["bios"] == "ovmf" && v.arch() == "amd64" && d.options["efitype"] == "4m" && d.options["pre-enrolled-keys"] == "1"
 }
 
-// drives is what the guest of process p sees; nothing once the process is gone.
+// drives are what the guest of process p sees; none once the process has ended.
 func (w *World) drives(v *vm, p *process) []Drive {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -196,8 +196,8 @@ func (w *World) drives(v *vm, p *process) []Drive {
 	return list
 }
 
-// poweredOff ends the process from inside the guest, which may be the one
-// waiting for us: its Kill runs elsewhere.
+// poweredOff ends the process from inside the guest. Kill runs in another goroutine,
+// because the guest may be waiting for us.
 func (w *World) poweredOff(v *vm, p *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -206,8 +206,8 @@ func (w *World) poweredOff(v *vm, p *process) {
 	}
 }
 
-// endProcess takes a VM's process away, if it still is that one, and applies
-// what waited for it; mu must be held. The caller kills the guest without it.
+// endProcess removes a VM's process, if it still is that one, and applies pending changes;
+// mu must be held. The caller kills the guest without it.
 func (w *World) endProcess(v *vm, p *process) bool {
 	if p == nil || v.proc != p {
 		return false

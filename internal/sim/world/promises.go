@@ -8,32 +8,32 @@ import (
 	"time"
 )
 
-// Protected is a persistent disk: its volume must never be freed, never be
-// without a name in some VM's configuration, never be in two running VMs, and
-// never change but by its own guest's hand.
+// Protected is a persistent disk: its volume must never be freed, never lack a name in
+// some VM's configuration, never be in two running VMs, and only be changed by its own
+// guest.
 type Protected struct {
-	Serial string // as the lab calls it; what its drive should carry
+	Serial string // in the lab; its drive should have it too
 	Media  *Media
-	// Identity is what of the content must stay, where the disk's own guest writes
-	// on the rest; nil: all of it.
+	// Identity is the part of the content that must not change, for a disk whose own guest
+	// writes the rest; nil: all of it.
 	Identity func(content []byte) string
-	// Want is the checksum that Identity should have, for disks whose own
-	// guest writes; nil: the one at the time of Protect, for ever.
+	// Want is the expected checksum of Identity, for disks whose own guest writes; nil: the
+	// one at the time of Protect.
 	Want func() string
-	// Held says that the volume belongs to a VM that only holds it for others:
-	// it must keep its name too, for that is how they refer to it.
+	// Held says that the volume belongs to a VM that only holds it for others: its name must
+	// not change, because others refer to it.
 	Held bool
 }
 
-// guarded is a persistent disk with what is known of its past.
+// guarded is a Protected disk with its history.
 type guarded struct {
 	Protected
 	volid   string        // at the time of Protect
 	unnamed time.Time     // since when no configuration names it; zero: one does
-	longest time.Duration // that it was without a name, earlier
+	longest time.Duration // longest earlier time without a name
 }
 
-// checksum is the SHA-256 of what must stay.
+// checksum is the SHA-256 of what must not change.
 func (p Protected) checksum() string {
 	if p.Identity == nil {
 		return p.Media.SHA256()
@@ -41,14 +41,14 @@ func (p Protected) checksum() string {
 	return NewMedia([]byte(p.Identity(p.Media.Bytes()))).SHA256()
 }
 
-// DiskState is a persistent disk as it is now.
+// DiskState is the present state of a persistent disk.
 type DiskState struct {
-	Serial, SHA256 string // the latter of what must stay of it
-	Volid          string // "" once the volume is gone
-	VMID           int    // whose configuration names it; 0: nobody's
-	Key            string // under which key: "scsi1", "unused0"
-	// How long no configuration has named the volume: now, and at the longest
-	// since the world began. A move that isn't interrupted takes no time.
+	Serial, SHA256 string // SHA256 is of what must not change
+	Volid          string // "" once the volume was freed
+	VMID           int    // of the configuration that names it; 0: none
+	Key            string // in that configuration: "scsi1", "unused0"
+	// How long no configuration has named the volume: now, and at most since the world began.
+	// An uninterrupted move takes no time.
 	Unnamed, LongestUnnamed time.Duration
 }
 
@@ -67,8 +67,8 @@ func (w *World) Protect(p Protected) {
 	}
 }
 
-// Violations lists every promise that was broken since the world began or is
-// broken now, oldest first; none is what a test wants.
+// Violations lists every broken promise since the world began, oldest first; tests expect
+// none.
 func (w *World) Violations() []string {
 	w.mu.Look()
 	if w.brokenAt != w.mu.changes {
@@ -84,7 +84,7 @@ func (w *World) Violations() []string {
 	return list
 }
 
-// brokenSoFar is what was broken, and what is now, but for the content of disks.
+// brokenSoFar lists the broken promises except those about the content of disks.
 func (w *World) brokenSoFar() []string {
 	list := slices.Clone(w.violations)
 	refs, places := w.references(), w.allPlaces()
@@ -140,7 +140,7 @@ func (w *World) brokenNow(p *guarded, refs []reference, places []string) []strin
 	return list
 }
 
-// runningIn lists the running VMs among those that have a disk plugged in.
+// runningIn lists the running VMs that have a disk plugged in.
 func runningIn(refs []reference) []int {
 	var running []int
 	for _, r := range refs {
@@ -153,10 +153,10 @@ func runningIn(refs []reference) []int {
 	return running
 }
 
-// places lists the volids that hold this content.
+// places lists the volids with this content.
 func (w *World) places(m *Media) []string { return w.allPlaces()[m] }
 
-// allPlaces lists the volids of each content that is protected.
+// allPlaces lists the volids of each protected content.
 func (w *World) allPlaces() map[*Media][]string {
 	all := make(map[*Media][]string, len(w.protected))
 	for _, p := range w.protected {
@@ -197,7 +197,7 @@ func (w *World) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf(format, args...))
 }
 
-// violateLoss records that a persistent disk's volume is freed.
+// violateLoss records that a persistent disk's volume was freed.
 func (w *World) violateLoss(volid string, v *volume) {
 	for _, p := range w.protected {
 		if p.Media == v.media {
@@ -206,7 +206,7 @@ func (w *World) violateLoss(volid string, v *volume) {
 	}
 }
 
-// violateRename records that a volume which others refer to gets another name.
+// violateRename records the rename of a volume that others refer to.
 func (w *World) violateRename(volid string, v *volume) {
 	for _, p := range w.protected {
 		if p.Held && p.Media == v.media {
@@ -215,7 +215,7 @@ func (w *World) violateRename(volid string, v *volume) {
 	}
 }
 
-// violateSharing records disks of a VM that now runs with them while another one does too.
+// violateSharing records disks of a newly running VM that another running VM has too.
 func (w *World) violateSharing(v *vm) {
 	if v.proc == nil {
 		return
@@ -239,8 +239,8 @@ func (w *World) violateSharing(v *vm) {
 	}
 }
 
-// noteNames notes which persistent disks have lost, or got back, their name in
-// a configuration; mu must be held. It runs whenever a task or a change ends.
+// noteNames updates which persistent disks no configuration names; mu must be held. It
+// runs whenever a task or a change ends.
 func (w *World) noteNames() {
 	if len(w.protected) == 0 {
 		return

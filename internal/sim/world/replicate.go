@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// replicated is what a job has done: the snapshot that its target has of each
-// volume, by the name that the volume had then.
+// replicated is a job's state: the target's snapshot of each volume, by the volume's name
+// at that time.
 type replicated struct {
 	remote map[string]int64
 	syncs  int64
 }
 
-// RunReplication runs a job of a VM once, as pvesr does when it is due: a volume of
-// which the target has another one by the same name ends it (pve-guest-common,
-// Replication.pm, find_common_replication_snapshot).
+// RunReplication runs a VM's job once, like pvesr: it fails if the target has a different
+// volume of the same name (pve-guest-common, Replication.pm,
+// find_common_replication_snapshot).
 func (w *World) RunReplication(id string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,7 +54,7 @@ func (w *World) replicate(j *ReplicationJob) error {
 		}
 	}
 	j.done.syncs++
-	clear(j.done.remote) // what the VM has no more is removed there (prepare_local_job)
+	clear(j.done.remote) // the target removes volumes that the VM no longer has (prepare_local_job)
 	for volid, vol := range volumes {
 		if vol.synced == nil {
 			vol.synced = map[string]int64{}

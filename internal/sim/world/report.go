@@ -2,16 +2,16 @@ package world
 
 import "time"
 
-// statusRound is how often pvestatd of a host tells the cluster what its VMs do.
+// statusRound is how often a host's pvestatd reports its VMs to the cluster.
 const statusRound = 10 * time.Second
 
-// Report is what the cluster knows of a VM that its own host would know better.
+// Report is the cluster's knowledge of a VM, which may lag behind its host's.
 type Report struct {
-	Known   bool // its host has reported it since it was made: else there is neither a status nor a name
+	Known   bool // its host has reported it since it was made: else status and name are unknown
 	Running bool
 }
 
-// Report is what the VM's host has last reported: what happened since then is missing.
+// Report is the latest report of the VM's host.
 func (w *World) Report(id int) Report {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -31,5 +31,5 @@ func (w *World) Report(id int) Report {
 	return Report{Known: known, Running: before(v.ranSince)}
 }
 
-// markNew says that a VM is not one that has always been there.
+// markNew says that a VM was just made.
 func (v *vm) markNew() { v.made = time.Now() }

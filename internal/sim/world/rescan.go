@@ -7,10 +7,9 @@ import (
 	"strings"
 )
 
-// Rescan is qm disk rescan for one VM: every volume with its number that its
-// configuration does not name becomes an unusedN of it, and sizes are read anew.
-// It returns what the command prints. A dry run only prints (QemuServer.pm, rescan
-// and update_disk_config).
+// Rescan is qm disk rescan for one VM: every volume with its number that its configuration
+// does not name becomes unusedN, and sizes are read again. It returns the command's
+// output. A dry run only prints (QemuServer.pm, rescan and update_disk_config).
 func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err error) {
 	unlock, err := w.lockConfig(id)
 	if err != nil {
@@ -35,7 +34,7 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 	return lines, w.edit(v, func() error { v.config = now; return nil })
 }
 
-// updateDisks changes a configuration to what its volumes are like.
+// updateDisks updates a configuration to match its volumes.
 func (w *World) updateDisks(v *vm) (lines []string) {
 	prefix := "VM " + strconv.Itoa(v.id)
 	volumes, referenced := w.imagesOf(v), map[string]bool{}
@@ -75,7 +74,7 @@ func (w *World) updateDisks(v *vm) (lines []string) {
 	return lines
 }
 
-// imagesOf lists the disk images that carry a VM's number, by volid.
+// imagesOf lists the disk images with a VM's number, by volid.
 func (w *World) imagesOf(v *vm) map[string]*volume {
 	found := map[string]*volume{}
 	for id, s := range w.storages {

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// ResizeRequest asks for a bigger disk.
+// ResizeRequest asks to grow a disk.
 type ResizeRequest struct {
 	ID     int
 	Disk   string
-	Size   string // "20G", or "+5G" for so much more
+	Size   string // "20G", or "+5G" to add
 	Digest string
 }
 
-// Resize makes a disk bigger, in a task.
+// Resize grows a disk, in a task.
 func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,17 +1,16 @@
 package world
 
-// rootDisk is the disk of a host that /, and with it /var/tmp, is on.
+// rootDisk is a host's disk with / and /var/tmp.
 type rootDisk struct{ total, used int64 }
 
-// SetRootDisk says how large a host's root disk is and how much of it is in use.
+// SetRootDisk sets the size and usage of a host's root disk.
 func (w *World) SetRootDisk(host string, total, used int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	*w.root(host) = rootDisk{total: total, used: used}
 }
 
-// RootDisk is how large a host's root disk is and how much of it is in use,
-// uploads that lie in /var/tmp included.
+// RootDisk is the size and usage of a host's root disk, including uploads in /var/tmp.
 func (w *World) RootDisk(host string) (total, used int64) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -19,7 +18,7 @@ func (w *World) RootDisk(host string) (total, used int64) {
 	return d.total, d.used
 }
 
-// root is a host's root disk, of 1 TiB and used to a tenth unless said otherwise; mu must be held.
+// root is a host's root disk, by default 1 TiB with a tenth in use; mu must be held.
 func (w *World) root(host string) *rootDisk {
 	d, ok := w.roots[host]
 	if !ok {

@@ -14,13 +14,13 @@ import (
 type Snapshot struct {
 	Name        string
 	Description string
-	Memory      bool // with the state of the running VM, in a volume of its own
+	Memory      bool // includes the state of the running VM, in its own volume
 	Time        time.Time
 	Parent      string
-	Config      map[string]string // what the VM had then
+	Config      map[string]string // at the time of the snapshot
 }
 
-// AddSnapshot gives a VM a snapshot of its configuration; disk content is not kept.
+// AddSnapshot adds a snapshot of a VM's configuration, without disk content.
 func (w *World) AddSnapshot(id int, s Snapshot) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +56,7 @@ func (w *World) snapshot(v *vm, s Snapshot) error {
 	return nil
 }
 
-// DeleteSnapshot removes a snapshot of a VM; those made after it follow the one before it.
+// DeleteSnapshot removes a snapshot of a VM; its children get its parent.
 func (w *World) DeleteSnapshot(id int, name string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -95,7 +95,7 @@ func (w *World) forgetSnapshot(v *vm, name string) error {
 	return nil
 }
 
-// saveState allocates the volume for a VM's memory beside its first disk.
+// saveState allocates the volume for a VM's memory on the storage of its first disk.
 func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
@@ -118,8 +118,8 @@ func (w *World) saveState(v *vm, snapshot string) (volid string, err error) {
 	return "", fmt.Errorf("VM %d has no disk", v.id)
 }
 
-// inUse says that a volume is in use by another key of the VM, or by a snapshot
-// (is_volume_in_use in Drive.pm).
+// inUse says whether another key of the VM, or a snapshot, uses a volume (is_volume_in_use
+// in Drive.pm).
 func (v *vm) inUse(volid, but string) bool {
 	names := func(config map[string]string, but string) bool {
 		return slices.ContainsFunc(driveKeys(config), func(key string) bool {
@@ -129,7 +129,7 @@ func (v *vm) inUse(volid, but string) bool {
 	return names(v.config, but) || slices.ContainsFunc(v.snapshots, func(s Snapshot) bool { return names(s.Config, "") })
 }
 
-// SnapshotRequest asks for a snapshot, or for the end of one.
+// SnapshotRequest asks to make or remove a snapshot.
 type SnapshotRequest struct {
 	ID          int
 	Name        string
@@ -163,7 +163,8 @@ func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, er
 	}), nil
 }
 
-// checkSnapshot asks every volume for the feature (__snapshot_prepare in AbstractConfig.pm).
+// checkSnapshot checks that every volume supports snapshots (__snapshot_prepare in
+// AbstractConfig.pm).
 func (w *World) checkSnapshot(v *vm, name string) error {
 	if v.config["template"] == "1" {
 		return failf("you can't take a snapshot if it's a template")

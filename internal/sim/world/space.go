@@ -2,9 +2,9 @@ package world
 
 import "slices"
 
-// thick says that a new image takes its whole size at once: LVM always, ZFS
-// unless the storage is sparse, files if they are told to (LVMPlugin.pm,
-// ZFSPoolPlugin.pm, preallocation_cmd_opt of Storage/Plugin.pm).
+// thick says whether a new image takes its whole size at once: LVM always, ZFS unless the
+// storage is sparse, files if preallocated (LVMPlugin.pm, ZFSPoolPlugin.pm,
+// preallocation_cmd_opt of Storage/Plugin.pm).
 func (s *storage) thick() bool {
 	switch s.Type {
 	case "lvmthin", "rbd":
@@ -17,7 +17,7 @@ func (s *storage) thick() bool {
 	return slices.Contains([]string{"falloc", "full"}, s.Preallocation)
 }
 
-// taken is what a volume takes of the room.
+// taken is the space that a volume takes.
 func (s *storage) taken(v *volume) int64 {
 	if v.content != imageKind || s.thick() {
 		return v.size
@@ -25,7 +25,7 @@ func (s *storage) taken(v *volume) int64 {
 	return v.filled()
 }
 
-// firstTaken is what a new image of that size takes.
+// firstTaken is the space that a new image of that size takes.
 func (s *storage) firstTaken(size int64) int64 {
 	if s.thick() {
 		return size
@@ -33,7 +33,7 @@ func (s *storage) firstTaken(size int64) int64 {
 	return min(size, firstBlock)
 }
 
-// used is how much of the room is taken, as status of the plugins tells it.
+// used is the used space, as the plugins' status reports it.
 func (s *storage) used(host string) int64 {
 	if s.full {
 		return s.Capacity
@@ -52,7 +52,7 @@ func (s *storage) room(host string, size int64) bool {
 	return s.used(host)+size <= s.Capacity
 }
 
-// SetCapacity makes a storage larger or smaller, for each host that has it by itself.
+// SetCapacity sets a storage's size, per host if it is not shared.
 func (w *World) SetCapacity(id string, bytes int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,8 +61,8 @@ func (w *World) SetCapacity(id string, bytes int64) {
 	}
 }
 
-// Preallocate makes a storage of files allocate new images as a whole, as its
-// option preallocation does.
+// Preallocate makes a storage of files allocate new images fully, like its option
+// preallocation.
 func (w *World) Preallocate(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -7,17 +7,17 @@ import (
 	"syscall"
 )
 
-// spoolInMemory is the most that a spool keeps in memory.
+// spoolInMemory is the most bytes that a spool keeps in memory.
 const spoolInMemory = 1 << 20
 
-// Spool is a file on its way to a storage. It takes room on the host it is
-// written on, and that host may have none left. The caller closes it.
+// Spool is a file on its way to a storage. It takes space on the host where it is written,
+// which may have none left. The caller closes it.
 type Spool struct {
-	// Name is what the file is called on its host: "/var/tmp/pveupload-0123…".
+	// Name is the file's path on its host: "/var/tmp/pveupload-0123…".
 	Name string
 
 	media *Media
-	room  func(more int64) bool // takes that much room; nothing is taken when it is false
+	room  func(more int64) bool // allocates space; false: none was left, and none is allocated
 }
 
 // NewSpool makes a file in /var/tmp of a host, on the host's root disk.
@@ -29,7 +29,7 @@ func (w *World) NewSpool(host string) *Spool {
 	return &Spool{Name: name, media: NewMedia(nil), room: func(more int64) bool { return w.takeRoot(host, more) }}
 }
 
-// Write appends p. On a full disk it appends nothing.
+// Write appends p, or nothing if the disk is full.
 func (s *Spool) Write(p []byte) (int, error) {
 	if !s.room(int64(len(p))) {
 		return 0, syscall.ENOSPC
@@ -55,8 +55,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// SpooledMedia is media holding b, or a copy of it in a file where a spool would
-// not keep as much in memory.
+// SpooledMedia is media holding b, in a file if it exceeds spoolInMemory.
 func SpooledMedia(b []byte) (*Media, error) {
 	m := NewMedia(b)
 	if m.size <= spoolInMemory {
@@ -65,8 +64,8 @@ func SpooledMedia(b []byte) (*Media, error) {
 	return m, m.toFile()
 }
 
-// toFile moves the content to a file without a name, which is gone when nobody
-// holds it any more; mu must be held.
+// toFile moves the content to an unlinked file, which exists until the last reference is
+// gone; mu must be held.
 func (m *Media) toFile() error {
 	f, err := os.CreateTemp("", "recast-lab-spool-*")
 	if err != nil {
@@ -82,8 +81,8 @@ func (m *Media) toFile() error {
 	return nil
 }
 
-// Size is how much was written.
+// Size is the number of bytes written.
 func (s *Spool) Size() int64 { return s.media.Size() }
 
-// Close gives the room back. What was copied elsewhere stays.
+// Close frees the space. Copies elsewhere stay.
 func (s *Spool) Close() { s.room(-s.media.Size()) }

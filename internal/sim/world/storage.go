@@ -10,41 +10,41 @@ import (
 	"time"
 )
 
-// Storage is a Proxmox storage as it is defined for the whole cluster.
+// Storage is the cluster-wide definition of a Proxmox storage.
 type Storage struct {
 	ID       string
 	Type     string   // "dir", "nfs", "cephfs", "btrfs", "lvm", "lvmthin", "zfspool", "rbd", "iscsi", "pbs"
 	Content  []string // "images", "iso", "vztmpl", "snippets", "import", "backup"
 	Shared   bool     // the same volumes on every host; else each host has its own
-	Hosts    []string // where it is; nil: everywhere
+	Hosts    []string // nil: all
 	Capacity int64    // bytes, per host unless shared; 0 means 1 TiB
-	NoRename bool     // volumes can't be given to another VM, whatever the type
-	// VolumeGroup and ThinPool are what an lvm or lvmthin storage lies on; "" means "pve" and the storage's name.
+	NoRename bool     // volumes can't be reassigned to another VM, whatever the type
+	// VolumeGroup and ThinPool are those of an lvm or lvmthin storage; "" means "pve" and the storage's name.
 	VolumeGroup, ThinPool string
 	Pool                  string // of ZFS or Ceph; "" means "rpool/data" and "rbd"
 	Sparse                bool   // ZFS: volumes reserve nothing
 	Preallocation         string // of files: "off", "metadata", "falloc", "full"; "" is the default
 }
 
-// VolumeInfo is a volume as the content listing of a storage shows it.
+// VolumeInfo is a volume in the content listing of a storage.
 type VolumeInfo struct {
 	Volid   string
 	Content string // "images", "iso", "import", "vztmpl", "snippets" or "backup"
 	Format  string // "raw", "qcow2", "iso"
 	Size    int64
-	Used    int64  // what is allocated of it, where its storage can tell
-	Parent  string // what a linked clone is built on, as its storage calls that
+	Used    int64  // allocated bytes, if its storage reports them
+	Parent  string // base of a linked clone, in its storage's form
 	Owner   int    // VMID in the name; 0 for ISOs
 	Path    string // of the file or device
 	Created time.Time
 }
 
-// StorageStatus is a storage as one host sees it.
+// StorageStatus is the status of a storage on one host.
 type StorageStatus struct {
 	Storage
 	Used, Available int64
-	Enabled         bool // it is for that host
-	Active          bool // it can be used there now
+	Enabled         bool // defined for that host
+	Active          bool // usable there now
 }
 
 const gib = int64(1) << 30
@@ -55,17 +55,17 @@ type storage struct {
 	full    bool
 	offline map[string]bool // hosts that can't reach it
 	pools   map[string]ThinPool
-	busy    int // how many of its next renames fail; < 0: all
+	busy    int // number of renames that will fail; < 0: all
 	busyAs  RenameFault
 }
 
 type volume struct {
 	name    string // "9011/vm-9011-disk-0.raw", "vm-9011-disk-0", "iso/x.iso"
-	content string // "": Proxmox doesn't list it
+	content string // "": not listed by Proxmox
 	format  string
 	size    int64
 	media   *Media
-	written int64 // bytes written when it was made, whatever the media holds
+	written int64 // bytes written at creation, whatever the media holds
 	created time.Time
 	synced  map[string]int64 // replication jobs: which of their snapshots it has
 }
@@ -90,15 +90,15 @@ func (w *World) AddStorage(s Storage) {
 	}
 }
 
-// block says that volumes have neither directory nor extension in their names.
+// block says whether volumes have neither directory nor extension in their names.
 func (s *storage) block() bool {
 	return slices.Contains([]string{"lvm", "lvmthin", "zfspool", "zfs", "rbd", "iscsi", "iscsidirect"}, s.Type)
 }
 
-// fixed says that volumes are neither made nor freed by Proxmox: they are somebody's LUNs.
+// fixed says whether Proxmox neither makes nor frees volumes: they are existing LUNs.
 func (s *storage) fixed() bool { return s.Type == "iscsi" || s.Type == "iscsidirect" }
 
-// renames is what volume_has_feature says of "rename" in the plugins of pve-storage.
+// renames is the answer of volume_has_feature to "rename" in the plugins of pve-storage.
 func (s *storage) renames() bool {
 	return !s.NoRename && !slices.Contains([]string{"iscsi", "iscsidirect", "zfs", "esxi", "pbs"}, s.Type)
 }
@@ -112,7 +112,7 @@ func (s *storage) snapshots(format string) bool {
 	return format == "qcow2"
 }
 
-// replicates is storage_can_replicate: nothing but local ZFS does.
+// replicates is storage_can_replicate: only local ZFS can.
 func (s *storage) replicates() bool { return s.Type == "zfspool" }
 
 func (s *storage) on(host string) bool {
@@ -121,7 +121,7 @@ func (s *storage) on(host string) bool {
 
 func (s *storage) holds(content string) bool { return slices.Contains(s.Content, content) }
 
-// at is the set of volumes that a host sees.
+// at are the volumes that a host sees, by name.
 func (s *storage) at(host string) map[string]*volume {
 	if s.Shared {
 		host = ""
@@ -132,7 +132,7 @@ func (s *storage) at(host string) map[string]*volume {
 	return s.volumes[host]
 }
 
-// storageOn finds a storage that a host has.
+// storageOn finds a storage of a host.
 func (w *World) storageOn(id, host string) (*storage, error) {
 	s, ok := w.storages[id]
 	if !ok {
@@ -144,7 +144,7 @@ func (w *World) storageOn(id, host string) (*storage, error) {
 	return s, nil
 }
 
-// volumeNamed is volume where nobody asks why there is none.
+// volumeNamed is volume, or nil, without the error.
 func (w *World) volumeNamed(volid, host string) *volume {
 	if dev := w.devices[host][volid]; dev != nil {
 		return dev
@@ -157,7 +157,7 @@ func (w *World) volumeNamed(volid, host string) *volume {
 	return s.at(host)[name]
 }
 
-// volume finds a volume, or a block device of its own (without storage), as a host sees it.
+// volume finds a volume, or a block device (without storage), as a host sees it.
 func (w *World) volume(volid, host string) (*storage, *volume, error) {
 	if dev := w.devices[host][volid]; dev != nil {
 		return nil, dev, nil
@@ -208,8 +208,8 @@ func (w *World) allocateNamed(s *storage, host, name string, size int64, media *
 	return s.ID + ":" + name, nil
 }
 
-// aligned is what a volume of that size takes: LVM counts in extents, ZFS and Ceph
-// in megabytes (alloc_image of the plugins).
+// aligned is size rounded up as the plugins' alloc_image does: LVM counts in extents, ZFS
+// and Ceph in megabytes.
 func (s *storage) aligned(size int64) int64 {
 	switch s.Type {
 	case "lvm", "lvmthin":
@@ -220,15 +220,15 @@ func (s *storage) aligned(size int64) int64 {
 	return size
 }
 
-// forgives says that freeing what is not there is no error: a missing file is
-// warned of, LVM-thin removes a volume "if exists", ZFS takes a data set that does
-// not exist as destroyed (free_image of Plugin.pm, LvmThinPlugin.pm, ZFSPoolPlugin.pm).
+// forgives says whether freeing a missing volume succeeds: for a missing file there is a
+// warning, LVM-thin removes "if exists", ZFS treats a missing data set as destroyed
+// (free_image of Plugin.pm, LvmThinPlugin.pm, ZFSPoolPlugin.pm).
 func (s *storage) forgives() bool {
 	return !s.block() || s.Type == "lvmthin" || s.Type == "zfspool"
 }
 
-// freeVolume deletes a volume; that it is in use somewhere matters to nobody,
-// as in Proxmox. Where that is forgiven, one that is not there any more counts as deleted.
+// freeVolume deletes a volume, even if it is in use, as in Proxmox. If the storage
+// forgives, a missing one counts as deleted.
 func (w *World) freeVolume(volid, host string) error {
 	s, v, err := w.volume(volid, host)
 	if s != nil {
@@ -252,7 +252,7 @@ func (w *World) freeVolume(volid, host string) error {
 	return nil
 }
 
-// AddLUN puts a LUN on an iSCSI storage: a volume that belongs to no VM.
+// AddLUN puts a LUN on an iSCSI storage: a volume without a VM.
 func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -264,8 +264,8 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 	return nil
 }
 
-// Alloc makes a volume of a VM's number that no configuration names, as pvesm
-// alloc on a Proxmox node does; without media it is blank.
+// Alloc makes a volume with a VM's number that no configuration names, like pvesm alloc on
+// a Proxmox node; without media it is blank.
 func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (volid string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -279,7 +279,7 @@ func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (v
 	return w.allocate(s, host, vmid, "", size, m)
 }
 
-// AddDevice gives a host a block device that VMs can be given as it is, by its path.
+// AddDevice adds a block device to a host, which VMs can use by its path.
 func (w *World) AddDevice(host, path string, size int64, m *Media) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,7 +289,7 @@ func (w *World) AddDevice(host, path string, size int64, m *Media) {
 	w.devices[host][path] = &volume{name: path, content: "images", format: "raw", size: size, media: m, created: w.now(host)}
 }
 
-// StorageConfig lists the storages of the whole cluster, by name.
+// StorageConfig lists the storages of the cluster, by name.
 func (w *World) StorageConfig() []Storage {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -300,7 +300,7 @@ func (w *World) StorageConfig() []Storage {
 	return list
 }
 
-// Storages lists the cluster's storages as a host sees them, by name.
+// Storages lists the storages as a host sees them, by name.
 func (w *World) Storages(host string) []StorageStatus {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -342,7 +342,7 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 	return list, nil
 }
 
-// Media is the content of the volume that a host knows under that volid; nil when there is none.
+// Media is the content of the volume that a host knows by that volid; nil if there is none.
 func (w *World) Media(volid, host string) *Media {
 	w.mu.Look()
 	defer w.mu.Unlock()

@@ -5,19 +5,19 @@ import (
 	"path"
 )
 
-// RenameFault is how a storage fails to rename a volume that is in use for a moment.
+// RenameFault is how the rename of a volume that is briefly in use fails.
 type RenameFault int
 
 const (
-	// RenameBusy fails at once and changes nothing.
+	// RenameBusy fails at once without effect.
 	RenameBusy RenameFault = iota + 1
-	// RenameTimeout ends a rename that takes too long: the volume keeps its name.
+	// RenameTimeout times out: the volume keeps its name.
 	RenameTimeout
-	// RenameTimeoutDone does so when the volume has its new name already.
+	// RenameTimeoutDone times out after the volume was renamed.
 	RenameTimeoutDone
 )
 
-// BusyStorage makes the next n renames of volumes of a storage fail; n < 0: all until NoMoreFailures.
+// BusyStorage makes the next n renames of a storage's volumes fail; n < 0: all until NoMoreFailures.
 func (w *World) BusyStorage(id string, n int, fault RenameFault) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -26,8 +26,8 @@ func (w *World) BusyStorage(id string, n int, fault RenameFault) {
 	}
 }
 
-// busyRename is how a rename fails now; 0 where it does not. Renaming a logical
-// volume that is in use is no trouble to LVM (lvrename), so that it never is there.
+// busyRename is how the next rename fails; 0: it does not. LVM can rename logical volumes
+// in use (lvrename), so it never fails there.
 func (s *storage) busyRename() RenameFault {
 	if s.busy == 0 || s.Type == "lvm" || s.Type == "lvmthin" {
 		return 0
@@ -38,7 +38,7 @@ func (s *storage) busyRename() RenameFault {
 	return s.busyAs
 }
 
-// rename gives a volume another name. Where it fails, it may have it all the same.
+// rename renames a volume. It may fail after the rename.
 func (s *storage) rename(host string, vol *volume, name string) error {
 	from, fault := vol.name, s.busyRename()
 	if fault == 0 || fault == RenameTimeoutDone {
@@ -52,9 +52,9 @@ func (s *storage) rename(host string, vol *volume, name string) error {
 	return nil
 }
 
-// renameError has the words of pve-storage: ZFSPoolPlugin.pm, RBDPlugin.pm and
-// Plugin.pm, rename_volume. A command that takes too long is killed (pve-common,
-// Cmd.pm, run_command); those of ZFS alone have a limit (zfs_request).
+// renameError is an error of pve-storage (ZFSPoolPlugin.pm, RBDPlugin.pm and Plugin.pm,
+// rename_volume). A command that times out is killed (pve-common, Cmd.pm, run_command);
+// only ZFS commands have a timeout (zfs_request).
 func (s *storage) renameError(fault RenameFault, from, to string) error {
 	switch {
 	case s.Type == "zfspool" && fault == RenameBusy:

@@ -2,7 +2,7 @@ package world
 
 import "strings"
 
-// Path is the directory of a storage that has files; "" for others.
+// Path is the directory of a storage of files; "" for others.
 func (s Storage) Path() string {
 	switch {
 	case (&storage{Storage: s}).block(), s.Type == "pbs", s.Type == "esxi":
@@ -13,7 +13,7 @@ func (s Storage) Path() string {
 	return "/mnt/pve/" + s.ID
 }
 
-// filePath is where a volume with this name lies.
+// filePath is the path of the volume with this name.
 func (s *storage) filePath(name string) string {
 	if s.Path() == "" {
 		return "/dev/" + s.ID + "/" + name
@@ -30,7 +30,7 @@ func (s *storage) filePath(name string) string {
 	return s.Path() + "/images/" + name
 }
 
-// SetStorageActive says whether a host can reach a storage that it is meant to have.
+// SetStorageActive sets whether a host can reach one of its storages.
 func (w *World) SetStorageActive(id, host string, active bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -39,8 +39,8 @@ func (w *World) SetStorageActive(id, host string, active bool) {
 	}
 }
 
-// activate is activate_storage of pve-storage's Storage.pm and its plugins: what
-// is done before a storage is used.
+// activate is activate_storage of pve-storage's Storage.pm and its plugins, which precedes
+// any use of a storage.
 func (s *storage) activate(host string) error {
 	switch {
 	case !s.offline[host]:

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// RegisterTags makes tags of VMs privileged: only who has Sys.Modify on / may
-// give or take them. All others are free.
+// RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or
+// remove them.
 func (w *World) RegisterTags(tags ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -21,9 +21,8 @@ func (w *World) RegisteredTags() []string {
 	return slices.Sorted(maps.Keys(w.registered))
 }
 
-// AllowedTags lists the known tags that user may give: those of the VMs that it
-// may see, without the privileged ones (pve-guest-common, GuestHelpers.pm,
-// get_allowed_tags).
+// AllowedTags lists the known tags that user may set: those of the VMs that it may see,
+// without the privileged ones (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (w *World) AllowedTags(user string) []string {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -39,13 +38,12 @@ func (w *World) AllowedTags(user string) []string {
 			}
 		}
 	}
-	list := slices.AppendSeq([]string{}, maps.Keys(allowed)) // none is an empty list
+	list := slices.AppendSeq([]string{}, maps.Keys(allowed)) // an empty list, not null
 	slices.Sort(list)
 	return list
 }
 
-// checkTags is the check of every tag that is added or taken away
-// (GuestHelpers.pm, assert_tag_permissions).
+// checkTags checks every added or removed tag (GuestHelpers.pm, assert_tag_permissions).
 func (w *World) checkTags(user string, id int, pool, value string) error {
 	if err := w.checkVM(user, id, pool, "VM.Config.Options"); err != nil {
 		return err

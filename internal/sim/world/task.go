@@ -15,11 +15,11 @@ import (
 
 var errInterrupted = errors.New("received interrupt")
 
-// Task is a worker task at one moment.
+// Task is a snapshot of a worker task.
 type Task struct {
 	UPID, Host, Type, ID, User string
 	PID, PStart                int
-	Start, End                 time.Time // by the clock of the host
+	Start, End                 time.Time // by the host's clock
 	Running                    bool
 	ExitStatus                 string // "OK", "WARNINGS: 1" or the error
 	Log                        []string
@@ -32,15 +32,15 @@ type task struct {
 	stopped  bool
 	killed   bool // by kill -9 or with its host: nothing cleans up
 	warnings int
-	failure  failure // switched on
+	failure  failure // the injected one
 	began    time.Time
 	done     chan struct{}
 }
 
-// startTask starts a worker; mu must be held. run is called without it. After
-// Close the task is over before it began.
+// startTask starts a worker; mu must be held. run is called without it. After Close the
+// task has ended before it begins.
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
-	user = cmp.Or(user, "root@pam") // as the shell of a host
+	user = cmp.Or(user, "root@pam") // as in a host's shell
 	w.lastPID++
 	now := w.now(host)
 	t := &task{world: w, began: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
@@ -60,7 +60,7 @@ func (w *World) startTask(host, kind, id, user string, run func(*task) error) st
 
 var upidPattern = regexp.MustCompile(`^UPID:([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?):([0-9A-Fa-f]{8}):([0-9A-Fa-f]{8,9}):([0-9A-Fa-f]{8}):([^:\s]+):([^:\s]*):([^:\s]+):$`)
 
-// ParseUPID reads the node and the user out of a UPID (UPID.pm).
+// ParseUPID reads the node and the user from a UPID (UPID.pm).
 func ParseUPID(upid string) (node, user string, ok bool) {
 	match := upidPattern.FindStringSubmatch(upid)
 	if match == nil {
@@ -69,8 +69,8 @@ func ParseUPID(upid string) (node, user string, ok bool) {
 	return match[1], match[8], true
 }
 
-// begin lets the time pass that the work takes, then brings a switched-on
-// failure. Every worker calls it before it acts.
+// begin waits for the duration of the work, then returns an injected failure. Every worker
+// calls it before it acts.
 func (t *task) begin(d time.Duration) error {
 	if err := t.delay(d); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (t *task) finish(err error) {
 
 var vmidPattern = regexp.MustCompile(`\d{3,}`)
 
-// vmidsIn are the VMs that a task works on: two where it moves a disk ("100-scsi1>200-scsi5").
+// vmidsIn are the VMs of a task: two for a disk move ("100-scsi1>200-scsi5").
 func vmidsIn(id string) []int {
 	var ids []int
 	for _, s := range vmidPattern.FindAllString(id, -1) {
@@ -123,7 +123,7 @@ func vmidsIn(id string) []int {
 	return ids
 }
 
-// taskMessage is an error in one line, with what it says about single parameters.
+// taskMessage is an error in one line, including messages about single parameters.
 func taskMessage(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || len(e.Params) == 0 {
@@ -144,7 +144,7 @@ func (t *task) logf(format string, args ...any) {
 	t.Log = append(t.Log, fmt.Sprintf(format, args...))
 }
 
-// printf is logf for who doesn't hold mu.
+// printf is logf for callers that don't hold mu.
 func (t *task) printf(format string, args ...any) {
 	t.world.mu.Lock()
 	defer t.world.mu.Unlock()
@@ -188,7 +188,7 @@ func (t *task) kill() {
 	}
 }
 
-// KillTask ends a running task's worker as kill -9 does.
+// KillTask ends a running task's worker, like kill -9.
 func (w *World) KillTask(upid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// UploadRequest is a file that has arrived at a host and is to become a volume.
+// UploadRequest is a file on a host that is to become a volume.
 type UploadRequest struct {
 	Storage   string
 	Content   string // "iso", "vztmpl" or "import"
 	Filename  string
 	Algorithm string // "sha256"; "": no checksum
 	Checksum  string // hex
-	Spool     *Spool // nil: no file has come. The worker closes it
+	Spool     *Spool // nil: there is no file. The worker closes it
 }
 
-// Upload copies a file to a storage in a task, which also verifies the
-// checksum. A file of that name is replaced. The task is one of entry's, the
-// host that the file has come to; target is the one whose storage gets it.
+// Upload copies a file to a storage in a task, which also verifies the checksum and
+// overwrites a file of that name. The task runs on entry, the host that received the file;
+// target is the host whose storage gets it.
 func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string, err error) {
 	defer func() {
 		if err != nil && r.Spool != nil {
@@ -64,7 +64,7 @@ func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string
 	}), nil
 }
 
-// reach activates a storage where the file is to go; to another host it goes with ssh.
+// reach activates the target storage, on another host with ssh.
 func (w *World) reach(s *storage, entry, target string) error {
 	if entry == target {
 		return s.activate(target)
@@ -76,8 +76,8 @@ func (w *World) reach(s *storage, entry, target string) error {
 	return nil
 }
 
-// importFile is the worker of Storage/Status.pm: the copy is not atomic, and one
-// that fails takes away what was there before.
+// importFile is the worker of Storage/Status.pm: the copy is not atomic, and a failed copy
+// removes the previous file.
 func (w *World) importFile(t *task, s *storage, host, name string, r UploadRequest) error {
 	t.printf("starting file import from: %s", r.Spool.Name)
 	if r.Algorithm != "" {
@@ -123,13 +123,13 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 	return nil
 }
 
-// copyTime is how long a disk takes to write a file.
+// copyTime is how long writing a file to a disk takes.
 func copyTime(size int64) time.Duration {
 	return time.Duration(float64(size) / float64(gib) * float64(time.Second))
 }
 
-// contentName is the name of a volume made of a file: normalize_content_filename
-// of Storage.pm, and the extensions that each kind of content may have.
+// contentName is the name of a file's volume: normalize_content_filename of Storage.pm,
+// and the extensions that each kind of content may have.
 func contentName(content, filename string) (string, error) {
 	name := filename[strings.LastIndexAny(filename, `/\`)+1:]
 	clean := []byte(name)
@@ -151,14 +151,14 @@ func contentName(content, filename string) (string, error) {
 	return content + "/" + name, nil
 }
 
-// put finds a file, or makes it: one of that name keeps being the same volume with other bytes.
+// put finds or makes a file: an overwritten file stays the same volume.
 func (s *storage) put(host, name string) *volume {
 	v, ok := s.at(host)[name]
 	if !ok {
 		content, file, _ := strings.Cut(name, "/")
 		format := file[strings.LastIndex(file, ".")+1:]
 		if content == "iso" {
-			format = "iso" // also of a .img
+			format = "iso" // also for .img files
 		}
 		v = &volume{name: name, content: content, format: format, media: NewMedia(nil), created: time.Now()}
 		s.at(host)[name] = v

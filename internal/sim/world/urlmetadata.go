@@ -9,24 +9,24 @@ import (
 	"time"
 )
 
-// URLMetadata is what a web server says of a file without sending it.
+// URLMetadata is what a web server says about a file without sending it.
 type URLMetadata struct {
-	Filename, Mimetype string // "": not said
-	Size               int64  // 0: not said
+	Filename, Mimetype string // "": unknown
+	Size               int64  // 0: unknown
 }
 
-// lwpTimeout is how long LWP::UserAgent waits.
+// lwpTimeout is LWP::UserAgent's timeout.
 const lwpTimeout = 3 * time.Minute
 
-// QueryURLMetadata is query_url_metadata of API2/Nodes.pm: a HEAD request by the host.
+// QueryURLMetadata is query_url_metadata of API2/Nodes.pm: a HEAD request from the host.
 func (w *World) QueryURLMetadata(host, target string, insecure bool) (URLMetadata, error) {
 	res, done, err := w.fetch(webRequest{host: host, method: http.MethodHead, url: target, insecure: insecure, patience: lwpTimeout})
 	if err != nil {
-		// LWP makes a status of its own out of what went wrong.
+		// LWP turns a failed connection into a status of its own.
 		return URLMetadata{}, failf("invalid server response: '500 Can't connect to %s (%s)'", address(target), reason(err))
 	}
 	defer done()
-	defer func() { _ = res.Body.Close() }() // of a HEAD request: empty
+	defer func() { _ = res.Body.Close() }() // empty for HEAD
 	if res.StatusCode != http.StatusOK {
 		return URLMetadata{}, failf("invalid server response: '%s'", res.Status)
 	}
@@ -42,7 +42,7 @@ func (w *World) QueryURLMetadata(host, target string, insecure bool) (URLMetadat
 	return out, nil
 }
 
-// address is host and port of a URL.
+// address is the host and port of a URL.
 func address(target string) string {
 	u, err := url.Parse(target)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// VM is one VM as the world knows it at one moment.
+// VM is a snapshot of one VM.
 type VM struct {
 	ID            int
 	Host          string
-	Config        map[string]string // as stored; without pending changes
-	Pending       map[string]string // values that wait for the VM to stop
-	PendingDelete map[string]bool   // keys that go when it stops; true: freed instead of detached
+	Config        map[string]string // as stored, without pending changes
+	Pending       map[string]string // values that apply when the VM stops
+	PendingDelete map[string]bool   // keys that are deleted when it stops; true: freed instead of detached
 	Digest        string
 	Pool          string
 	HA            HAStatus
@@ -27,7 +27,7 @@ type VM struct {
 	Snapshots     []Snapshot // oldest first
 }
 
-// Value is what one key has in Merged.
+// Value is the value of one key in Merged.
 func (v VM) Value(key string) string {
 	if _, gone := v.PendingDelete[key]; gone {
 		return ""
@@ -38,7 +38,7 @@ func (v VM) Value(key string) string {
 	return v.Config[key]
 }
 
-// Merged is the configuration with pending changes applied: what the API shows by default.
+// Merged is the configuration with pending changes applied: the API's default view.
 func (v VM) Merged() map[string]string {
 	config := maps.Clone(v.Config)
 	maps.Copy(config, v.Pending)
@@ -59,7 +59,7 @@ type vm struct {
 	read          *reading
 	proc          *process
 	qmp           string // while running
-	// When it was made, when it last ended, and since when it had been running then.
+	// When it was made, when it last stopped, and when that run had started.
 	made, stopped, ranSince time.Time
 }
 
@@ -104,19 +104,19 @@ func (v *vm) digest() string {
 	return digest
 }
 
-// reading is a configuration as it is read far more often than it changes. Its
-// maps are never changed, and may be handed out.
+// reading is a cached copy of a configuration, which is read far more often than it
+// changes. Its maps never change and may be shared.
 type reading struct {
 	config, pending map[string]string
 	pendingDelete   map[string]bool
-	digest          string    // where there are no snapshots; "": nobody has asked
-	drives          []driveAt // of both maps; nil: nobody has asked
+	digest          string    // for VMs without snapshots; "": not computed yet
+	drives          []driveAt // of both maps; nil: not computed yet
 }
 
 // driveAt is a key that names a volume.
 type driveAt struct{ key, volid string }
 
-// reading is made anew when the configuration is not the one that was read.
+// reading returns the cached copy, and renews it if the configuration has changed.
 func (v *vm) reading() *reading {
 	if !v.read.of(v) {
 		v.read = &reading{config: maps.Clone(v.config), pending: maps.Clone(v.pending), pendingDelete: maps.Clone(v.pendingDelete)}
@@ -185,7 +185,7 @@ func netMAC(value string) string {
 
 func (w *World) vmids() []int { return slices.Sorted(maps.Keys(w.vms)) }
 
-// vmOn finds a VM through the host it is on; through another one it does not exist.
+// vmOn finds a VM through its host; through another one it does not exist.
 func (w *World) vmOn(host string, id int) (*vm, error) {
 	v, ok := w.vms[id]
 	if !ok || v.host != host {
@@ -194,7 +194,7 @@ func (w *World) vmOn(host string, id int) (*vm, error) {
 	return v, nil
 }
 
-// LookupVM reads a VM through the host it is on.
+// LookupVM reads a VM through its host.
 func (w *World) LookupVM(host string, id int) (VM, error) {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -205,27 +205,27 @@ func (w *World) LookupVM(host string, id int) (VM, error) {
 	return w.view(v), nil
 }
 
-// VMs lists all VMs of the datacentre by VMID. Their maps are not to be changed.
+// VMs lists all VMs of the datacentre by VMID. The caller must not change their maps.
 func (w *World) VMs() []VM {
 	w.mu.Look()
 	defer w.mu.Unlock()
 	if w.seenAt != w.mu.changes {
 		w.seen, w.seenAt = nil, w.mu.changes
 		for _, id := range w.vmids() {
-			w.seen = append(w.seen, w.sight(w.vms[id]))
+			w.seen = append(w.seen, w.sharedView(w.vms[id]))
 		}
 	}
 	return slices.Clone(w.seen)
 }
 
 func (w *World) view(v *vm) VM {
-	out := w.sight(v)
+	out := w.sharedView(v)
 	out.Config, out.Pending, out.PendingDelete = maps.Clone(out.Config), maps.Clone(out.Pending), maps.Clone(out.PendingDelete)
 	return out
 }
 
-// sight is view with maps that others have, too.
-func (w *World) sight(v *vm) VM {
+// sharedView is a VM that shares the maps of its reading.
+func (w *World) sharedView(v *vm) VM {
 	r := v.reading()
 	out := VM{
 		ID: v.id, Host: v.host, Config: r.config, Pending: r.pending,

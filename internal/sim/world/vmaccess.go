@@ -9,7 +9,7 @@ import (
 
 func vmPath(id int) string { return "/vms/" + strconv.Itoa(id) }
 
-// checkVM checks a privilege on a VM; where it is to be made in a pool, one on the pool suffices.
+// checkVM checks a privilege on a VM; if it is to be created in a pool, one on the pool suffices.
 func (w *World) checkVM(user string, id int, pool, privilege string) error {
 	err := w.check(user, vmPath(id), privilege)
 	if err != nil && pool != "" && w.check(user, "/pool/"+pool, privilege) == nil {
@@ -18,8 +18,8 @@ func (w *World) checkVM(user string, id int, pool, privilege string) error {
 	return err
 }
 
-// optionPrivilege is what it takes to change an option whatever its value; ""
-// where only the real root@pam may.
+// optionPrivilege is the privilege to change an option whatever its value; "" if only the
+// real root@pam may.
 func optionPrivilege(key string) string {
 	switch optionName(key) {
 	case "boot", "bootdisk", "vmstatestorage":
@@ -41,14 +41,14 @@ func optionPrivilege(key string) string {
 	return "VM.Config.Options"
 }
 
-// asksForValue says that what an option takes depends on its value, which is
-// looked at later.
+// asksForValue says whether the required privilege depends on the option's value, which is
+// checked later.
 func asksForValue(key string) bool {
 	return isDriveKey(key) || slices.Contains([]string{"serial", "usb", "hostpci", "virtiofs", "tags"}, optionName(key))
 }
 
-// checkKeys checks every key that is set or deleted, but for those whose value
-// decides (check_vm_modify_config_perm in Qemu.pm).
+// checkKeys checks every key that is set or deleted, except those that depend on their
+// value (check_vm_modify_config_perm in Qemu.pm).
 func (w *World) checkKeys(user string, id int, pool string, keys []string) error {
 	if user == "" || user == "root@pam" {
 		return nil
@@ -84,8 +84,8 @@ func isCloudInitOption(key string) bool {
 	return slices.Contains(names, optionName(key))
 }
 
-// checkDevice checks what the value of an option takes: a drive, a port, a
-// device of the host. verb is what is done with it: "set", "modify" or "delete".
+// checkDevice checks options whose value matters: a drive, a port, a device of the host.
+// verb is the action: "set", "modify" or "delete".
 func (w *World) checkDevice(user string, id int, pool, key, value, verb string) error {
 	if user == "" || user == "root@pam" {
 		return nil
@@ -137,8 +137,8 @@ func isSpice(usb string) bool {
 	return strings.EqualFold(host, "spice")
 }
 
-// checkDriveRight: a CD-ROM drive takes another right than a disk, and
-// cloud-init one more.
+// checkDriveRight: a CD-ROM drive needs another privilege than a disk, and cloud-init an
+// additional one.
 func (w *World) checkDriveRight(user string, id int, pool, key, value string) error {
 	d, err := parseDrive(key, value)
 	switch {
@@ -155,7 +155,7 @@ func (w *World) checkDriveRight(user string, id int, pool, key, value string) er
 	return w.checkVM(user, id, pool, "VM.Config.Disk")
 }
 
-// checkBridges asks for the use of every bridge that a network card is plugged into.
+// checkBridges checks the privilege to use the bridges of all network cards.
 func (w *World) checkBridges(user string, set map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		bridge := property(set[key], "bridge")

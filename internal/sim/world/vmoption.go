@@ -19,14 +19,14 @@ const (
 	driveOption
 )
 
-// lastIndex is the highest number of each option that a VM may have several of
-// (qemu-server: $MAX_NETS and the like in QemuServer.pm, Drive.pm, PCI.pm, USB.pm).
+// lastIndex is the highest index of each numbered option (qemu-server: $MAX_NETS and the
+// like in QemuServer.pm, Drive.pm, PCI.pm, USB.pm).
 var lastIndex = map[string]int{
 	"audio": 0, "hostpci": 15, "ide": 3, "ipconfig": 31, "net": 31, "numa": 7, "parallel": 2, "rng": 0, "sata": 5,
 	"scsi": 30, "serial": 3, "unused": 255, "usb": 13, "virtio": 15, "virtiofs": 9,
 }
 
-// inRange says whether an option that is numbered has a number, and one that there is.
+// inRange says whether a numbered option has a valid index.
 func inRange(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	last, numbered := lastIndex[name]
@@ -37,7 +37,7 @@ func inRange(key string) bool {
 	return err == nil && n <= last && name+strconv.Itoa(n) == key
 }
 
-// kindOf says what an option of a VM's configuration holds.
+// kindOf is the kind of a VM's option.
 func kindOf(key string) optionKind {
 	if !inRange(key) {
 		return unknownOption
@@ -65,7 +65,8 @@ func kindOf(key string) optionKind {
 	return unknownOption
 }
 
-// optionName is a key without its index: "net" for "net0", "numa#" for "numa0", "smbios1" as it is.
+// optionName is a key without its index: "net" for "net0", "numa#" for "numa0", "smbios1"
+// unchanged.
 func optionName(key string) string {
 	name := strings.TrimRight(key, "0123456789")
 	if name == key || key == "smbios1" {
@@ -84,19 +85,19 @@ func optionName(key string) string {
 	return key
 }
 
-// IsOption says that a VM's configuration has such a key.
+// IsOption says whether VM configurations have such a key.
 func IsOption(key string) bool { return kindOf(key) != unknownOption }
 
-// IsNumeric says that the API shows the option as a number, not as a string.
+// IsNumeric says whether the API shows the option as a number, not as a string.
 func IsNumeric(key string) bool {
 	k := kindOf(key)
 	return k == boolOption || k == intOption || k == numberOption
 }
 
-// unknownProperty is what Proxmox's schema says about a parameter that it does not have.
+// unknownProperty is the message of Proxmox's schema about an unknown parameter.
 const unknownProperty = "property is not defined in schema and the schema does not allow additional properties"
 
-// checkOptions validates a set of options and writes them in Proxmox's own form, in place.
+// checkOptions validates options and normalizes them as Proxmox does, in place.
 func checkOptions(config map[string]string) error {
 	wrong := map[string]string{}
 	for key, value := range config {
@@ -118,7 +119,7 @@ func checkOption(key, value string) (stored, problem string) {
 	case unknownOption:
 		return "", unknownProperty
 	case boolOption:
-		if value != "0" && value != "1" { // on and yes are for property strings
+		if value != "0" && value != "1" { // on and yes are only for property strings
 			return "", "type check ('boolean') failed - got '" + value + "'"
 		}
 	case intOption:
@@ -153,7 +154,7 @@ func checkText(key, value string) (stored, problem string) {
 		if len(value) > 8192 {
 			return "", "value may only be 8192 characters long"
 		}
-		return strings.TrimRight(value, " \t\r\n\f\v"), "" // as it is read back from the file (parse_vm_config in QemuServer.pm)
+		return strings.TrimRight(value, " \t\r\n\f\v"), "" // as read back from the file (parse_vm_config in QemuServer.pm)
 	case "tags":
 		tags := strings.FieldsFunc(value, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
 		slices.Sort(tags)
@@ -162,7 +163,7 @@ func checkText(key, value string) (stored, problem string) {
 	return value, ""
 }
 
-// ParseBool reads a boolean as Proxmox's parameters spell it.
+// ParseBool parses a boolean of Proxmox's parameters.
 func ParseBool(s string) (value, ok bool) {
 	switch strings.ToLower(s) {
 	case "1", "on", "yes", "true":

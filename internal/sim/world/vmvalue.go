@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// resolveCDROM: cdrom is another name of ide2 ($resolve_cdrom_alias in Qemu.pm).
+// resolveCDROM: cdrom is an alias of ide2 ($resolve_cdrom_alias in Qemu.pm).
 func resolveCDROM(config map[string]string) {
 	value, set := config["cdrom"]
 	if !set {
@@ -26,9 +26,9 @@ var (
 	windows        = regexp.MustCompile(`^(?:wxp|w2k|w2k3|w2k8|wvista|win\d+)$`)
 )
 
-// storedPassword is what a change makes of cipassword: what is not a hash gets
-// hashed, be it the asterisks that the configuration was shown with. A create
-// takes it as it is (update_vm_api in Qemu.pm).
+// storedPassword is the stored form of a changed cipassword: anything that is not a hash
+// is hashed, even the asterisks that stand for it in the API. A create stores it unchanged
+// (update_vm_api in Qemu.pm).
 func storedPassword(ostype, password string) string {
 	if windows.MatchString(ostype) || hashedPassword.MatchString(password) {
 		return password
@@ -36,7 +36,7 @@ func storedPassword(ostype, password string) string {
 	return fmt.Sprintf("$5$lab$%x", sha256.Sum256([]byte(password)))
 }
 
-// checkBalloon holds what is set of the memory against the rest of it (update_vm_api in Qemu.pm).
+// checkBalloon checks memory options against each other (update_vm_api in Qemu.pm).
 func (v *vm) checkBalloon(set map[string]string) error {
 	value := func(key, otherwise string) int {
 		for _, config := range []map[string]string{set, v.pending, v.config} {

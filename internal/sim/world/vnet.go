@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// VNet is a network of Proxmox' SDN, which all hosts have. What its zone's IPAM does
-// with addresses is not simulated.
+// VNet is a network of Proxmox' SDN, on all hosts. Its zone's IPAM is not simulated.
 type VNet struct {
 	Name, Zone string
 	IPAM       bool
@@ -20,7 +19,7 @@ func (w *World) AddVNet(v VNet) {
 	slices.SortFunc(w.vnets, func(a, b VNet) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// VNets lists them, by name.
+// VNets lists the VNets, by name.
 func (w *World) VNets() []VNet {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -30,7 +29,8 @@ func (w *World) VNets() []VNet {
 // LocalBridge is the only bridge of every host.
 const LocalBridge = "vmbr0"
 
-// localZone has every bridge that is no VNet (pve-access-control, RPCEnvironment.pm, check_sdn_bridge).
+// localZone contains every bridge that is not a VNet (pve-access-control, RPCEnvironment.pm,
+// check_sdn_bridge).
 const localZone = "localnetwork"
 
 func (w *World) zoneOf(bridge string) string {

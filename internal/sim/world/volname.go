@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// freeName is the name of a VM's next disk on a storage: the lowest free number,
-// so numbers are reused. On network file systems every format counts for itself
+// freeName is the name of a VM's next disk on a storage. It has the lowest free number, so
+// numbers are reused; on network file systems every format is numbered separately
 // (get_next_vm_diskname in Storage/Plugin.pm).
 func (s *storage) freeName(host string, owner int, format string) string {
 	taken := map[int]bool{}
@@ -37,8 +37,8 @@ func (s *storage) freeName(host string, owner int, format string) string {
 
 var basePattern = regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`)
 
-// basePath is what the name of a linked clone begins with: the volume that it
-// is built on, and a slash. "" for every other volume.
+// basePath is the prefix of a linked clone's name: its base volume and a slash; "" for
+// other volumes.
 func basePath(name string) string {
 	m := basePattern.FindStringSubmatch(name)
 	if m == nil {
@@ -47,8 +47,8 @@ func basePath(name string) string {
 	return m[1]
 }
 
-// cloned says that a linked clone is built on a volume, as far as names tell: on
-// LVM thin they don't.
+// cloned says whether a volume has linked clones, as far as names show it: on LVM thin
+// they don't.
 func (s *storage) cloned(host string, vol *volume) bool {
 	for name := range s.at(host) {
 		if strings.HasPrefix(name, vol.name+"/") {
@@ -58,8 +58,8 @@ func (s *storage) cloned(host string, vol *volume) bool {
 	return false
 }
 
-// cloudInitName is the name of a VM's cloud-init drive: qcow2 unless it is asked
-// for otherwise, whatever the storage's own default (create_disks in API2/Qemu.pm).
+// cloudInitName is the name of a VM's cloud-init drive: qcow2 unless requested otherwise,
+// whatever the storage's default (create_disks in API2/Qemu.pm).
 func (s *storage) cloudInitName(owner int, format string) string {
 	if s.block() {
 		return fmt.Sprintf("vm-%d-cloudinit", owner)
@@ -67,16 +67,15 @@ func (s *storage) cloudInitName(owner int, format string) string {
 	return fmt.Sprintf("%d/vm-%d-cloudinit.%s", owner, owner, cmp.Or(format, "qcow2"))
 }
 
-// isCloudInit says that a volid is a cloud-init drive, or a request for one.
+// isCloudInit says whether a volid is a cloud-init drive, or a request for one.
 func isCloudInit(volid string) bool {
 	name := path.Base(volid[strings.Index(volid, ":")+1:])
 	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
 }
 
-// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO: on a file
-// system the directory's, else the one in "vm-100-disk-0" (parse_volname of the
-// storage plugins). It alone decides who owns a volume, never the configuration
-// that refers to it.
+// volumeOwner is the VMID in a volume's name or volid, 0 for an ISO: the directory's on a
+// file system, else the one in "vm-100-disk-0" (parse_volname of the storage plugins). It
+// alone determines the owner of a volume, never the configuration that refers to it.
 func volumeOwner(volid string) int {
 	_, name, ok := strings.Cut(volid, ":")
 	if !ok {
@@ -99,7 +98,7 @@ func volumeOwner(volid string) int {
 	return id
 }
 
-// formatSize writes a size as Proxmox does: the largest unit that divides it.
+// formatSize writes a size as Proxmox does: in the largest unit that divides it.
 func formatSize(bytes int64) string {
 	units := []string{"", "K", "M", "G", "T"}
 	i := 0

@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// checkDrives holds drives that are set against what Proxmox wants of their
-// form ($check_drive_param in Qemu.pm).
+// checkDrives checks the form of drives that are set ($check_drive_param in Qemu.pm).
 func checkDrives(set map[string]string) error {
 	for _, key := range driveKeys(set) {
 		if strings.HasPrefix(key, "unused") {
@@ -28,9 +27,8 @@ func checkDrives(set map[string]string) error {
 	return nil
 }
 
-// checkVolumes checks the volumes behind the drives that are set: space where
-// one is to be allocated, access where one is there already
-// ($check_storage_access in Qemu.pm).
+// checkVolumes checks the volumes of drives that are set: space for new ones, access to
+// existing ones ($check_storage_access in Qemu.pm).
 func (w *World) checkVolumes(user string, id int, set map[string]string) error {
 	for _, key := range driveKeys(set) {
 		d, err := parseDrive(key, set[key])
@@ -75,7 +73,7 @@ func (w *World) checkDriveVolume(user string, id int, key string, d drive) error
 	return nil
 }
 
-// checkAttached checks the access to a volume that is there, and that it can be a drive.
+// checkAttached checks the access to an existing volume, and that it can be a drive.
 func (w *World) checkAttached(user string, id int, key, volid string) error {
 	if err := w.checkVolume(user, id, volid); err != nil || !strings.Contains(volid, ":") {
 		return err

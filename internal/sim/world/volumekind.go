@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// What a volume may be: the types that parse_volname of pve-storage knows.
+// The kinds of volumes that parse_volname of pve-storage knows.
 const (
 	imageKind    = "images"
 	isoKind      = "iso"
@@ -29,8 +29,8 @@ var (
 	packedName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.ova/[ a-zA-Z0-9\-.+=_]+\.(qcow2|raw|vmdk)$`)
 )
 
-// parseName says what a volume with that name is, and in which format
-// (parse_volname of the plugins).
+// parseName is the kind and format of the volume with that name (parse_volname of the
+// plugins).
 func (s *storage) parseName(name string) (kind, format string, err error) {
 	if s.block() {
 		return s.parseBlockName(name)
@@ -63,7 +63,7 @@ func (s *storage) parseBlockName(name string) (kind, format string, err error) {
 	case "zfs", "zfspool":
 		plugin = "zfs"
 	case "iscsi", "iscsidirect":
-		return imageKind, "raw", nil // a LUN is called as its target likes
+		return imageKind, "raw", nil // a LUN's name is up to its target
 	}
 	if !regexp.MustCompile(pattern).MatchString(name) {
 		return "", "", failf("unable to parse %s volume name '%s'", plugin, name)
@@ -85,10 +85,10 @@ func (w *World) kindOf(volid string) (s *storage, kind, format string, err error
 	return s, kind, format, err
 }
 
-// attachable says that a volume can be a drive of a VM.
+// attachable says whether a volume can be a drive of a VM.
 func attachable(kind string) bool { return kind == imageKind || kind == isoKind }
 
-// isFileName says that a volume is an ISO, a template or the like, which belong to nobody.
+// isFileName says whether a volume is an ISO, a template or the like, which have no owner.
 func isFileName(name string) bool {
 	kind, _, _ := strings.Cut(name, "/")
 	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind, backupKind}, kind)

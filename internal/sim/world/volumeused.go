@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// allocated is what a volume takes of its storage, as volume_size_info of the
-// plugins tells it: LVM says nothing, files and zvols have holes.
+// allocated is the space that a volume takes, as volume_size_info of the plugins reports
+// it: LVM reports nothing, files and zvols are sparse.
 func (s *storage) allocated(v *volume) int64 {
 	switch {
 	case s.Type == "lvm", s.Type == "lvmthin":
@@ -17,14 +17,14 @@ func (s *storage) allocated(v *volume) int64 {
 	return v.filled()
 }
 
-const firstBlock = 4 << 10 // qemu-img allocates it, of an empty image too
+const firstBlock = 4 << 10 // allocated by qemu-img even for an empty image
 
-// filled is what of an image was written so far.
+// filled is the number of bytes written to an image.
 func (v *volume) filled() int64 {
 	return min(v.size, max(roundUp(v.media.Size(), firstBlock), v.written, firstBlock))
 }
 
-// parentOf is what list_images says of a linked clone's base.
+// parentOf is a linked clone's base as list_images reports it.
 func (s *storage) parentOf(name string) string {
 	base := strings.TrimSuffix(basePath(name), "/")
 	switch {
@@ -36,8 +36,8 @@ func (s *storage) parentOf(name string) string {
 	return "../" + path.Dir(base) + "/" + path.Base(base)
 }
 
-// ListsUsed says that the content listing of a storage has figures of what is
-// allocated, as the one of directories does (list_images in Storage/Plugin.pm).
+// ListsUsed says whether the content listing of a storage includes allocated sizes, as for
+// directories (list_images in Storage/Plugin.pm).
 func (w *World) ListsUsed(id string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

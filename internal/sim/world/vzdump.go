@@ -25,27 +25,27 @@ func (w *World) Backup(user, host string, r BackupRequest) (string, error) {
 	return w.startBackup(&backup{w: w, user: user, host: host, vmids: r.VMIDs, storage: r.Storage}), nil
 }
 
-// StartBackup backs VMs up in a task that takes so long for each, to a storage
-// that keeps nothing.
+// StartBackup backs up VMs in a task that takes that long for each, to a storage that
+// keeps nothing.
 func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int) (upid string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.startBackup(&backup{w: w, host: host, vmids: vmids, takes: takes, owner: user})
 }
 
-// backup is vzdump at work.
+// backup is a running vzdump.
 type backup struct {
 	w       *World
 	t       *task
-	user    string // whose rights count; "": nobody's
-	owner   string // of the task, where that is another one
+	user    string // whose permissions count; "": none are checked
+	owner   string // of the task, if not user
 	host    string
 	vmids   []int
 	storage string        // "": none
-	takes   time.Duration // for each VM; 0: what its disks take
+	takes   time.Duration // for each VM; 0: depends on its disks
 }
 
-// startBackup starts the task. One for several VMs names none of them.
+// startBackup starts the task. A task for several VMs names none of them.
 func (w *World) startBackup(b *backup) (upid string) {
 	id := ""
 	if len(b.vmids) == 1 {
@@ -89,7 +89,7 @@ func (b *backup) checkStorage() error {
 	return nil
 }
 
-// vm backs one VM up. A worker that is killed leaves the lock behind.
+// vm backs one VM up. If the worker is killed, the lock stays.
 func (b *backup) vm(vmid int) error {
 	if err := b.lock(vmid); err != nil {
 		return err
@@ -134,10 +134,10 @@ func (b *backup) lock(vmid int) error {
 	return w.edit(v, func() error { v.config["lock"] = "backup"; return nil })
 }
 
-// archive reads the VM's disks through its process. For one that is stopped, QEMU
-// is started without its guest: until the end it counts as running, in the state
-// "prelaunch" (enforce_vm_running_for_backup in VZDump/QemuServer.pm). Without a
-// disk to read nothing is started.
+// archive reads the VM's disks through its process. A stopped VM gets a QEMU process
+// without guest: until the end it counts as running, in the state "prelaunch"
+// (enforce_vm_running_for_backup in VZDump/QemuServer.pm). Without disks to read no
+// process is started.
 func (b *backup) archive(vmid int) error {
 	w := b.w
 	w.mu.Lock()
@@ -170,8 +170,8 @@ func (b *backup) archive(vmid int) error {
 	return b.keep(v, written)
 }
 
-// include says which disks are in the backup, and how large they are
-// (get_backup_volumes in QemuConfig.pm).
+// include says which disks the backup includes, and their size (get_backup_volumes in
+// QemuConfig.pm).
 func (b *backup) include(v *vm) (size, written int64) {
 	for _, key := range driveKeys(v.config) {
 		d, err := parseDrive(key, v.config[key])
@@ -199,7 +199,7 @@ func (b *backup) include(v *vm) (size, written int64) {
 	return size, written
 }
 
-// keep puts the archive on the storage: the configuration, without snapshots and what is unused.
+// keep stores the archive: the configuration, without snapshots and unused volumes.
 func (b *backup) keep(v *vm, written int64) error {
 	s, err := b.w.storageOn(b.storage, b.host)
 	if err != nil {

@@ -15,34 +15,33 @@ import (
 // DialFunc connects to "host:port", as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
-// SetDial says how hosts connect to what lies outside of the datacentre. Without
-// it they don't.
+// SetDial sets how hosts connect outside of the datacentre. Without it they can't.
 func (w *World) SetDial(dial DialFunc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dial = dial
 }
 
-// SetWayOut says whether a host reaches what lies outside of the datacentre.
-func (w *World) SetWayOut(host string, open bool) {
+// SetOutbound sets whether a host can connect outside of the datacentre.
+func (w *World) SetOutbound(host string, open bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.walled[host] = !open
+	w.isolated[host] = !open
 }
 
-// webRequest is what a host asks of a web server.
+// webRequest is a host's request to a web server.
 type webRequest struct {
 	host, method, url string
-	insecure          bool            // any certificate will do
-	stop              <-chan struct{} // ends it early
-	patience          time.Duration   // how long to wait for an answer; 0: for ever
+	insecure          bool            // certificates are not verified
+	stop              <-chan struct{} // closed to cancel
+	patience          time.Duration   // timeout for the answer; 0: none
 }
 
 // fetch sends a request. The caller closes the body and calls done.
 func (w *World) fetch(r webRequest) (res *http.Response, done func(), err error) {
 	w.mu.Lock()
 	dial := w.dial
-	if w.walled[r.host] {
+	if w.isolated[r.host] {
 		dial = nil
 	}
 	w.mu.Unlock()
@@ -84,7 +83,7 @@ func (w *World) fetch(r webRequest) (res *http.Response, done func(), err error)
 	return res, cancel, nil
 }
 
-// plain leaves out what net/http says about the request.
+// plain is err without net/http's prefix about the request.
 func plain(err error) error {
 	if e, ok := errors.AsType[*url.Error](err); ok {
 		return e.Err
@@ -92,7 +91,7 @@ func plain(err error) error {
 	return err
 }
 
-// reason is what the C library says of a failed connection.
+// reason is the C library's message about a failed connection.
 func reason(err error) string {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):

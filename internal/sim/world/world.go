@@ -1,8 +1,7 @@
-// Package world is the lab's datacentre as one consistent model: Proxmox hosts,
-// storages with volumes that hold bytes, VMs that boot them, tasks, access
-// rights, and the switches with which a test breaks things. It follows what
-// Proxmox VE 9.2 does, windows and pitfalls included; package pveapi puts
-// Proxmox's HTTPS API in front of it.
+// Package world is the lab's datacentre as one consistent model: Proxmox hosts, storages
+// with volumes that hold bytes, VMs that boot them, tasks, permissions, and switches to
+// inject faults. It behaves like Proxmox VE 9.2, race windows and pitfalls included;
+// package pveapi adds Proxmox's HTTPS API.
 package world
 
 import (
@@ -14,16 +13,16 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// ErrClosed ends what was still going on when the world was closed.
+// ErrClosed is the error of operations that were interrupted by Close.
 var ErrClosed = errors.New("the simulated world is closed")
 
-// Options shape a new world.
+// Options are those of New.
 type Options struct {
-	Cluster string  // name of the Proxmox cluster; "": a host of its own, in no cluster
-	Speed   float64 // how many simulated seconds pass in one; 0 means 1
-	// Agent answers for the QEMU guest agent of a running VM; nil, or false, where none runs in the guest.
+	Cluster string  // name of the Proxmox cluster; "": a standalone host
+	Speed   float64 // simulated seconds per real second; 0 means 1
+	// Agent answers for the QEMU guest agent of a running VM; nil, or false, if none runs in the guest.
 	Agent func(vmid int) ([]Interface, bool)
-	// Timeline gets how long tasks take; may be nil.
+	// Timeline records how long tasks take; may be nil.
 	Timeline *record.Timeline
 }
 
@@ -33,83 +32,83 @@ type Interface struct {
 	Addresses []string // IP addresses with prefix length: "10.0.0.5/24"
 }
 
-// World is the datacentre. All its methods may be called from any goroutine.
+// World is the datacentre. Its methods may be called concurrently.
 type World struct {
 	cluster  string
 	speed    float64
 	agent    func(vmid int) ([]Interface, bool)
 	timeline *record.Timeline
 	done     chan struct{}
-	work     sync.WaitGroup // tasks and guests being switched off
+	work     sync.WaitGroup // tasks, and guests being powered off
 
-	// mu guards all below. It is never held while sleeping, while waiting for a
-	// channel, or while a guest or the firmware is called.
-	mu          lock
-	closed      bool
-	firmware    Firmware
-	dial        DialFunc // nil: hosts have no way out
-	quorate     bool     // as far as a test wants it; see hasQuorum
-	hosts       []string
-	storages    map[string]*storage
-	devices     map[string]map[string]*volume // block devices of the hosts: host -> path -> device
-	vms         map[int]*vm
-	containers  []Container
-	configLocks map[int]chan struct{}
-	tasks       []*task
-	lastPID     int
-	roles       map[string][]string
-	tokens      map[string]Token
-	passwords   map[string]string // of users
-	ticketKey   []byte            // signs tickets
-	acls        []ACL
-	held        map[holder]map[string]bool // what was worked out of all that; nil: nothing yet
-	registered  map[string]bool            // tags that only those with Sys.Modify on / may set
-	pools       map[string]bool
-	down        map[string]bool // hosts without power
-	crashes     map[string]int  // how often each host's power was cut
-	roots       map[string]*rootDisk
-	clocks      map[string]time.Duration // how wrong each host's clock is
-	booted      map[string]time.Time     // since when hosts are up
-	walled      map[string]bool          // hosts without a way out
-	proxies     map[string]ProxyFailure  // hosts that others' APIs don't reach
-	noDaemon    map[string]bool          // hosts without pvedaemon
-	ha          map[string]*haService
-	haLeaving   map[string]*haService // removed since the manager's last round
-	haGroups    map[string]bool
-	haRules     []HARule
-	replication []ReplicationJob
-	backups     []BackupJob
-	firewalls   map[int]Firewall
-	vnets       []VNet
-	mappings    map[string]map[string]bool // devices of hosts by a name: "pci gpu" -> hosts
-	failures    []failure
-	moveStops   []moveStop
-	protected   []*guarded
-	violations  []string
+	// mu guards all below. It is never held during a sleep, a channel receive, or a call of a
+	// guest or the firmware.
+	mu             lock
+	closed         bool
+	firmware       Firmware
+	dial           DialFunc // nil: hosts can't connect outside
+	quorate        bool     // as set by tests; see hasQuorum
+	hosts          []string
+	storages       map[string]*storage
+	devices        map[string]map[string]*volume // block devices of the hosts: host -> path -> device
+	vms            map[int]*vm
+	containers     []Container
+	configLocks    map[int]chan struct{}
+	tasks          []*task
+	lastPID        int
+	roles          map[string][]string
+	tokens         map[string]Token
+	passwords      map[string]string // of users
+	ticketKey      []byte            // signs tickets
+	acls           []ACL
+	privilegeCache map[holder]map[string]bool // cache of privileges; nil: empty
+	registered     map[string]bool            // tags that need Sys.Modify on / to set
+	pools          map[string]bool
+	down           map[string]bool // hosts without power
+	crashes        map[string]int  // number of power cuts by host
+	roots          map[string]*rootDisk
+	clocks         map[string]time.Duration // offset of each host's clock
+	booted         map[string]time.Time     // boot time by host
+	isolated       map[string]bool          // hosts that can't connect outside
+	proxies        map[string]ProxyFailure  // hosts that other hosts' APIs can't reach
+	noDaemon       map[string]bool          // hosts without pvedaemon
+	ha             map[string]*haService
+	haLeaving      map[string]*haService // removed since the manager's last round
+	haGroups       map[string]bool
+	haRules        []HARule
+	replication    []ReplicationJob
+	backups        []BackupJob
+	firewalls      map[int]Firewall
+	vnets          []VNet
+	mappings       map[string]map[string]bool // mapped devices: "pci gpu" -> hosts
+	failures       []failure
+	moveStops      []moveStop
+	protected      []*guarded
+	violations     []string
 
-	seen     []VM // by VMs, when changes was seenAt
+	seen     []VM // result of VMs when changes was seenAt
 	seenAt   uint64
-	broken   []string // found by Violations, when changes was brokenAt
+	broken   []string // result of Violations when changes was brokenAt
 	brokenAt uint64
 }
 
-// lock is a mutex that counts how often somebody may have changed what it guards.
+// lock is a mutex that counts the calls of Lock.
 type lock struct {
 	sync.Mutex
 	changes uint64
 }
 
-// Lock is for who changes something, or may.
+// Lock locks for a possible change.
 func (l *lock) Lock() {
 	l.Mutex.Lock()
 	l.changes++
 }
 
-// Look is Lock for who changes nothing.
+// Look locks without a change.
 func (l *lock) Look() { l.Mutex.Lock() }
 
-// Changes grows whenever something in the datacentre may have changed, by whose hand
-// ever: as long as it does not nothing has.
+// Changes grows whenever something in the datacentre may have changed. If it is unchanged,
+// nothing has.
 func (w *World) Changes() uint64 {
 	w.mu.Look()
 	defer w.mu.Unlock()
@@ -125,14 +124,14 @@ func New(o Options) *World {
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, timeline: o.Timeline, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
 		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
-		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, booted: map[string]time.Time{}, walled: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
+		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, booted: map[string]time.Time{}, isolated: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
 		down: map[string]bool{}, crashes: map[string]int{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 		mappings: map[string]map[string]bool{},
 	}
 }
 
-// SetFirmware sets what runs in VMs that are switched on from now on. Without
-// any, a running VM does nothing and ignores its power button.
+// SetFirmware sets the firmware of VMs that are powered on from now on. Without one, a
+// running VM does nothing and ignores its power button.
 func (w *World) SetFirmware(f Firmware) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,10 +153,10 @@ func (w *World) Hosts() []string {
 	return slices.Clone(w.hosts)
 }
 
-// Cluster is the name of the Proxmox cluster; "" for a host in none.
+// Cluster is the name of the Proxmox cluster; "" for a standalone host.
 func (w *World) Cluster() string { return w.cluster }
 
-// SetQuorum says whether the Proxmox cluster has quorum.
+// SetQuorum sets whether the Proxmox cluster has quorum.
 func (w *World) SetQuorum(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,7 +172,7 @@ func (w *World) Quorate() bool {
 	return w.hasQuorum()
 }
 
-// hasQuorum says that more than half of the hosts are there, each with one vote.
+// hasQuorum says whether more than half of the hosts are up, each with one vote.
 func (w *World) hasQuorum() bool {
 	up := 0
 	for _, host := range w.hosts {
@@ -184,7 +183,7 @@ func (w *World) hasQuorum() bool {
 	return w.quorate && (w.cluster == "" || len(w.hosts) == 0 || 2*up > len(w.hosts))
 }
 
-// Delay lets d of simulated time pass. It is false when the world was closed meanwhile.
+// Delay waits for d of simulated time. It is false if the world was closed meanwhile.
 func (w *World) Delay(d time.Duration) bool { return w.delay(d, nil) == nil }
 
 // DelayUnless is Delay that also ends, and is false, when stop is closed.
@@ -208,7 +207,7 @@ func (w *World) delay(d time.Duration, stop <-chan struct{}) error {
 
 func (w *World) scaled(d time.Duration) time.Duration { return time.Duration(float64(d) / w.speed) }
 
-// Close switches every VM off, ends every task and waits for all of them.
+// Close powers off every VM, ends every task and waits for all of them.
 func (w *World) Close() {
 	w.mu.Lock()
 	if w.closed {
@@ -221,7 +220,7 @@ func (w *World) Close() {
 	var ended []*process
 	for _, id := range w.vmids() {
 		if p := w.vms[id].proc; p != nil {
-			w.vms[id].proc = nil // who waits for its end sees done instead
+			w.vms[id].proc = nil // waiters see done instead
 			ended = append(ended, p)
 		}
 	}
@@ -243,8 +242,8 @@ func (w *World) spawn(f func()) bool {
 	return true
 }
 
-// lockConfig takes the lock file of a VM's configuration as Proxmox does,
-// giving up after ten seconds. The caller calls unlock.
+// lockConfig takes the lock file of a VM's configuration as Proxmox does, with a timeout
+// of ten seconds. The caller calls unlock.
 func (w *World) lockConfig(id int) (unlock func(), err error) {
 	w.mu.Lock()
 	lock, ok := w.configLocks[id]
@@ -265,11 +264,11 @@ func (w *World) lockConfig(id int) (unlock func(), err error) {
 	}
 }
 
-// HoldLock takes the lock file of a VM's configuration, as another process on
-// its host would, until release is called. A VM need not have that number.
+// HoldLock takes the lock file of a VM's configuration, as another process on its host
+// would, until release is called. The VM need not exist.
 func (w *World) HoldLock(id int) (release func(), err error) { return w.lockConfig(id) }
 
-// checkQuorum is the check that Proxmox makes before some operations, not all.
+// checkQuorum is the check that Proxmox makes before some operations.
 func (w *World) checkQuorum() error {
 	if !w.hasQuorum() {
 		return failf("cluster not ready - no quorum?")
@@ -277,8 +276,8 @@ func (w *World) checkQuorum() error {
 	return nil
 }
 
-// writeConfig stands for writing a VM's configuration file: without quorum it
-// fails, after whatever came before it has happened.
+// writeConfig represents writing a VM's configuration file: without quorum it fails, after
+// earlier effects have happened.
 func (w *World) writeConfig(v *vm) error {
 	if !w.hasQuorum() {
 		w.lastPID++

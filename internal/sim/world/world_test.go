@@ -165,8 +165,8 @@ func TestFullStorage(t *testing.T) {
 	})
 }
 
-// TestFailedChange: what came before the option that failed stays pending,
-// allocated volumes too, and the next change, or start, applies it.
+// TestFailedChange: options before the failed one stay pending, with their allocated
+// volumes, and the next change, or start, applies them.
 func TestFailedChange(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
@@ -216,7 +216,7 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 	})
 }
 
-// TestTwoRunningVMsOnOneFile: QEMU itself keeps the second one from starting.
+// TestTwoRunningVMsOnOneFile: QEMU prevents the second VM from starting.
 func TestTwoRunningVMsOnOneFile(t *testing.T) {
 	t.Parallel()
 	inWorld(t, world.Options{}, func(t *testing.T, w *world.World) {
@@ -235,8 +235,8 @@ func TestHotplug(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		key, value string
-		now        bool // not only when it stops
-		refused    bool // and applied when it stops all the same
+		now        bool // applied at once, not when it stops
+		refused    bool // refused, but applied when it stops
 	}{
 		"memory":                   {key: "memory", value: "1024"},
 		"name":                     {key: "name", value: "other", now: true},
@@ -282,7 +282,7 @@ func TestHotplug(t *testing.T) {
 	}
 }
 
-// TestUnplugTakes: as long as somebody has to let go of a device, and nobody does.
+// TestUnplugTakes: how long unplugging waits for a guest that does not release the device.
 func TestUnplugTakes(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -330,7 +330,7 @@ func TestRevert(t *testing.T) {
 	})
 }
 
-// clock is a firmware whose guests count how often they were switched on and killed.
+// clock is a firmware whose guests count their starts and kills.
 type clock struct{ on, killed int }
 
 func (c *clock) PowerOn(*world.Hardware) world.Guest { c.on++; return c }

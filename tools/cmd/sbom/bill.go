@@ -15,13 +15,13 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// release is what a binary does not say of itself.
+// release is what the binary itself does not contain.
 type release struct {
 	version, date string
 	sum           []byte // SHA-256 of the binary
 }
 
-// billOf lists what the linker says is in a binary.
+// billOf lists what the linker recorded in a binary.
 func billOf(info *debug.BuildInfo, r release) (*cdx.BOM, error) {
 	main := cdx.Component{
 		Type: cdx.ComponentTypeApplication, Name: path.Base(info.Path), Version: r.version,
@@ -49,7 +49,7 @@ func billOf(info *debug.BuildInfo, r release) (*cdx.BOM, error) {
 	return bom, nil
 }
 
-// partOf is a module in a binary, or the one that it was replaced by.
+// partOf is a module in a binary, or its replacement.
 func partOf(m *debug.Module) (cdx.Component, error) {
 	if m.Replace != nil {
 		m = m.Replace
@@ -68,7 +68,7 @@ func partOf(m *debug.Module) (cdx.Component, error) {
 	return c, nil
 }
 
-// standardLibrary is Go's own, by the names under which its vulnerabilities are known.
+// standardLibrary is Go's own, under the names that vulnerability databases use.
 func standardLibrary(goVersion string) cdx.Component {
 	version, _, _ := strings.Cut(strings.TrimPrefix(goVersion, "go"), " ") // " X:nodwarf5": experiments
 	c := cdx.Component{
@@ -79,7 +79,7 @@ func standardLibrary(goVersion string) cdx.Component {
 	return c
 }
 
-// built are the settings that make one binary another: system, processor, flags.
+// built are the settings that distinguish binaries: system, processor, flags.
 func built(info *debug.BuildInfo) *[]cdx.Property {
 	properties := []cdx.Property{{Name: "go:version", Value: info.GoVersion}}
 	for _, s := range info.Settings {
@@ -90,7 +90,7 @@ func built(info *debug.BuildInfo) *[]cdx.Property {
 	return &properties
 }
 
-// purl is a package URL. A plus sign in it would be a space.
+// purl is a package URL. A plus sign in one would mean a space.
 func purl(module, version string) string {
 	if version == "" {
 		return "pkg:golang/" + module

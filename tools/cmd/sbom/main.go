@@ -1,10 +1,9 @@
-// Command sbom writes the bill of materials of a Go binary: every module that the
-// linker says is in it, with the hash by which go.sum knows it, and the release of
-// Go itself, as CycloneDX 1.6 in JSON.
+// Command sbom writes the bill of materials of a Go binary as CycloneDX 1.6 in JSON: every
+// module that the linker recorded, with its hash from go.sum, and the Go release.
 //
 //	sbom -version v1.2.3 -date 2026-01-02T03:04:05Z -output recast.cdx.json bin/recast
 //
-// The same binary has the same one.
+// The output is the same for the same binary.
 package main
 
 import (

@@ -14,7 +14,8 @@ import (
 	"github.com/xeipuuv/gojsonschema"
 )
 
-// TestOwnBill lists what this test is made of, and holds it against CycloneDX's schema.
+// TestOwnBill makes a bill of this test binary and validates it against CycloneDX's
+// schema.
 func TestOwnBill(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
@@ -57,7 +58,7 @@ func TestOwnBill(t *testing.T) {
 	}
 }
 
-// requireSchema holds a bill against the schema that the library comes with.
+// requireSchema validates a bill against the library's schema.
 func requireSchema(t *testing.T, bill []byte) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/CycloneDX/cyclonedx-go").Output()
@@ -86,7 +87,7 @@ func requireSchema(t *testing.T, bill []byte) {
 
 func TestPartOf(t *testing.T) {
 	t.Parallel()
-	const sum = "h1:ggIEqquTEYcatHhAeaibqnIcVmlfNkbCZ9h9yCUgCl8=" // of nothing that exists
+	const sum = "h1:ggIEqquTEYcatHhAeaibqnIcVmlfNkbCZ9h9yCUgCl8=" // of no real module
 	cases := map[string]struct {
 		module debug.Module
 		purl   string

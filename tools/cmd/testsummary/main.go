@@ -1,12 +1,12 @@
-// Command testsummary reads the output of go test -json, shows every package as
-// it ends and all that failing tests printed, and ends with one line of figures:
+// Command testsummary reads the output of go test -json, shows every package when it ends
+// and the output of failed tests, and ends with one line of figures:
 //
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
-// With -tests every test is shown as it ends, and what was skipped with its reason. With -story
-// what tests print is shown as they print it. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
-// One whose key has a colon ("fault:no-quorum") is shown with its own test alone.
-// With -figures the named ones alone make the last line, and the first of them may not be 0:
+// With -tests it shows every test when it ends, and why tests were skipped. With -story it shows the tests' output as it is
+// printed. A test adds a figure with t.Attr: numbers of the same key are summed. A figure whose key has a colon
+// ("fault:no-quorum") is shown only with its test. With -figures the last line has only the named figures, and the first of
+// them must not be 0:
 //
 //	schema: 48211 requests, 0 violations
 package main

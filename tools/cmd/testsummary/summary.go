@@ -29,16 +29,16 @@ type id struct{ pkg, test string }
 
 type summary struct {
 	out     io.Writer
-	tests   bool                    // show each as it ends
-	story   bool                    // show what they print as they print it
-	output  map[id]*strings.Builder // of what has not ended
+	tests   bool                    // show each when it ends
+	story   bool                    // show the tests' output as it is printed
+	output  map[id]*strings.Builder // of unfinished tests
 	builds  map[string]*strings.Builder
 	ended   map[id]string   // the action that ended it
 	parents map[id]struct{} // tests that have subtests
 	figures map[string]int
-	lines   map[id][]string // figures of tests that have not ended
-	only    []string        // figures of which the last line is made; nil: everything
-	racing  map[string]bool // packages in the midst of a race detector's report
+	lines   map[id][]string // figures of unfinished tests
+	only    []string        // figures on the last line; nil: all
+	racing  map[string]bool // packages in the middle of a race detector's report
 }
 
 func newSummary(out io.Writer) *summary {
@@ -67,17 +67,17 @@ func (s *summary) read(r io.Reader) error {
 func (s *summary) add(line []byte) {
 	var e event
 	if json.Unmarshal(line, &e) != nil {
-		fmt.Fprintf(s.out, "%s", line) // not from go test: a person may want to see it
+		fmt.Fprintf(s.out, "%s", line) // not from go test: show it
 		return
 	}
 	at := id{e.Package, e.Test}
 	switch e.Action {
 	case "output":
-		if s.tellsRace(e) {
+		if s.isRaceReport(e) {
 			fmt.Fprint(s.out, e.Output)
 			return
 		}
-		if s.story && tells(at, e.Output) {
+		if s.story && isOwnLine(at, e.Output) {
 			fmt.Fprint(s.out, strings.TrimPrefix(e.Output, "    "))
 		}
 		at.text(s.output).WriteString(e.Output)
@@ -105,10 +105,10 @@ func (s *summary) add(line []byte) {
 	}
 }
 
-// tellsRace says whether a line belongs to a report of the race detector. It goes to
-// standard error, so that go test takes it for a line of whichever parallel test spoke
-// last, which may well pass: it would not be shown with the one that fails.
-func (s *summary) tellsRace(e event) bool {
+// isRaceReport says whether a line belongs to a report of the race detector. The report goes
+// to standard error, so go test attributes it to whichever parallel test printed last. If
+// that test passes, its output would not be shown.
+func (s *summary) isRaceReport(e event) bool {
 	switch {
 	case strings.HasPrefix(e.Output, "WARNING: DATA RACE"):
 		s.racing[e.Package] = true
@@ -119,8 +119,8 @@ func (s *summary) tellsRace(e event) bool {
 	return s.racing[e.Package]
 }
 
-// tells says whether a test has printed a line itself, or go test that it has failed.
-func tells(at id, line string) bool {
+// isOwnLine says whether a line is the test's own, or go test's error for it.
+func isOwnLine(at id, line string) bool {
 	said := strings.TrimLeft(line, " ")
 	framed := strings.HasPrefix(said, "=== ") || strings.HasPrefix(said, "--- PASS") || strings.HasPrefix(said, "--- SKIP")
 	return at.test != "" && !framed
@@ -133,7 +133,8 @@ func (at id) text(output map[id]*strings.Builder) *strings.Builder {
 	return output[at]
 }
 
-// end shows a test that has failed, and a package with the tests that it took down.
+// end shows a failed test, or a package with the tests that were interrupted by its
+// failure.
 func (s *summary) end(at id, e event) {
 	s.ended[at] = e.Action
 	if at.test != "" {
@@ -168,7 +169,7 @@ func (s *summary) end(at id, e event) {
 	}
 }
 
-// show tells how a test ended that did not fail; subtests only if they were skipped.
+// show shows a test that did not fail; subtests only if they were skipped.
 func (s *summary) show(at id, e event) {
 	switch {
 	case e.Action == "skip":
@@ -178,7 +179,7 @@ func (s *summary) show(at id, e event) {
 	}
 }
 
-// reason is what a test said last before it was skipped, without where it said so.
+// reason is what a test printed last before it was skipped, without the source position.
 func reason(output *strings.Builder) string {
 	var last string
 	for line := range strings.Lines(output.String()) {
@@ -189,7 +190,7 @@ func reason(output *strings.Builder) string {
 	return last
 }
 
-// open lists the tests of a package that began and did not end.
+// open lists the unfinished tests of a package.
 func (s *summary) open(pkg string) []id {
 	var tests []id
 	for at := range s.output {
@@ -201,8 +202,8 @@ func (s *summary) open(pkg string) []id {
 	return tests
 }
 
-// lastLines is what a package itself printed: all of it after a failure, else the
-// line that says how it ended.
+// lastLines is a package's own output: all of it after a failure, else the line with its
+// result.
 func lastLines(text, action string) string {
 	if action == "fail" {
 		return text
@@ -215,8 +216,8 @@ func lastLines(text, action string) string {
 	return last + "\n"
 }
 
-// line is the last line: the figures. Where they are chosen, what the tests
-// themselves came to stands in a line before, if that is not good.
+// line is the last line: the figures. If figures are chosen and tests have failed, a line
+// before it has the tests' results.
 func (s *summary) line(name string, took time.Duration) string {
 	if s.only == nil {
 		return s.allFigures(name, took)
@@ -273,8 +274,7 @@ func (s *summary) brokenPackages() int {
 	return n
 }
 
-// passed says whether anything ran and nothing failed, and whether anything was
-// counted where a figure has to be.
+// passed says whether anything ran, nothing failed, and the required figure is not 0.
 func (s *summary) passed() bool {
 	return s.testsPassed() && (s.only == nil || s.figures[s.only[0]] > 0)
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// goTest runs the tests of one file in a module of its own, and gives what
-// go test -json says about them to run.
+// goTest runs the tests of one file in their own module and passes the go test -json
+// output to run.
 func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,7 +128,7 @@ func TestStory(t *testing.T) {
 	cases := map[string]struct {
 		test string
 		code int
-		want []string // lines, the last ones aside
+		want []string // all lines but the last
 	}{
 		"passed": {
 			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once\n  upon"); t.Run("x", func(t *testing.T) { t.Skip("no time") }) }`,
@@ -171,7 +171,7 @@ func TestChosenFigures(t *testing.T) {
 	cases := map[string]struct {
 		test string
 		code int
-		last string // what the output ends with
+		last string // the end of the output
 	}{
 		"counted": {
 			test: header + `

@@ -1,5 +1,5 @@
-// Package apidoctest holds the requests of a test against Proxmox VE's description
-// of its own API, where the environment says where that is.
+// Package apidoctest checks the requests of a test against Proxmox VE's API schema, if the
+// environment names one.
 package apidoctest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// Env names the file with the description.
+// Env is the variable with the schema's file name.
 const Env = "RECAST_APIDOC"
 
 // load reads the file once for all tests of a package.
@@ -27,7 +27,7 @@ var load = sync.OnceValues(func() (*apidoc.Schema, error) {
 	return apidoc.Load(f)
 })
 
-// Schema is the description; it skips a test that has none.
+// Schema is the schema; without one it skips the test.
 func Schema(t testing.TB) *apidoc.Schema {
 	t.Helper()
 	if os.Getenv(Env) == "" {
@@ -40,19 +40,18 @@ func Schema(t testing.TB) *apidoc.Schema {
 	return s
 }
 
-// Requests are those of a test. Nil is none.
+// Requests are those of a test. Nil has none.
 type Requests struct {
 	recorder *record.Recorder
 	meant    []string
 }
 
-// Check looks, when the test ends, at all requests to Proxmox that were recorded,
-// and fails the test for each that Proxmox refuses. It counts, as the test's
-// figures, the requests and the violations. Without a schema it does nothing.
+// Check checks all recorded requests to Proxmox at the end of the test, and fails the test
+// for each that Proxmox would refuse. It reports the numbers of requests and violations as
+// the test's figures. Without a schema it does nothing.
 //
-// Of a client other than recast only what the server answered with success
-// counts. Tests of the server itself ask for what is wrong to see it refused;
-// what it takes must be right all the same, or the server is too lenient.
+// For clients other than recast only successful requests count: tests of the server itself
+// send invalid requests, but what the server accepts must be valid, or it is too lenient.
 func Check(t testing.TB, rec *record.Recorder) *Requests {
 	t.Helper()
 	if os.Getenv(Env) == "" {
@@ -63,8 +62,8 @@ func Check(t testing.TB, rec *record.Recorder) *Requests {
 	return r
 }
 
-// Wrong says that the test sends a parameter on purpose that Proxmox refuses:
-// requests with nothing else wrong are left out.
+// Wrong says that the test sends an invalid parameter on purpose: requests with only that
+// violation are ignored.
 func (r *Requests) Wrong(param string) {
 	if r != nil {
 		r.meant = append(r.meant, param)

@@ -12,15 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// told is a test that keeps what it is told.
-type told struct {
+// recordingTB is a testing.TB that records calls.
+type recordingTB struct {
 	testing.TB
 	said []string
 }
 
-func (t *told) Error(args ...any)      { t.said = append(t.said, "error: "+fmt.Sprint(args...)) }
-func (t *told) Log(args ...any)        { t.said = append(t.said, fmt.Sprint(args...)) }
-func (t *told) Attr(key, value string) { t.said = append(t.said, key+"="+value) }
+func (t *recordingTB) Error(args ...any)      { t.said = append(t.said, "error: "+fmt.Sprint(args...)) }
+func (t *recordingTB) Log(args ...any)        { t.said = append(t.said, fmt.Sprint(args...)) }
+func (t *recordingTB) Attr(key, value string) { t.said = append(t.said, key+"="+value) }
 
 func TestWhatCounts(t *testing.T) {
 	t.Parallel()
@@ -42,7 +42,7 @@ func TestWhatCounts(t *testing.T) {
 		{"recast", "proxmox", 200, "vmid=100"},
 		{"recast", "proxmox", 500, "vmid=100"},
 		{"recast", "proxmox", 400, "vmid=100 cores=one"},
-		{"recast", "proxmox", 0, "vmid=100 cores=one"}, // no answer; said once
+		{"recast", "proxmox", 0, "vmid=100 cores=one"}, // no answer; reported once
 		{"recast", "proxmox", 400, "vmid=100 meant=1"},
 		{"recast", "proxmox", 200, "vmid=100 odd=1"},
 		{"recast", "registry", 200, ""},
@@ -61,7 +61,7 @@ func TestWhatCounts(t *testing.T) {
 		call.Status = c.status
 		rec.End(call)
 	}
-	r, to := &Requests{recorder: rec}, &told{TB: t}
+	r, to := &Requests{recorder: rec}, &recordingTB{TB: t}
 	r.Wrong("meant")
 	r.check(to, schema)
 	want := []string{
@@ -71,6 +71,6 @@ func TestWhatCounts(t *testing.T) {
 		"requests=6", "violations=3",
 	}
 	if diff := cmp.Diff(want, to.said); diff != "" {
-		t.Errorf("told (-want +got):\n%s", diff)
+		t.Errorf("recorded (-want +got):\n%s", diff)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// grantedFor is how long a granted eviction may take to become a deletion.
+// grantedFor is how long a granted eviction counts until its deletion must come.
 const grantedFor = 2 * time.Minute
 
-// syncBudgets keeps the status of PodDisruptionBudgets, from which an eviction is decided.
+// syncBudgets updates the status of PodDisruptionBudgets, on which evictions are based.
 func (m *Manager) syncBudgets(ctx context.Context) error {
 	budgets, err := all[*policyv1.PodDisruptionBudget](ctx, m.store, store.Budgets())
 	if err != nil {
@@ -67,7 +67,7 @@ func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBud
 		switch {
 		case p.DeletionTimestamp != nil:
 		case disrupted && time.Since(at.Time) < grantedFor:
-			// Its eviction was granted; the deletion is on its way.
+			// Its eviction was granted; the deletion will follow.
 			if status.DisruptedPods == nil {
 				status.DisruptedPods = map[string]metav1.Time{}
 			}
@@ -84,7 +84,7 @@ func (m *Manager) budgetStatus(ctx context.Context, b *policyv1.PodDisruptionBud
 	return status, nil
 }
 
-// expectedPods counts what the pods' workloads are to have, and bare pods as they are.
+// expectedPods is the number of pods that the pods' workloads want, plus bare pods.
 func (m *Manager) expectedPods(ctx context.Context, pods []*corev1.Pod) (int, error) {
 	expected := 0
 	counted := map[string]bool{}

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// collect deletes what has lost its controller, and the pods of Nodes that are gone.
+// collect deletes objects without their controller, and the pods of deleted Nodes.
 func (m *Manager) collect(ctx context.Context) error {
 	owners := map[string]bool{}
 	for _, r := range watched() {
@@ -55,9 +55,9 @@ func (m *Manager) collectOne(ctx context.Context, r schema.GroupVersionResource,
 	return err
 }
 
-// collects says whether objects of that kind are known here, so that a missing one is
-// truly gone. Of a kind that it can't map none is (apiResource in Kubernetes'
-// controller/garbagecollector).
+// collects says whether objects of that kind are known here, so that a missing one was
+// really deleted. Kubernetes keeps objects whose owner's kind it can't map (apiResource in
+// its controller/garbagecollector).
 func collects(ref *metav1.OwnerReference) bool {
 	switch schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind).GroupKind() {
 	case schema.GroupKind{Group: appsv1.GroupName, Kind: "DaemonSet"}, schema.GroupKind{Group: appsv1.GroupName, Kind: "Deployment"},

@@ -1,5 +1,5 @@
-// Package control is what acts on a lab's Kubernetes objects: the kubelets of
-// its machines and the controllers that a cluster runs by itself.
+// Package control is what acts on a lab's Kubernetes objects: the machines' kubelets and
+// the cluster's controllers.
 package control
 
 import (
@@ -18,24 +18,24 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// How long things take, before the lab's speed is applied.
+// Durations before the lab's speed is applied.
 const (
-	readyAfter    = 5 * time.Second   // a kubelet that registered until its node is Ready
-	lostAfter     = 40 * time.Second  // a silent kubelet until its node is Unknown
-	evictAfter    = 300 * time.Second // an unreachable node until its pods are deleted
-	startAfter    = time.Second       // a pod on its node until it runs and is ready
-	endAfter      = time.Second       // a pod asked to end until it is gone
-	detachAfter   = 2 * time.Second   // a volume without pods until it is detached
+	readyAfter    = 5 * time.Second   // from a kubelet's registration until its node is Ready
+	lostAfter     = 40 * time.Second  // from a kubelet's silence until its node is Unknown
+	evictAfter    = 300 * time.Second // from an unreachable node until its pods are deleted
+	startAfter    = time.Second       // from a pod's scheduling until it runs and is ready
+	endAfter      = time.Second       // from a pod's deletion until it is gone
+	detachAfter   = 2 * time.Second   // from a volume's last pod until it is detached
 	unmountsAfter = 6 * time.Minute   // the same while the kubelet is silent
 )
 
-// settle is the pause between a change and the look at it: what happens at the
-// same moment is seen together, whoever comes first.
+// settle is the pause between a change and the next pass, so that simultaneous changes are
+// seen together, in any order.
 const settle = time.Millisecond
 
-// Manager runs every kubelet and controller of one cluster in one goroutine:
-// after each change it looks at all objects and does what is due. Only this
-// goroutine writes, so that what happened is easy to follow.
+// Manager runs every kubelet and controller of one cluster in one goroutine: after each
+// change it checks all objects and does what is due. Only this goroutine writes, so events
+// are easy to follow.
 type Manager struct {
 	store    store.Store
 	timers   *timers
@@ -48,17 +48,17 @@ type Manager struct {
 
 	reflected map[types.UID]reflection // of mirror pods
 
-	// refused hears of what the API refuses to kubelets that share it with real
-	// controllers; nil: the lab is alone, and a refusal is a fault of its own.
+	// refused gets the API's errors for kubelets that share it with real controllers; nil: the
+	// lab is alone, and an error is its own fault.
 	refused func(error)
 
 	mu       sync.Mutex
-	kubelets []*kubelet // running ones, in the order in which they started
+	kubelets []*kubelet // running ones, by start
 	err      error      // what stopped the manager
 }
 
-// New starts the controllers. What takes them a second takes 1/speed of one.
-// They end with ctx or Close.
+// New starts the controllers. Their seconds take 1/speed seconds. They end with ctx or
+// Close.
 func New(ctx context.Context, s store.Store, speed float64, timeline *record.Timeline) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), timeline: timeline, kick: make(chan struct{}, 1), settle: settle, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{
@@ -97,8 +97,8 @@ func watched() []schema.GroupVersionResource {
 	}
 }
 
-// Close ends every controller and returns when they have ended, with the error
-// that stopped them before if there was one.
+// Close ends every controller and waits for it. It returns the error that stopped the
+// manager earlier, if any.
 func (m *Manager) Close() error {
 	m.cancel()
 	m.done.Wait()
@@ -107,7 +107,7 @@ func (m *Manager) Close() error {
 	return m.err
 }
 
-// follow turns changes of one resource into a wake-up.
+// follow turns changes of one resource into wake-ups.
 func (m *Manager) follow(ctx context.Context, w store.Watch) {
 	defer w.Stop()
 	for {
@@ -128,7 +128,7 @@ func (m *Manager) wake() {
 func (m *Manager) run(ctx context.Context) {
 	alarm := time.NewTimer(m.settle)
 	defer alarm.Stop()
-	settling := true // the alarm is about to ring; more changes don't put it off
+	settling := true // the timer is about to fire; more changes don't delay it
 	for {
 		select {
 		case <-ctx.Done():
@@ -155,13 +155,14 @@ func (m *Manager) run(ctx context.Context) {
 	}
 }
 
-// took keeps account of a timer that has just ended.
+// took records a timer that has just ended.
 func (m *Manager) took(node, what string, d time.Duration) {
 	now := time.Now()
 	m.timeline.Add(record.Delay{Node: node, What: what, From: now.Add(-time.Duration(float64(d) / m.timers.speed)), To: now})
 }
 
-// pass brings everything one step further and returns when a timer ends next. A write that lost against somebody
+// pass does the next step of everything and returns when a timer ends next. A write that conflicts with another
+// client's is left to the pass that the other write causes.
 // else's is left to the pass which that other write causes.
 func (m *Manager) pass(ctx context.Context) (next time.Time, ok bool, err error) {
 	m.timers.begin()

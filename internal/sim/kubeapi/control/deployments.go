@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// syncDeployments keeps one ReplicaSet per template; those of earlier templates go down at once.
+// syncDeployments keeps one ReplicaSet per template; older ones are scaled down at once.
 func (m *Manager) syncDeployments(ctx context.Context) error {
 	deployments, err := all[*appsv1.Deployment](ctx, m.store, store.Deployments())
 	if err != nil {
@@ -70,8 +70,8 @@ func (m *Manager) syncDeployment(ctx context.Context, d *appsv1.Deployment, sets
 	return m.writeStatus(ctx, store.Deployments(), &fresh, equality.Semantic.DeepEqual(d.Status, fresh.Status))
 }
 
-// deploymentConditions say whether the deployment is available and has come to its
-// end; one that holds on keeps the time of its last change.
+// deploymentConditions say whether the deployment is available and complete; an unchanged
+// condition keeps the time of its last change.
 func deploymentConditions(d *appsv1.Deployment, replicas int32) []appsv1.DeploymentCondition {
 	truth := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}
 	available := appsv1.DeploymentCondition{Type: appsv1.DeploymentAvailable, Status: truth[d.Status.AvailableReplicas >= replicas-mayMiss(d, replicas)], Reason: "MinimumReplicasAvailable"}
@@ -94,7 +94,7 @@ func deploymentConditions(d *appsv1.Deployment, replicas int32) []appsv1.Deploym
 	return all
 }
 
-// mayMiss is how many replicas a deployment may be without: a quarter unless it says.
+// mayMiss is the number of replicas that a deployment may lack: a quarter by default.
 func mayMiss(d *appsv1.Deployment, replicas int32) int32 {
 	share := intstr.FromString("25%")
 	if s := d.Spec.Strategy.RollingUpdate; s != nil && s.MaxUnavailable != nil {
@@ -123,6 +123,6 @@ func templateHash(t corev1.PodTemplateSpec) (string, error) {
 		return "", fmt.Errorf("hash pod template: %w", err)
 	}
 	h := fnv.New32a()
-	_, _ = h.Write(b) // a hash cannot fail
+	_, _ = h.Write(b) // a hash never fails
 	return fmt.Sprintf("%08x", h.Sum32()), nil
 }

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	heartbeat     = 10 * time.Second // between two renewals of a node's Lease
+	heartbeat     = 10 * time.Second // between renewals of a node's Lease
 	leaseDuration = 40               // seconds
-	// crowded is settle where every look costs requests to a server.
+	// crowded is settle for a real server, where every pass costs requests.
 	crowded = 50 * time.Millisecond
 )
 
-// NewKubelets starts the kubelets alone, and the attachers of the CSI drivers:
-// what a cluster runs beside them works on the same objects by itself. A
-// kubelet goes on whatever the API answers; refused hears of it.
+// NewKubelets starts only the kubelets and the attachers of the CSI drivers: real
+// controllers work on the same objects. A kubelet continues after errors of the API;
+// refused gets them.
 func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func(error)) (*Manager, error) {
 	m := &Manager{store: s, timers: newTimers(speed), kick: make(chan struct{}, 1), settle: crowded, refused: refused, reflected: map[types.UID]reflection{}}
 	m.stages = []func(context.Context) error{m.syncNodes, m.renewLeases, m.syncMirrorPods, m.runPods, m.attachVolumes}
@@ -37,7 +37,7 @@ func NewKubelets(ctx context.Context, s store.Store, speed float64, refused func
 	return m, nil
 }
 
-// renewLeases is the kubelets' sign of life.
+// renewLeases renews the Leases of running kubelets.
 func (m *Manager) renewLeases(ctx context.Context) error {
 	kubelets := m.running()
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
@@ -72,8 +72,8 @@ func (m *Manager) renewLease(ctx context.Context, node string) error {
 	return err
 }
 
-// attachVolumes is the external-attacher of every CSI driver: it attaches what
-// the attach-detach controller asks for, and lets go of what that gave up.
+// attachVolumes is the external-attacher of every CSI driver: it attaches what the
+// attach-detach controller requests, and detaches what that has released.
 func (m *Manager) attachVolumes(ctx context.Context) error {
 	attachments, err := all[*storagev1.VolumeAttachment](ctx, m.store, store.Attachments())
 	if err != nil {

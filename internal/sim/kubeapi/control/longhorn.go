@@ -18,23 +18,23 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// rebuildAfter is what a replica of Longhorn takes to be whole on another node.
+// rebuildAfter is how long Longhorn takes to rebuild a replica on another node.
 const rebuildAfter = 30 * time.Second
 
 var longhorn = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
 
-// longhornDisk is a disk of a node of Longhorn, for a look at what could be moved.
+// longhornDisk is a disk of a Longhorn node.
 type longhornDisk struct {
 	node *unstructured.Unstructured
 	id   string
 }
 
-// moveReplicas is Longhorn where a node or a disk of it is asked to give its replicas away: it makes
-// another one of each volume, one at a time, on a node that takes replicas and has none of
-// that volume, and then removes the old one (longhorn-manager, syncReplicaEvictionRequested in
-// controller/node_controller.go, cleanupEvictionRequestedReplicas in volume_controller.go,
-// getNodeCandidates in scheduler/replica_scheduler.go). Where there is no such node, nothing happens.
-// What the lab's Longhorn has is what the status of its nodes says, and objects of kind Replica if there are any.
+// moveReplicas is Longhorn when the eviction of a node or disk is requested: one volume at a time, it makes
+// another replica on a node that takes replicas and has none of that volume, and then removes the old one
+// (longhorn-manager, syncReplicaEvictionRequested in controller/node_controller.go,
+// cleanupEvictionRequestedReplicas in volume_controller.go, getNodeCandidates in scheduler/replica_scheduler.go).
+// Without such a node nothing happens. The lab's Longhorn is the status of its nodes, and objects of kind Replica
+// if there are any.
 func (m *Manager) moveReplicas(ctx context.Context) error {
 	nodes, err := all[*unstructured.Unstructured](ctx, m.store, longhorn.WithResource("nodes"))
 	if err != nil || len(nodes) == 0 {
@@ -80,7 +80,7 @@ func volumeOf(replica string) string {
 	return replica
 }
 
-// flag is one that the disk has, or its whole node.
+// flag is a flag of the disk or of its node.
 func (d longhornDisk) flag(name string) bool {
 	node, _, _ := unstructured.NestedBool(d.node.Object, "spec", name)
 	disk, _, _ := unstructured.NestedBool(d.node.Object, "spec", "disks", d.id, name)
@@ -99,8 +99,8 @@ func (d longhornDisk) set(replicas map[string]any) error {
 	return unstructured.SetNestedMap(d.node.Object, replicas, "status", "diskStatus", d.id, "scheduledReplica")
 }
 
-// takes says whether the disk is a place for another replica of the volume. Longhorn
-// leaves out nodes that are not Ready or cordoned (disable-scheduling-on-cordoned-node).
+// takes says whether the disk can take another replica of the volume. Longhorn skips nodes
+// that are not Ready or are cordoned (disable-scheduling-on-cordoned-node).
 func (m *Manager) takes(ctx context.Context, d longhornDisk, volume string, disks []longhornDisk) bool {
 	o, err := m.store.Get(ctx, store.Nodes(), "", d.node.GetName())
 	if err != nil || !d.flag("allowScheduling") || d.flag("evictionRequested") {
@@ -118,7 +118,7 @@ func (m *Manager) takes(ctx context.Context, d longhornDisk, volume string, disk
 
 func (m *Manager) moveReplica(ctx context.Context, replica string, from, to longhornDisk) error {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(replica + to.node.GetName())) // a hash cannot fail
+	_, _ = h.Write([]byte(replica + to.node.GetName())) // a hash never fails
 	name := fmt.Sprintf("%s-r-%08x", volumeOf(replica), h.Sum32())
 	before, after := from.replicas(), to.replicas()
 	if after == nil {
@@ -145,7 +145,7 @@ func (m *Manager) moveReplica(ctx context.Context, replica string, from, to long
 	return nil
 }
 
-// moveObject is the replica's own object, where it has one.
+// moveObject updates the replica's own object, if it has one.
 func (m *Manager) moveObject(ctx context.Context, replica, name string, to longhornDisk) error {
 	r := longhorn.WithResource("replicas")
 	o, err := m.store.Get(ctx, r, to.node.GetNamespace(), replica)

@@ -15,25 +15,25 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// StaticPod is a pod that a machine runs whatever the API says.
+// StaticPod is a pod that a machine runs independently of the API.
 type StaticPod struct {
-	Pod      *corev1.Pod // as the machine has it, named without its node
-	Hash     string      // of that
+	Pod      *corev1.Pod // as on the machine, without the node's name
+	Hash     string      // of the pod
 	Ready    bool
 	Waiting  string // why its container does not run, "" if it does
-	Message  string // what there is to say of that
+	Message  string // details of Waiting
 	Restarts int
-	Started  time.Time // when its container last did; zero: never
+	Started  time.Time // when its container last started; zero: never
 }
 
-// The annotations by which mirror pods are known (kubelet/types).
+// The annotations that mark mirror pods (kubelet/types).
 const (
 	configHash   = "kubernetes.io/config.hash"
 	configSource = "kubernetes.io/config.source"
 	configSeen   = "kubernetes.io/config.seen"
 )
 
-// StaticPods says which ones the running kubelet of the machine with that UUID has.
+// StaticPods sets the static pods of the running kubelet of the machine with that UUID.
 func (m *Manager) StaticPods(uuid string, pods []StaticPod) {
 	m.mu.Lock()
 	for _, k := range m.kubelets {
@@ -45,8 +45,8 @@ func (m *Manager) StaticPods(uuid string, pods []StaticPod) {
 	m.wake()
 }
 
-// syncMirrorPods shows in the API the static pods of running kubelets: one that has
-// changed is another pod, of the same name.
+// syncMirrorPods updates the mirror pods of running kubelets: a changed static pod becomes
+// a new pod of the same name.
 func (m *Manager) syncMirrorPods(ctx context.Context) error {
 	kubelets := m.running()
 	for _, name := range slices.Sorted(maps.Keys(kubelets)) {
@@ -99,7 +99,7 @@ func (m *Manager) syncMirrorPodsOf(ctx context.Context, k *kubelet, n *corev1.No
 	return nil
 }
 
-// staticPods are the kubelet's; it may not have said yet.
+// staticPods are the kubelet's; told is false until it has reported them.
 func (m *Manager) staticPods(k *kubelet) (pods []StaticPod, told bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,12 +111,12 @@ func isMirror(p *corev1.Pod) bool {
 	return ok
 }
 
-// mirrors says whether p shows this very pod.
+// mirrors says whether p is the mirror of this very pod.
 func (s StaticPod) mirrors(p *corev1.Pod, n *corev1.Node) bool {
 	return p.Name == s.Pod.Name+"-"+n.Name && p.Namespace == s.Pod.Namespace && p.Annotations[corev1.MirrorPodAnnotationKey] == s.Hash
 }
 
-// mirror is the pod as the kubelet creates it in the API (mirror_client.go).
+// mirror is the mirror pod as the kubelet creates it (mirror_client.go).
 func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	p := s.Pod.DeepCopy()
 	p.Name += "-" + n.Name
@@ -131,7 +131,7 @@ func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	return p
 }
 
-// reflection is what a mirror pod was found to show already.
+// reflection caches what a mirror pod already shows.
 type reflection struct {
 	revision         string // of the pod
 	ready            bool
@@ -141,7 +141,7 @@ type reflection struct {
 	host             string
 }
 
-// reflect gives a mirror pod the status that its kubelet has of the static pod.
+// reflect updates a mirror pod's status from the static pod.
 func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error {
 	static, _ := m.staticPods(k)
 	for _, s := range static {
@@ -162,8 +162,8 @@ func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error 
 	return nil
 }
 
-// status is p with the static pod's status. Conditions that hold on keep the time
-// of their last change.
+// status is p with the static pod's status. Unchanged conditions keep the time of their
+// last change.
 func (s StaticPod) status(p *corev1.Pod, k *kubelet) *corev1.Pod {
 	ready := map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue, false: corev1.ConditionFalse}[s.Ready]
 	fresh := withReadiness(p, ready)

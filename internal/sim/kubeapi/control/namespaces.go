@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// terminateAfter is how long the namespace controller lets others notice first
+// terminateAfter is the namespace controller's delay, in which others can notice
 // (namespaceDeletionGracePeriod in Kubernetes).
 const terminateAfter = 5 * time.Second
 
-// terminateNamespaces deletes what is in namespaces that are to go, and those
-// themselves once nothing is left.
+// terminateNamespaces deletes the content of terminating namespaces, and then the
+// namespaces.
 func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	namespaces, err := all[*corev1.Namespace](ctx, m.store, store.Namespaces())
 	if err != nil {
@@ -44,7 +44,7 @@ func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// emptyNamespace returns how many objects have not gone yet.
+// emptyNamespace returns how many objects are left.
 func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, err error) {
 	for _, r := range store.Resources() {
 		if !r.Namespaced {
@@ -67,7 +67,7 @@ func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, er
 	return left, nil
 }
 
-// terminating says whether a namespace takes nothing new.
+// terminating says whether a namespace refuses new objects.
 func (m *Manager) terminating(ctx context.Context, name string) bool {
 	ns, err := m.store.Get(ctx, store.Namespaces(), "", name)
 	return err == nil && ns.GetDeletionTimestamp() != nil

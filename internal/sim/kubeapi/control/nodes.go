@@ -25,22 +25,22 @@ type NodeInfo struct {
 	KernelVersion  string
 	Addresses      []string // IPs
 
-	// What the machine sets on its Node, beside what every kubelet does.
+	// Labels and Annotations are those that the machine adds to what every kubelet sets.
 	Labels, Annotations map[string]string
 	Taints              []corev1.Taint
 }
 
 type kubelet struct {
 	NodeInfo
-	registered bool // a Node deleted later is not made again before the next start
-	reported   bool // what it reports when it starts
+	registered bool // a Node deleted later is not recreated before the next start
+	reported   bool // the status at start was sent
 
 	static []StaticPod
-	told   bool // whether it has said which static pods there are; both with Manager.mu held
+	told   bool // it has reported its static pods; guarded, like pods, by Manager.mu
 }
 
-// NodeUp starts the kubelet of a machine that has booted. The Node is
-// registered, or taken over if the object survived, and Ready a while later.
+// NodeUp starts the kubelet of a machine that has booted. It registers the Node, or takes
+// over an existing one, which becomes Ready later.
 func (m *Manager) NodeUp(info NodeInfo) {
 	m.mu.Lock()
 	m.kubelets = append(m.without(info.UUID), &kubelet{NodeInfo: info})
@@ -48,7 +48,8 @@ func (m *Manager) NodeUp(info NodeInfo) {
 	m.wake()
 }
 
-// NodeDown ends that of the machine with that UUID. Nobody tells the API: it has to notice.
+// NodeDown ends the kubelet of the machine with that UUID. The API is not told and must
+// notice.
 func (m *Manager) NodeDown(uuid string) {
 	m.mu.Lock()
 	m.kubelets = m.without(uuid)
@@ -56,13 +57,13 @@ func (m *Manager) NodeDown(uuid string) {
 	m.wake()
 }
 
-// without wants m.mu held.
+// without needs m.mu held.
 func (m *Manager) without(uuid string) []*kubelet {
 	return slices.DeleteFunc(slices.Clone(m.kubelets), func(k *kubelet) bool { return k.UUID == uuid })
 }
 
-// running are the kubelets by the name of their node. Of several machines with
-// one name the last that started is heard: what the others write it overwrites.
+// running are the kubelets by node name. If several machines have the same name, the last
+// one started wins: it overwrites what the others write.
 func (m *Manager) running() map[string]*kubelet {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -99,7 +100,7 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.Name}}
 	k.mark(n)
 	n.Spec.Taints = slices.Clone(k.Taints)
-	if m.alone() { // else the API server does it: the admission plugin TaintNodesByCondition
+	if m.alone() { // else the API server's admission plugin TaintNodesByCondition does it
 		n.Spec.Taints = append(n.Spec.Taints, taint(corev1.TaintNodeNotReady, corev1.TaintEffectNoSchedule))
 	}
 	k.report(n)
@@ -111,7 +112,7 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 	return nil
 }
 
-// mark sets the labels, annotations and taints that kubelet and machine own.
+// mark sets the labels, annotations and taints of kubelet and machine.
 func (k *kubelet) mark(n *corev1.Node) {
 	labels := map[string]string{
 		"beta.kubernetes.io/arch": "amd64",
@@ -136,7 +137,7 @@ func (k *kubelet) mark(n *corev1.Node) {
 	maps.Copy(n.Annotations, annotations)
 }
 
-// report sets the status that a kubelet sends when it starts.
+// report sets the status that a kubelet sends at start.
 func (k *kubelet) report(n *corev1.Node) {
 	n.Status.NodeInfo = corev1.NodeSystemInfo{
 		MachineID: k.UUID, SystemUUID: k.UUID, BootID: k.BootID,
@@ -163,7 +164,7 @@ func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) erro
 	ready := readiness(n)
 	current := k != nil && k.reported && n.Status.NodeInfo.BootID == k.BootID && n.Status.NodeInfo.SystemUUID == k.UUID
 	if current && ready == corev1.ConditionTrue && (!m.alone() || equality.Semantic.DeepEqual(n.Spec.Taints, conditionTaints(n))) {
-		return nil // as it is nearly always
+		return nil // the usual case
 	}
 	fresh := n.DeepCopy()
 	switch {
@@ -179,7 +180,7 @@ func (m *Manager) syncNode(ctx context.Context, n *corev1.Node, k *kubelet) erro
 		k.mark(fresh)
 		fresh.Spec.Taints = join(fresh.Spec.Taints, k.Taints)
 		k.report(fresh)
-	case !k.reported: // it was only restarted
+	case !k.reported: // the kubelet was only restarted
 		k.registered, k.reported = true, true
 		k.mark(fresh)
 		k.report(fresh)
@@ -209,7 +210,7 @@ func (m *Manager) writeNode(ctx context.Context, old, fresh *corev1.Node) error 
 	return err
 }
 
-// readiness is the node's Ready condition, False where it has none yet.
+// readiness is the node's Ready condition, False if it has none yet.
 func readiness(n *corev1.Node) corev1.ConditionStatus {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// runPods does what a kubelet does with the pods of its node. Those of a node
-// without a running kubelet stay as they are, but no longer ready once it is lost.
+// runPods does what a kubelet does with the pods of its node. Pods of a node without a
+// running kubelet stay as they are, but become unready once the node is lost.
 func (m *Manager) runPods(ctx context.Context) error {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	if err != nil {
@@ -77,9 +77,9 @@ func (m *Manager) runPod(ctx context.Context, p *corev1.Pod, n *corev1.Node, k *
 	return m.writePod(ctx, fresh)
 }
 
-// ignoresSIGTERM says whether a container's first process has no handler for the
-// signal, as sleep has none: the kernel does not end PID 1 by it, and the kubelet
-// kills that when its grace period is over.
+// ignoresSIGTERM says whether a container's first process has no handler for the signal,
+// such as sleep: the kernel does not deliver it to PID 1, and the kubelet kills the
+// container after the grace period.
 func ignoresSIGTERM(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool { return len(c.Command) > 0 && c.Command[0] == "sleep" })
 }
@@ -96,10 +96,10 @@ func (m *Manager) writePod(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
-// podIP is an address of the cluster's pod network, the same for the same pod.
+// podIP is an address of the cluster's pod network, derived from the pod.
 func podIP(p *corev1.Pod) string {
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(p.UID)) // a hash cannot fail
+	_, _ = h.Write([]byte(p.UID)) // a hash never fails
 	s := h.Sum32()
 	return fmt.Sprintf("10.244.%d.%d", byte(s>>8), byte(s))
 }
@@ -128,10 +128,10 @@ func withReadiness(p *corev1.Pod, s corev1.ConditionStatus) *corev1.Pod {
 	return fresh
 }
 
-// endsAfter is how long the pod's processes go on once they are told to end: a
-// preStop hook sleeps first, and what ignores SIGTERM is killed when the grace is over.
+// endsAfter is how long the pod's processes run after the request to end: a preStop hook
+// sleeps first, and a process that ignores SIGTERM is killed after the grace period.
 func endsAfter(p *corev1.Pod) time.Duration {
-	const grace = 30 * time.Second // where the pod says nothing
+	const grace = 30 * time.Second // default of a pod
 	most, ends := grace, endAfter
 	if s := p.DeletionGracePeriodSeconds; s != nil {
 		most = time.Duration(*s) * time.Second
@@ -147,8 +147,8 @@ func endsAfter(p *corev1.Pod) time.Duration {
 	return min(ends, max(most, endAfter))
 }
 
-// evictFromLost deletes the pods of a node that has been unreachable for long;
-// without a kubelet they stay, terminating.
+// evictFromLost deletes the pods of a node that has been unreachable for long; without a
+// kubelet they stay terminating.
 func (m *Manager) evictFromLost(ctx context.Context) error {
 	nodes, err := all[*corev1.Node](ctx, m.store, store.Nodes())
 	if err != nil {

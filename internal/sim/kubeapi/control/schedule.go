@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// schedule puts each waiting pod on the fitting node that has the fewest pods.
+// schedule assigns each pending pod to the fitting node with the fewest pods.
 func (m *Manager) schedule(ctx context.Context) error {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	if err != nil {
@@ -75,7 +75,7 @@ func fits(p *corev1.Pod, n *corev1.Node, volumes []*corev1.PersistentVolume) boo
 	return true
 }
 
-// matchesTerms says whether one of the terms holds for the node's labels.
+// matchesTerms says whether one of the terms matches the node's labels.
 func matchesTerms(n *corev1.Node, terms []corev1.NodeSelectorTerm) bool {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
@@ -92,7 +92,7 @@ func matchesTerms(n *corev1.Node, terms []corev1.NodeSelectorTerm) bool {
 	})
 }
 
-// unschedulable says once on the pod that no node takes it.
+// unschedulable sets the pod's condition once when no node fits.
 func (m *Manager) unschedulable(ctx context.Context, p *corev1.Pod, nodes int) error {
 	if slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled }) {
 		return nil

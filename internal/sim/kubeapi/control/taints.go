@@ -10,8 +10,8 @@ func taint(key string, effect corev1.TaintEffect) corev1.Taint {
 	return corev1.Taint{Key: key, Effect: effect}
 }
 
-// conditionTaints are the node's taints with those that follow from its state
-// brought up to date: cordoned, not ready, unreachable.
+// conditionTaints are the node's taints, with those for its state updated: cordoned, not
+// ready, unreachable.
 func conditionTaints(n *corev1.Node) []corev1.Taint {
 	var due []corev1.Taint
 	switch readiness(n) {
@@ -37,7 +37,7 @@ func conditionTaints(n *corev1.Node) []corev1.Taint {
 	return append(taints, due...)
 }
 
-// join adds the taints that are not there yet.
+// join adds the missing taints.
 func join(have, more []corev1.Taint) []corev1.Taint {
 	for _, t := range more {
 		if !slices.ContainsFunc(have, func(h corev1.Taint) bool { return h.MatchTaint(&t) }) {
@@ -47,7 +47,7 @@ func join(have, more []corev1.Taint) []corev1.Taint {
 	return have
 }
 
-// tolerated says whether the pod may be put on a node with these taints.
+// tolerated says whether the pod tolerates these taints.
 func tolerated(pod *corev1.Pod, taints []corev1.Taint) bool {
 	for _, t := range taints {
 		if t.Effect == corev1.TaintEffectPreferNoSchedule {

@@ -2,9 +2,9 @@ package control
 
 import "time"
 
-// timers are the simulated durations that are running. One that a pass does
-// not ask for any more is dropped: its reason is gone. Those that end at the
-// same moment are seen to end in the same pass.
+// timers are the running simulated durations. A timer that a pass does not ask for is
+// dropped, because its reason is gone. Timers that end at the same moment end in the same
+// pass.
 type timers struct {
 	speed   float64
 	running map[string]*timer
@@ -38,7 +38,7 @@ func (t *timers) due(key string, d time.Duration) bool {
 	return !t.now.Before(r.end)
 }
 
-// again says whether it is time for what is done at once and then every d.
+// again is true the first time and then every d.
 func (t *timers) again(key string, d time.Duration) bool {
 	r, ok := t.running[key]
 	if ok && t.now.Before(r.end) {
@@ -49,8 +49,8 @@ func (t *timers) again(key string, d time.Duration) bool {
 	return true
 }
 
-// end drops what was not asked for and returns when the next timer ends; ok is
-// false if none runs.
+// end drops timers that the pass did not ask for and returns when the next one ends; ok is
+// false if there is none.
 func (t *timers) end() (next time.Time, ok bool) {
 	for key, r := range t.running {
 		if !r.asked {

@@ -42,8 +42,8 @@ func (m *Manager) volumesOf(ctx context.Context, p *corev1.Pod) ([]*corev1.Persi
 	return volumes, nil
 }
 
-// syncVolumes attaches the CSI volumes that pods need to their nodes and
-// detaches those that none uses any more. Attachments of other makers are left alone.
+// syncVolumes attaches the CSI volumes that pods need to their nodes and detaches unused
+// ones. Other clients' attachments are left alone.
 func (m *Manager) syncVolumes(ctx context.Context) error {
 	wanted, err := m.wantedAttachments(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (m *Manager) syncVolumes(ctx context.Context) error {
 	return nil
 }
 
-// wantedAttachments are those that the pods on nodes need, by name.
+// wantedAttachments are those that scheduled pods need, by name.
 func (m *Manager) wantedAttachments(ctx context.Context) (map[string]*storagev1.VolumeAttachment, error) {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	if err != nil {

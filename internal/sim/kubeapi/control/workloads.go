@@ -26,7 +26,8 @@ func podFrom(owner store.Object, kind string, t corev1.PodTemplateSpec) *corev1.
 	return &corev1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
 }
 
-// active says whether a workload counts the pod: it lives and is to go on living.
+// active says whether a workload counts the pod: it has neither ended nor is it
+// terminating.
 func active(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
 }
@@ -41,7 +42,7 @@ func readyPods(pods []*corev1.Pod) int32 {
 	return n
 }
 
-// wantedReplicas is how many pods a workload is to have: one unless it says so.
+// wantedReplicas is the wanted number of pods: one by default.
 func wantedReplicas(n *int32) int {
 	if n == nil {
 		return 1
@@ -59,7 +60,7 @@ func (m *Manager) createPod(ctx context.Context, p *corev1.Pod) error {
 	return nil
 }
 
-// syncDaemonSets gives every Node that a DaemonSet selects its pod.
+// syncDaemonSets creates a DaemonSet's pod on every Node that it selects.
 func (m *Manager) syncDaemonSets(ctx context.Context) error {
 	sets, err := all[*appsv1.DaemonSet](ctx, m.store, store.DaemonSets())
 	if err != nil {
@@ -105,7 +106,7 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 		if err := m.renew(ctx, outdated, wanted-readyPods(living(pods))); err != nil {
 			return err
 		}
-		fresh := *ds // its status has nothing that is shared and changes here; so below
+		fresh := *ds // a shallow copy: only unshared fields of its status change; likewise below
 		fresh.Status.UpdatedNumberScheduled = int32(len(pods) - len(outdated))
 		fresh.Status.NumberUnavailable = wanted - readyPods(pods)
 		fresh.Status.DesiredNumberScheduled, fresh.Status.CurrentNumberScheduled = wanted, int32(len(pods))
@@ -122,8 +123,8 @@ func living(pods []*corev1.Pod) []*corev1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *corev1.Pod) bool { return !active(p) })
 }
 
-// renew ends pods of an earlier template: those that are not available at once, of the
-// others one while all are (maxUnavailable is 1, as it is by default).
+// renew deletes pods of an earlier template: unavailable ones at once, available ones one
+// at a time while all are available (maxUnavailable is 1, the default).
 func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable int32) error {
 	for _, p := range outdated {
 		if p.DeletionTimestamp != nil {
@@ -142,8 +143,8 @@ func (m *Manager) renew(ctx context.Context, outdated []*corev1.Pod, unavailable
 	return nil
 }
 
-// writeStatus writes the status of an object unless it is the same as before. The
-// store keeps a copy.
+// writeStatus writes the status of an object unless it is unchanged. The store keeps a
+// copy.
 func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource, fresh store.Object, same bool) error {
 	if same {
 		return nil
@@ -152,7 +153,7 @@ func (m *Manager) writeStatus(ctx context.Context, r schema.GroupVersionResource
 	return err
 }
 
-// syncReplicaSets replaces pods that are ending as soon as they end, not when they are gone.
+// syncReplicaSets replaces pods as soon as they are terminating, not when they are gone.
 func (m *Manager) syncReplicaSets(ctx context.Context) error {
 	sets, err := all[*appsv1.ReplicaSet](ctx, m.store, store.ReplicaSets())
 	if err != nil {
@@ -185,7 +186,7 @@ func (m *Manager) syncReplicaSets(ctx context.Context) error {
 	return nil
 }
 
-// syncStatefulSets makes pod N again only when the one before it is gone.
+// syncStatefulSets recreates pod N only when the old one is gone.
 func (m *Manager) syncStatefulSets(ctx context.Context) error {
 	sets, err := all[*appsv1.StatefulSet](ctx, m.store, store.StatefulSets())
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Delete removes an object, or marks it where something has to happen first: a
-// pod on a node is its kubelet's to end, an object with
-// finalizers theirs, a namespace with content its controller's.
+// Delete removes an object, or marks it if something must happen first: a kubelet ends the
+// pods of its node, finalizers must be removed, and a namespace's controller deletes its
+// content.
 func (m *Memory) Delete(_ context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,7 +62,7 @@ func preconditions(r schema.GroupVersionResource, old Object, p *metav1.Precondi
 	return nil
 }
 
-// gracePeriod is how many seconds the object has to end by itself.
+// gracePeriod is the object's grace period in seconds.
 func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// historyKept is how many changes a slow watcher may lag behind.
+// historyKept is the number of changes that a slow watcher may lag behind.
 const historyKept = 8192
 
 type key struct{ namespace, name string }
@@ -28,14 +28,14 @@ func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.namespace, o.namespace), cmp.Compare(k.name, o.name))
 }
 
-// Memory is a Store in memory. UIDs and generated names come from a counter,
-// so that the same story gives the same objects.
+// Memory is a Store in memory. UIDs and generated names come from a counter, so that they
+// are deterministic.
 type Memory struct {
 	mu       sync.Mutex
 	objects  map[schema.GroupVersionResource]map[key]Object
-	sorted   map[schema.GroupVersionResource][]Object // all of a resource, by key, until one changes
+	sorted   map[schema.GroupVersionResource][]Object // cached lists of a resource, by key, until one changes
 	revision uint64
-	made     uint64 // objects and names made so far
+	made     uint64 // number of objects and names made so far
 	history  []change
 	changed  chan struct{} // closed at the next change
 }
@@ -82,7 +82,7 @@ func (m *Memory) List(_ context.Context, r schema.GroupVersionResource, namespac
 	return found, m.revisionString(), nil
 }
 
-// all is every object of a resource, by key. The list is not to be changed.
+// all lists the objects of a resource by key. The list must not be changed.
 func (m *Memory) all(r schema.GroupVersionResource) []Object {
 	list, known := m.sorted[r]
 	if !known {
@@ -122,8 +122,8 @@ func (m *Memory) Create(_ context.Context, r schema.GroupVersionResource, obj Ob
 	return fresh, nil
 }
 
-// prepare sets what the server itself does on a new object (PrepareForCreate in
-// the strategies of Kubernetes' registry/core).
+// prepare sets the server's own fields of a new object (PrepareForCreate in the strategies
+// of Kubernetes' registry/core).
 func prepare(fresh Object) {
 	switch o := fresh.(type) {
 	case *corev1.Pod:
@@ -134,12 +134,12 @@ func prepare(fresh Object) {
 	}
 }
 
-// suffix makes the end of a generated name.
+// suffix makes the suffix of a generated name.
 func (m *Memory) suffix() string {
 	const alphabet = "bcdfghjklmnpqrstvwxz2456789" // as Kubernetes: no vowels, no look-alikes
 	m.made++
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(strconv.FormatUint(m.made, 10))) // a hash cannot fail
+	_, _ = h.Write([]byte(strconv.FormatUint(m.made, 10))) // a hash never fails
 	sum := h.Sum64()
 	b := make([]byte, 5)
 	for i := range b {
@@ -173,7 +173,7 @@ func (m *Memory) Update(_ context.Context, r schema.GroupVersionResource, obj Ob
 	return fresh, nil
 }
 
-// Preview is what an update makes of an object: old itself if nothing changes.
+// Preview is the result of an update: old itself if nothing changes.
 func Preview(r schema.GroupVersionResource, old, obj Object, part Part) (Object, error) {
 	if err := sameAs(r, old, obj); err != nil {
 		return nil, err
@@ -185,7 +185,7 @@ func Preview(r schema.GroupVersionResource, old, obj Object, part Part) (Object,
 	return fresh, nil
 }
 
-// sameAs refuses a write that was made for another object or another revision of it.
+// sameAs refuses a write for another object or another revision of it.
 func sameAs(r schema.GroupVersionResource, old, obj Object) error {
 	if rv := obj.GetResourceVersion(); rv != "" && rv != old.GetResourceVersion() {
 		return apierrors.NewConflict(r.GroupResource(), obj.GetName(),
@@ -198,9 +198,9 @@ func sameAs(r schema.GroupVersionResource, old, obj Object) error {
 	return nil
 }
 
-// Replace makes the store hold these objects and no others, as they are, UIDs
-// included. It gives them revisions after all others: the lab's controllers
-// watch on, and must not see them go back.
+// Replace makes the store contain exactly these objects, with their UIDs. Their new
+// revisions are higher than all earlier ones: the lab's controllers keep watching, and
+// must not see revisions go back.
 func (m *Memory) Replace(objects map[schema.GroupVersionResource][]Object) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -227,7 +227,7 @@ func compareResources(a, b schema.GroupVersionResource) int {
 	return cmp.Compare(a.String(), b.String())
 }
 
-// put stores fresh under a new revision and tells the watchers.
+// put stores fresh under a new revision and notifies the watchers.
 func (m *Memory) put(r schema.GroupVersionResource, t watch.EventType, fresh, old Object) {
 	m.revision++
 	fresh.SetResourceVersion(m.revisionString())
@@ -239,7 +239,7 @@ func (m *Memory) put(r schema.GroupVersionResource, t watch.EventType, fresh, ol
 	m.tell(r, Event{Type: t, Object: fresh, Before: old})
 }
 
-// remove takes an object out; last is how its watchers see it for the last time.
+// remove removes an object; last is its final state for watchers.
 func (m *Memory) remove(r schema.GroupVersionResource, k key, last, old Object) {
 	m.revision++
 	last.SetResourceVersion(m.revisionString())

@@ -10,8 +10,8 @@ import (
 
 func duplicate(obj Object) Object { return obj.DeepCopyObject().(Object) }
 
-// merge is old with one part of obj, and whether that differs from old. What
-// only the server may set stays as it was.
+// merge is old with one part of obj, and says whether that differs from old. Fields of the
+// server stay unchanged.
 func merge(old, obj Object, part Part) (Object, bool) {
 	var fresh Object
 	if part == Status {
@@ -36,7 +36,7 @@ func merge(old, obj Object, part Part) (Object, bool) {
 	return fresh, !equality.Semantic.DeepEqual(old, fresh)
 }
 
-// field is a field of the object, nil where its type has none.
+// field is a field of the object, nil if its type has none.
 func field(obj Object, name string) any {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		return u.Object[strings.ToLower(name)]
@@ -62,7 +62,7 @@ func copyField(to, from Object, name string) {
 	}
 }
 
-// ClearStatus empties the status, which a client may not set when it creates an object.
+// ClearStatus clears the status, which a client may not set at creation.
 func ClearStatus(obj Object) {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		delete(u.Object, "status")

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Remote is a Store behind a real API server: what gives UIDs and revisions,
-// validates and refuses is that server.
+// Remote is a Store on a real API server, which assigns UIDs and revisions, validates and
+// refuses.
 type Remote struct {
 	base   *url.URL
 	client *http.Client
@@ -29,8 +29,8 @@ type Remote struct {
 
 var _ Store = (*Remote)(nil)
 
-// NewRemote is the store of the server at base; transport brings the
-// credentials of somebody who may do everything, and stays the caller's.
+// NewRemote is the store of the server at base. transport has the credentials of a user
+// who may do everything; the caller closes it.
 func NewRemote(base *url.URL, transport http.RoundTripper) (*Remote, error) {
 	scheme, err := NewScheme()
 	if err != nil {
@@ -44,7 +44,7 @@ func (s *Remote) Get(ctx context.Context, r schema.GroupVersionResource, namespa
 	return s.object(ctx, http.MethodGet, r, namespace, []string{name}, nil)
 }
 
-// List reads all pages at once, as no lab's cluster is too large for that.
+// List reads all pages in one request: no lab's cluster is too large for that.
 func (s *Remote) List(ctx context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error) {
 	var list struct {
 		Metadata metav1.ListMeta   `json:"metadata"`
@@ -71,7 +71,7 @@ func (s *Remote) List(ctx context.Context, r schema.GroupVersionResource, namesp
 	return objects, list.Metadata.ResourceVersion, nil
 }
 
-// Create makes an object. As with any client's, its status is dropped.
+// Create creates an object. As for any client, its status is dropped.
 func (s *Remote) Create(ctx context.Context, r schema.GroupVersionResource, obj Object) (Object, error) {
 	return s.object(ctx, http.MethodPost, r, obj.GetNamespace(), nil, obj)
 }
@@ -85,7 +85,7 @@ func (s *Remote) Update(ctx context.Context, r schema.GroupVersionResource, obj 
 	return s.object(ctx, http.MethodPut, r, obj.GetNamespace(), path, obj)
 }
 
-// Delete asks for an object's end. What the server answers with a Status is gone.
+// Delete deletes an object. If the server answers with a Status, the object is gone.
 func (s *Remote) Delete(ctx context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error) {
 	o.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}
 	before, err := s.Get(ctx, r, namespace, name)
@@ -106,7 +106,7 @@ func (s *Remote) Delete(ctx context.Context, r schema.GroupVersionResource, name
 	return s.decode(r, b)
 }
 
-// Evict asks for a pod's end as far as its budget allows.
+// Evict evicts a pod if its budget allows it.
 func (s *Remote) Evict(ctx context.Context, namespace, name string, o metav1.DeleteOptions) error {
 	_, err := s.do(ctx, http.MethodPost, s.path(Pods(), namespace, name, "eviction"), &policyv1.Eviction{
 		TypeMeta:   metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "Eviction"},
@@ -115,7 +115,7 @@ func (s *Remote) Evict(ctx context.Context, namespace, name string, o metav1.Del
 	return err
 }
 
-// object sends obj, unless it is nil, and reads the object that is answered.
+// object sends obj, unless it is nil, and returns the object in the answer.
 func (s *Remote) object(ctx context.Context, method string, r schema.GroupVersionResource, namespace string, path []string, obj Object) (Object, error) {
 	var body any
 	if obj != nil {
@@ -134,7 +134,7 @@ func (s *Remote) object(ctx context.Context, method string, r schema.GroupVersio
 	return s.decode(r, b)
 }
 
-// path is where a resource, an object of it or a subresource is.
+// path is the URL of a resource, an object or a subresource.
 func (s *Remote) path(r schema.GroupVersionResource, namespace string, rest ...string) *url.URL {
 	parts := []string{"apis", r.Group, r.Version}
 	if r.Group == "" {
@@ -146,7 +146,7 @@ func (s *Remote) path(r schema.GroupVersionResource, namespace string, rest ...s
 	return s.base.JoinPath(append(append(parts, r.Resource), rest...)...)
 }
 
-// do sends a request; an answer that is no success is an API status.
+// do sends a request; an unsuccessful answer becomes an API status.
 func (s *Remote) do(ctx context.Context, method string, at *url.URL, body any) ([]byte, error) {
 	resp, err := s.send(ctx, method, at, body)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *Remote) do(ctx context.Context, method string, at *url.URL, body any) (
 	return b, nil
 }
 
-// send is do whose answer the caller reads and closes.
+// send is do for an answer that the caller reads and closes.
 func (s *Remote) send(ctx context.Context, method string, at *url.URL, body any) (*http.Response, error) {
 	var content io.Reader
 	if body != nil {
@@ -190,7 +190,7 @@ func (s *Remote) send(ctx context.Context, method string, at *url.URL, body any)
 	return resp, nil
 }
 
-// refusal reads the Status of an answer that is no success.
+// refusal reads the Status of an unsuccessful answer.
 func refusal(resp *http.Response) error {
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	if err != nil {
@@ -220,7 +220,7 @@ func (s *Remote) decode(r schema.GroupVersionResource, b []byte) (Object, error)
 	if !ok {
 		return nil, errors.New(kind.Kind + " is no object")
 	}
-	o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the store's objects don't say it
+	o.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // the store's objects don't have it
 	return o, nil
 }
 

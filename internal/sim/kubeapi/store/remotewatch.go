@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// reconnect is the pause before a stream that broke is asked for again.
+// reconnect is the pause before a broken stream is reopened.
 const reconnect = 200 * time.Millisecond
 
-// Watch follows a resource from a revision on, over as many streams as it takes.
+// Watch follows a resource from a revision on, over as many streams as needed.
 func (s *Remote) Watch(ctx context.Context, r schema.GroupVersionResource, revision string) (Watch, error) {
 	if revision == "" {
 		var err error
@@ -32,7 +32,7 @@ func (s *Remote) Watch(ctx context.Context, r schema.GroupVersionResource, revis
 type remoteWatch struct {
 	store    *Remote
 	resource schema.GroupVersionResource
-	seen     string // revision; "": whatever comes next
+	seen     string // revision; "": start at present
 	stream   io.ReadCloser
 	events   *json.Decoder
 	end      context.CancelFunc
@@ -40,8 +40,8 @@ type remoteWatch struct {
 
 var _ Watch = (*remoteWatch)(nil)
 
-// Next reads on. A server that is gone is waited for: only ctx and a revision
-// that the server does not know any more end the wait.
+// Next reads on. It waits while the server is down: only ctx, or a revision that the
+// server has dropped, ends the wait.
 func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 	for {
 		e, ok, err := w.step(ctx)
@@ -67,7 +67,7 @@ func (w *remoteWatch) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// step reads one event of the stream, opening one if need be.
+// step reads one event of the stream, and opens one if needed.
 func (w *remoteWatch) step(ctx context.Context) (e Event, ok bool, err error) {
 	if w.stream == nil {
 		if err := w.open(ctx); err != nil {

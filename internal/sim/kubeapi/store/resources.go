@@ -18,7 +18,7 @@ import (
 type Resource struct {
 	schema.GroupVersionResource
 	Kind       string
-	Short      []string // what kubectl users type: "po"
+	Short      []string // short names of kubectl: "po"
 	Namespaced bool
 	Status     bool // has a status subresource
 }
@@ -75,7 +75,7 @@ func CertificateRequests() schema.GroupVersionResource {
 	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
 }
 
-// Resources lists everything that is served from the start, in discovery's order.
+// Resources lists the resources that are served from the start, in discovery's order.
 func Resources() []Resource {
 	core := corev1.SchemeGroupVersion.WithResource
 	return []Resource{
@@ -109,7 +109,7 @@ func Resources() []Resource {
 	}
 }
 
-// NewScheme knows the Go types of all resources and of what clients send along with them.
+// NewScheme has the Go types of all resources and of other objects that clients send.
 func NewScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	add := runtime.NewSchemeBuilder(

@@ -1,5 +1,5 @@
-// Package store keeps the Kubernetes objects of a lab behind an interface that
-// is small enough for a real API server to fill it.
+// Package store keeps the Kubernetes objects of a lab behind an interface that a real API
+// server can implement too.
 package store
 
 import (
@@ -17,32 +17,32 @@ type Object interface {
 	metav1.Object
 }
 
-// Part says which half of an object an update may touch.
+// Part says which part of an object an update may change.
 type Part string
 
-// The parts. An update of one leaves the other as it is.
+// The parts. An update of one part leaves the rest unchanged.
 const (
 	Main   Part = ""
 	Status Part = "status"
 	Whole  Part = "whole" // both: a custom resource without a status subresource
 )
 
-// Store reads and writes objects as an API server would: it gives UIDs,
-// revisions and generations, refuses stale writes, deletes pods gracefully and
-// waits for finalizers. Errors are API statuses.
+// Store reads and writes objects as an API server would: it assigns UIDs, revisions and
+// generations, refuses stale writes, deletes pods gracefully and waits for finalizers.
+// Errors are API statuses.
 //
-// Objects that it returns are shared: copy one before changing it.
+// Returned objects are shared: copy one before changing it.
 type Store interface {
 	Get(ctx context.Context, r schema.GroupVersionResource, namespace, name string) (Object, error)
 	// List returns the objects of a namespace ("" for all), ordered by namespace
 	// and name, and the revision at which they were read.
 	List(ctx context.Context, r schema.GroupVersionResource, namespace string) ([]Object, string, error)
 	Create(ctx context.Context, r schema.GroupVersionResource, obj Object) (Object, error)
-	// Update writes one part. A conflict if obj has a revision that is not the newest.
+	// Update writes one part. It is a conflict if obj has a revision that is not the latest.
 	Update(ctx context.Context, r schema.GroupVersionResource, obj Object, part Part) (Object, error)
-	// Delete returns the object as it then is: gone, or waiting with a deletion timestamp.
+	// Delete returns the deleted object, or the object with its deletion timestamp.
 	Delete(ctx context.Context, r schema.GroupVersionResource, namespace, name string, o metav1.DeleteOptions) (Object, error)
-	// Watch begins after that revision, or now if it is "".
+	// Watch starts after that revision, or now if it is "".
 	Watch(ctx context.Context, r schema.GroupVersionResource, revision string) (Watch, error)
 }
 
@@ -55,8 +55,8 @@ type Event struct {
 
 // Watch yields the changes of one resource in order.
 type Watch interface {
-	// Next waits for the next change, or until ctx ends. A Gone error says that
-	// the reader was too slow and must list again.
+	// Next waits for the next change, or until ctx ends. A Gone error says that the reader was
+	// too slow and must list again.
 	Next(ctx context.Context) (Event, error)
 	Stop()
 }

@@ -62,7 +62,8 @@ func (w *memoryWatch) Next(ctx context.Context) (Event, error) {
 	}
 }
 
-// step looks once: an event, or the channel that is closed at the next change.
+// step does not wait: it returns an event, or the channel that is closed at the next
+// change.
 func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err error) {
 	m := w.store
 	m.mu.Lock()
@@ -70,7 +71,7 @@ func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err err
 	if w.seen >= m.revision {
 		return Event{}, false, m.changed, nil
 	}
-	// Every change has a revision of its own, so the history has no gaps.
+	// Every change has its own revision, so the history has no gaps.
 	first := m.history[0].revision
 	if w.seen+1 < first {
 		return Event{}, false, nil, apierrors.NewResourceExpired(
@@ -85,5 +86,5 @@ func (w *memoryWatch) step() (e Event, ok bool, changed <-chan struct{}, err err
 	return Event{}, false, m.changed, nil
 }
 
-// Stop has nothing to give back: a watch in memory is only a position.
+// Stop does nothing: a watch in memory is only a position.
 func (w *memoryWatch) Stop() {}
