@@ -161,7 +161,7 @@ func TestNothingIsSent(t *testing.T) {
 			func(t *testing.T, c *Client) error {
 				return c.CreateVM(t.Context(), "pve1", 101, map[string]string{"start": "1"})
 			},
-			`create VM 101: "start" is no key of a configuration`,
+			`create VM 101: "start" is not a configuration key`,
 		},
 	}
 	for name, tc := range cases {
@@ -231,7 +231,7 @@ func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
 		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
-			"take back what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
+			"revert what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
 		if fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
 		}

@@ -98,7 +98,7 @@ func TestRemoveHA(t *testing.T) {
 		},
 		"a fault in between": {
 			map[string][]route{haGet: {noHA}, haStatus: {raw("500 boom", "")}},
-			"Proxmox HA lets go of vm:101: GET /cluster/ha/status/current: 500 boom",
+			"Proxmox HA releases vm:101: GET /cluster/ha/status/current: 500 boom",
 			[]string{haGet, haStatus},
 		},
 	})
@@ -119,7 +119,7 @@ func TestRemoveHAKeepsRules(t *testing.T) {
 		},
 		"no purge, but a rule": {
 			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {data(`[{"rule":"apart","resources":"vm:100,vm:101"}]`)}},
-			"HA rules name vm:101 (apart), and this Proxmox VE cannot leave them alone when the resource goes",
+			"HA rules name vm:101 (apart), and this Proxmox VE would change them when the resource is removed",
 			[]string{haGet, haDelete + "?purge=0", haRules},
 		},
 		"no purge, rules unreadable": {
@@ -137,7 +137,7 @@ func TestRemoveHAGivesUp(t *testing.T) {
 		pve1 := s.node(t, "pve1")
 		pve1.on(haGet, noHA)
 		pve1.on(haStatus, haListed)
-		const want = "Proxmox HA lets go of vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
+		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
 		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
 		}

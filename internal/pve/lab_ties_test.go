@@ -186,7 +186,7 @@ func TestLabFreeDiskRefused(t *testing.T) {
 				must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi2": "fast:9090/vm-9090-disk-0.raw"}, nil))
 				return l.FreeDisk(t.Context(), l.read(t, 9011), "scsi2")
 			},
-			nil, "fast:9090/vm-9090-disk-0.raw is not its own to be freed",
+			nil, "fast:9090/vm-9090-disk-0.raw is not a volume of this VM, so it is not freed",
 		},
 		"in a snapshot": {
 			func(t *testing.T, l lab) error {

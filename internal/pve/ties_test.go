@@ -248,8 +248,8 @@ func TestBackups(t *testing.T) {
 		"job of nobody":          {path: jobs, answer: job(`"enabled":1`)},
 		"job that is not due":    {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":%d}]`, at(cluster.BusyWithin+time.Second)))},
 		"job that is just due":   {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":"%d"}]`, at(cluster.BusyWithin))), want: busy("backup job nightly due at 2000-01-01 00:30 UTC")},
-		"job with no next run":   {path: jobs, answer: data(`[{"id":"old","all":1,"starttime":"22:00"}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
-		"job whose time is null": {path: jobs, answer: data(`[{"id":"old","all":1,"next-run":null}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
+		"job with no next run":   {path: jobs, answer: data(`[{"id":"old","all":1,"starttime":"22:00"}]`), want: busy("backup job old due at a time that Proxmox does not report")},
+		"job whose time is null": {path: jobs, answer: data(`[{"id":"old","all":1,"next-run":null}]`), want: busy("backup job old due at a time that Proxmox does not report")},
 	})
 }
 

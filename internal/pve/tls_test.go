@@ -100,7 +100,7 @@ func TestUntrusted(t *testing.T) {
 			why       string
 			wrongName bool
 		}{
-			"pve1": {Options{}, "nobody that this machine trusts vouches for it", false},
+			"pve1": {Options{}, "its issuer is not trusted by this machine", false},
 			"pve9": {Options{RootCAs: s.pool()}, "pve9", true},
 		} {
 			_, err := s.clientWith(t, want.o, host).Quorate(t.Context())

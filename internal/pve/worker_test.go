@@ -47,7 +47,7 @@ func TestStartedSince(t *testing.T) {
 		"other ticks":             {listed: []string{mine}, status: data(`{"uptime":43229,"cpuinfo":{"user_hz":200}}`), want: mine},
 		"a host that just booted": {listed: []string{move(86400 - 10)}, status: data(`{"uptime":40}`), want: move(86400 - 10)},
 		"nobody tells the uptime": {listed: []string{mine}, status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/status: 403"},
-		"no uptime in the answer": {listed: []string{mine}, status: data(`{}`), err: "does not tell for how long it has been up"},
+		"no uptime in the answer": {listed: []string{mine}, status: data(`{}`), err: "does not report its uptime"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
