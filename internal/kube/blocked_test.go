@@ -55,7 +55,7 @@ func TestWhy(t *testing.T) {
 		"its sync failed":        {byBudget(0, failed), covering("web"), "PodDisruptionBudget shop/web does not allow evicting pods currently because it failed sync: jobs.batch does not implement the scale subresource", true, "loosen its budget"},
 		"in other words":         {byBudget(0, "no"), covering("web"), "PodDisruptionBudget in shop: no", true, "loosen its budget"},
 		"still processed":        {byBudget(10, "The disruption budget web is still being processed by the server."), covering("web"), "PodDisruptionBudget shop/web is still being processed by the server.", false, ""},
-		"two of them":            {two, covering("web", "web-too"), "PodDisruptionBudgets shop/web and shop/web-too cover it, and Kubernetes evicts no pod that more than one covers", true, "have one PodDisruptionBudget only cover a pod"},
+		"two of them":            {two, covering("web", "web-too"), "PodDisruptionBudgets shop/web and shop/web-too cover it, and Kubernetes evicts no pod that more than one covers", true, "change the PodDisruptionBudgets so that only one covers a pod"},
 		"two that nobody listed": {two, nil, two.ErrStatus.Message, false, ""},
 		"denied":                 {denied, nil, "not during trading hours", true, "allow the eviction of that pod"},
 		"too busy":               {apierrors.NewTooManyRequestsError("slowly"), nil, "Too many requests: slowly", false, ""},

@@ -114,7 +114,7 @@ func TestJudgeErrors(t *testing.T) {
 		kind  fault.Kind
 	}{
 		"forbidden":     {volumes(nil), map[string]page{list: forbidden(t, "volumes", "longhorn.io")}, "volumes: ", fault.Refused},
-		"no list":       {volumes(nil), map[string]page{list: {200, `{"kind":"Volume"}`}}, "read volumes: the answer is no list", fault.Failed},
+		"no list":       {volumes(nil), map[string]page{list: {200, `{"kind":"Volume"}`}}, "read volumes: the answer is not a list", fault.Failed},
 		"not JSON":      {volumes(nil), map[string]page{list: {200, `<html>`}}, "read volumes: read the answer: ", fault.Failed},
 		"out of date":   {volumes(nil), map[string]page{list: {410, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`}}, "read volumes: the list went out of date while it was read, 3 times in a row: too old", fault.Failed},
 		"no discovery":  {volumes(nil), map[string]page{"/apis": {503, "upgrading"}}, "list API groups: ", fault.Failed},

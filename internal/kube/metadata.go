@@ -10,16 +10,16 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// RestoreMetadata gives the node back what people had put on it. A node that
-// lacks nothing is not written to.
+// RestoreMetadata restores what people had put on the node. A node that lacks
+// nothing is not written to.
 func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
 	return c.amend(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
 		return lacks(n, m), nil
 	})
 }
 
-// lacks is the patch that gives n what m has and nobody else will give it; nil
-// if there is no such thing.
+// lacks is the patch that gives n the keys of m that no other program writes; nil if
+// there are none.
 func lacks(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	o := ownership(n, m)
 	p := &nodePatch{}

@@ -136,7 +136,7 @@ func TestReadsFailClosed(t *testing.T) {
 			`list nodes.longhorn.io: nodes is forbidden: User "ci" cannot list resource "nodes" in API group "longhorn.io"`, fault.Refused,
 		},
 		"Longhorn gone meanwhile": {data, "/apis/longhorn.io/v1beta2/nodes", page{404, "404 page not found"}, "list nodes.longhorn.io: ", fault.Failed},
-		"no list":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `{"kind":"Other"}`}, "list nodes.longhorn.io: the answer is no list", fault.Failed},
+		"no list":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `{"kind":"Other"}`}, "list nodes.longhorn.io: the answer is not a list", fault.Failed},
 		"no JSON":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `<html>`}, "list nodes.longhorn.io: read the answer", fault.Failed},
 		"Rook forbidden": {
 			data, "/apis/ceph.rook.io/v1/cephclusters", forbidden(t, "cephclusters", "ceph.rook.io"), "list cephclusters.ceph.rook.io: ", fault.Refused,

@@ -42,7 +42,7 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) { told = append(told, s) }); err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Join(told, "\n"); !strings.Contains(said, "for it was refused for 40s (roll.drain.onTimeout: delete)") {
+		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
 			t.Errorf("said:\n%s", said)
 		}
 	})

@@ -156,7 +156,7 @@ func TestApplyConfigRefuses(t *testing.T) {
 			"another machine":  {workerAddr, cpUUID, broken, fault.Refused, "nothing was applied"},
 			"no UUID to go by": {workerAddr, "", broken, fault.Refused, "nothing was applied"},
 			"configured":       {cpAddr, cpUUID, broken, fault.Failed, "it asked for a certificate"},
-			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "does not take the configuration"},
+			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "rejects the configuration"},
 		}
 		for name, cs := range cases {
 			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)

@@ -34,8 +34,8 @@ func TestTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		for addr, want := range map[string]string{
-			cpAddr.String(): "whoever answers at 127.42.7.11:50000", // and asks for a certificate
-			"127.42.7.12":   "whoever refuses connections to 127.42.7.12:50000",
+			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
+			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
 			"127.42.7.98":   "",
 			"127.42.7.99":   "an endpoint of the talosconfig",
 		} {
@@ -92,7 +92,7 @@ func TestTakenByTheWay(t *testing.T) {
 				}})
 				began := time.Now()
 				by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
-				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "see whether anybody has 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
+				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
 					t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
 				}
 				if took := time.Since(began); took > 10*time.Second {
