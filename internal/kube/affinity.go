@@ -11,7 +11,7 @@ import (
 
 // allowed lists the nodes on which a volume may be used. Most selectors name their
 // nodes, which avoids checking every volume against every node.
-func (l *localLook) allowed(s *corev1.NodeSelector) []*localNode {
+func (l *localScan) allowed(s *corev1.NodeSelector) []*localNode {
 	if s == nil {
 		return l.nodes
 	}
@@ -85,7 +85,7 @@ func meets(set labels.Set, r corev1.NodeSelectorRequirement) bool {
 
 // pinned lists the node that a volume is confined to: each term requires that node's
 // own name. Labels that several nodes may share, such as a zone, pin nothing.
-func (l *localLook) pinned(s *corev1.NodeSelector) []*localNode {
+func (l *localScan) pinned(s *corev1.NodeSelector) []*localNode {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil
 	}

@@ -54,31 +54,31 @@ type amendment func(n *corev1.Node) (*nodePatch, error)
 // revision prevents a second write of the same change.
 func (c *Client) amend(ctx context.Context, what, node string, change amendment) error {
 	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
-	var passes error
+	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		err := c.amendOnce(ctx, node, change)
 		switch {
 		case apierrors.IsConflict(err):
-			passes = nil
+			transient = nil
 			return false, "changed by someone else meanwhile", nil
 		case ctx.Err() != nil: // says nothing about the node
 			return err == nil, "", err
-		case mayPass(err):
-			passes = c.translate(err)
-			return false, "", passes
+		case isTransient(err):
+			transient = c.translate(err)
+			return false, "", transient
 		}
 		return err == nil, "", wait.Stop(c.translate(err))
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		for _, hint := range fault.Hints(passes) {
+		for _, hint := range fault.Hints(transient) {
 			err = fault.WithHint(err, "%s", hint)
 		}
 	}
 	return err
 }
 
-// mayPass reports whether the API gave no answer, or an error of its own.
-func mayPass(err error) bool {
+// isTransient reports whether the API gave no answer, or an error of its own.
+func isTransient(err error) bool {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return false
 	}

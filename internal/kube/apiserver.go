@@ -45,14 +45,14 @@ func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, er
 	case code == http.StatusInternalServerError: // with a line for each check (healthz.go of k8s.io/apiserver)
 		return "", fmt.Errorf("%s is not ready: %s", addr, failedChecks(body))
 	case code != http.StatusOK:
-		return "", refusesUs(addr, code)
+		return "", unexpectedStatus(addr, code)
 	}
 	code, body, err = c.ask(ctx, addr, "/version")
 	switch {
 	case err != nil:
 		return "", err
 	case code != http.StatusOK:
-		return "", refusesUs(addr, code)
+		return "", unexpectedStatus(addr, code)
 	}
 	var info version.Info
 	if err := json.Unmarshal(body, &info); err != nil {
@@ -79,7 +79,7 @@ func (c *Client) ask(ctx context.Context, addr netip.AddrPort, path string) (cod
 	return response.StatusCode, body, nil
 }
 
-func refusesUs(addr netip.AddrPort, code int) error {
+func unexpectedStatus(addr netip.AddrPort, code int) error {
 	return fmt.Errorf("%s answers %d %s", addr, code, http.StatusText(code))
 }
 

@@ -74,36 +74,36 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 	case l.answer == nil:
 		return "still running", false
 	case mayBeTwo(l.answer) && len(covering) > 1:
-		d.hint("change the PodDisruptionBudgets so that only one covers a pod, then run again%s", d.orDelete())
+		d.hint("change the PodDisruptionBudgets so that only one covers a pod, then run again%s", d.deleteHint())
 		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
 	case byBudget && later: // the budget was not checked yet: createTooManyRequestsError in that file
-		return inWords(&l.pod, budget.Message), false
+		return budgetMessage(&l.pod, budget.Message), false
 	case byBudget:
-		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.orDelete())
-		return inWords(&l.pod, budget.Message), true
+		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.deleteHint())
+		return budgetMessage(&l.pod, budget.Message), true
 	case apierrors.HasStatusCause(l.answer, corev1.NamespaceTerminatingCause):
 		return "its namespace is being terminated", false
-	case denies(l.answer) && l.condemned:
+	case denies(l.answer) && l.toDelete:
 		d.hint("change the webhook or policy that denies it to allow the deletion of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies")
 		return d.words(l.answer), true
 	case denies(l.answer):
-		d.hint("change the webhook or policy that denies it to allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.orDelete())
+		d.hint("change the webhook or policy that denies it to allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.deleteHint())
 		return d.words(l.answer), true
 	}
 	return d.words(l.answer), false
 }
 
-// orDelete suggests the deletion of pods, unless it is enabled.
-func (d *draining) orDelete() string {
+// deleteHint suggests the deletion of pods, unless it is enabled.
+func (d *draining) deleteHint() string {
 	if d.Delete {
 		return ""
 	}
 	return fmt.Sprintf("; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
 }
 
-// inWords is the server's message about a pod's budget, with the budget's full name:
+// budgetMessage is the server's message about a pod's budget, with the budget's full name:
 // only the server knows the numbers that it decided by.
-func inWords(p *corev1.Pod, cause string) string {
+func budgetMessage(p *corev1.Pod, cause string) string {
 	cause = foreign.Line(cause)
 	if rest, ok := strings.CutPrefix(cause, "The disruption budget "); ok {
 		return "PodDisruptionBudget " + p.Namespace + "/" + rest

@@ -95,7 +95,7 @@ func TestRefusedSince(t *testing.T) {
 func TestMayPass(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errors.New("annotation"), apierrors.NewUnauthorized("no"), apierrors.NewBadRequest("no")} {
-		if mayPass(err) {
+		if isTransient(err) {
 			t.Errorf("%v may pass", err)
 		}
 	}

@@ -35,9 +35,9 @@ func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, o
 	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
 }
 
-// understood reports whether a group is installed. It is an error if the version
+// supports reports whether a group is installed. It is an error if the version
 // whose fields we know is missing: other versions could hide data.
-func understood(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
+func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
 	if i < 0 {
 		return false, nil

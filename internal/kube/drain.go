@@ -30,7 +30,7 @@ const evictions = 10
 func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
-	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.condemn() {
+	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -58,13 +58,13 @@ type draining struct {
 	from map[string]bool // the namespaces of the pods
 }
 
-func (d *draining) leaves(namespace string) {
+func (d *draining) addNamespace(namespace string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.from[namespace] = true
 }
 
-func (d *draining) leftFrom(namespace string) bool {
+func (d *draining) hadPodsIn(namespace string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.from[namespace]
@@ -77,7 +77,7 @@ type leaving struct {
 	notBefore time.Time // when to ask again
 	refused   time.Time // since when a budget or admission has refused it, other than an API that could not answer; zero: not refused
 	why       string    // why it is still there
-	condemned bool      // to be deleted instead of evicted
+	toDelete  bool      // to be deleted instead of evicted
 }
 
 // judge records the reason, and since when the pod is refused.
@@ -98,7 +98,7 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
 		Watches: []wait.Watch{
 			func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) },
-			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.leftFrom, tell) },
+			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.hadPodsIn, tell) },
 		},
 	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -109,7 +109,7 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 		if fatal(err) {
 			return false, "", wait.Stop(err)
 		}
-		d.once(err.Error())
+		d.sayOnce(err.Error())
 		if d.left != "" {
 			err = fmt.Errorf("%w; before that: %s", err, d.left)
 		}
@@ -228,7 +228,7 @@ func (d *draining) follow(pods []corev1.Pod) {
 			l.pod = p
 		} else {
 			d.pods[p.UID] = &leaving{pod: p}
-			d.leaves(p.Namespace)
+			d.addNamespace(p.Namespace)
 		}
 	}
 	for uid, l := range d.pods {
@@ -251,8 +251,8 @@ func (d *draining) ask(ctx context.Context) error {
 	return g.Wait()
 }
 
-// once says a line unless it was said before.
-func (d *draining) once(line string) {
+// sayOnce says a line unless it was said before.
+func (d *draining) sayOnce(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.said[line] {

@@ -24,10 +24,10 @@ const longestPause = 30 * time.Second
 // askOne evicts or deletes one pod. It records the answer; an error ends the drain.
 func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	let := d.evict
-	if l.condemned {
+	if l.toDelete {
 		let = d.remove
 	} else {
-		d.once(fmt.Sprintf("evicting pod %s", l))
+		d.sayOnce(fmt.Sprintf("evicting pod %s", l))
 	}
 	err := let(ctx, &l.pod)
 	if ctx.Err() != nil {
@@ -40,7 +40,7 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	case apierrors.IsUnauthorized(err):
 		return d.translate(err)
 	case isForbidden(err):
-		if err := d.requireMay(ctx, &l.pod, l.condemned, err); err != nil {
+		if err := d.requireMay(ctx, &l.pod, l.toDelete, err); err != nil {
 			return err
 		}
 	}
@@ -48,7 +48,7 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
 		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestPause))
 	}
-	d.once(fmt.Sprintf("pod %s can't go yet: %s", l, d.words(err)))
+	d.sayOnce(fmt.Sprintf("pod %s can't go yet: %s", l, d.words(err)))
 	return nil
 }
 
@@ -59,16 +59,16 @@ func (d *draining) evict(ctx context.Context, p *corev1.Pod) error {
 		AbsPath("/api/v1").Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").
 		Body(&policyv1.Eviction{
 			ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			DeleteOptions: only(p),
+			DeleteOptions: onlyThisPod(p),
 		}).Do(ctx).Error()
 }
 
 // remove deletes this very pod, with its own grace period.
 func (d *draining) remove(ctx context.Context, p *corev1.Pod) error {
-	return d.api.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *only(p))
+	return d.api.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *onlyThisPod(p))
 }
 
-func only(p *corev1.Pod) *metav1.DeleteOptions {
+func onlyThisPod(p *corev1.Pod) *metav1.DeleteOptions {
 	return &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}
 }
 
@@ -128,13 +128,13 @@ func denies(err error) bool {
 	}
 }
 
-// condemn marks the pods for deletion that were refused to the end, and reports
+// deleteRefused marks the pods for deletion that were refused to the end, and reports
 // whether there are any. Pods that are merely slow are not touched.
-func (d *draining) condemn() bool {
+func (d *draining) deleteRefused() bool {
 	found := false
 	for _, l := range d.pods {
 		if !l.refused.IsZero() && l.pod.DeletionTimestamp == nil {
-			l.condemned, l.notBefore, found = true, time.Time{}, true
+			l.toDelete, l.notBefore, found = true, time.Time{}, true
 			d.tell(fmt.Sprintf("deleting pod %s, which was refused for %s (roll.drain.onTimeout: delete): %s", l, time.Since(l.refused).Round(time.Second), l.why))
 		}
 	}

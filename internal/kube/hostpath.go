@@ -26,9 +26,9 @@ type managed struct {
 // hostPaths finds the directories and files of each node that its pods write to
 // through hostPath volumes. Pods that have ended do not count. For a single node the
 // API server selects the pods.
-func (l *localLook) hostPaths(ctx context.Context) error {
+func (l *localScan) hostPaths(ctx context.Context) error {
 	err := inPages(func(o metav1.ListOptions) (string, error) {
-		if node := l.only(); node != "" {
+		if node := l.singleNode(); node != "" {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 		}
 		pods, err := l.api.CoreV1().Pods("").List(ctx, o)
@@ -57,11 +57,11 @@ func (n *localNode) addWriter(p *corev1.Pod) {
 	if finished(p) {
 		return
 	}
-	for _, at := range writes(&p.Spec) {
-		told := func(m managed) bool {
+	for _, at := range writablePaths(&p.Spec) {
+		isManaged := func(m managed) bool {
 			return m.namespace == p.Namespace && strings.HasPrefix(p.Labels["app"], m.app) && within(at, m.dir)
 		}
-		if madeAnew(p, at) || slices.ContainsFunc(n.managed, told) {
+		if isRegenerated(p, at) || slices.ContainsFunc(n.managed, isManaged) {
 			continue
 		}
 		if n.writers[at] == nil {
@@ -80,9 +80,9 @@ func (n *localNode) paths() (data []cluster.LocalData) {
 	return data
 }
 
-// writes lists the paths on the node that may hold lasting data and that a container
+// writablePaths lists the paths on the node that may hold lasting data and that a container
 // of the pod may write to.
-func writes(spec *corev1.PodSpec) []string {
+func writablePaths(spec *corev1.PodSpec) []string {
 	sources := map[string]string{}
 	for _, v := range spec.Volumes {
 		if v.HostPath != nil && !isDevice(v.HostPath.Type) {
@@ -93,7 +93,7 @@ func writes(spec *corev1.PodSpec) []string {
 	look := func(mounts []corev1.VolumeMount) {
 		for _, m := range mounts {
 			source, ok := sources[m.Name]
-			if at := path.Join("/", source, m.SubPath); ok && !m.ReadOnly && lasts(at) {
+			if at := path.Join("/", source, m.SubPath); ok && !m.ReadOnly && isPersistent(at) {
 				paths = append(paths, at)
 			}
 		}
@@ -116,13 +116,13 @@ func isDevice(t *corev1.HostPathType) bool {
 	return t != nil && slices.Contains([]corev1.HostPathType{corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev}, *t)
 }
 
-// lasts reports whether data written to a path of a Talos node survives a restart
+// isPersistent reports whether data written to a path of a Talos node survives a restart
 // and is more than configuration. Besides /var that is /opt, an overlay whose writes
 // go to /var/system/overlays. So are /etc/cni, /etc/kubernetes and
 // /usr/libexec/kubernetes, but the CNI, Talos and the kubelet fill those
 // (constants.Overlays of Talos). /var/run leads to /run; the rest is read-only or in
 // memory.
-func lasts(at string) bool {
+func isPersistent(at string) bool {
 	return at == "/" || (within(at, "/var") || within(at, "/opt")) && !within(at, "/var/run")
 }
 

@@ -100,17 +100,17 @@ func (c *Client) translateLease(err error) error {
 	switch {
 	case answered && status.ErrStatus.Code >= http.StatusInternalServerError: // etcd's time-outs are 500 (apiserver's etcd3, interpret.go)
 		return fmt.Errorf("%w: %w", cluster.ErrNoAnswer, err)
-	case unreached(err):
+	case isUnanswered(err):
 		return fmt.Errorf("%w from %s: %w", cluster.ErrNoAnswer, c.host, err)
 	}
 	return c.translate(err)
 }
 
-// unreached reports whether a request reached no server, or one that fell silent.
-func unreached(err error) bool {
+// isUnanswered reports whether a request reached no server, or one that fell silent.
+func isUnanswered(err error) bool {
 	_, request := errors.AsType[*url.Error](err)
-	_, stranger := errors.AsType[*tls.CertificateVerificationError](err)
-	return request && !stranger && !errors.Is(err, context.Canceled)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	return request && !untrusted && !errors.Is(err, context.Canceled)
 }
 
 // translateLeaseChange is translateLease for a write, which may have been made without an answer.

@@ -44,11 +44,11 @@ type linstorKind struct {
 
 // linstorPools finds LINSTOR's storage pools on each node. Kubernetes does not
 // record which volumes are in which pool.
-func (l *localLook) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, piraeusVersion); !installed {
+func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, piraeusVersion); !installed {
 		return err
 	}
-	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.only())
+	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.singleNode())
 	if err != nil {
 		return err
 	}

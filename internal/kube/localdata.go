@@ -21,7 +21,7 @@ import (
 // Storage systems that are not installed have none; one that cannot be read is an
 // error. Everything is listed once for all nodes, and again for each call.
 func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
-	l := newLocalLook(c, nodes)
+	l := newLocalScan(c, nodes)
 	groups, errGroups := c.groups(ctx)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
@@ -51,8 +51,8 @@ func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[
 	return data, nil
 }
 
-// localLook is one search for data on some nodes.
-type localLook struct {
+// localScan is one search for data on some nodes.
+type localScan struct {
 	*Client
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
@@ -69,8 +69,8 @@ type localNode struct {
 	writers                            map[string]map[string]bool // the workloads that write to a path by hostPath
 }
 
-func newLocalLook(c *Client, nodes []cluster.KubeNode) *localLook {
-	l := &localLook{Client: c, named: map[string][]*localNode{}}
+func newLocalScan(c *Client, nodes []cluster.KubeNode) *localScan {
+	l := &localScan{Client: c, named: map[string][]*localNode{}}
 	for _, k := range nodes {
 		n := &localNode{name: k.Name, labels: k.Metadata.Labels, writers: map[string]map[string]bool{}}
 		l.nodes = append(l.nodes, n)
@@ -85,8 +85,8 @@ func newLocalLook(c *Client, nodes []cluster.KubeNode) *localLook {
 // hostname is the node's hostname label, which ties volumes and pods to it.
 func (n *localNode) hostname() string { return cmp.Or(n.labels[corev1.LabelHostname], n.name) }
 
-// only is the name of the single node of the search; "" if there are several.
-func (l *localLook) only() string {
+// singleNode is the name of the single node of the search; "" if there are several.
+func (l *localScan) singleNode() string {
 	if len(l.nodes) == 1 {
 		return l.nodes[0].name
 	}
@@ -94,7 +94,7 @@ func (l *localLook) only() string {
 }
 
 // byName is the node of that name; nil if it is not part of the search.
-func (l *localLook) byName(name string) *localNode {
+func (l *localScan) byName(name string) *localNode {
 	i := slices.IndexFunc(l.named[name], func(n *localNode) bool { return n.name == name })
 	if i < 0 {
 		return nil
@@ -116,7 +116,7 @@ func (n *localNode) data() []cluster.LocalData {
 
 // localVolumes finds the volumes on each node. Those of LINSTOR are in its pools
 // there.
-func (l *localLook) localVolumes(ctx context.Context) error {
+func (l *localScan) localVolumes(ctx context.Context) error {
 	err := inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := l.api.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
@@ -139,7 +139,7 @@ func (l *localLook) localVolumes(ctx context.Context) error {
 	return nil
 }
 
-func (l *localLook) addVolume(pv *corev1.PersistentVolume) {
+func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 	if csi := pv.Spec.CSI; csi != nil && csi.Driver == proxmoxDriver {
 		l.pods = append(l.pods, cluster.LocalData{Name: "pv/" + pv.Name, What: foreign.Line(describe(pv)), Handle: csi.VolumeHandle})
 	}
@@ -171,7 +171,7 @@ func holdsData(pv *corev1.PersistentVolume) bool {
 // there. A hostPath volume without affinity is wherever its pod happened to run.
 // Local CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin theirs to the node by its
 // name.
-func (l *localLook) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
+func (l *localScan) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
 	var required *corev1.NodeSelector
 	if pv.Spec.NodeAffinity != nil {
 		required = pv.Spec.NodeAffinity.Required

@@ -124,17 +124,17 @@ func (d *longhornDisk) known() bool {
 	})
 }
 
-// longhornLook is Longhorn's state of the nodes of the search.
-type longhornLook struct {
+// longhornState is Longhorn's state of the nodes of the search.
+type longhornState struct {
 	nodes    []longhornNode
 	replicas []longhornReplica
 	orphans  []longhornOrphan
 }
 
-// longhornLook reads Longhorn's state of the nodes. It lists replicas and orphans
+// longhornState reads Longhorn's state of the nodes. It lists replicas and orphans
 // only if a disk would otherwise seem empty.
-func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err error) {
-	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.only())
+func (l *localScan) longhornState(ctx context.Context) (look longhornState, err error) {
+	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.singleNode())
 	if err != nil || !slices.ContainsFunc(look.nodes, longhornNode.seemsEmpty) {
 		return look, err
 	}
@@ -147,7 +147,7 @@ func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err er
 	}
 	if serves("replicas") {
 		labels := ""
-		if node := l.only(); node != "" {
+		if node := l.singleNode(); node != "" {
 			labels = "longhornnode=" + node // on every replica that has a node (datastore/longhorn.go, labelNode)
 		}
 		if look.replicas, err = listLabelled[longhornReplica](ctx, l.Client, longhornVersion.WithResource("replicas"), labels); err != nil {
@@ -163,14 +163,14 @@ func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err er
 // seemsEmpty reports whether a directory of the node is empty according to its status alone.
 func (n longhornNode) seemsEmpty() bool {
 	for id, disk := range n.Spec.Disks {
-		if disk.directory() != "" && (longhornLook{}).contents(n, id).empty() {
+		if disk.directory() != "" && (longhornState{}).contents(n, id).empty() {
 			return true
 		}
 	}
 	return false
 }
 
-func (look longhornLook) contents(node longhornNode, id string) longhornContents {
+func (look longhornState) contents(node longhornNode, id string) longhornContents {
 	status, dir := node.Status.Disks[id], node.Spec.Disks[id].directory()
 	c := longhornContents{known: status.known() && status.Scheduled == 0}
 	uuid, names := "", map[string]bool{}
@@ -196,11 +196,11 @@ func (look longhornLook) contents(node longhornNode, id string) longhornContents
 
 // longhornDisks finds the directories of each node in which Longhorn has, or may
 // have, replicas, and all that it manages. Its other disks are whole block devices.
-func (l *localLook) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, longhornVersion); !installed {
+func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, longhornVersion); !installed {
 		return err
 	}
-	look, err := l.longhornLook(ctx)
+	look, err := l.longhornState(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,8 +16,8 @@ type longhornMoves struct {
 }
 
 // longhornMoves uses the listed nodes, or lists all if that was only one.
-func (l *localLook) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
-	if moves.nodes = listed; l.only() == "" {
+func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
+	if moves.nodes = listed; l.singleNode() == "" {
 		return moves, nil
 	}
 	moves.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), "")

@@ -6,19 +6,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// remade is a directory of the node, including all below it (except for /), that
+// regenerated is a directory of the node, including all below it (except for /), that
 // some pods write to and that holds no data: they fill it again on a new machine.
-type remade struct {
-	pods      string // the pod's kind, as stays returns it: "DaemonSet", "static"; "" for any
+type regenerated struct {
+	pods      string // the pod's kind, as stayingKind returns it: "DaemonSet", "static"; "" for any
 	namespace string // of the pod; "" for any
 	path      string
 	why       string
 }
 
-// remades is the complete list; everything else is data. Each row follows the
+// regeneratedPaths is the complete list; everything else is data. Each row follows the
 // standard manifests of its program; docs/notes/local-data.md shows the list to
 // users.
-var remades = []remade{
+var regeneratedPaths = []regenerated{
 	{"DaemonSet", "", "/var/lib/kubelet", "sockets of device plugins and CSI drivers, and mounts of pods: the kubelet recreates its directory"},
 	{"DaemonSet", "", "/var/log", "logs of the machine and its pods, and how far a collector has read them"},
 	{"static", "kube-system", "/var/log", "the API server's audit log"},
@@ -49,10 +49,10 @@ var remades = []remade{
 	{"DaemonSet", "", "/var/openebs/ndm", "OpenEBS' list of this machine's disks"},
 }
 
-// madeAnew reports whether the pod fills the path again on a new machine.
-func madeAnew(p *corev1.Pod, at string) bool {
-	return slices.ContainsFunc(remades, func(r remade) bool {
-		return (r.pods == "" || r.pods == stays(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
+// isRegenerated reports whether the pod fills the path again on a new machine.
+func isRegenerated(p *corev1.Pod, at string) bool {
+	return slices.ContainsFunc(regeneratedPaths, func(r regenerated) bool {
+		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
 			(at == r.path || r.path != "/" && within(at, r.path))
 	})
 }

@@ -13,7 +13,7 @@ func TestWhatIsMadeAnewIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range remades {
+	for _, r := range regeneratedPaths {
 		who := map[string]string{"DaemonSet": "DaemonSets", "static": "static pods", "": "any pod"}[r.pods]
 		if r.namespace != "" {
 			who += " of `" + r.namespace + "`"

@@ -14,17 +14,17 @@ import (
 // nothing is not written to.
 func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
 	return c.amend(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
-		return lacks(n, m), nil
+		return missingMetadata(n, m), nil
 	})
 }
 
-// lacks is the patch that gives n the keys of m that no other program writes; nil if
+// missingMetadata is the patch that gives n the keys of m that no other program writes; nil if
 // there are none.
-func lacks(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
+func missingMetadata(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	o := ownership(n, m)
 	p := &nodePatch{}
-	p.Metadata.Labels = different(n.Labels, m.Labels, o.label)
-	for k, v := range different(n.Annotations, m.Annotations, o.annotation) {
+	p.Metadata.Labels = differing(n.Labels, m.Labels, o.label)
+	for k, v := range differing(n.Annotations, m.Annotations, o.annotation) {
 		p.annotate(k, &v)
 	}
 	taints := slices.Clone(n.Spec.Taints)
@@ -50,7 +50,7 @@ func lacks(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	return p
 }
 
-func different(have, want map[string]string, skip func(string) bool) map[string]string {
+func differing(have, want map[string]string, skip func(string) bool) map[string]string {
 	d := maps.Clone(want)
 	maps.DeleteFunc(d, func(k, v string) bool {
 		is, there := have[k]

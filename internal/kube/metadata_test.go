@@ -101,7 +101,7 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := lacks(&tc.node, tc.had)
+			got := missingMetadata(&tc.node, tc.had)
 			var want *nodePatch
 			if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
 				want = &nodePatch{}

@@ -28,8 +28,8 @@ type cephCluster struct {
 
 // rookDirectories finds the directories in which Rook's monitors and OSDs keep their
 // state on each node, and those of every CephCluster.
-func (l *localLook) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, rookVersion); !installed {
+func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, rookVersion); !installed {
 		return err
 	}
 	clusters, err := listCustom[cephCluster](ctx, l.Client, rookVersion.WithResource("cephclusters"), "")
@@ -59,7 +59,7 @@ func (l *localLook) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 // rookDaemons lists the kinds of daemons of a Ceph cluster that keep state below dir
 // on each node. Deployments count as well as pods: they pin a daemon to its node,
 // and a drained node has no pods left.
-func (l *localLook) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
+func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
 	kinds := map[*localNode]map[string]bool{}
 	note := func(app map[string]string, spec *corev1.PodSpec) {
 		if !keepsState(spec, dir) {

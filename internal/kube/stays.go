@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// stays returns the kind of a pod that a drain leaves on its node, in a word; "" for
+// stayingKind returns the kind of a pod that a drain leaves on its node, in a word; "" for
 // one that it evicts, or that has ended.
-func stays(p *corev1.Pod) string {
+func stayingKind(p *corev1.Pod) string {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	switch {
 	case finished(p):

@@ -32,7 +32,7 @@ func TestStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := stays(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
+			if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
 				t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
 			}
 		})

@@ -76,7 +76,7 @@ func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]stri
 	users := map[string]string{}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if kind := stays(p); kind != "" {
+		if kind := stayingKind(p); kind != "" {
 			for _, claim := range claimsOf(p) {
 				users[p.Namespace+"/"+claim] = kind + " pod " + p.Namespace + "/" + p.Name
 			}
