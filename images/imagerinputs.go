@@ -23,7 +23,7 @@ type workplace struct {
 	Builder
 	name string
 	top  string // private; "" until something is built
-	dir  string // in it: what the imager sees
+	dir  string // in top: what the imager sees
 	made ImagerJob
 	boot Boot // of the verified installer
 }
@@ -32,8 +32,8 @@ func (w *workplace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
 
 func (w *workplace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
 
-// job fetches what both outputs are made of, the first time that it is asked. The
-// imager itself gets no credentials and needs no network.
+// job fetches the inputs of both outputs on its first call. The imager itself gets
+// no credentials and needs no network.
 func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
 	if w.top != "" {
 		return w.made, nil
@@ -76,9 +76,9 @@ func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.
 	return job, nil
 }
 
-// open makes the directories. The outer one keeps others out. The inner one, which
-// is mounted into a container, is everybody's, because root in there is nobody in
-// particular where user namespaces are mapped.
+// open creates the directories. The outer one is private. The inner one, which is
+// mounted into a container, is writable for all, because user namespaces may map
+// root in there to any user.
 func (w *workplace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
@@ -95,12 +95,12 @@ func (w *workplace) open() error {
 	return os.Chmod(w.dir, 0o777)
 }
 
-// sweep removes what runs that were killed long ago have left; younger directories
-// may belong to another process.
+// sweep removes what killed runs left long ago; younger directories may belong to
+// another process.
 func (w *workplace) sweep() {
 	left, err := os.ReadDir(w.ByImager.Scratch)
 	if err != nil {
-		return // the directory has just been made; what can't be listed costs space and nothing else
+		return // what cannot be listed only costs space
 	}
 	for _, d := range left {
 		if info, err := d.Info(); err == nil && time.Since(info.ModTime()) > abandonedAfter {
@@ -119,7 +119,7 @@ func (w *workplace) remove() error {
 	return nil
 }
 
-// pinned is a repository with the digest that its tag for a Talos version has now.
+// pinned is a repository with the current digest of its tag for a Talos version.
 func (w *workplace) pinned(ctx context.Context, repository, talos string) (string, error) {
 	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
 	if err != nil {

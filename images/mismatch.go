@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// MismatchKind says in what an image is not what the lock describes.
+// MismatchKind says in what an image differs from the lock.
 type MismatchKind string
 
 // The kinds of mismatch.
@@ -32,7 +32,7 @@ const (
 	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
 )
 
-// Mismatch is one way in which an image is not what the lock describes.
+// Mismatch is one difference between an image and the lock.
 type Mismatch struct {
 	Kind MismatchKind
 	Text string
@@ -49,8 +49,8 @@ func mismatch(kind MismatchKind, format string, args ...any) error {
 	return err
 }
 
-// unreadable is what a reader of boot images says of one: Damaged, unless it
-// could not read for another reason, such as a full disk.
+// unreadable is the error of reading a boot image: Damaged, unless it could not read
+// for another reason, such as a full disk.
 func unreadable(what string, err error) error {
 	if errors.Is(err, bootimage.ErrFormat) {
 		return mismatch(Damaged, "%s: %v", what, err)
@@ -58,12 +58,12 @@ func unreadable(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// A factory keeps its list of extensions until it restarts, and serves an
-// installer for ever once it has built it: see docs/notes/images.md.
+// A factory keeps its list of extensions until it restarts, and serves an installer
+// for ever once it is built: see docs/notes/images.md.
 const builtOtherwise = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
 	"An installer it serves for ever once built: if it is still refused then, " + anew
 
-// anew is how to get away from what a factory, or a mirror, has under a name.
+// anew is how to get around what a factory, or a mirror, has under a name.
 const anew = "`recast lock --rebuild SCHEMATIC` has the same content built under another name"
 
 func (k MismatchKind) hint() string {

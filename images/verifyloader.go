@@ -40,7 +40,7 @@ func loaderSum(name string, loader *io.SectionReader, lock schematics.Lock) (sum
 	return "", nil, err
 }
 
-// secured wants a program of images for Secure Boot to be signed by the locked certificate.
+// secured requires that a program of an image for Secure Boot is signed by the locked certificate.
 func secured(name string, program *io.SectionReader, lock schematics.Lock) []error {
 	if !lock.SecureBoot {
 		return nil
@@ -51,8 +51,8 @@ func secured(name string, program *io.SectionReader, lock schematics.Lock) []err
 	return nil
 }
 
-// loaders compares what starts a boot ISO with what the installer installs. GRUB has
-// no like there: it comes with imager, which makes an image of its own of it for each ISO.
+// loaders compares the boot loaders of a boot ISO with the installer's. GRUB cannot
+// be compared: it comes with imager, which generates a GRUB image for each ISO.
 func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err error) {
 	const name = "boot ISO"
 	if iso.GRUB != nil && w.lock.SecureBoot {

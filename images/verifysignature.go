@@ -21,25 +21,25 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// SignatureMode says what it means that an installer has no valid signature.
+// SignatureMode says what to do about an installer without a valid signature.
 type SignatureMode string
 
 // The modes of signature checks.
 const (
 	SignatureRequire SignatureMode = "require" // refuse it
-	SignatureWarn    SignatureMode = "warn"    // say so
-	SignatureOff     SignatureMode = "off"     // don't look
+	SignatureWarn    SignatureMode = "warn"    // report it
+	SignatureOff     SignatureMode = "off"     // do not check
 )
 
 // SignaturePolicy is the user's choice for the installers of a factory.
 type SignaturePolicy struct {
 	Mode SignatureMode
-	// Key has the public key, in PEM, that must have signed. Nil: the one that the
-	// factory publishes, which tells at least that it doesn't change unnoticed.
+	// Key returns the public key, in PEM, that must have signed. Nil: the one that
+	// the factory publishes, which at least detects that the key changes.
 	Key func() ([]byte, error)
 }
 
-// settled says whether what the lock records of an installer's signature is enough.
+// settled reports whether the signer in the lock satisfies the policy.
 func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
 	if p.Mode != SignatureRequire || p.Key == nil {
 		return p.Mode != SignatureRequire || e.Signer != "", nil
@@ -48,7 +48,7 @@ func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
 	return err == nil && key.fingerprint == e.Signer, err
 }
 
-// key is the one that the user names.
+// key is the user's key.
 func (p SignaturePolicy) key() (signingKey, error) {
 	text, err := p.Key()
 	if err != nil {
@@ -62,8 +62,9 @@ func (p SignaturePolicy) key() (signingKey, error) {
 }
 
 // signer checks who signed an installer (repository@digest) and returns the
-// fingerprint of the key, to be recorded. "" without an error: nobody, and the
-// policy is content with that. note is told what the policy only warns about.
+// fingerprint of the key, to be recorded; "" without an error if there is no
+// signature and the policy accepts that. note receives what the policy only warns
+// about.
 func (b Builder) signer(ctx context.Context, name, installer string, note func(text string)) (string, error) {
 	if b.Signature.Mode == SignatureOff {
 		return "", nil
@@ -78,7 +79,7 @@ func (b Builder) signer(ctx context.Context, name, installer string, note func(t
 	return "", nil
 }
 
-// signature is kind Refused where there is no good one.
+// signature fails with kind Refused if there is no valid one.
 func (b Builder) signature(ctx context.Context, name, installer string) (string, error) {
 	_, digest, _ := strings.Cut(installer, "@")
 	key, err := b.signingKey(ctx)
@@ -104,8 +105,8 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	return key.fingerprint, nil
 }
 
-// signers are the keys that the lock knows. A key that the user names is trusted
-// whatever signed before.
+// signers returns the keys that the lock knows; none if the user names a key, which
+// is trusted whatever signed before.
 func (b Builder) signers(name string) []string {
 	if b.Signature.Key != nil {
 		return nil
@@ -154,7 +155,7 @@ func parseKey(text []byte) (signingKey, error) {
 	if err != nil {
 		return signingKey{}, err
 	}
-	der, err := x509.MarshalPKIXPublicKey(key) // one form, however it was written
+	der, err := x509.MarshalPKIXPublicKey(key) // one form, whatever the encoding
 	if err != nil {
 		return signingKey{}, err
 	}
@@ -162,7 +163,7 @@ func parseKey(text []byte) (signingKey, error) {
 	return signingKey{key: key, fingerprint: hex.EncodeToString(sum[:])}, nil
 }
 
-// verify accepts an image one of whose signatures is by the key and says the
+// verify accepts an image if one of its signatures is by the key and names the
 // image's digest: see the Simple Signing format of cosign's specification.
 func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	var others []string
@@ -192,7 +193,7 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	}
 }
 
-// signed says whether the key made a signature.
+// signed reports whether the key made a signature.
 func (k signingKey) signed(s Signature) bool {
 	sum := sha256.Sum256(s.Payload)
 	switch key := k.key.(type) {
@@ -207,7 +208,7 @@ func (k signingKey) signed(s Signature) bool {
 	}
 }
 
-// signedDigest reads what a signature is about.
+// signedDigest reads the digest that a signature is about.
 func signedDigest(payload []byte) (string, error) {
 	var p struct {
 		Critical struct {

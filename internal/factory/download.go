@@ -13,15 +13,16 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// heldBack is how much of what has come is not given on yet. Where the factory's
-// own store breaks, "internal server error" ends up in the body: it answers an
-// error by http.Error, and has sent half the image by then (image-factory,
-// internal/frontend/http/image.go). What is held back when a connection breaks is dropped.
+// heldBack is how many of the received bytes are not yet passed on. If the factory's
+// own store breaks, "internal server error" ends up in the body: the factory answers
+// by http.Error after sending half the image (image-factory,
+// internal/frontend/http/image.go). The held bytes are dropped when a connection
+// breaks.
 const heldBack = 64
 
-// download is an ISO on its way. The factory does not look at Range, so that
-// after a break it is read from the beginning again, up to where it broke. What
-// comes then must be what came before: the factory does not build the same bytes twice.
+// download is an ISO in transit. The factory ignores Range, so that an interrupted
+// download is read again from its beginning. The bytes up to the break must be the
+// same: the factory does not build the same bytes twice.
 type download struct {
 	open    func(after time.Duration) (io.ReadCloser, int64, error)
 	note    func(string)
@@ -29,17 +30,17 @@ type download struct {
 
 	body   io.ReadCloser // nil between two connections
 	size   int64         // announced; -1: unknown
-	came   int64         // of this connection
-	given  int64         // to the reader
-	sum    hash.Hash     // of what was given
+	came   int64         // received on this connection
+	given  int64         // passed to the reader
+	sum    hash.Hash     // of what was passed on
 	buffer [heldBack + 32<<10]byte
-	held   []byte // in buffer: came and not given
+	held   []byte // in buffer: received, not passed on
 	whole  bool
 	breaks int
 	failed error
 }
 
-// Read gives all but the last bytes of what has come; those once it is whole.
+// Read returns all but the last bytes received; those once the ISO is complete.
 func (d *download) Read(p []byte) (int, error) {
 	for d.failed == nil {
 		if give := d.givable(); give > 0 {
@@ -64,7 +65,7 @@ func (d *download) givable() int {
 	return len(d.held) - heldBack
 }
 
-// fill takes more from the connection, or makes another one.
+// fill reads more from the connection, or opens a new one.
 func (d *download) fill() error {
 	kept := copy(d.buffer[:], d.held)
 	n, err := d.body.Read(d.buffer[kept:])
@@ -82,7 +83,7 @@ func (d *download) fill() error {
 	return d.again(err)
 }
 
-// again opens the download anew and goes to where it broke.
+// again reopens the download and skips to where it broke.
 func (d *download) again(cause error) error {
 	d.held = nil
 	for {

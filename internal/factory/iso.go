@@ -15,15 +15,15 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// tellEvery is how often a long build is worth a word.
+// tellEvery is how often a long build is reported.
 const tellEvery = 30 * time.Second
 
-// ISOURL is where the factory serves a boot ISO, built once somebody asks for it.
+// ISOURL is where the factory serves a boot ISO, which it builds on the first request.
 func (c *Client) ISOURL(req images.ISORequest) string {
 	return c.base.JoinPath("image", req.SchematicID, req.Talos, req.Platform+"-"+req.Arch+suffix(req)+".iso").String()
 }
 
-// ISO asks for a boot ISO. There is no HEAD before it: the factory would build the image for that, too.
+// ISO requests a boot ISO. No HEAD comes first: the factory would build the image for that, too.
 func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
 	note = oneByOne(note)
 	open := func(after time.Duration) (io.ReadCloser, int64, error) {
@@ -62,7 +62,7 @@ func (c *Client) noImage(err error, req images.ISORequest) error {
 	return fault.WithHint(err, "the factory does not know Talos %s: %s/versions lists what it builds", req.Talos, c.base)
 }
 
-// oneByOne lets a note be told from several goroutines, or to nobody.
+// oneByOne makes note safe for several goroutines; nil becomes a no-op.
 func oneByOne(note func(string)) func(string) {
 	if note == nil {
 		return func(string) {}
@@ -75,7 +75,7 @@ func oneByOne(note func(string)) func(string) {
 	}
 }
 
-// tell notes now and then how long something takes, until it is stopped.
+// tell reports every tellEvery how long something takes, until it is stopped.
 func tell(note func(string), what string) (stop func()) {
 	begun, over := time.Now(), make(chan struct{})
 	var telling sync.WaitGroup

@@ -17,17 +17,18 @@ const (
 	attempts500 = 3 // of the factory's own "internal server error", which may be for good
 	maxPause    = 2 * time.Minute
 	// buildTakes is how long a build may take: the factory gives up after 20
-	// minutes, those included that it waits for a worker (image-factory, internal/asset/asset.go).
+	// minutes, including the wait for a worker (image-factory,
+	// internal/asset/asset.go).
 	buildTakes = 25 * time.Minute
-	// forgetsIn is the pause after a schematic that was just registered isn't known:
-	// each of several factories remembers for 30 s that it knew of none
-	// (image-factory, cmd/options.go, NegativeTTL).
+	// forgetsIn is the pause after a newly registered schematic is unknown: each of
+	// several factories caches for 30 s that it did not exist (image-factory,
+	// cmd/options.go, NegativeTTL).
 	forgetsIn = 10 * time.Second
-	// unknownSchematic tells that from an unknown version (image-factory, internal/schematic/storage).
+	// unknownSchematic distinguishes that from an unknown version (image-factory, internal/schematic/storage).
 	unknownSchematic = "schematic ID"
 )
 
-// errand is what a request is for, which decides what is worth asking again.
+// errand is the purpose of a request, which decides what is worth a retry.
 type errand int
 
 const (
@@ -35,16 +36,17 @@ const (
 	asset               // an image, which may have to be built first
 )
 
-// permanent marks an error that comes again whenever it is asked.
+// permanent marks an error that a retry would not fix.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// persist repeats ask while its error may go away by itself. Every request of
-// ours may be repeated: those that are not GET register a schematic, whose ID is its content's.
+// persist retries ask while its error may be temporary. All our requests are
+// repeatable: those other than GET register a schematic, whose ID is its content's
+// hash.
 func persist(ctx context.Context, e errand, note func(string), ask func() error) error {
 	start := time.Now()
-	counted := 0 // attempts, without those after which the factory is still building
+	counted := 0 // attempts, except those during which the factory is still building
 	for {
 		err := ask()
 		if err == nil || ctx.Err() != nil {
@@ -72,7 +74,7 @@ func persist(ctx context.Context, e errand, note func(string), ask func() error)
 	}
 }
 
-// worth says how many attempts an error is worth in all, and how long to wait after this one.
+// worth returns how many attempts an error is worth, and how long to wait after this one.
 func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Duration) {
 	wait = time.Second << (attempt - 1)
 	answer, ok := errors.AsType[*Error](err)
@@ -96,12 +98,12 @@ func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Durat
 	return 1, 0
 }
 
-// gaveUpWaiting says whether a proxy was less patient than a build takes, which goes on without it.
+// gaveUpWaiting reports whether a proxy timed out during a build, which continues.
 func gaveUpWaiting(err error) bool {
 	return hasStatus(err, http.StatusGatewayTimeout) || hasStatus(err, 524)
 }
 
-// lasting says whether an error on the way to the factory is one of the configuration's.
+// lasting reports whether an error on the way to the factory is due to the configuration.
 func lasting(err error) bool {
 	if _, ok := errors.AsType[permanent](err); ok {
 		return true
@@ -116,7 +118,7 @@ func lasting(err error) bool {
 	return ok && dns.IsNotFound || errors.Is(err, http.ErrSchemeMismatch)
 }
 
-// words says shortly what went wrong.
+// words summarises what went wrong.
 func words(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		if e.Via != "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Build runs the imager once, as images.Imager has it.
+// Build runs the imager once: see images.Imager.
 func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, note func(text string)) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -45,7 +45,7 @@ func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, no
 	return file, nil
 }
 
-// whole says what is wrong with what was made.
+// whole says what is wrong with the output.
 func whole(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -59,7 +59,7 @@ func whole(path string) error {
 	return nil
 }
 
-// outputName is where the imager puts what it makes: siderolabs/talos
+// outputName is the imager's name for its output: siderolabs/talos
 // pkg/imager/profile/profile.go, OutputPath.
 func outputName(job images.ImagerJob) string {
 	if job.Output == images.OutputInstaller {

@@ -1,4 +1,4 @@
-// Package trust says whose certificates are trusted, and what to do about one that is not.
+// Package trust decides which certificates are trusted, and explains those that are not.
 package trust
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Transport is a copy of the default transport that trusts the system's certificate
-// authorities and those of a PEM file; "": the system's alone.
+// Transport returns a copy of the default transport that trusts the system's
+// certificate authorities and those of a PEM file; "": only the system's.
 func Transport(caFile string) (*http.Transport, error) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	if caFile == "" {
@@ -33,8 +33,9 @@ func Transport(caFile string) (*http.Transport, error) {
 	return t, nil
 }
 
-// Explain gives an error about the certificate of a factory or registry its code and its remedy; ok is false
-// for any other error. The words are crypto/x509's: "certificate signed by unknown authority".
+// Explain adds the code and the remedy to an error about the certificate of a
+// factory or registry; ok is false for any other error. The message is
+// crypto/x509's: "certificate signed by unknown authority".
 func Explain(err error) (explained error, ok bool) {
 	var hint string
 	if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
