@@ -76,7 +76,7 @@ func (b Builder) haveBoth(ctx context.Context, name string) (string, error) {
 // factorySteps end with an installer and an ISO in the lock. Each is recorded after
 // its content was verified.
 func (b Builder) factorySteps(name string) []step.Step {
-	var m making
+	var m sharedState
 	return []step.Step{
 		{
 			ID: "check-factory", Title: "compare the factory's extensions with the lock",
@@ -113,8 +113,8 @@ func (b Builder) factorySteps(name string) []step.Step {
 	}
 }
 
-// making is the state that the steps of a schematic share.
-type making struct {
+// sharedState is the state that the steps of a schematic share.
+type sharedState struct {
 	installer string // repository@digest, not verified yet
 	boot      Boot   // of the verified installer
 }
@@ -213,13 +213,13 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) (string, err
 	if _, old, _ := strings.Cut(e.Installer, "@"); old != "" && old != digest {
 		return "", fault.WithHint(
 			fault.ImageDiffers.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
-			"the factory has built it anew, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
+			"the factory has rebuilt it, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
 	}
 	return repository + "@" + digest, nil
 }
 
 // verifyInstaller records the installer if it is what the lock describes.
-func (b Builder) verifyInstaller(ctx context.Context, name string, m *making) error {
+func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
@@ -273,7 +273,7 @@ func (b Builder) haveISO(ctx context.Context, name string) (string, error) {
 }
 
 // fetchISO records the ISO if it is what the lock describes.
-func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
+func (b Builder) fetchISO(ctx context.Context, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
@@ -290,7 +290,7 @@ func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
 		return err
 	}
 	if e.ISO.SHA256 != "" {
-		note(fmt.Sprintf("it holds what is locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
+		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
 }
@@ -298,7 +298,7 @@ func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
 // verifyISO compares an ISO's content with the lock. The file whose checksum is
 // locked was verified before; another one was rebuilt by a factory, whose bytes
 // always differ.
-func (b Builder) verifyISO(ctx context.Context, name string, m *making, f *os.File, got schematics.ISO, note func(string)) error {
+func (b Builder) verifyISO(ctx context.Context, name string, m *sharedState, f *os.File, got schematics.ISO, note func(string)) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil || got == e.ISO {
 		return err

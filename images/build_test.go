@@ -167,7 +167,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 			t.Fatalf("the factory has built the same bytes for %s", name)
 		}
 		want.Schematics[name] = e
-		note := fmt.Sprintf("build/%s/fetch-iso: it holds what is locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
+		note := fmt.Sprintf("build/%s/fetch-iso: its content is as locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
 		if !slices.Contains(b.notes, note) {
 			t.Errorf("no note %q in %q", note, b.notes)
 		}
@@ -200,8 +200,8 @@ func TestBuildTrustsPublished(t *testing.T) {
 	}
 }
 
-// spoilt is a way in which building goes wrong.
-type spoilt struct {
+// loaderErrs is a way in which building goes wrong.
+type loaderErrs struct {
 	built bool // once, before it breaks
 	spoil func(*bench)
 	kind  fault.Kind
@@ -209,9 +209,9 @@ type spoilt struct {
 	hint  string
 }
 
-func spoiltBuilds() map[string]spoilt {
+func spoiltBuilds() map[string]loaderErrs {
 	rebuilt := func(b *bench) { b.factory.salt = "rebuilt" }
-	return map[string]spoilt{
+	return map[string]loaderErrs{
 		"a stale factory": {
 			spoil: func(b *bench) { b.factory.extensions = list(digest("zero")) }, kind: fault.Refused,
 			want: []string{"build/default/check-factory: ", agent, digest("zero"), digest("one")},
@@ -243,7 +243,7 @@ func spoiltBuilds() map[string]spoilt {
 		},
 		"a tag that was pushed again": {
 			built: true, spoil: rebuilt, kind: fault.Refused,
-			want: []string{"is gone"}, hint: "the factory has built it anew",
+			want: []string{"is gone"}, hint: "the factory has rebuilt it",
 		},
 		"a rebuilt ISO with an extension of other content": {
 			built: true, kind: fault.Refused,
@@ -255,7 +255,7 @@ func spoiltBuilds() map[string]spoilt {
 			want: []string{
 				"build/default/fetch-iso: the factory's ISO is another file than the lock's (SHA-256 ", ", locked is ", "), and it holds other content: ",
 				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
-			}, hint: builtOtherwise,
+			}, hint: otherContentHint,
 		},
 		"a lock that can't be saved": {
 			spoil: func(b *bench) { b.saveErr = os.ErrPermission },

@@ -105,7 +105,7 @@ func (c *Cache) room(name string, announced int64) error {
 	}
 	free, err := c.free(c.dir)
 	if err != nil {
-		return fmt.Errorf("look how much space is free for the ISO cache: %w", err)
+		return fmt.Errorf("check the free space for the ISO cache: %w", err)
 	}
 	if announced > free {
 		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),

@@ -72,14 +72,14 @@ func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso 
 	if err != nil || why != "" {
 		return why, err
 	}
-	told, err := r.URLSize(ctx, host, link)
+	reported, err := r.URLSize(ctx, host, link)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	case err != nil:
-		return fmt.Sprintf("%s does not get %s: %v", host, link, err), nil
-	case told != iso.SizeBytes:
-		return fmt.Sprintf("%s is told that %s has %d bytes, but the lock has %d", host, link, told, iso.SizeBytes), nil
+		return fmt.Sprintf("%s cannot fetch %s: %v", host, link, err), nil
+	case reported != iso.SizeBytes:
+		return fmt.Sprintf("%s is reported that %s has %d bytes, but the lock has %d", host, link, reported, iso.SizeBytes), nil
 	}
 	return "", nil
 }

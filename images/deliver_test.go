@@ -85,11 +85,11 @@ func deliveries() map[string]delivery {
 		},
 		"no way to the factory": {
 			prepare: func(b *bench) { b.store.urls = nil },
-			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 does not get LINK: 500 can't connect)",
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 cannot fetch LINK: 500 can't connect)",
 		},
 		"no way to the factory, download-url": {
 			prepare: func(b *bench) { b.store.urls, b.pub.Delivery = nil, DownloadURL },
-			fails:   "ISO can't get to storage cephfs by download-url: pve1 does not get LINK: 500 can't connect", kind: fault.Refused,
+			fails:   "ISO can't get to storage cephfs by download-url: pve1 cannot fetch LINK: 500 can't connect", kind: fault.Refused,
 		},
 		"the factory has another size": {
 			prepare: func(b *bench) { b.store.urls[b.link()] = []byte("page") },

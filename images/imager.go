@@ -45,7 +45,7 @@ func (b Builder) imagerSteps(name string) []step.Step {
 			if err := b.imagerCan(name); err != nil {
 				return err
 			}
-			w := &workplace{Builder: b, name: name}
+			w := &workspace{Builder: b, name: name}
 			defer func() { err = errors.Join(err, w.remove()) }()
 			if err := w.installer(ctx); err != nil {
 				return err
@@ -62,20 +62,20 @@ func (b Builder) imagerCan(name string) error {
 	case err != nil:
 		return err
 	case b.Mirror == "":
-		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, whose installer has no place to be pulled from", name),
+		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, but there is no repository to pull its installer from", name),
 			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
 	case lock.SecureBoot:
 		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q is built by the imager, which has no key to sign images for Secure Boot with", name),
-			"have the Image Factory build it: only official extensions, images.builder: factory")
+			"let the Image Factory build it: only official extensions, images.builder: factory")
 	case e.EmbedsConfig():
 		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q embeds a machine configuration, which the imager would print with its secrets", name),
-			"take embeddedMachineConfiguration out of %s", e.File)
+			"remove embeddedMachineConfiguration from %s", e.File)
 	}
 	return nil
 }
 
 // installer ensures that the mirror has an installer, and records it.
-func (w *workplace) installer(ctx context.Context) error {
+func (w *workspace) installer(ctx context.Context) error {
 	have, err := w.pullable(ctx, w.name)
 	if err != nil || have != "" {
 		return err
@@ -103,11 +103,11 @@ func (w *workplace) installer(ctx context.Context) error {
 	ref := w.Mirror + "@" + digest
 	if found {
 		if err := w.builtUponBase(ctx, lock, ref); err != nil {
-			return w.notOurs(err, tag, found)
+			return w.explainMismatch(err, tag, found)
 		}
 	}
 	if w.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
-		return w.notOurs(fmt.Errorf("verify %s: %w", ref, err), tag, found)
+		return w.explainMismatch(fmt.Errorf("verify %s: %w", ref, err), tag, found)
 	}
 	// The tag comes last: until then nobody takes what was pushed for complete or verified.
 	if !found {
@@ -118,16 +118,16 @@ func (w *workplace) installer(ctx context.Context) error {
 	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = ref, "" })
 }
 
-// notOurs adds a hint about an installer that is not what the lock describes.
-func (w *workplace) notOurs(err error, tag string, found bool) error {
+// explainMismatch adds a hint about an installer that is not what the lock describes.
+func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	if found {
 		return fault.WithHint(err, "someone has pushed something else as %s: delete that tag from the registry", tag)
 	}
-	return fault.WithHint(err, "the imager has built something else than it was told to: see which version of it images.imager names")
+	return fault.WithHint(err, "the imager has built something else than requested: check which version images.imager names")
 }
 
 // builtUponBase checks what no other check does: the installer's own programs.
-func (w *workplace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
+func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
 	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
 	if err != nil {
 		return fmt.Errorf("resolve the installer that is built upon: %w", err)
@@ -137,7 +137,7 @@ func (w *workplace) builtUponBase(ctx context.Context, lock schematics.Lock, ref
 
 // tagged looks for an installer that was built and pushed before, for instance by a
 // run that was killed before it wrote the lock.
-func (w *workplace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
+func (w *workspace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
 	digest, found, err = w.ByImager.Copier.Head(ctx, tag)
 	if errors.Is(err, ErrDenied) {
 		return "", false, nil // a repository that the first push creates, or the push will be denied, too
@@ -148,7 +148,7 @@ func (w *workplace) tagged(ctx context.Context, tag string) (digest string, foun
 	return digest, found, nil
 }
 
-func (w *workplace) makeInstaller(ctx context.Context, lock schematics.Lock, e schematics.Locked) (digest string, err error) {
+func (w *workspace) makeInstaller(ctx context.Context, lock schematics.Lock, e schematics.Locked) (digest string, err error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
 		return "", err
@@ -172,7 +172,7 @@ func (w *workplace) makeInstaller(ctx context.Context, lock schematics.Lock, e s
 }
 
 // iso ensures that a boot ISO is in the cache and beside the installer, and records it.
-func (w *workplace) iso(ctx context.Context) error {
+func (w *workspace) iso(ctx context.Context) error {
 	have, err := w.haveISO(ctx, w.name)
 	if err != nil || have != "" {
 		return err
@@ -202,13 +202,13 @@ func (w *workplace) iso(ctx context.Context) error {
 
 // mirrored reports whether the installer is in the mirror. One that the factory
 // built, before the imager took over, is not.
-func (w *workplace) mirrored(e schematics.Locked) bool {
+func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
 // keptISO looks for the build's ISO beside its installer: the lock's, or any if none
 // is locked yet.
-func (w *workplace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
+func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.ISO{}, false, nil
 	}
@@ -224,7 +224,7 @@ func (w *workplace) keptISO(ctx context.Context, e schematics.Locked) (schematic
 }
 
 // fetchISO fetches an ISO from the mirror. One whose checksum is recorded was verified before.
-func (w *workplace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
+func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
 	w.say("fetching %s from %s", kept.Name, w.Mirror)
 	body, err := w.ByImager.Archives.ISO(ctx, e.Installer, kept)
 	if err != nil {
@@ -240,7 +240,7 @@ func (w *workplace) fetchISO(ctx context.Context, lock schematics.Lock, e schema
 
 // makeISO builds the ISO. It is pushed to the mirror before it is recorded: only
 // then is a lock that names it of use to others.
-func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
+func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
 		return schematics.ISO{}, err
@@ -274,7 +274,7 @@ func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schemat
 }
 
 // keep verifies an ISO and stores it in the cache.
-func (w *workplace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
+func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
 	var verify func(f *os.File, got schematics.ISO) error
 	if e.ISO.SHA256 == "" {
 		if w.boot == (Boot{}) { // the installer was verified in an earlier run

@@ -18,8 +18,8 @@ import (
 // abandonedAfter is the age of a directory that only a killed run can have left.
 const abandonedAfter = 24 * time.Hour
 
-// workplace is where the imager builds one schematic.
-type workplace struct {
+// workspace is where the imager builds one schematic.
+type workspace struct {
 	Builder
 	name string
 	top  string // private; "" until something is built
@@ -28,13 +28,13 @@ type workplace struct {
 	boot Boot // of the verified installer
 }
 
-func (w *workplace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
+func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
 
-func (w *workplace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
+func (w *workspace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
 
 // job fetches the inputs of both outputs on its first call. The imager itself gets
 // no credentials and needs no network.
-func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
+func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
 	if w.top != "" {
 		return w.made, nil
 	}
@@ -79,7 +79,7 @@ func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.
 // open creates the directories. The outer one is private. The inner one, which is
 // mounted into a container, is writable for all, because user namespaces may map
 // root in there to any user.
-func (w *workplace) open() error {
+func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (w *workplace) open() error {
 
 // sweep removes what killed runs left long ago; younger directories may belong to
 // another process.
-func (w *workplace) sweep() {
+func (w *workspace) sweep() {
 	left, err := os.ReadDir(w.ByImager.Scratch)
 	if err != nil {
 		return // what cannot be listed only costs space
@@ -109,7 +109,7 @@ func (w *workplace) sweep() {
 	}
 }
 
-func (w *workplace) remove() error {
+func (w *workspace) remove() error {
 	if w.top == "" {
 		return nil
 	}
@@ -120,7 +120,7 @@ func (w *workplace) remove() error {
 }
 
 // pinned is a repository with the current digest of its tag for a Talos version.
-func (w *workplace) pinned(ctx context.Context, repository, talos string) (string, error) {
+func (w *workspace) pinned(ctx context.Context, repository, talos string) (string, error) {
 	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
 	if err != nil {
 		return "", err
@@ -132,7 +132,7 @@ func (w *workplace) pinned(ctx context.Context, repository, talos string) (strin
 	return repository + "@" + digest, nil
 }
 
-func (w *workplace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
+func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
 	in := ImagerInput{File: "in/installer-base"}
 	var err error
 	if in.Ref, err = w.pinned(ctx, w.ByImager.Base, lock.Talos); err != nil {
@@ -147,7 +147,7 @@ func (w *workplace) baseInstaller(ctx context.Context, lock schematics.Lock) (Im
 
 // overlay fetches it twice: its own programs run beside the imager, its files go
 // into the image.
-func (w *workplace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
+func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
 	if e.Overlay == nil {
 		return nil, nil
 	}
@@ -164,7 +164,7 @@ func (w *workplace) overlay(ctx context.Context, lock schematics.Lock, e schemat
 }
 
 // fetch writes the files of an image into the directory as one tar.
-func (w *workplace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
+func (w *workspace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
 	in = ImagerInput{Ref: ref, File: "in/" + name}
 	body, err := w.Puller.Extract(ctx, ref, arch)
 	if err != nil {

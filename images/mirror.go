@@ -74,13 +74,13 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 		}
 	}
 	var tell func(doneBytes int64)
-	told := func(doneBytes, totalBytes int64) {
+	report := func(doneBytes, totalBytes int64) {
 		if tell == nil {
 			tell = progress(totalBytes, note)
 		}
 		tell(doneBytes)
 	}
-	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, told); err != nil {
+	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, report); err != nil {
 		return fmt.Errorf("copy %s: %w", e.Installer, err)
 	}
 	tag, ref := m.tag(lock, e), m.Repository+"@"+digest
@@ -109,7 +109,7 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 	if _, want, _ := strings.Cut(e.Installer, "@"); found && got != want {
 		return false, fault.WithHint(
 			fault.ImageDiffers.Refusedf("%s is %s, but the lock has %s: it is never overwritten", tag, got, want),
-			"the factory has built it anew since it was mirrored, or someone moved the tag. "+
+			"the factory has rebuilt it since it was mirrored, or someone moved the tag. "+
 				"Use the recast.lock that has the mirrored digest, or delete the tag from the registry")
 	}
 	return found, nil

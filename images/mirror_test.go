@@ -278,11 +278,11 @@ func TestMirrorRefuses(t *testing.T) {
 	}{
 		"a tag of something else": {
 			func(b *bench, r *registries) { r.exists, r.tags[b.mirrorTag("default")] = true, other }, fault.Refused,
-			"TAG is " + other + ", but the lock has ", "the factory has built it anew since it was mirrored, or someone moved the tag",
+			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
 		},
 		"a tag set meanwhile": {
 			func(b *bench, r *registries) { r.stolen[b.mirrorTag("default")] = other }, fault.Refused,
-			"TAG is " + other + ", but the lock has ", "the factory has built it anew since it was mirrored, or someone moved the tag",
+			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
 		},
 		"not built": {
 			func(b *bench, _ *registries) { b.again(lockOf(t)) }, fault.Config,

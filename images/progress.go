@@ -95,5 +95,5 @@ func readSize(text string) (int64, error) {
 	case unit == "MiB":
 		return n << 20, nil
 	}
-	return 0, fmt.Errorf("%q is no size", text)
+	return 0, fmt.Errorf("%q is not a size", text)
 }

@@ -104,9 +104,9 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 		case !f.Partial:
 			v.Keep = keepISO(f.Name, f.Changed, uses, need, olderThan, now)
 		case now.Sub(f.Changed) < abandonedAfter:
-			v.Keep = []string{"a build may be at work on it: it is younger than " + shortDuration(abandonedAfter)}
+			v.Keep = []string{"a build may be using it: it is younger than " + shortDuration(abandonedAfter)}
 		default:
-			v.Goes = "a build that was killed has left it"
+			v.Goes = "a killed build has left it"
 		}
 		verdicts = append(verdicts, v)
 	}
@@ -159,7 +159,7 @@ func (c *Cache) remove(f CachedFile) error {
 		return fmt.Errorf("look at %s: %w", f, err)
 	}
 	if !info.ModTime().Equal(f.Changed) {
-		return again(fault.PruneRefused.Refusedf("%s was changed meanwhile: it stays", f))
+		return retryHint(fault.PruneRefused.Refusedf("%s was changed meanwhile: it stays", f))
 	}
 	return root.RemoveAll(f.Name)
 }

@@ -77,8 +77,8 @@ func TestCacheFiles(t *testing.T) {
 func TestJudgeCache(t *testing.T) {
 	t.Parallel()
 	a, scratch, part := cachedFile(isoOf(buildA)), cachedFile(".verify-17"), cachedFile("."+isoOf(buildA)+".17.part")
-	const working = "a build may be at work on it: it is younger than 24h"
-	left := "a build that was killed has left it"
+	const working = "a build may be using it: it is younger than 24h"
+	left := "a killed build has left it"
 	for name, tc := range map[string]struct {
 		file CachedFile
 		uses []Use

@@ -53,7 +53,7 @@ func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []Store
 		return nil, nil, fmt.Errorf("list the Proxmox nodes: %w", err)
 	}
 	for _, host := range offline {
-		unseen = append(unseen, host+" is offline: what is on storages of its own was not looked at")
+		unseen = append(unseen, host+" is offline: its own storages were not checked")
 	}
 	var errs []error
 	for _, storage := range storages {
@@ -78,7 +78,7 @@ func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []strin
 			return nil, nil, fmt.Errorf("look at storage %q on %s: %w", storage, host, err)
 		}
 		if !info.Active {
-			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not looked at there", storage, host))
+			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not checked there", storage, host))
 			continue
 		}
 		all, err := shelf.ISOs(ctx, host, storage)
@@ -150,7 +150,7 @@ func keepISO(name string, changed time.Time, uses []Use, need Needed, olderThan 
 	switch {
 	case olderThan == 0:
 	case changed.IsZero():
-		keep = append(keep, "its age is unknown (--older-than 0 leaves age aside)")
+		keep = append(keep, "its age is unknown (--older-than 0 ignores age)")
 	case now.Sub(changed) < olderThan:
 		keep = append(keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
 	}

@@ -48,7 +48,7 @@ func TestJudgeISOs(t *testing.T) {
 		"builds":          {iso: a, need: Needed{Builds: map[string]string{buildA + "01": "y", buildA + "00": "x"}}, want: []string{"x", "y"}},
 		"young":           {iso: a, age: week + time.Minute, want: []string{"it is younger than 168h1m"}},
 		"of the future":   {iso: StoredISO{Name: isoOf(buildA), Changed: now.Add(time.Hour)}, age: time.Hour, want: []string{"it is younger than 1h"}},
-		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown (--older-than 0 leaves age aside)"}},
+		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown (--older-than 0 ignores age)"}},
 		"age is no matter": {
 			iso: StoredISO{Name: isoOf(buildA)},
 		},
@@ -122,7 +122,7 @@ func TestListISOs(t *testing.T) {
 		t.Errorf("ISOs (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		"pve4 is offline: what is on storages of its own was not looked at", "storage local is not active on pve3: it was not looked at there",
+		"pve4 is offline: its own storages were not checked", "storage local is not active on pve3: it was not checked there",
 	}, unseen); diff != "" {
 		t.Errorf("unseen (-want +got):\n%s", diff)
 	}

@@ -111,7 +111,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 		switch {
 		case olderThan == 0:
 		case t.Built.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 leaves age aside)")
+			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 ignores age)")
 		case now.Sub(t.Built) < olderThan:
 			v.Keep = append(v.Keep, fmt.Sprintf("it was built less than %s ago", shortDuration(olderThan)))
 		}
@@ -189,7 +189,7 @@ func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 			return "it is gone", nil
 		},
 		Do: func(ctx context.Context) error {
-			digests, err := p.doomed(ctx, v)
+			digests, err := p.toDelete(ctx, v)
 			if err != nil {
 				return err
 			}
@@ -206,11 +206,11 @@ func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 	}
 }
 
-// doomed returns the digests to delete with a tag, after another look at all tags.
+// toDelete returns the digests to delete with a tag, after another look at all tags.
 // What belongs to the image comes first, because it cannot be found afterwards; the
 // manifests that the image lists come last, so that no tag is left on a part of an
 // image. A registry deletes a digest with all its tags.
-func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, error) {
+func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string, error) {
 	tags, err := ListMirror(ctx, p.Shelf, v.Repository)
 	if err != nil {
 		return nil, err
@@ -220,10 +220,10 @@ func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, e
 		return nil, nil
 	}
 	if tags[at].Digest != v.Digest {
-		return nil, again(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
 	}
 	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
-		return nil, again(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
 	}
 	parts, err := p.beside(ctx, v, tags)
 	if err != nil {
@@ -233,8 +233,8 @@ func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, e
 	taken := func(digest string) bool {
 		return slices.ContainsFunc(others, func(t MirrorTag) bool { return t.names(digest) })
 	}
-	doomed := append(slices.DeleteFunc(parts, taken), v.Digest)
-	return append(doomed, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
+	toDelete := append(slices.DeleteFunc(parts, taken), v.Digest)
+	return append(toDelete, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
 }
 
 // beside returns the digests of what belongs to an image: its signature and its referrers.
@@ -253,7 +253,7 @@ func (p MirrorPruner) beside(ctx context.Context, v *MirrorVerdict, tags []Mirro
 	return slices.Compact(parts), nil
 }
 
-func again(err error) error { return fault.WithHint(err, "run recast prune again") }
+func retryHint(err error) error { return fault.WithHint(err, "run recast prune again") }
 
 // ErrUndeletable says that a registry does not delete manifests. Adapters wrap it.
 var ErrUndeletable = errors.New("the registry does not delete images")

@@ -120,7 +120,7 @@ func TestJudgeMirror(t *testing.T) {
 				a.built[sha("a")] = mirrorNow.Add(-time.Hour)
 				delete(a.built, sha("b"))
 			}, age: week,
-			want: map[string][]string{tagOf("a"): {"it was built less than 168h ago"}, tagOf("b"): {"its age is unknown (--older-than 0 leaves age aside)"}, tagOf("c"): nil},
+			want: map[string][]string{tagOf("a"): {"it was built less than 168h ago"}, tagOf("b"): {"its age is unknown (--older-than 0 ignores age)"}, tagOf("c"): nil},
 		},
 		"names that are not ours": {
 			change: func(a *archive) {

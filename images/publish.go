@@ -65,7 +65,7 @@ func (j job) published() string {
 	if len(j.present) == 0 || len(j.missing) > 0 {
 		return ""
 	}
-	return j.iso.Name + " is on " + words(j.present)
+	return j.iso.Name + " is on " + describeTargets(j.present)
 }
 
 // job is the work for one schematic.
@@ -218,10 +218,10 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 	}
 	return fault.WithHint(
 		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
-		"an upload that was cut off leaves such a file. Take it out of each drive that has it, as by qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
+		"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
 }
 
-func words(all []target) string {
+func describeTargets(all []target) string {
 	var text strings.Builder
 	for i, t := range all {
 		if i > 0 {

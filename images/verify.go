@@ -119,16 +119,16 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	if err != nil {
 		return Boot{}, err
 	}
-	loader, spoilt, err := held.loaderSum(lock)
+	loader, loaderErrs, err := held.loaderSum(lock)
 	if err != nil {
 		return Boot{}, err
 	}
-	odd = append(odd, spoilt...)
+	odd = append(odd, loaderErrs...)
 	uki, err := bootimage.OpenUKI(f, info.Size())
 	if err != nil {
 		return Boot{}, errors.Join(append(odd, unreadable("installer", err))...)
 	}
-	odd = append(odd, secured("installer: its UKI", uki.File, lock)...)
+	odd = append(odd, checkSigned("installer: its UKI", uki.File, lock)...)
 	want, err := v.wanted(ctx, lock, e, note)
 	if err != nil {
 		return Boot{}, err

@@ -68,7 +68,7 @@ func (w wantedArgs) check(line string) []string {
 	}
 	for _, a := range got {
 		if want.find(a.key) == nil {
-			found = append(found, fmt.Sprintf("%s is there, which the schematic takes away", a.key))
+			found = append(found, fmt.Sprintf("%s is there, but the schematic removes it", a.key))
 		}
 	}
 	if len(found) == 0 && want.String() != strings.Join(strings.Fields(line), " ") {

@@ -90,7 +90,7 @@ func argsCases() map[string]argsCase {
 			line: installerArgs + " talos.config=https://me:secret@h.example/secret?t=secret " + lockArgs,
 			bad:  []string{"talos.config=https://h.example/… is neither Talos' nor the schematic's"},
 		},
-		"not taken away": {line: installerArgs + " " + lockArgs, extra: "-consoleblank", bad: []string{"consoleblank is there, which the schematic takes away"}},
+		"not taken away": {line: installerArgs + " " + lockArgs, extra: "-consoleblank", bad: []string{"consoleblank is there, but the schematic removes it"}},
 		"not replaced": {
 			line: installerArgs + " consoleblank=60 " + lockArgs, extra: "-consoleblank=0 consoleblank=60", bad: []string{"consoleblank"},
 		},

@@ -99,7 +99,7 @@ func spoiltExtensions() map[string]spoiltImage {
 		},
 		"no schematic entry": {
 			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), OtherSchematic,
-			[]string{"installer: nothing in it says of which schematic it is"},
+			[]string{"installer: it does not name its schematic"},
 		},
 	}
 }
@@ -147,12 +147,12 @@ func spoiltBoots() map[string]spoiltImage {
 		"another kernel beside the UKI": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["usr/install/amd64/vmlinuz"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: it holds boot files that no factory puts there: /usr/install/amd64/vmlinuz"},
+			}, OtherFiles, []string{"installer: it holds unexpected boot files: /usr/install/amd64/vmlinuz"},
 		},
 		"an overlay that nobody ordered": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["overlay/installers/default"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: the overlay in it is another one, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
+			}, OtherFiles, []string{"installer: it has another overlay, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
 		},
 		"no installer": {
 			func(f *factory) {
@@ -232,8 +232,8 @@ func TestFlippedBytes(t *testing.T) {
 	from, size := initrdOf(t, iso)
 	flipped := 0
 	for at := from; at < from+size; at += 53 {
-		spoilt := flip(iso, at)
-		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
+		loaderErrs := flip(iso, at)
+		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(loaderErrs), int64(len(loaderErrs)), boot, func(string) {})
 		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != Damaged && m.Kind != OtherBuild {
 			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
 		}

@@ -189,7 +189,7 @@ func (e wantedEntry) missing(name string) error {
 	case e.locked != nil:
 		return mismatch(ExtensionMissing, "%s: extension %q %s is not in it, locked at %s", name, e.name, e.locked.is.Version, e.locked.locked.Digest)
 	case e.name == schematicEntry:
-		return mismatch(OtherSchematic, "%s: nothing in it says of which schematic it is", name)
+		return mismatch(OtherSchematic, "%s: it does not name its schematic", name)
 	default:
 		return mismatch(OtherConfig, "%s: the machine configuration of the schematic is not in it", name)
 	}
@@ -214,7 +214,7 @@ func (l *lockedExtension) compare(name string, got bootimage.Extension) []error 
 	}
 	diff := treeDiff(l.kept, got.Files, sameFile)
 	if diff == "" && (got.Author != l.is.Author || got.Description != l.is.Description || got.ExtraInfo != l.is.ExtraInfo) {
-		diff = "its manifest says other things of it"
+		diff = "its manifest differs"
 	}
 	if diff == "" {
 		return nil

@@ -152,7 +152,7 @@ func otherFiles() map[string]corruption {
 		},
 		"another manifest": {
 			edit("tool", func(x *bootimage.Extension) { x.Author = "Mallory" }), ExtensionContent,
-			`installer: extension "tool" 1.0 ` + locked("tool") + "its manifest says other things of it",
+			`installer: extension "tool" 1.0 ` + locked("tool") + "its manifest differs",
 		},
 		"another version": {
 			edit("tool", func(x *bootimage.Extension) { x.Version = "0.9" }), ExtensionVersion,
@@ -213,7 +213,7 @@ func otherEntries() map[string]corruption {
 			put("schematic", "/usr/local/bin/miner", content("x")), OtherSchematic,
 			"installer: its schematic entry holds other files than a factory puts there: 1 file differs: /usr/local/bin/miner is not in the locked one",
 		},
-		"no schematic entry": {remove("schematic"), OtherSchematic, "installer: nothing in it says of which schematic it is"},
+		"no schematic entry": {remove("schematic"), OtherSchematic, "installer: it does not name its schematic"},
 		"another machine configuration": {
 			put("embedded-config", "/usr/local/etc/talos/config.yaml", content("other")), OtherConfig,
 			"installer: the machine configuration in it is not the schematic's: /usr/local/etc/talos/config.yaml has SHA-256 " + shortSum(hash([]byte("other"))) +
@@ -343,7 +343,7 @@ func TestSplitRefuses(t *testing.T) {
 		files bootimage.Tree
 		want  string
 	}{
-		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is no file of the extension"},
+		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is not a file of the extension"},
 		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
 		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},

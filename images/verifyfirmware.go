@@ -87,7 +87,7 @@ func follow(files bootimage.Tree, name string) (bootimage.File, error) {
 		f, ok := files[at]
 		switch {
 		case !ok:
-			return f, fmt.Errorf("%s leads to %s, which is no file of the extension", name, at)
+			return f, fmt.Errorf("%s leads to %s, which is not a file of the extension", name, at)
 		case f.Mode.Type() != fs.ModeSymlink:
 			return f, nil
 		case path.IsAbs(f.Link): // imager would follow it in its own file system

@@ -86,13 +86,13 @@ func (h installerFiles) noUKI(arch string) error {
 	if len(h.archs) > 0 && !slices.Contains(h.archs, arch) {
 		return mismatch(OtherArch, "installer: it is for %s, but the lock is for %s", strings.Join(h.archs, " and "), arch)
 	}
-	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is no installer of Talos 1.10 or later", installRoot, arch, ukiFile)
+	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is not an installer of Talos 1.10 or later", installRoot, arch, ukiFile)
 }
 
 // beside compares what an installer holds beside its UKI.
 func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
 	if len(held.odd) > 0 {
-		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds boot files that no factory puts there: %s", some(held.odd)))
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds unexpected boot files: %s", some(held.odd)))
 	}
 	want := bootimage.Tree{}
 	from := "no overlay is locked"
@@ -109,7 +109,7 @@ func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematic
 		mismatches = append(mismatches, other...)
 	}
 	if diff := treeDiff(want, held.overlay, sameContent); diff != "" {
-		mismatches = append(mismatches, mismatch(OtherFiles, "installer: the overlay in it is another one, %s: %s", from, diff))
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it has another overlay, %s: %s", from, diff))
 	}
 	return mismatches, nil
 }

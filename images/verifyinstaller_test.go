@@ -42,7 +42,7 @@ func TestOverlay(t *testing.T) {
 		"overlay/extra-options": []byte("configTxt: |\n    gpu_mem=128\n    dtparam=spi=on\n"),
 	}
 	const schematic = "overlay:\n  image: siderolabs/sbc\n  name: board\n  options: {configTxt: \"gpu_mem=128\\ndtparam=spi=on\\n\"}\ncustomization: {}\n"
-	another := "installer: the overlay in it is another one, locked is board (" + overlay.Digest + "): 1 file differs: "
+	another := "installer: it has another overlay, locked is board (" + overlay.Digest + "): 1 file differs: "
 	for name, tc := range map[string]struct {
 		spoil func(files map[string][]byte)
 		want  string

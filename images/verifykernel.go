@@ -80,7 +80,7 @@ func hashWithout(sum io.Writer, r *io.SectionReader, skip []span) error {
 	at := int64(0)
 	for _, s := range append(skip[:len(skip):len(skip)], span{r.Size(), r.Size()}) {
 		if s.from < at || s.to > r.Size() {
-			return fmt.Errorf("%w: parts of its header lie over each other", bootimage.ErrFormat)
+			return fmt.Errorf("%w: parts of its header overlap", bootimage.ErrFormat)
 		}
 		if _, err := io.Copy(sum, io.NewSectionReader(r, at, s.from-at)); err != nil {
 			return err

@@ -46,7 +46,7 @@ func spoiltLoaders() map[string]spoiltImage {
 		"another loader beside the ISO's": {
 			sent(func(b []byte) []byte { return renamed(b, "random-seed", "driver1.efi") }),
 			Bootloader,
-			[]string{"boot ISO: beside its boot loader lies what no factory puts there: loader/driver1.efi"},
+			[]string{"boot ISO: it has unexpected files beside its boot loader: loader/driver1.efi"},
 		},
 		"another default in the ISO's menu": {
 			sent(func(b []byte) []byte { return bytes.Replace(b, []byte("timeout 10"), []byte("default *w"), 1) }),
@@ -112,11 +112,11 @@ func TestLoaders(t *testing.T) {
 		"GRUB, unasked": {
 			false, false,
 			bootimage.ISO{GRUB: &bootimage.GRUB{}},
-			"boot ISO: it has GRUB alone, which the schematic does not ask for: what UEFI would start can't be compared",
+			"boot ISO: it has only GRUB, which the schematic does not request: what UEFI would start cannot be compared",
 		},
 		"keys that nobody asked for": {
 			false, false, plain(func(iso *bootimage.ISO) { iso.Keys = keys }),
-			"boot ISO: beside its boot loader lies what no factory puts there: " + strings.Join(keys, ", "),
+			"boot ISO: it has unexpected files beside its boot loader: " + strings.Join(keys, ", "),
 		},
 		"signed": {true, false, signed(as), ""},
 		"no program": {
@@ -135,7 +135,7 @@ func TestLoaders(t *testing.T) {
 			true, false, signed(func(iso *bootimage.ISO) { iso.UKI.File = program("uki", "", 1) }),
 			"boot ISO: its UKI is not signed by the certificate that is locked for Secure Boot, " + shortSum(key) + ": it is not signed",
 		},
-		"Secure Boot and GRUB": {true, false, signed(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), "boot ISO: it boots by GRUB, which no image for Secure Boot does"},
+		"Secure Boot and GRUB": {true, false, signed(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), "boot ISO: it boots with GRUB, which no image for Secure Boot does"},
 		"another certificate": {
 			true, false, signed(func(iso *bootimage.ISO) { iso.Certificate = hash([]byte("other")) }),
 			`boot ISO: it brings certificate "` + shortSum(hash([]byte("other"))) + `", locked for Secure Boot is ` + shortSum(key),

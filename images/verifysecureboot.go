@@ -78,7 +78,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 		return fmt.Errorf("its signature: %w", err)
 	}
 	if hex.EncodeToString(is.Digest.Digest) != sum {
-		return errors.New("its signature is of other content")
+		return errors.New("its signature is for other content")
 	}
 	if len(signed.Signers) != 1 {
 		return fmt.Errorf("its signature is of %d signers", len(signed.Signers))
@@ -117,7 +117,7 @@ func (s signerInfo) verify(by *x509.Certificate, content []byte) error {
 		}
 	}
 	if !same {
-		return errors.New("its signature is of something else")
+		return errors.New("its signature is for something else")
 	}
 	const set = 0x31 // the tag with which the attributes are signed
 	if err := by.CheckSignature(x509.SHA256WithRSA, append([]byte{set}, s.Attributes.FullBytes[1:]...), s.Signature); err != nil {

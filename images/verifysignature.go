@@ -89,7 +89,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	signatures, err := b.Puller.Signatures(ctx, installer)
 	if errors.Is(err, ErrDenied) {
 		return "", fault.WithHint(fault.ImageDiffers.Refusedf("look for the installer's signature: %w", err),
-			"some registries answer so where there is no signature: see whether the factory signs what it builds")
+			"some registries answer so if there is no signature: check whether the factory signs its installers")
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for the installer's signature: %w", err)
@@ -100,7 +100,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	if known := b.signers(name); len(known) > 0 && !slices.Contains(known, key.fingerprint) {
 		return "", fault.WithHint(
 			fault.ImageDiffers.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
-			"the factory has another key now: ask who runs it. To trust the new key, put it into a file and name it in images.signingKey")
+			"the factory has a new key: ask its operator. To trust the new key, put it into a file and name it in images.signingKey")
 	}
 	return key.fingerprint, nil
 }
@@ -133,8 +133,8 @@ func (b Builder) signingKey(ctx context.Context) (signingKey, error) {
 		return signingKey{}, fmt.Errorf("get the factory's signing key: %w", err)
 	}
 	if len(text) == 0 {
-		return signingKey{}, fault.WithHint(fault.ImageDiffers.Refusedf("the factory publishes no key by which it signs installers"),
-			"name the key in images.signingKey, or set images.signature to off: what an installer holds is compared with the lock in any case")
+		return signingKey{}, fault.WithHint(fault.ImageDiffers.Refusedf("the factory publishes no key with which it signs installers"),
+			"name the key in images.signingKey, or set images.signature to off: an installer's content is compared with the lock in any case")
 	}
 	key, err := parseKey(text)
 	if err != nil {
@@ -180,12 +180,12 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 		}
 		others = append(others, signed)
 	}
-	const rebuild = "have the installer built anew, or set images.signature to warn; what it holds is compared with the lock in any case"
+	const rebuild = "rebuild the installer, or set images.signature to warn; its content is compared with the lock in any case"
 	switch {
 	case len(signatures) == 0:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is not signed", ref), rebuild)
 	case len(others) > 0:
-		return fault.WithHint(fault.ImageDiffers.Refusedf("the signature of installer %s is one of another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("the signature of installer %s is for another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
 			"do not use this installer before you know who did it")
 	default:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is signed, but not by the key %s", ref, k.fingerprint),
@@ -219,13 +219,13 @@ func signedDigest(payload []byte) (string, error) {
 		} `json:"critical"`
 	}
 	if err := json.Unmarshal(payload, &p); err != nil {
-		return "", fmt.Errorf("what it signs is no JSON: %w", err)
+		return "", fmt.Errorf("its payload is not JSON: %w", err)
 	}
 	if p.Critical.Type != "cosign container image signature" {
 		return "", fmt.Errorf("it signs a %q, not a container image", p.Critical.Type)
 	}
 	if !schematics.IsDigest(p.Critical.Image.Digest) {
-		return "", fmt.Errorf("it signs %q, which is no digest", p.Critical.Image.Digest)
+		return "", fmt.Errorf("it signs %q, which is not a digest", p.Critical.Image.Digest)
 	}
 	return p.Critical.Image.Digest, nil
 }

@@ -104,7 +104,7 @@ func TestSignatures(t *testing.T) {
 		"of another image": {
 			key,
 			[]Signature{key.sign(t, was)},
-			"the signature of installer " + ref + is + " is one of another image, " + was + ": someone has copied it there",
+			"the signature of installer " + ref + is + " is for another image, " + was + ": someone has copied it there",
 		},
 		"of something else": {
 			key,
@@ -112,7 +112,7 @@ func TestSignatures(t *testing.T) {
 			"the signature of " + ref + is + `: it signs a "atomic container signature", not a container image`,
 		},
 		"of no digest": {
-			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is no digest`,
+			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is not a digest`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -128,7 +128,7 @@ func (r *resolver) askSecureBoot(ctx context.Context) error {
 		r.warnings.add(Warning{
 			Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: old.SecureBootKey, Found: key,
 			Text: fmt.Sprintf("the factory signs for Secure Boot by certificate %s by now, but the lock has %s", key, old.SecureBootKey),
-			Hint: "machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`",
+			Hint: "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`",
 		})
 	}
 	return nil
@@ -141,7 +141,7 @@ func (l Lock) checkSecureBoot(certificate []byte) error {
 		return err
 	}
 	return fault.WithHint(fault.ImageDiffers.Refusedf("the factory signs for Secure Boot by certificate %s, but the lock has %s", key, l.SecureBootKey),
-		"machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`")
+		"machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`")
 }
 
 // secureBootKey is the SHA-256 of a certificate.

@@ -78,7 +78,7 @@ func TestSecureBoot(t *testing.T) {
 	if diff := cmp.Diff(one, kept); diff != "" {
 		t.Errorf("the lock moved without an update (-want +got):\n%s", diff)
 	}
-	const hint = "machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`"
+	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 	want := []Warning{{
 		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
 		Text: "the factory signs for Secure Boot by certificate " + sum("two") + " by now, but the lock has " + sum("one"), Hint: hint,

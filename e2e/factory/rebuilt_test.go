@@ -18,7 +18,7 @@ func (s *stage) rebuildsTheISO() {
 	if is.ISO.SHA256 == was.ISO.SHA256 {
 		s.t.Fatal("the factory has built the same bytes: nothing is shown by that")
 	}
-	s.says(said, "it holds what is locked: its SHA-256 "+is.ISO.SHA256+" replaces "+was.ISO.SHA256+" in recast.lock")
+	s.says(said, "its content is as locked: its SHA-256 "+is.ISO.SHA256+" replaces "+was.ISO.SHA256+" in recast.lock")
 	if got := fileSum(s.t, s.cachedISO("storage")); got != is.ISO.SHA256 {
 		s.t.Fatalf("the lock has SHA-256 %s of an ISO that has %s", is.ISO.SHA256, got)
 	}

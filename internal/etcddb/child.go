@@ -65,7 +65,7 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 		return Contents{}, fmt.Errorf("read a database in a process of its own: %w", err)
 	}
 	if err := json.Unmarshal(out.Bytes(), &a); err != nil {
-		return Contents{}, fmt.Errorf("%w: what was read of it makes no sense: %w", ErrDamaged, err)
+		return Contents{}, fmt.Errorf("%w: the reader's output is invalid: %w", ErrDamaged, err)
 	}
 	if a.Damage != "" {
 		return Contents{}, fmt.Errorf("%w%s", ErrDamaged, strings.TrimPrefix(a.Damage, ErrDamaged.Error()))

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrDamaged says that a file is not a database, or no longer what etcd wrote.
-var ErrDamaged = errors.New("no database of etcd, or a damaged one")
+var ErrDamaged = errors.New("not an etcd database, or a damaged one")
 
 // Contents is what a database records about itself.
 type Contents struct {
@@ -65,7 +65,7 @@ func (c *Contents) revision(tx *bbolt.Tx) error {
 	switch last, _ := keys.Cursor().Last(); {
 	case last == nil:
 	case len(last) < 17:
-		return fmt.Errorf("%w: %x is no revision", ErrDamaged, last)
+		return fmt.Errorf("%w: %x is not a revision", ErrDamaged, last)
 	default:
 		c.Revision = binary.BigEndian.Uint64(last)
 	}

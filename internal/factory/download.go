@@ -28,26 +28,26 @@ type download struct {
 	note    func(string)
 	explain func(error) error
 
-	body   io.ReadCloser // nil between two connections
-	size   int64         // announced; -1: unknown
-	came   int64         // received on this connection
-	given  int64         // passed to the reader
-	sum    hash.Hash     // of what was passed on
-	buffer [heldBack + 32<<10]byte
-	held   []byte // in buffer: received, not passed on
-	whole  bool
-	breaks int
-	failed error
+	body     io.ReadCloser // nil between two connections
+	size     int64         // announced; -1: unknown
+	received int64         // received on this connection
+	passed   int64         // passed to the reader
+	sum      hash.Hash     // of what was passed on
+	buffer   [heldBack + 32<<10]byte
+	held     []byte // in buffer: received, not passed on
+	whole    bool
+	breaks   int
+	failed   error
 }
 
 // Read returns all but the last bytes received; those once the ISO is complete.
 func (d *download) Read(p []byte) (int, error) {
 	for d.failed == nil {
-		if give := d.givable(); give > 0 {
+		if give := d.readable(); give > 0 {
 			n := copy(p, d.held[:give])
 			d.held = d.held[n:]
 			d.sum.Write(p[:n]) // never fails
-			d.given += int64(n)
+			d.passed += int64(n)
 			return n, nil
 		}
 		if d.whole {
@@ -58,7 +58,7 @@ func (d *download) Read(p []byte) (int, error) {
 	return 0, d.failed
 }
 
-func (d *download) givable() int {
+func (d *download) readable() int {
 	if d.whole {
 		return len(d.held)
 	}
@@ -70,9 +70,9 @@ func (d *download) fill() error {
 	kept := copy(d.buffer[:], d.held)
 	n, err := d.body.Read(d.buffer[kept:])
 	d.held = d.buffer[:kept+n]
-	d.came += int64(n)
+	d.received += int64(n)
 	switch {
-	case errors.Is(err, io.EOF) && (d.size < 0 || d.came == d.size):
+	case errors.Is(err, io.EOF) && (d.size < 0 || d.received == d.size):
 		d.whole = true
 		return nil
 	case errors.Is(err, io.EOF):
@@ -94,33 +94,33 @@ func (d *download) again(cause error) error {
 		case errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
 			return d.explain(cause)
 		case d.breaks == attempts:
-			return d.explain(fmt.Errorf("the download broke off %d times, at last after %d MiB: %w", attempts, d.given>>20, cause))
+			return d.explain(fmt.Errorf("the download broke off %d times, at last after %d MiB: %w", attempts, d.passed>>20, cause))
 		}
 		wait := time.Second << (d.breaks - 1)
 		d.note(fmt.Sprintf("the download broke off after %d MiB (%s), beginning again in %s (%d of %d)",
-			d.given>>20, innermost(cause), wait, d.breaks+1, attempts))
+			d.passed>>20, innermost(cause), wait, d.breaks+1, attempts))
 		body, size, err := d.open(wait)
 		if err != nil {
 			return err
 		}
 		d.body = body
 		if size != d.size {
-			return d.another()
+			return d.differentISO()
 		}
 		same := sha256.New()
-		if d.came, cause = io.CopyN(same, body, d.given); cause != nil {
+		if d.received, cause = io.CopyN(same, body, d.passed); cause != nil {
 			continue
 		}
 		if !bytes.Equal(same.Sum(nil), d.sum.Sum(nil)) {
-			return d.another()
+			return d.differentISO()
 		}
 		return nil
 	}
 }
 
-func (d *download) another() error {
+func (d *download) differentISO() error {
 	return fault.WithHint(d.explain(errors.New("after the download broke off, the factory sends another ISO than before")),
-		"it has built the ISO anew, which never gives the same bytes: run it again")
+		"it has rebuilt the ISO, and a rebuild never has the same bytes: run it again")
 }
 
 // Close ends the download.

@@ -78,9 +78,9 @@ func (e *Error) hinted() error {
 		}
 		return err
 	case http.StatusUnauthorized:
-		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, wants a login, and recast has none for it")
+		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, requires a login, which recast does not have")
 	case http.StatusForbidden:
-		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic is someone else's, or a proxy lets nobody through from here")
+		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic belongs to someone else, or a proxy denies access from here")
 	case http.StatusPaymentRequired:
 		return fault.WithHint(fault.BuildFailed.Of(e), "this is for customers of the Enterprise edition only")
 	case http.StatusInternalServerError:

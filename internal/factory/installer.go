@@ -30,12 +30,12 @@ func suffix(req images.ISORequest) string {
 // request for its tag's manifest; registry clients send that, too, but with less
 // patience.
 func (c *Client) BuildInstaller(ctx context.Context, req images.ISORequest, note func(string)) error {
-	note = oneByOne(note)
-	defer tell(note, "the factory is building the installer")()
+	note = serialize(note)
+	defer reportEvery(note, "the factory is building the installer")()
 	// The manifest is in the factory's registry, to which it may redirect.
 	r := c.get("v2", installerImage(req), req.SchematicID, "manifests", req.Talos)
-	r.accept, r.within, r.stay = manifests, buildTakes, true
-	err := persist(ctx, asset, note, func() error {
+	r.accept, r.within, r.stay = manifests, buildTimeout, true
+	err := retry(ctx, asset, note, func() error {
 		resp, err := c.send(ctx, r)
 		if err != nil {
 			return err
@@ -45,5 +45,5 @@ func (c *Client) BuildInstaller(ctx context.Context, req images.ISORequest, note
 	if hasStatus(err, http.StatusUnauthorized) {
 		return nil // the registry's client logs in
 	}
-	return c.noImage(err, req)
+	return c.explainMissing(err, req)
 }

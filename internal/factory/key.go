@@ -35,7 +35,7 @@ func (c *Client) SecureBootCertificate(ctx context.Context) ([]byte, error) {
 	case hasStatus(err, http.StatusInternalServerError), hasStatus(err, http.StatusNotFound):
 		// It answers 500 if Secure Boot is disabled (image-factory, internal/secureboot/secureboot.go).
 		return nil, fault.WithHint(fault.As(fault.Config, fmt.Errorf("certificate for Secure Boot: %w", err)),
-			"a factory that makes no images for Secure Boot answers so: set images.secureBoot to false, or name another factory in images.factory")
+			"a factory without images for Secure Boot gives this answer: set images.secureBoot to false, or name another factory in images.factory")
 	case err != nil:
 		return nil, fmt.Errorf("certificate for Secure Boot: %w", err)
 	}

@@ -60,7 +60,7 @@ func (c *Client) Overlays(ctx context.Context, talos string) ([]schematics.Offic
 	if err := c.askJSON(ctx, c.get("version", talos, "overlays", "official"), &list); err != nil {
 		if hasStatus(err, http.StatusInternalServerError) {
 			// The real one does so, too: its list of overlays must not be empty.
-			err = fault.WithHint(err, "a factory that has no overlays for Talos %s answers so, too", talos)
+			err = fault.WithHint(err, "a factory without overlays for Talos %s gives this answer, too", talos)
 		}
 		return nil, c.unknownVersion(err)
 	}

@@ -22,7 +22,7 @@ func (c *Client) follow(next *http.Request, via []*http.Request) error {
 	case next.Method != last.Method:
 		// A POST that became a GET asks for something else. A factory behind https
 		// does this to a URL with http.
-		return permanent{fmt.Errorf("redirected to %s://%s, where a %s can't follow: name that in images.factory",
+		return permanent{fmt.Errorf("redirected to %s://%s, which a %s does not follow: use that URL in images.factory",
 			next.URL.Scheme, next.URL.Host, last.Method)}
 	}
 	return nil

@@ -107,7 +107,7 @@ func isPage(resp *http.Response) bool {
 // ask retries until the answer is complete or a retry is pointless.
 func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	var answer []byte
-	err := persist(ctx, api, c.note, func() error {
+	err := retry(ctx, api, c.note, func() error {
 		resp, err := c.send(ctx, r)
 		if err != nil {
 			return err

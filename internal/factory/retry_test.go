@@ -33,7 +33,7 @@ func TestTrouble(t *testing.T) {
 	const who = "image factory http://" + addr + ": "
 	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
 	const down, limited = "the factory answered 503 Service Unavailable", "the factory answered 429 Too Many Requests"
-	const failing, broke = "the factory answered 500 Internal Server Error", "no whole answer from the factory"
+	const failing, broke = "the factory answered 500 Internal Server Error", "no complete answer from the factory"
 	for name, tc := range map[string]struct {
 		trouble factoryapi.Trouble
 		times   int
@@ -75,7 +75,7 @@ func TestTrouble(t *testing.T) {
 		"a schematic, answer lost": {factoryapi.Cut(0), 1, register, []string{again(broke+" (unexpected EOF)", "1s", "2 of 5")}, time.Second, "", ""},
 		"a refusal": {
 			factoryapi.Down(403, 0), 1, register, nil, 0, who + "403 Forbidden: 403 Forbidden",
-			"the schematic is someone else's, or a proxy lets nobody through from here",
+			"the schematic belongs to someone else, or a proxy denies access from here",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -234,7 +234,7 @@ func TestRedirects(t *testing.T) {
 		"in a circle": {to("/versions"), getVersions, "redirected more than 5 times"},
 		"a POST": {
 			to("https://factory.example/schematics"), register,
-			"redirected to https://factory.example, where a POST can't follow: name that in images.factory",
+			"redirected to https://factory.example, which a POST does not follow: use that URL in images.factory",
 		},
 		"nowhere": {to("http://store.example/a?X-Amz-Signature=secret"), getVersions, `Get "http://store.example/a": `},
 	} {

@@ -39,7 +39,7 @@ func TestCAFile(t *testing.T) {
 	}
 	defer other.Close()
 	_, err = other.Versions(t.Context())
-	hint := "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
 	}

@@ -179,8 +179,8 @@ output:
 func TestBuildThatGoesWrong(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct{ way, want string }{
-		"nothing made": {"nothing", "ended well, but has not made installer-amd64.tar"},
-		"empty file":   {"empty", "ended well, but installer-amd64.tar is no file with content"},
+		"nothing made": {"nothing", "succeeded, but did not make installer-amd64.tar"},
+		"empty file":   {"empty", "succeeded, but installer-amd64.tar is not a file with content"},
 		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
 	}
 	for name, c := range cases {
@@ -203,7 +203,7 @@ func TestBuildTakesNothingOldForNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "has not made") {
+	if err == nil || !strings.Contains(err.Error(), "did not make") {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -244,7 +244,7 @@ func TestABuildThatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "linger", "{out}"}, Timeout: 100 * time.Millisecond}).
 		Build(t.Context(), workDir(t), installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "it was stopped, as it had not ended after 100ms") || errors.Is(err, context.Canceled) {
+	if err == nil || !strings.Contains(err.Error(), "it was stopped because it had not ended after 100ms") || errors.Is(err, context.Canceled) {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -17,7 +17,7 @@ const stopWithin = 10 * time.Second
 // run runs the program to its end. If the context ends first, the program and all
 // that it started end, too.
 func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
-	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped, as it had not ended after %v", timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped because it had not ended after %v", timeout))
 	defer cancel()
 	said := newLines(note)
 	err := command.Program{Args: p.args, Env: p.env, Stdin: stdin, Stop: func() { p.stopContainer(ctx) }}.Run(limited, said)

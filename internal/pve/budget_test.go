@@ -62,7 +62,7 @@ func TestReadsAreBounded(t *testing.T) {
 		},
 		"all hang": {
 			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": after(time.Hour, ok), "pve3": after(time.Hour, ok)},
-			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no whole answer within 40s",
+			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no complete answer within 40s",
 		},
 		"the host asked about is down": {
 			answers: map[string]route{"pve1": downAfter30s, "pve2": downAfter30s, "pve3": downAfter30s},

@@ -45,7 +45,7 @@ const (
 var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
 
 var (
-	errSlowRead   = fmt.Errorf("no whole answer within %s", readTimeout)
+	errSlowRead   = fmt.Errorf("no complete answer within %s", readTimeout)
 	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
 )
 

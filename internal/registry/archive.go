@@ -127,7 +127,7 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 		return err
 	}
 	if len(layers) <= len(want) {
-		return other("it has %d layers, no more than that", len(layers))
+		return other("it has only %d layers", len(layers))
 	}
 	for i, w := range want {
 		got, err := unpacked(layers[i])
@@ -139,7 +139,7 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 		}
 	}
 	for i, layer := range layers[len(want):] {
-		odd, err := besideImager(layer)
+		odd, err := unexpectedPath(layer)
 		if err != nil {
 			return fmt.Errorf("layer %d: %w", len(want)+i, err)
 		}
@@ -150,10 +150,10 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 	return nil
 }
 
-// besideImager returns a path in a layer that the imager would not put upon a base:
+// unexpectedPath returns a path in a layer that the imager would not put upon a base:
 // it could hide the base's own programs. The imager writes regular files
 // (pkg/imager/filemap).
-func besideImager(layer v1.Layer) (odd string, err error) {
+func unexpectedPath(layer v1.Layer) (odd string, err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {
 		return "", err
@@ -192,18 +192,18 @@ func unpacked(layer v1.Layer) (sum v1.Hash, err error) {
 // upload pushes something and reports progress. It does not send again what the registry already has.
 func (c *Client) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
 	opts := c.options(ctx)
-	var told sync.WaitGroup
+	var reporting sync.WaitGroup
 	if progress != nil {
 		updates := make(chan v1.Update) // Push closes it
 		opts = append(opts, remote.WithProgress(updates))
-		told.Go(func() {
+		reporting.Go(func() {
 			for u := range updates {
 				progress(u.Complete)
 			}
 		})
 	}
 	err := remote.Push(to, what, opts...)
-	told.Wait()
+	reporting.Wait()
 	if err != nil {
 		return explain(err, to.Context())
 	}

@@ -96,7 +96,7 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	if err != nil {
 		return "", false, fault.Configf("image reference %q: %w", ref, err)
 	}
-	r = c.nearby(r)
+	r = c.relocate(r)
 	// GET instead of HEAD: only its answer has the registry's message when it refuses.
 	d, err := remote.Get(r, c.options(ctx)...)
 	if notFound(err) {
@@ -108,9 +108,9 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	return d.Digest.String(), true, nil
 }
 
-// nearby is where to pull an image of Sidero Labs: from beside the list of official
+// relocate is where to pull an image of Sidero Labs: from beside the list of official
 // extensions, which names ghcr.io wherever the list was copied to.
-func (c *Client) nearby(ref name.Reference) name.Reference {
+func (c *Client) relocate(ref name.Reference) name.Reference {
 	official, _ := path.Split(OfficialExtensions)
 	there, _ := path.Split(c.extensions.Name())
 	image, ok := strings.CutPrefix(ref.Context().Name(), official)
@@ -128,7 +128,7 @@ func (c *Client) nearby(ref name.Reference) name.Reference {
 }
 
 func (c *Client) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{patient{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{stallGuard{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 func notFound(err error) bool {
@@ -145,7 +145,7 @@ func (d denied) Is(target error) bool { return target == images.ErrDenied }
 func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if _, ok := errors.AsType[*stalledError](err); ok {
-		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
+		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
 	}
 	if explained, ok := trust.Explain(err); ok {
 		return explained
@@ -157,7 +157,7 @@ func explain(err error, r name.Repository) error {
 	_, unreachable := errors.AsType[*url.Error](err)
 	switch {
 	case !ok && unreachable && !errors.Is(err, context.Canceled):
-		return fault.WithHint(fault.Unreachable.Of(err), "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such", r.RegistryStr())
+		return fault.WithHint(fault.Unreachable.Of(err), "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name registries", r.RegistryStr())
 	case !ok:
 		return err
 	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
@@ -165,7 +165,7 @@ func explain(err error, r name.Repository) error {
 	case e.StatusCode == http.StatusRequestEntityTooLarge:
 		return fault.WithHint(fault.BuildFailed.Of(err), "a proxy before %s limits the size of what is uploaded (client_max_body_size of nginx): images have layers of hundreds of MiB", r.RegistryStr())
 	case e.StatusCode == http.StatusMethodNotAllowed && e.Request != nil && e.Request.Method == http.MethodPost: // the start of an upload
-		return fault.WithHint(fault.BuildFailed.Of(err), "%s takes no images, as a cache of another registry does: see images.mirror in recast.yaml", r.RegistryStr())
+		return fault.WithHint(fault.BuildFailed.Of(err), "%s accepts no images, like a cache of another registry: see images.mirror in recast.yaml", r.RegistryStr())
 	case e.StatusCode == http.StatusTooManyRequests:
 		return fault.WithHint(fault.BuildFailed.Of(err), "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}

@@ -141,7 +141,7 @@ func TestOfficialRefuses(t *testing.T) {
 		"unreachable": {
 			refusing{},
 			"v1.13.9", `registry 127.0.0.1:5000: Get "https://127.0.0.1:5000/v2/": connection refused; Get "http://127.0.0.1:5000/v2/": connection refused`, fault.Failed,
-			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such",
+			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name registries",
 		},
 		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
 	} {

@@ -92,7 +92,7 @@ func (c *Client) push(ctx context.Context, from, to name.Reference, progress fun
 		return nil, err
 	}
 	opts := c.options(ctx)
-	var told sync.WaitGroup
+	var reporting sync.WaitGroup
 	if progress != nil {
 		total, err := totalBytes(desc)
 		if err != nil {
@@ -100,16 +100,16 @@ func (c *Client) push(ctx context.Context, from, to name.Reference, progress fun
 		}
 		updates := make(chan v1.Update) // Push closes it
 		opts = append(opts, remote.WithProgress(updates))
-		told.Go(func() {
+		reporting.Go(func() {
 			for u := range updates {
 				progress(u.Complete, total)
 			}
 		})
 	}
 	err = remote.Push(to, desc, opts...)
-	told.Wait()
+	reporting.Wait()
 	if err != nil {
-		return nil, explain(err, blame(err, from.Context(), to.Context()))
+		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
 	}
 	return desc, nil
 }
@@ -132,7 +132,7 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 		return nil
 	case err == nil:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
-			"someone has signed the copy anew. Copy the signature by hand, or delete the tag from the registry")
+			"someone has signed the copy again. Copy the signature by hand, or delete the tag from the registry")
 	case !notFound(err) && !errors.Is(explain(err, to), images.ErrDenied):
 		return explain(err, to)
 	}
@@ -186,8 +186,8 @@ func (c *Client) referrers(ctx context.Context, of name.Digest) ([]string, error
 	return digests, nil
 }
 
-// blame returns the repository that a copy's error comes from.
-func blame(err error, from, to name.Repository) name.Repository {
+// errorSource returns the repository that a copy's error comes from.
+func errorSource(err error, from, to name.Repository) name.Repository {
 	if e, ok := errors.AsType[*transport.Error](err); ok && e.Request != nil && e.Request.URL.Host == from.RegistryStr() {
 		return from
 	}

@@ -31,7 +31,7 @@ func damaged(err error) (explained error, ok bool) {
 		ok = slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool { return d.Code == transport.DigestInvalidErrorCode })
 		err = fmt.Errorf("a blob was damaged on the way: %w", err)
 	}
-	return fault.WithHint(fault.BuildFailed.Of(err), "run it again: what is asked for has not changed. If it is damaged each time, look for a proxy or a cache on the way that keeps it so"), ok
+	return fault.WithHint(fault.BuildFailed.Of(err), "run it again. If the blob is damaged each time, look for a proxy or a cache on the way that serves the damaged one"), ok
 }
 
 // checked compares a blob's bytes with its digest. go-containerregistry does so,

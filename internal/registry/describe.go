@@ -31,7 +31,7 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 	if err != nil {
 		return schematics.ExtensionImage{}, fault.Configf("image reference %q: %w", ref, err)
 	}
-	at := c.nearby(d)
+	at := c.relocate(d)
 	there, err := c.architectures(ctx, at, arch)
 	x := schematics.ExtensionImage{Architectures: there}
 	if err != nil || !slices.Contains(there, arch) {
@@ -43,13 +43,13 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 	}
 	data, err := topFile(img, extensionManifest)
 	if fault.KindOf(err) == fault.Config {
-		return x, fault.Configf("%s is no extension image: %w", at, err)
+		return x, fault.Configf("%s is not an extension image: %w", at, err)
 	}
 	if err != nil {
 		return x, fmt.Errorf("read %s: %w", at, explain(err, at.Context()))
 	}
 	if x.Name, x.Version, err = parseExtensionManifest(data); err != nil {
-		return x, fault.Configf("%s is no extension image: %w", at, foreign.Error(err))
+		return x, fault.Configf("%s is not an extension image: %w", at, foreign.Error(err))
 	}
 	return x, nil
 }

@@ -53,23 +53,23 @@ func TestDescribe(t *testing.T) {
 		},
 		"a hidden one": {
 			layers: []v1.Layer{tarOf(t, frrManifest), tarOf(t, ".wh.manifest.yaml")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: it has no manifest.yaml",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
 		},
 		"no manifest": {
 			layers: []v1.Layer{tarOf(t, "rootfs/manifest.yaml=x")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: it has no manifest.yaml",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
 		},
 		"another version": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v2\n")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is no extension image: manifest.yaml: version is "v2", not v1alpha1`,
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is not an extension image: manifest.yaml: version is "v2", not v1alpha1`,
 		},
 		"no name": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v1alpha1\n")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: manifest.yaml: metadata.name is missing",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: metadata.name is missing",
 		},
 		"no YAML": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml={")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: manifest.yaml: ",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: ",
 		},
 		"not there": {ask: "amd64", err: "registry " + host + " has no "},
 	} {
@@ -98,7 +98,7 @@ func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 		for _, layers := range [][]v1.Layer{{tarOf(t, frrManifest, path+"=x")}, {tarOf(t, frrManifest), tarOf(t, path+"=x")}} {
 			s := server()
 			_, err := client(t, s).Describe(t.Context(), pushFor(t, s, []string{"amd64"}, layers...).String(), "amd64")
-			want := " is no extension image: \"" + path + "\" leads out of its root"
+			want := " is not an extension image: \"" + path + "\" leads out of its root"
 			if (err != nil) != bad || bad && (!strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Config) {
 				t.Errorf("%s: %v", path, err)
 			}
@@ -166,7 +166,7 @@ func TestNearby(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			c := must(New(Options{Extensions: tc.extensions}))(t)
-			if got := c.nearby(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
+			if got := c.relocate(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})

@@ -34,7 +34,7 @@ func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, 
 
 // image returns the image for an architecture; so far only manifests are fetched.
 func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
-	ref = c.nearby(ref)
+	ref = c.relocate(ref)
 	desc, err := c.get(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descripto
 
 func gone(ref name.Reference, err error) error {
 	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, foreign.Error(err)),
-		"it was deleted or never pushed, or these credentials may not see it: what a digest alone names goes with the registry's next clean-up")
+		"it was deleted or never pushed, or these credentials may not see it: the registry's next clean-up deletes what only a digest names")
 }
 
 // extraction is a tar stream that is produced while it is read.

@@ -131,7 +131,7 @@ func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) err
 	if f.hidden(name) {
 		return nil
 	}
-	if err := f.out.WriteHeader(flat(h, name)); err != nil {
+	if err := f.out.WriteHeader(flatHeader(h, name)); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := io.Copy(f.out, content); err != nil {
@@ -168,9 +168,9 @@ func (f *flattener) hidden(name string) bool {
 	return false
 }
 
-// flat is a header with what still holds after reading: for example, sparse files
+// flatHeader is a header with what still holds after reading: for example, sparse files
 // are whole. Extended attributes stay; imager takes the SELinux label from them.
-func flat(h *tar.Header, name string) *tar.Header {
+func flatHeader(h *tar.Header, name string) *tar.Header {
 	to := &tar.Header{
 		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode,
 		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor,

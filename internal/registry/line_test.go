@@ -76,7 +76,7 @@ func TestStallsOverHTTP(t *testing.T) {
 				defer close(tested)
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
 				begun := time.Now()
-				resp, err := patient{transport}.RoundTrip(req)
+				resp, err := stallGuard{transport}.RoundTrip(req)
 				if err == nil {
 					t.Fatal(resp.Body.Close())
 				}

@@ -159,9 +159,9 @@ func undeletable(err error) bool {
 func remedy(registry string) string {
 	switch registry {
 	case "ghcr.io":
-		return "ghcr.io deletes by GitHub's API for packages only: gh api --method DELETE /user/packages/container/NAME/versions/ID"
+		return "ghcr.io deletes only through GitHub's API for packages: gh api --method DELETE /user/packages/container/NAME/versions/ID"
 	case name.DefaultRegistry:
-		return "Docker Hub deletes by its own API and its web pages only"
+		return "Docker Hub deletes only through its own API and web pages"
 	}
 	return "in a registry of your own (distribution), set REGISTRY_STORAGE_DELETE_ENABLED=true"
 }

@@ -28,18 +28,18 @@ func resumable(req *http.Request, resp *http.Response) int64 {
 
 // download is the body of an answer.
 type download struct {
-	patient patient
-	req     *http.Request
-	watch   *watch
-	body    io.ReadCloser
-	size    int64 // 0: it cannot be resumed
-	done    int64
-	resumes int
+	stallGuard stallGuard
+	req        *http.Request
+	watch      *watch
+	body       io.ReadCloser
+	size       int64 // 0: it cannot be resumed
+	done       int64
+	resumes    int
 }
 
 func (d *download) Read(p []byte) (int, error) {
 	for {
-		d.watch.begin(stallAfter, &stalledError{what: "no byte came", after: stallAfter, again: true})
+		d.watch.begin(stallAfter, &stalledError{what: "no data came", after: stallAfter, again: true})
 		n, err := d.body.Read(p)
 		d.watch.end()
 		d.done += int64(n)
@@ -86,7 +86,7 @@ func (d *download) resume() error {
 func (d *download) rest() (again bool, err error) {
 	req := d.req.Clone(d.req.Context())
 	req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", d.done, d.size-1))
-	resp, w, err := d.patient.send(req)
+	resp, w, err := d.stallGuard.send(req)
 	if err != nil {
 		return d.req.Context().Err() == nil, err
 	}

@@ -32,22 +32,22 @@ func (e *stalledError) Timeout() bool { return true }
 // Temporary lets go-containerregistry retry an upload.
 func (e *stalledError) Temporary() bool { return e.again }
 
-// patient sends requests and ends those that stall. http.Transport has no limit for
+// stallGuard sends requests and ends those that stall. http.Transport has no limit for
 // a body that stops midway, and a limit for a whole request would interrupt large
 // images on slow lines.
-type patient struct{ inner http.RoundTripper }
+type stallGuard struct{ inner http.RoundTripper }
 
-func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+func (p stallGuard) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, w, err := p.send(req)
 	if err != nil {
 		return nil, err
 	}
-	resp.Body = &download{patient: p, req: req, watch: w, body: resp.Body, size: resumable(req, resp)}
+	resp.Body = &download{stallGuard: p, req: req, watch: w, body: resp.Body, size: resumable(req, resp)}
 	return resp, nil
 }
 
 // send returns an answer whose body the watch may end.
-func (p patient) send(req *http.Request) (*http.Response, *watch, error) {
+func (p stallGuard) send(req *http.Request) (*http.Response, *watch, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	w := &watch{cancel: cancel}
 	w.begin(answerAfter, &stalledError{what: "no answer", after: answerAfter})
@@ -115,7 +115,7 @@ func (w *watch) sending(more bool) {
 	switch {
 	case w.sent:
 	case more:
-		w.restart(stallAfter, &stalledError{what: "the registry has taken no byte", after: stallAfter, again: true})
+		w.restart(stallAfter, &stalledError{what: "the registry accepted no data", after: stallAfter, again: true})
 	default:
 		w.restart(answerAfter, &stalledError{what: "no answer", after: answerAfter})
 	}

@@ -87,7 +87,7 @@ func part(status int, from, to, of int64, a answer) answer {
 
 func TestDownloadsGoOn(t *testing.T) {
 	t.Parallel()
-	stalls := "no byte came for 1m0s"
+	stalls := "no data came for 1m0s"
 	broken := func(n int) (list []answer) {
 		for range n {
 			list = append(list, part(206, 3, 9, 10, answer{breaks: errReset}))
@@ -168,7 +168,7 @@ func TestDownloadsGoOn(t *testing.T) {
 func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
 	t.Helper()
 	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
-	resp, err := patient{from}.RoundTrip(req)
+	resp, err := stallGuard{from}.RoundTrip(req)
 	if err != nil {
 		return "", err
 	}
@@ -230,7 +230,7 @@ func TestUploads(t *testing.T) {
 		temporary bool
 		took      time.Duration
 	}{
-		"it stalls":                 {to: stuck{5}, err: "the registry has taken no byte for 1m0s", temporary: true, took: stallAfter},
+		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: stallAfter},
 		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * stallAfter, took: 22 * stallAfter},
 		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: answerAfter - 1}}}, took: answerAfter - 1},
 	} {
@@ -240,7 +240,7 @@ func TestUploads(t *testing.T) {
 				body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
 				begun := time.Now()
-				resp, err := patient{tc.to}.RoundTrip(req)
+				resp, err := stallGuard{tc.to}.RoundTrip(req)
 				if err == nil {
 					err = resp.Body.Close()
 				}

@@ -39,11 +39,11 @@ func Transport(caFile string) (*http.Transport, error) {
 func Explain(err error) (explained error, ok bool) {
 	var hint string
 	if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
-		hint = "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+		hint = "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	} else if _, is := errors.AsType[x509.HostnameError](err); is {
-		hint = "name the server in recast.yaml as its certificate does, or have a certificate made for that name"
+		hint = "use the certificate's name of the server in recast.yaml, or issue a certificate for this name"
 	} else if e, is := errors.AsType[x509.CertificateInvalidError](err); is && e.Reason == x509.Expired {
-		hint = "see whether this machine's clock is right; if it is, whoever runs the server has to renew its certificate"
+		hint = "check this machine's clock; if it is right, the server's operator has to renew its certificate"
 	} else if _, is := errors.AsType[*tls.CertificateVerificationError](err); is {
 		hint = "`openssl s_client -connect HOST:443` shows the certificate that is served"
 	} else {
