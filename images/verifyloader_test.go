@@ -51,7 +51,7 @@ func spoiltLoaders() map[string]spoiltImage {
 		"another default in the ISO's menu": {
 			sent(func(b []byte) []byte { return bytes.Replace(b, []byte("timeout 10"), []byte("default *w"), 1) }),
 			Damaged,
-			[]string{`loader/loader.conf: "default *w" is none of Talos' own`},
+			[]string{`loader/loader.conf: "default *w" is not one of Talos' own`},
 		},
 	}
 }

@@ -51,13 +51,13 @@ func explicitCases() map[string]explicitCase {
 	}
 	moved := Warning{
 		Kind: TagMoved, Subject: frr + ":1.7", Locked: one, Found: two,
-		Text: "recast.yaml:9:1: " + frr + ":1.7 names " + two + " by now; what is built in is " + one + ", as given",
-		Hint: "someone pushed other content under the same tag. To take it, write its digest; to leave it at that, remove the tag",
+		Text: "recast.yaml:9:1: " + frr + ":1.7 now names " + two + "; the build uses " + one + ", as given",
+		Hint: "someone pushed other content under the same tag. To take it, write its digest; to keep the given one, remove the tag",
 	}
 	gone := Warning{
 		Kind: TagMoved, Subject: frr + ":1.7", Locked: one,
-		Text: "recast.yaml:9:1: " + frr + ":1.7: the registry has no such tag any more; what is built in is " + one + ", as given",
-		Hint: "registries drop what no tag names: keep a copy of it, or name a tag that is there",
+		Text: "recast.yaml:9:1: " + frr + ":1.7: the registry no longer has this tag; the build uses " + one + ", as given",
+		Hint: "registries delete what no tag names: keep a copy, or use an existing tag",
 	}
 	return map[string]explicitCase{
 		"tag and digest": {
@@ -165,7 +165,7 @@ func TestExplicitRefuses(t *testing.T) {
 		"another architecture": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"arm64", "riscv64"}, Name: "frr", Version: "1"}),
 			[]Explicit{pinned},
-			"recast.yaml:9:1: " + frr + "@" + one + " is not there for amd64, but for arm64, riscv64", "",
+			"recast.yaml:9:1: " + frr + "@" + one + " does not exist for amd64, only for arm64, riscv64", "",
 		},
 		"no name": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Version: "1"}),
@@ -185,7 +185,7 @@ func TestExplicitRefuses(t *testing.T) {
 		"an entry of Talos": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Name: "schematic", Version: "1"}),
 			[]Explicit{pinned},
-			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "schematic", which is an entry of Talos' own`, "",
+			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "schematic", which is one of Talos' own entries`, "",
 		},
 		"everything at once": {
 			"customization: {systemExtensions: {officialExtensions: [zzz]}}\n", nil,

@@ -15,11 +15,11 @@ func TestBrokenVersion(t *testing.T) {
 	earlier := old.Clone()
 	earlier.Talos = "v1.13.8"
 	const (
-		refused = "recast.yaml:4:3: talos.version: Talos v1.13.9 is marked broken by the Image Factory, which builds nothing of it"
-		advice  = "choose another version: the release notes of Talos say which one mends it"
+		refused = "recast.yaml:4:3: talos.version: Talos v1.13.9 is marked broken by the Image Factory, which does not build it"
+		advice  = "choose another version: the release notes of Talos say which one fixes it"
 	)
 	warned := []Warning{{
-		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it builds nothing of it any more",
+		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it no longer builds it",
 		Hint: "what was built and published stays usable; " + advice,
 	}}
 	for name, tc := range map[string]struct {
@@ -81,7 +81,7 @@ func TestSecureBoot(t *testing.T) {
 	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 	want := []Warning{{
 		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
-		Text: "the factory signs for Secure Boot by certificate " + sum("two") + " by now, but the lock has " + sum("one"), Hint: hint,
+		Text: "the factory signs for Secure Boot with certificate " + sum("two") + " now, but the lock has " + sum("one"), Hint: hint,
 	}}
 	if diff := cmp.Diff(want, warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
@@ -212,7 +212,7 @@ func TestRenamed(t *testing.T) {
 	}
 	wantWarnings := []Warning{{
 		Kind: Renamed, Subject: name,
-		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is called "siderolabs/nvidia-fabric-manager-lts" by now: nodes list it as "nvidia-fabricmanager-lts"`,
+		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is now called "siderolabs/nvidia-fabric-manager-lts": nodes list it as "nvidia-fabricmanager-lts"`,
 		Hint: `the old name works as long as factories know it; to write "siderolabs/nvidia-fabric-manager-lts" changes the schematic, and so rolls its nodes`,
 	}}
 	if diff := cmp.Diff(wantWarnings, warnings); diff != "" {
@@ -224,7 +224,7 @@ func TestRenamed(t *testing.T) {
 	}
 	req.Arch = "arm64"
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
-	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " is not there for arm64, but for amd64"
+	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
 	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
 		t.Errorf("an architecture that it is not there for: %v, want %s", err, wrong)
 	}

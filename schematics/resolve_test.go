@@ -188,8 +188,8 @@ func TestResolvePassesErrorsOn(t *testing.T) {
 		"factory":     {request(map[string]string{"a": agent}), func(s *Sources) { s.Factory = &maker{fail: errAway} }, "ask the factory which Talos versions are marked broken: away"},
 		"registry":    {request(map[string]string{"a": agent}), func(s *Sources) { s.Images = &shelf{fail: errAway} }, `a.yaml:1:57: extension "siderolabs/qemu-guest-agent": read the extension: away`},
 		"certificate": {secure, func(s *Sources) { s.Factory = &maker{extensions: catalog()} }, "ask for the factory's Secure Boot certificate: secure boot is disabled"},
-		"no PEM":      {secure, func(s *Sources) { s.Factory = &maker{certificate: []byte("<html>")} }, "the factory's Secure Boot certificate is none, in PEM"},
-		"no factory":  {secure, func(s *Sources) { s.Factory = nil }, "images for Secure Boot are signed by an Image Factory, and none builds here"},
+		"no PEM":      {secure, func(s *Sources) { s.Factory = &maker{certificate: []byte("<html>")} }, "the factory's Secure Boot certificate is not a PEM certificate"},
+		"no factory":  {secure, func(s *Sources) { s.Factory = nil }, "images for Secure Boot are signed by an Image Factory, and no factory is used here"},
 		"no overlays": {overlay, func(s *Sources) { s.Factory = nil }, "overlays are listed by an Image Factory, and there is none"},
 	} {
 		from := Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}}
@@ -215,7 +215,7 @@ func TestResolveWarns(t *testing.T) {
 	other := digestOf("other")
 	anew := Warning{
 		Kind: Republished, Subject: name, Locked: old, Found: patched, Hint: "`recast lock --update` takes it; until then the locked one is built in",
-		Text: "extension " + name + " 1.0 was published anew: the registry lists " + patched + ", locked is " + old,
+		Text: "extension " + name + " 1.0 was republished: the registry lists " + patched + ", locked is " + old,
 	}
 	for title, tc := range map[string]struct {
 		old      *Lock
@@ -225,7 +225,7 @@ func TestResolveWarns(t *testing.T) {
 	}{
 		"the same":             {nil, catalog(), catalog(), nil},
 		"a stale factory":      {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
-		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was published anew, and the registry has it too: run `recast lock --update`")},
+		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
 		"the factory lacks it": {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
 		"published anew, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
 		"all three differ": {

@@ -92,7 +92,7 @@ func TestUKIRefused(t *testing.T) {
 		"kernel of another":      {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
 		"a hidden argument":      {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
 		"larger in memory":       {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
-		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile lies over another one in memory"},
+		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile overlaps another one in memory"},
 		"a long text":            {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
 	}
 	for name, tt := range tests {

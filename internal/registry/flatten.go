@@ -125,7 +125,7 @@ func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) err
 		if isDir && !file {
 			return nil
 		}
-		return fmt.Errorf("%s is there twice", name)
+		return fmt.Errorf("%s occurs twice", name)
 	}
 	here.files[name] = !isDir
 	if f.hidden(name) {

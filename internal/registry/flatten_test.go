@@ -93,7 +93,7 @@ func TestFlatten(t *testing.T) {
 		"nothing but this":         {lower: []string{"a/x", "b"}, upper: []string{".wh..wh..opq", "c"}, want: []string{"c upper"}},
 		"not in its own layer":     {lower: []string{".wh.b", "b"}, upper: []string{"c"}, want: []string{"c upper", "b lower"}},
 		"a directory twice":        {lower: []string{"a/", "a/"}, upper: []string{"c"}, want: []string{"c upper", "a"}},
-		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a is there twice"},
+		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a occurs twice"},
 		"out of the image":         {lower: []string{"a/../../b"}, upper: []string{"c"}, want: []string{"c upper"}, err: `"a/../../b" leads out of the image`},
 		"a long path":              {lower: []string{strings.Repeat("a", 4097)}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 4097 bytes"},
 		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
