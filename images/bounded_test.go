@@ -22,10 +22,10 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// slack is what may be read at once beyond a bound.
+// slack is how much may be read beyond a bound at once.
 const slack = 1 << 16
 
-// TestStoreIsBounded: what is sent under an ISO's name neither fills the disk nor goes on for ever.
+// TestStoreIsBounded: an ISO's sender can neither fill the disk nor send for ever.
 func TestStoreIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -64,7 +64,7 @@ func TestStoreIsBounded(t *testing.T) {
 	}
 }
 
-// TestStoreTakesTheLargest: the bound itself is no reason to refuse.
+// TestStoreTakesTheLargest: a size equal to the bound is not refused.
 func TestStoreTakesTheLargest(t *testing.T) {
 	t.Parallel()
 	c := NewCache(t.TempDir())
@@ -75,7 +75,7 @@ func TestStoreTakesTheLargest(t *testing.T) {
 	}
 }
 
-// TestFreeSpace: the real file system has some, and a directory that is not there has none to tell.
+// TestFreeSpace: the real file system has some, and a missing directory is an error.
 func TestFreeSpace(t *testing.T) {
 	t.Parallel()
 	if n, err := freeSpace(t.TempDir()); err != nil || n <= 0 {
@@ -86,7 +86,7 @@ func TestFreeSpace(t *testing.T) {
 	}
 }
 
-// TestInstallerIsBounded: wherever an installer goes on for ever, its reader does not.
+// TestInstallerIsBounded: an endless installer does not make its reader endless.
 func TestInstallerIsBounded(t *testing.T) {
 	t.Parallel()
 	header := func(name string) []byte {

@@ -56,7 +56,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// wantNotes are what a build tells of its progress.
+// wantNotes are a build's progress notes.
 func wantNotes(lock schematics.Lock) []string {
 	var notes []string
 	for _, name := range lock.Names() {
@@ -80,7 +80,7 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 	if err := b.run(t, b.builder().Step()); err != nil {
 		t.Fatal(err)
 	}
-	// The factory has moved on meanwhile: what is built is built.
+	// The factory has changed meanwhile: finished builds stay.
 	b.factory.extensions = list(digest("two"))
 	b.again(b.saved)
 	if err := b.run(t, b.builder().Step()); err != nil {
@@ -99,7 +99,7 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 	}
 }
 
-// TestBuildResumes loses one thing at a time and counts what is done again.
+// TestBuildResumes loses one thing at a time and counts the repeated work.
 func TestBuildResumes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -144,8 +144,8 @@ func TestBuildResumes(t *testing.T) {
 	}
 }
 
-// TestBuildTakesARebuiltISO: a factory whose cache is gone builds the ISO anew, which never gives
-// the same bytes. What holds the same as the lock is the lock's ISO.
+// TestBuildTakesARebuiltISO: a factory whose cache is gone rebuilds the ISO, never
+// with the same bytes. One with the locked content becomes the lock's ISO.
 func TestBuildTakesARebuiltISO(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -181,7 +181,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 	}
 }
 
-// TestBuildTrustsPublished: on a fresh machine an ISO that is published is not fetched.
+// TestBuildTrustsPublished: on a fresh machine a published ISO is not fetched.
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -200,8 +200,8 @@ func TestBuildTrustsPublished(t *testing.T) {
 	}
 }
 
-// loaderErrs is a way in which building goes wrong.
-type loaderErrs struct {
+// spoiltBuild is a way in which building goes wrong.
+type spoiltBuild struct {
 	built bool // once, before it breaks
 	spoil func(*bench)
 	kind  fault.Kind
@@ -209,9 +209,9 @@ type loaderErrs struct {
 	hint  string
 }
 
-func spoiltBuilds() map[string]loaderErrs {
+func spoiltBuilds() map[string]spoiltBuild {
 	rebuilt := func(b *bench) { b.factory.salt = "rebuilt" }
-	return map[string]loaderErrs{
+	return map[string]spoiltBuild{
 		"a stale factory": {
 			spoil: func(b *bench) { b.factory.extensions = list(digest("zero")) }, kind: fault.Refused,
 			want: []string{"build/default/check-factory: ", agent, digest("zero"), digest("one")},
@@ -325,8 +325,8 @@ func TestRecordSharesBuilds(t *testing.T) {
 	}
 }
 
-// TestSweepsWhatKilledDownloadsLeft: of any ISO, since nobody asks for that of an
-// old build again; but not what another process may still be writing.
+// TestSweepsWhatKilledDownloadsLeft: of any ISO, because an old build is not
+// requested again; but not what another process may still be writing.
 func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

@@ -15,8 +15,8 @@ import (
 
 const mirrorRepository = "ghcr.io/acme/talos"
 
-// registries are the factory's and one with the repository of the mirror, which
-// the first copy makes: until then nobody may ask for it.
+// registries are the factory's and one with the mirror's repository, which the first
+// copy creates: until then requests for it are denied.
 type registries struct {
 	*factory
 	digests map[string]bool
@@ -24,9 +24,9 @@ type registries struct {
 	copies  []string // what was copied, from where
 
 	exists  bool
-	denied  bool              // for good
-	cut     bool              // the next copy ends before its end
-	stolen  map[string]string // tags that somebody else sets while a copy runs
+	denied  bool              // permanently
+	cut     bool              // the next copy is interrupted
+	stolen  map[string]string // tags that someone else sets while a copy runs
 	tagFail error
 }
 
@@ -91,7 +91,7 @@ func (b *bench) mirroringBuilder(r *registries) Builder {
 	return builder
 }
 
-// mirrorTag is where a schematic's installer is to be found.
+// mirrorTag is where a schematic's installer is expected.
 func (b *bench) mirrorTag(name string) string {
 	return mirrorRepository + ":v1.13.9-" + b.saved.Schematics[name].BuildID[:12]
 }
@@ -101,7 +101,7 @@ func (b *bench) sourceOf(name string) string {
 	return "factory.example/nocloud-installer/" + id + "@" + digest("installer "+id)
 }
 
-// mirrored is a bench whose images are built and mirrored, as a later process finds it.
+// mirrored is a bench with built and mirrored images, as a later process finds it.
 func mirrored(t *testing.T) (*bench, *registries) {
 	t.Helper()
 	b := newBench(t)
@@ -146,7 +146,7 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// TestMirroredNeedsNoFactory: what is mirrored and cached is found without asking the factory.
+// TestMirroredNeedsNoFactory: mirrored and cached images are found without the factory.
 func TestMirroredNeedsNoFactory(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
@@ -168,7 +168,7 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 	}
 }
 
-// TestMirrorResumes loses or changes one thing at a time and looks at what is copied again.
+// TestMirrorResumes loses or changes one thing at a time and checks what is copied again.
 func TestMirrorResumes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -15,10 +15,10 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// cacheDay is when everything in a fullCache was changed last.
+// cacheDay is the modification time of everything in a fullCache.
 var cacheDay = time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
 
-// fullCache has files of ours, and files that only look like that or lead out of it, to outside.
+// fullCache has files of ours, and files that only look like ours or lead out of it, to outside.
 func fullCache(t *testing.T) (c *Cache, outside string) {
 	t.Helper()
 	c, outside = NewCache(filepath.Join(t.TempDir(), "iso")), t.TempDir()

@@ -90,7 +90,7 @@ func TestOurISO(t *testing.T) {
 	}
 }
 
-// shelf has ISOs of two builds on a shared storage, on one of pve1's own, and on one that pve2 alone has.
+// shelf has ISOs of two builds on a shared storage, on a local one of pve1, and on one that only pve2 has.
 func shelf() *store {
 	s := newStore()
 	for _, at := range []string{"pve1/cephfs", "pve1/local", "pve2/local"} {

@@ -65,7 +65,7 @@ func sigOf(digest string) string { return strings.Replace(digest, ":", "-", 1) +
 var mirrorNow = time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)
 
 // newArchive has installers of builds a, b and c, each of two images and signed, an
-// image that a and b share, and a tag of somebody else's.
+// image that a and b share, and a foreign tag.
 func newArchive() *archive {
 	old := mirrorNow.Add(-1000 * time.Hour)
 	return &archive{
@@ -189,7 +189,7 @@ func TestMirrorPruner(t *testing.T) {
 		fails  string
 		kind   fault.Kind
 	}{
-		// a's signature and referrer, a, and the image that b has not; then what is left of b.
+		// a's signature and referrer, a, and the image that b lacks; then what is left of b.
 		"all that can go": {want: []string{sha("1"), sha("3"), sha("a"), sha("d"), sha("2"), sha("b"), sha("e"), sha("f")}},
 		"what another has too": {
 			change: func(a *archive, _ *error) {

@@ -49,8 +49,9 @@ func argsCases() map[string]argsCase {
 		"one value taken away": {
 			line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " x " + lockArgs, extra: "-console=tty1 x",
 		},
-		// What follows is what procfs.Cmdline.AppendAll of siderolabs/go-procfs v0.1.2 makes of
-		// these, with the options that imager gives it (buildCmdline in pkg/imager).
+		// The following are the results of procfs.Cmdline.AppendAll of
+		// siderolabs/go-procfs v0.1.2, with the options that imager uses
+		// (buildCmdline in pkg/imager).
 		"one value for another": {
 			line: strings.Replace(installerArgs, "consoleblank=0", "consoleblank=60", 1) + " " + lockArgs, extra: "-consoleblank=0 consoleblank=60",
 		},
@@ -142,7 +143,7 @@ func TestLongMeta(t *testing.T) {
 	}
 }
 
-// TestArgsRoundTrip: what is taken apart and put together again is the same.
+// TestArgsRoundTrip: a parsed and reassembled command line is the same.
 func TestArgsRoundTrip(t *testing.T) {
 	t.Parallel()
 	if diff := cmp.Diff(installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String()); diff != "" {

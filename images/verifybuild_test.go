@@ -23,7 +23,7 @@ func flip(b []byte, at int) []byte {
 	return b
 }
 
-// only changes what is in one kind of image.
+// only changes the content of one kind of image.
 func only(what string, change func(*artefact.Image)) func(*factory) {
 	return func(f *factory) {
 		f.built = func(kind string, img *artefact.Image) {
@@ -46,10 +46,10 @@ func withAgent(change func(*artefact.Extension)) func(*artefact.Image) {
 type spoiltImage struct {
 	spoil func(*factory)
 	kind  MismatchKind
-	want  []string // parts of the message
+	want  []string // expected parts of the message
 }
 
-// spoiltImages are images whose labels are as they should be.
+// spoiltImages are images with the right labels and wrong content.
 func spoiltImages() map[string]spoiltImage {
 	all := spoiltExtensions()
 	maps.Copy(all, spoiltBoots())
@@ -176,7 +176,7 @@ func spoiltBoots() map[string]spoiltImage {
 	}
 }
 
-// TestBuildRefusesContent: what an image holds decides, not what it is called.
+// TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
 	for name, tc := range spoiltImages() {
@@ -208,9 +208,9 @@ func TestBuildRefusesContent(t *testing.T) {
 	}
 }
 
-// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos' own
-// part and in the extensions: each is noticed. (What comes before it is the CPU
-// microcode, in an archive whose times and inode numbers mean nothing.)
+// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos'
+// own part and in the extensions: each is detected. (Before that is the CPU
+// microcode, in an archive whose times and inode numbers have no meaning.)
 func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -232,8 +232,8 @@ func TestFlippedBytes(t *testing.T) {
 	from, size := initrdOf(t, iso)
 	flipped := 0
 	for at := from; at < from+size; at += 53 {
-		loaderErrs := flip(iso, at)
-		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(loaderErrs), int64(len(loaderErrs)), boot, func(string) {})
+		spoilt := flip(iso, at)
+		err := v.ISO(t.Context(), b.saved, e, bytes.NewReader(spoilt), int64(len(spoilt)), boot, func(string) {})
 		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != Damaged && m.Kind != OtherBuild {
 			t.Errorf("byte %d of the initramfs (%d): %v", at-from, size, err)
 		}
@@ -242,7 +242,7 @@ func TestFlippedBytes(t *testing.T) {
 	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
 }
 
-// initrdOf is where in an ISO its initramfs lies, from Talos' own part on.
+// initrdOf is the position of an ISO's initramfs, from Talos' own part on.
 func initrdOf(t *testing.T, iso []byte) (from, size int) {
 	t.Helper()
 	i, err := bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso)))
@@ -273,14 +273,14 @@ func TestSharedExtensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
-	// Twice for the one that has microcode: its parts are hashed together.
+	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
 		t.Errorf("pulls of extensions: %v", got)
 	}
 }
 
 // TestISOAfterInstaller: a run that was killed between the two verifies the ISO
-// against the installer of the lock.
+// against the lock's installer.
 func TestISOAfterInstaller(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -20,7 +20,7 @@ func content(text string) bootimage.File {
 	return bootimage.File{Mode: 0o644, SizeBytes: int64(len(text)), SHA256: hash([]byte(text))}
 }
 
-// lockedExt is a locked extension image whose microcode files are none.
+// lockedExt is a locked extension image whose microcode files are missing.
 func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension {
 	t.Helper()
 	l := &lockedExtension{
@@ -34,8 +34,8 @@ func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension
 	return l
 }
 
-// wantedOf has two extensions, one with a kernel module and firmware, and a
-// machine configuration.
+// wantedOf has two extensions, one with a kernel module and firmware, and a machine
+// configuration.
 func wantedOf(t *testing.T) *wanted {
 	t.Helper()
 	tool := lockedExt(t, "tool", bootimage.Tree{
@@ -62,7 +62,7 @@ func wantedOf(t *testing.T) *wanted {
 	return w
 }
 
-// imaged is an initramfs as imager makes it of what is wanted.
+// imaged is the initramfs that imager makes of w.
 func imaged() bootimage.Initrd {
 	return bootimage.Initrd{
 		BaseSHA256: "base",
@@ -117,7 +117,7 @@ type corruption struct {
 	want  string
 }
 
-// corruptions are ways in which an initramfs is not the one that is wanted.
+// corruptions are ways in which an initramfs is not the wanted one.
 func corruptions() map[string]corruption {
 	all := otherFiles()
 	maps.Copy(all, otherEntries())
@@ -248,7 +248,7 @@ func TestContent(t *testing.T) {
 	}
 }
 
-// TestContentReportsAll: one look finds everything.
+// TestContentReportsAll: one check finds everything.
 func TestContentReportsAll(t *testing.T) {
 	t.Parallel()
 	all := corruptions()

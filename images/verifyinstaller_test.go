@@ -93,8 +93,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestInstallerLinks: whoever unpacks an installer follows its links, so that what
-// is compared would not be what is installed.
+// TestInstallerLinks: unpacking an installer follows its links, so that what is
+// compared would not be what is installed.
 func TestInstallerLinks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

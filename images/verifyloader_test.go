@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// spoiltLoaders are images that hold what is locked, and start by something else.
+// spoiltLoaders are images with the locked content and another boot loader.
 func spoiltLoaders() map[string]spoiltImage {
 	const uki, loader = "usr/install/amd64/vmlinuz.efi", "usr/install/amd64/systemd-boot.efi"
 	packed := func(change func(files map[string][]byte)) func(*factory) {
@@ -65,7 +65,7 @@ func codeOf(uki []byte) int {
 	return int(f.Section(".text").Offset)
 }
 
-// renamed has another long name for a file of an ISO's FAT32, both of 11 characters.
+// renamed changes the long name of a file in an ISO's FAT32, both of 11 characters.
 func renamed(b []byte, from, to string) []byte {
 	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
 	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them

@@ -43,8 +43,8 @@ func newSigner(t *testing.T) signer {
 
 func (s signer) fingerprint() string { return hash(s.cert.Raw) }
 
-// sign makes the certificate table of a program of that hash, which says what is signed of
-// the attributes to be that of content.
+// sign makes the certificate table of a program with that hash, whose signed
+// attributes claim that content.
 func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) string {
 	t.Helper()
 	must := func(v any, params string) []byte {

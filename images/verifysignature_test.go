@@ -235,8 +235,8 @@ func TestSignaturePolicy(t *testing.T) {
 	}
 }
 
-// TestRequireLater: what was built while nobody looked is looked at once the
-// policy says so, and only then.
+// TestRequireLater: what was built without a check is checked once the policy
+// requires it, and only then.
 func TestRequireLater(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
@@ -269,8 +269,8 @@ func TestRequireLater(t *testing.T) {
 	}
 }
 
-// TestSignerStays: what was verified of the same bytes is not forgotten because they
-// are somewhere else and nobody looks.
+// TestSignerStays: a verified signer of the same bytes is not forgotten because they
+// moved and nothing is checked.
 func TestSignerStays(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)

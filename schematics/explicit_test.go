@@ -28,7 +28,7 @@ func own(text string, extensions ...Explicit) Request {
 	return req
 }
 
-// explicitCase is a reference and what it comes to.
+// explicitCase is a reference and its expected result.
 type explicitCase struct {
 	shelf    []func(*shelf)
 	wanted   Explicit
@@ -217,8 +217,8 @@ func TestExplicitRefuses(t *testing.T) {
 	}
 }
 
-// TestExplicitInBuild: an explicit extension's digest and its place in the order
-// are part of lock hash, schematic ID and build ID; how it is named is not.
+// TestExplicitInBuild: an explicit extension's digest and its place in the order are
+// part of lock hash, schematic ID and build ID; its name is not.
 func TestExplicitInBuild(t *testing.T) {
 	t.Parallel()
 	images := newShelf(catalog())
@@ -290,8 +290,8 @@ func TestExplicitInBuild(t *testing.T) {
 	}
 }
 
-// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not
-// the official one, nor pinned as that.
+// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not the
+// official one, nor pinned like it.
 func TestExplicitOfAnOfficialPath(t *testing.T) {
 	t.Parallel()
 	const copied = "registry.example/siderolabs/iscsi-tools"
@@ -319,7 +319,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	}
 }
 
-// TestMatchesExplicit: a lock of other references is none of this configuration.
+// TestMatchesExplicit: a lock of other references does not match.
 func TestMatchesExplicit(t *testing.T) {
 	t.Parallel()
 	one := digestOf("one")

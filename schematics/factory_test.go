@@ -57,7 +57,7 @@ func TestBrokenVersion(t *testing.T) {
 	}
 }
 
-// TestSecureBoot: the certificate is part of the build, and moves by an update only.
+// TestSecureBoot: the certificate is part of the build, and changes only with an update.
 func TestSecureBoot(t *testing.T) {
 	t.Parallel()
 	lock := func(cert string, old *Lock, update bool) (Lock, []Warning) {
@@ -193,7 +193,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestRenamed: an old name is resolved to the new one, which is what nodes list.
+// TestRenamed: an old name is resolved to the new one, which nodes list.
 func TestRenamed(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/nvidia-fabricmanager"

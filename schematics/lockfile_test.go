@@ -126,7 +126,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 	}
 }
 
-// TestReadLockRefusesCutFiles cuts the file off at the end of every line but the
+// TestReadLockRefusesCutFiles truncates the file at the end of every line but the
 // last, and at places between.
 func TestReadLockRefusesCutFiles(t *testing.T) {
 	t.Parallel()
@@ -152,7 +152,7 @@ func TestWriteLockKeepsOldOnError(t *testing.T) {
 	}
 }
 
-// TestReplaceLock: what is learnt for one lock does not undo another that was written meanwhile.
+// TestReplaceLock: results for one lock do not overwrite another that was written meanwhile.
 func TestReplaceLock(t *testing.T) {
 	t.Parallel()
 	read := builtLock(t)

@@ -63,7 +63,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestBuildID pins the hash: it names images that are out there.
+// TestBuildID pins the hash: it names existing images.
 func TestBuildID(t *testing.T) {
 	t.Parallel()
 	e := resolve(t, request(map[string]string{"a": agent}), catalog()).Schematics["a"]
@@ -248,8 +248,8 @@ func TestResolveWarns(t *testing.T) {
 	}
 }
 
-// TestResolveAgainstOld: digests stay until an update is asked for, and what was
-// built stays with its build.
+// TestResolveAgainstOld: digests stay until an update is requested, and results stay
+// with their build.
 func TestResolveAgainstOld(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/qemu-guest-agent"
@@ -289,8 +289,8 @@ func TestResolveAgainstOld(t *testing.T) {
 	}
 }
 
-// TestResolveKeepsSigners: whose signatures were verified outlives the builds, or a
-// factory with another key would be believed after each update.
+// TestResolveKeepsSigners: verified signers outlive the builds, or a factory with
+// another key would be trusted after each update.
 func TestResolveKeepsSigners(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{"a": agent, "plain": "customization: {}\n"}
@@ -327,7 +327,7 @@ func TestResolveKeepsSigners(t *testing.T) {
 }
 
 // TestRebuild: each rebuild gives the same content another name, and the count stays
-// with the schematic, whatever else moves.
+// with the schematic, whatever else changes.
 func TestRebuild(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{"a": agent, "plain": "customization: {}\n"}

@@ -11,7 +11,7 @@ import (
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
-// TestExampleIDs compares our IDs with what an Image Factory makes of the same file.
+// TestExampleIDs compares our IDs with an Image Factory's for the same file.
 func TestExampleIDs(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
@@ -64,7 +64,7 @@ func serverID(t *testing.T, posted []byte) string {
 	return id
 }
 
-// TestPublishedID is an ID of factory.talos.dev that Longhorn's and others' documentation quotes.
+// TestPublishedID is an ID of factory.talos.dev quoted in the documentation of Longhorn and others.
 func TestPublishedID(t *testing.T) {
 	t.Parallel()
 	s, err := Parse("s.yaml", []byte(

@@ -15,7 +15,7 @@ import (
 const manifest = "version: v1alpha1\nmetadata:\n  name: tools\n  version: v1.0.0\n  author: Somebody\n  description: Some tools.\n" +
 	"  compatibility:\n    talos:\n      version: '>= v1.5.0'\n  extraInfo: more\n"
 
-// tarred packs headers in their order; Linkname is the content of a regular file.
+// tarred packs headers in order; Linkname is the content of a regular file.
 func tarred(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer

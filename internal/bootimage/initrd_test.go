@@ -140,7 +140,7 @@ func TestInitrdSequenceRefused(t *testing.T) {
 	}
 }
 
-// TestInitrdDamage changes and cuts real ones: what lies behind Talos' own part is covered by checksums or refused.
+// TestInitrdDamage changes and cuts real ones: what follows Talos' own part is covered by checksums or refused.
 func TestInitrdDamage(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ base, magic string }{
@@ -175,7 +175,7 @@ func TestInitrdDamage(t *testing.T) {
 	}
 }
 
-// TestBaseDamage changes Talos' own part, which only who is handed the contents unpacks.
+// TestBaseDamage changes Talos' own part, which is unpacked only for Contents.
 func TestBaseDamage(t *testing.T) {
 	t.Parallel()
 	whole := func(b []byte) (bootimage.Initrd, error) {
@@ -202,7 +202,7 @@ func TestBaseDamage(t *testing.T) {
 	if _, err := whole(base); err != nil {
 		t.Fatal(err)
 	}
-	harmless := 0 // bits that mean nothing: what is unpacked is the same
+	harmless := 0 // bits without meaning: the unpacked content is the same
 	for i := range base {
 		bad := bytes.Clone(base)
 		bad[i] ^= 0x40
@@ -231,7 +231,7 @@ func TestBaseDamage(t *testing.T) {
 	}
 }
 
-// TestErrorsOfTheSource are not the image's fault.
+// TestErrorsOfTheSource are not attributed to the image.
 func TestErrorsOfTheSource(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("connection reset")

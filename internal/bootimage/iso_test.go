@@ -21,12 +21,12 @@ func openISO(b []byte) (*bootimage.ISO, error) {
 
 const isoSector = 2048
 
-// catalogue is El Torito's of an ISO.
+// catalogue is the El Torito catalogue of an ISO.
 func catalogue(b []byte) []byte {
 	return b[int64(binary.LittleEndian.Uint32(b[17*isoSector+0x47:]))*isoSector:][:isoSector]
 }
 
-// esp is the EFI system partition of an ISO with one for UEFI alone.
+// esp is the EFI system partition of a UEFI-only ISO.
 func esp(b []byte) []byte {
 	return b[int64(binary.LittleEndian.Uint32(catalogue(b)[40:]))*isoSector:]
 }
@@ -97,7 +97,7 @@ func TestISORefused(t *testing.T) {
 	}
 }
 
-// TestESP: what lies beside the UKI is told.
+// TestESP: files beside the UKI are reported.
 func TestESP(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -124,14 +124,14 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// renamed has another long name for a file of an EFI system partition, both of 11 characters.
+// renamed changes the long name of a file in an EFI system partition, both of 11 characters.
 func renamed(b []byte, from, to string) []byte {
 	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
 	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them
 	return bytes.Replace(b, wide(from[5:]), wide(to[5:]), 1)
 }
 
-// circle has the root directory's chain lead back to its beginning.
+// circle makes the root directory's cluster chain circular.
 func circle(esp []byte) {
 	table := int(binary.LittleEndian.Uint16(esp[14:])) * int(binary.LittleEndian.Uint16(esp[11:]))
 	root := int(binary.LittleEndian.Uint32(esp[44:]))

@@ -115,7 +115,7 @@ func symbols(b []byte) []byte {
 	return b
 }
 
-// requireRefused takes an error of the format that names its part.
+// requireRefused requires a format error that names its part.
 func requireRefused(t *testing.T, err error, part, want string) {
 	t.Helper()
 	if !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), part) || !strings.Contains(err.Error(), want) {
@@ -123,7 +123,7 @@ func requireRefused(t *testing.T, err error, part, want string) {
 	}
 }
 
-// TestStub: what a UKI boots is not the program that boots it.
+// TestStub: the stub's sum does not depend on what the UKI boots.
 func TestStub(t *testing.T) {
 	t.Parallel()
 	stub := func(machine uint16, sections ...section) string {

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// TestOldContentUnderANewLabel: somebody asks a stale factory for the new
-// schematic's installer. It is built of the old extension, and served for ever,
-// also by a factory that was restarted and has the new list.
+// TestOldContentUnderANewLabel: someone asks a stale factory for the new schematic's
+// installer. It is built from the old extension, and served for ever, even by a
+// restarted factory with the new list.
 func TestOldContentUnderANewLabel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		}
 		t.Attr("corruptions-caught", "1")
 
-		// The factory goes on serving it under that name. Under another it has nothing yet.
+		// The factory keeps serving it under that name. Under another it has nothing yet.
 		if err := s.build(t); fault.KindOf(err) != fault.Refused {
 			t.Errorf("the same again: %v", err)
 		}

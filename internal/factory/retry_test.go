@@ -26,8 +26,8 @@ func register(ctx context.Context, c *Client) error {
 	return err
 }
 
-// TestTrouble has the simulated factory, or what lies before it, misbehave, and
-// looks at what the user is told and how long it takes.
+// TestTrouble makes the simulated factory, or a proxy before it, misbehave, and
+// checks what the user is told and how long it takes.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	const who = "image factory http://" + addr + ": "
@@ -124,7 +124,7 @@ func TestCancelEndsRetry(t *testing.T) {
 	})
 }
 
-// TestSilentFactory: a factory that takes a question and never answers.
+// TestSilentFactory: a factory that accepts a request and never answers.
 func TestSilentFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestSilentFactory(t *testing.T) {
 	})
 }
 
-// TestUntrusted: what comes again whenever it is asked is asked once.
+// TestUntrusted: an error that would repeat is not retried.
 func TestUntrusted(t *testing.T) {
 	t.Parallel()
 	requests := 0
@@ -175,7 +175,7 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// TestPages: an answer that was made for people is told in a line.
+// TestPages: a web page is reported in one line.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	page := func(status int, kind, body string) http.HandlerFunc {
@@ -256,7 +256,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// TestBroken: what a factory that does not know the question answers is no list of broken versions.
+// TestBroken: a factory that does not know the parameter has no list of broken versions.
 func TestBroken(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -287,7 +287,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestKeys: a key, none, and what is none.
+// TestKeys: a key, none, and an invalid one.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	const block = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A factory's certificate counts by the system's CAs, and by those of a file.
+// A factory's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewUnstartedServer(answer(http.StatusOK, `["v1.13.9"]`))

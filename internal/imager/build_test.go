@@ -195,7 +195,7 @@ func TestBuildThatGoesWrong(t *testing.T) {
 	}
 }
 
-// What an earlier run has left must not pass for what this one made.
+// Leftovers of an earlier run must not count as this run's output.
 func TestBuildTakesNothingOldForNew(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
@@ -208,7 +208,7 @@ func TestBuildTakesNothingOldForNew(t *testing.T) {
 	}
 }
 
-// Nothing that the program has started runs on, though it does not listen to SIGTERM.
+// Nothing that the program has started keeps running, although it ignores SIGTERM.
 func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)

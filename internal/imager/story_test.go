@@ -63,8 +63,8 @@ func TestBuilt(t *testing.T) {
 	}
 }
 
-// A run that dies at any change to the mirror is finished by the next one, and
-// until then no tag names what was not verified.
+// A run that dies at any change to the mirror is finished by the next one, and until
+// then no tag names unverified content.
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -103,7 +103,7 @@ func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
 	cases := map[string]struct {
 		way       string
 		want      string
-		installer bool // is recorded all the same
+		installer bool // is recorded anyway
 	}{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
@@ -135,7 +135,7 @@ func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
 	}
 }
 
-// A tag of ours that names something else is neither believed nor moved.
+// One of our tags on something else is neither trusted nor moved.
 func TestForeignTagIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -150,7 +150,7 @@ func TestForeignTagIsRefused(t *testing.T) {
 	}
 }
 
-// An installer with the right content that somebody else's programs install is not taken over.
+// An installer with the right content but another base's programs is not taken over.
 func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -170,7 +170,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	}
 }
 
-// What is lost for good is said to be: another build would make every node stale.
+// A definite loss is reported: another build would make every node stale.
 func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -210,7 +210,7 @@ func TestProgramThatFails(t *testing.T) {
 	s.checkNothingLeft(t)
 }
 
-// What the imager can't build is said before anything is fetched or pushed.
+// What the imager cannot build is reported before anything is fetched or pushed.
 func TestWhatTheImagerCannotBuild(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {

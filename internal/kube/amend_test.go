@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestCordonOutlivesTrouble: what an answer that was lost has done is seen at the
-// next look, and what it has not is done then.
+// TestCordonOutlivesTrouble: the effect of a change with a lost answer is seen at
+// the next look, and what is missing is then done.
 func TestCordonOutlivesTrouble(t *testing.T) {
 	t.Parallel()
 	first := func(act func()) func(record.Call) {
@@ -76,7 +76,7 @@ func TestCordonOutlivesTrouble(t *testing.T) {
 	}
 }
 
-// TestCordonGivesUp: at once where nothing changes by waiting, else within its minute.
+// TestCordonGivesUp: at once if waiting cannot help, else within its minute.
 func TestCordonGivesUp(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
-// TestAPIServer: each server is asked at its own address, which its certificate need
-// not be for, whether it serves, and one that only answers does not.
+// TestAPIServer: each server is asked at its own address, for which its certificate
+// need not be, whether it serves; a mere answer does not count.
 func TestAPIServer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -43,7 +43,7 @@ func TestAPIServer(t *testing.T) {
 	}
 }
 
-// TestAPIServerOfSomebodyElse is not believed.
+// TestAPIServerOfSomebodyElse is not trusted.
 func TestAPIServerOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)

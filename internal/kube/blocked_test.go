@@ -15,14 +15,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// byBudget is the answer of an API server whose budget does not let a pod go.
+// byBudget is an API server's answer when a budget forbids an eviction.
 func byBudget(retry int, cause string) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err
 }
 
-// covering are budgets of that name for every pod of the shop.
+// covering returns budgets with those names for every pod of the shop.
 func covering(names ...string) []policyv1.PodDisruptionBudget {
 	var budgets []policyv1.PodDisruptionBudget
 	for _, name := range names {
@@ -35,8 +35,8 @@ func covering(names ...string) []policyv1.PodDisruptionBudget {
 	return budgets
 }
 
-// TestWhy: a pod's budget is told of in the server's words, and what is no no of
-// anybody is not taken for one: that pod would be deleted.
+// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts
+// as one: its pod would be deleted.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	two := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
@@ -78,7 +78,7 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestRefusedSince counts from the first no, and afresh after anything else.
+// TestRefusedSince counts from the first refusal, and again after anything else.
 func TestRefusedSince(t *testing.T) {
 	t.Parallel()
 	l := &leaving{}

@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// web is a Deployment with as many pods and an emptyDir in each.
+// web is a Deployment with that many pods and an emptyDir in each.
 func web(replicas int32) *appsv1.Deployment {
 	labels := map[string]string{"app": "web"}
 	return &appsv1.Deployment{

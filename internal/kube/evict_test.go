@@ -27,7 +27,7 @@ func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	return o.(*corev1.Pod)
 }
 
-// TestDrainSparesTheNextOfThatName: between our look and our eviction somebody
+// TestDrainSparesTheNextOfThatName: between our look and our eviction someone
 // deletes a StatefulSet's pod, and the next one of its name starts elsewhere.
 func TestDrainSparesTheNextOfThatName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestDrainSparesTheNextOfThatName(t *testing.T) {
 	})
 }
 
-// TestDrainComesBackWhenAsked: how long an answer asks to wait is heeded, but
-// never for so long that the deadline passes meanwhile.
+// TestDrainComesBackWhenAsked: a requested pause is respected, but never beyond the
+// deadline.
 func TestDrainComesBackWhenAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -102,7 +102,7 @@ func TestDrainComesBackWhenAsked(t *testing.T) {
 	})
 }
 
-// TestDrainDeletesOnlyWhatWasRefused: a pod that merely takes its time keeps it.
+// TestDrainDeletesOnlyWhatWasRefused: a pod that is merely slow is not deleted.
 func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -144,8 +144,8 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForABarePodThatGoes: nobody would bring it back, but
-// somebody has deleted it.
+// TestDrainWaitsForABarePodThatGoes: no controller would recreate it, but someone
+// has deleted it.
 func TestDrainWaitsForABarePodThatGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// volumes is a gate that a volume fails whose robustness is anything else.
+// volumes is a gate that volumes pass only with that robustness.
 func volumes(edit func(*cluster.ObjectGate)) cluster.ObjectGate {
 	g := cluster.ObjectGate{APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'"}
 	if edit != nil {
@@ -70,7 +70,7 @@ func TestJudge(t *testing.T) {
 	})
 }
 
-// More objects than fit into one answer are all looked at.
+// More objects than fit into one answer are all evaluated.
 func TestJudgePages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestJudgePages(t *testing.T) {
 	})
 }
 
-// What can't be asked is an error with its cause; who may not look is refused.
+// What cannot be read is an error with its cause; missing rights are refused.
 func TestJudgeErrors(t *testing.T) {
 	t.Parallel()
 	resources := page{200, `{"kind":"APIResourceList","groupVersion":"longhorn.io/v1beta2","resources":[` +

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The list of what is no data is shown to users, with the reasons.
+// The list of paths without data is shown to users, with the reasons.
 func TestWhatIsMadeAnewIsDocumented(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/notes/local-data.md")

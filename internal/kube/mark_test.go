@@ -123,8 +123,8 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 	})
 }
 
-// Somebody cordons the node between our read and our write: his cordon must
-// not pass for ours.
+// Someone cordons the node between our read and our write: that cordon must not
+// count as ours.
 func TestCordonSeesWhoWasFaster(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// lacking is a node as it is, what it had, and what it is to be given back.
+// lacking is a node as it is, what it had, and what has to be restored.
 type lacking struct {
 	node        corev1.Node
 	had         cluster.NodeMetadata

@@ -93,7 +93,7 @@ func TestRestoreMetadata(t *testing.T) {
 				{Key: "gpu", Effect: "NoSchedule"}, {Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"},
 			},
 		}
-		// Somebody else writes between our read and our write.
+		// Someone else writes between our read and our write.
 		raced := false
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method != http.MethodPatch || raced {

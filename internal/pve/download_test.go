@@ -25,7 +25,7 @@ func TestMayDownload(t *testing.T) {
 	t.Parallel()
 	const template = "Datastore.AllocateTemplate"
 	for name, tc := range map[string]struct {
-		storage, node, root string // what is held there
+		storage, node, root string // privileges held there
 		want                string
 	}{
 		"Sys.AccessNetwork":        {storage: template, node: "Sys.AccessNetwork"},

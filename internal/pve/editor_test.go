@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// sent keeps the parameters of the last change and answers with then.
+// sent records the parameters of the last change and answers with then.
 func sent(params *map[string]string, then route) route {
 	return func(w http.ResponseWriter, r *http.Request) {
 		*params = nil
@@ -203,7 +203,7 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	})
 }
 
-// TestRefusedUnplugOfABootDisk: the disk stays in the boot order that the VM starts with next.
+// TestRefusedUnplugOfABootDisk: the disk stays in the boot order of the VM's next start.
 func TestRefusedUnplugOfABootDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

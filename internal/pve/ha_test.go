@@ -29,7 +29,7 @@ var (
 		`{"errors":{"purge":"property is not defined in schema and the schema does not allow additional properties"},"data":null}`)
 )
 
-// removal is one way in which a VM is taken out of HA.
+// removal is one way in which a VM is removed from HA.
 type removal struct {
 	answers  map[string][]route
 	want     string

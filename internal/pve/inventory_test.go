@@ -38,7 +38,7 @@ var wantVM101 = cluster.VM{
 	Pending: []string{"ide2", "memory"},
 }
 
-// wantVM101Alone is VM 101 when it is not read in a list: the pool is in none of its own.
+// wantVM101Alone is VM 101 when read alone: its own answers do not name the pool.
 func wantVM101Alone() cluster.VM {
 	vm := wantVM101
 	vm.QMP, vm.Pool = "io-error", ""

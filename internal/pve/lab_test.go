@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// obedient is a guest that powers itself off when asked to, after a while.
+// obedient is a guest that powers off on request, after a while.
 type obedient struct{ hw *world.Hardware }
 
 func (g obedient) PowerOn(hw *world.Hardware) world.Guest { return obedient{hw} }
@@ -144,7 +144,7 @@ func TestRecreate(t *testing.T) {
 	})
 }
 
-// refusal is something that Proxmox does not do.
+// refusal is something that Proxmox refuses.
 type refusal struct {
 	do   func(*testing.T, lab) error
 	is   error
@@ -310,8 +310,8 @@ func TestLabUpload(t *testing.T) {
 	})
 }
 
-// TestVolumesOfEachHost: on a storage that is not shared the same volid is
-// another volume on every host, or none.
+// TestVolumesOfEachHost: on a local storage, the same volid is another volume on
+// every host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -73,7 +73,7 @@ func TestLabTies(t *testing.T) {
 	})
 }
 
-// TestLabHA takes a running VM out of HA, deletes it, and puts its successor back.
+// TestLabHA removes a running VM from HA, deletes it, and adds its successor.
 func TestLabHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestLabHA(t *testing.T) {
 	})
 }
 
-// TestLabPowerByHA switches a VM that HA manages, whose tasks end before anything has happened.
+// TestLabPowerByHA powers a VM that HA manages on and off; its tasks end before anything has happened.
 func TestLabPowerByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -218,8 +218,8 @@ func TestLabStorages(t *testing.T) {
 	})
 }
 
-// TestDueByTheirClock: what Proxmox is about to do is told by the clock of the host
-// that has reckoned with it, which may be a day ahead of ours, or behind.
+// TestDueByTheirClock: due times follow the clock of the host that computed them,
+// which may be a day ahead of ours, or behind.
 func TestDueByTheirClock(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour} {
@@ -243,8 +243,9 @@ func TestDueByTheirClock(t *testing.T) {
 	}
 }
 
-// TestLostAnswerAndAClockThatJumps: a worker is found though the clock of its host
-// was set by a day while its answer was lost: that it has failed is known, and nothing is sent twice.
+// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock
+// jumped by a day while the answer was lost: its failure is known, and nothing is
+// sent twice.
 func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour} {

@@ -61,8 +61,8 @@ func TestPower(t *testing.T) {
 	}
 }
 
-// TestShutdownByHA has a guest that needs most of its time: the task of a VM that
-// Proxmox HA manages ends at once.
+// TestShutdownByHA has a guest that needs most of its grace period: the task of a VM
+// that Proxmox HA manages ends at once.
 func TestShutdownByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,10 +17,10 @@ const (
 	haList  = "GET /cluster/ha/resources?type=vm"
 )
 
-// tied101 is VM 101 as the cases below have it.
+// tied101 is VM 101 in the cases below.
 var tied101 = cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Pool: "talos"}
 
-// untied makes pve1 answer about a VM 101 that nothing is tied to, beside others' things.
+// untied makes pve1 answer about a VM 101 without ties, among others' objects.
 func untied(pve1 *fake) {
 	for path, list := range map[string]string{
 		onVM101 + "/firewall/rules":                     `[]`,
@@ -142,7 +142,7 @@ func TestTiesOfAFirewall(t *testing.T) {
 	})
 }
 
-// TestTiesOfSettings: what a setting of the VM needs to be there.
+// TestTiesOfSettings: what a setting of the VM requires to exist.
 func TestTiesOfSettings(t *testing.T) {
 	t.Parallel()
 	with := func(key, value string) func(*cluster.VM) {
@@ -209,7 +209,7 @@ func TestTiesFailClosed(t *testing.T) {
 	testTies(t, cases)
 }
 
-// at is a Unix time that lies so far ahead when a test begins in its bubble.
+// at is a Unix time that far ahead of the start of a test's bubble.
 func at(ahead time.Duration) int64 {
 	return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(ahead).Unix()
 }

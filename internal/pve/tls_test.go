@@ -74,7 +74,7 @@ func TestTrust(t *testing.T) {
 	}
 }
 
-// TestCertificateThatRanOut: a CA is of no help, and the remedy says so.
+// TestCertificateThatRanOut: a CA does not help, and the hint says so.
 func TestCertificateThatRanOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestUnansweredIsNoted: whoever has a VM switched on or off learns whether a
-// request of that may still be carried out, though the VM is as it was to be.
+// TestUnansweredIsNoted: the caller of a power change learns whether an unanswered
+// request may still be carried out, although the VM is as wanted.
 func TestUnansweredIsNoted(t *testing.T) {
 	t.Parallel()
 	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
@@ -42,7 +42,7 @@ func TestUnansweredIsNoted(t *testing.T) {
 	}
 }
 
-// shutdownMeanwhile shuts a VM down that switches itself off at the same time.
+// shutdownMeanwhile shuts down a VM that switches itself off at the same time.
 func shutdownMeanwhile(ctx context.Context, t *testing.T, l lab) error {
 	time.AfterFunc(2*time.Second, func() { _ = l.world.PowerOff(9011) })
 	return l.Shutdown(ctx, l.read(t, 9011), time.Minute)

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestStartedSince finds a task by everything but its name. The server's clock
-// is ten years behind ours, and jumps from day to day.
+// TestStartedSince finds a task by everything except its name. The server's clock is
+// ten years behind ours, and jumps from day to day.
 func TestStartedSince(t *testing.T) {
 	t.Parallel()
 	const up, clock = 86400, 0x386D4380
@@ -25,7 +25,7 @@ func TestStartedSince(t *testing.T) {
 	behind := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock-86400), 1)
 	cases := map[string]struct {
 		listed []string
-		status route // "" is that of a host that is up for a day
+		status route // "": a host that has been up for a day
 		want   string
 		err    string
 	}{
@@ -84,8 +84,8 @@ func TestStartedSince(t *testing.T) {
 	}
 }
 
-// TestADeadWorkerIsNotRepeated has the worker of a change die: however little of
-// it shows, it is not sent again, because a volume may have its new name already.
+// TestADeadWorkerIsNotRepeated: the worker of a change dies. However little of it
+// shows, it is not sent again, because a volume may already have its new name.
 func TestADeadWorkerIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -28,8 +28,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// foundry is a copier's registries with a base image in the first, and images
-// built upon it in files.
+// foundry is a copier's registries with a base image in the first, and images built
+// upon it in files.
 type foundry struct {
 	*copier
 	base string // by digest
@@ -187,7 +187,7 @@ func write(t *testing.T, content []byte) string {
 	return file
 }
 
-// The imager takes the image of its architecture from a layout by the platform in its index.
+// The imager takes the image for its architecture from a layout by the platform in its index.
 func TestSaveLayout(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
@@ -284,7 +284,7 @@ func TestAttachISORefusesOtherBytes(t *testing.T) {
 	}
 }
 
-// A mirror that is copied takes the ISO along, as it does with all that refers to an installer.
+// A copy of a mirror includes the ISO, like everything that refers to an installer.
 func TestCopyTakesTheISOAlong(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)

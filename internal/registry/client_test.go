@@ -23,7 +23,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// direct hands requests to a handler in the same process.
+// direct passes requests to a handler in the same process.
 type direct struct{ http.Handler }
 
 func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -242,7 +242,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// TestDigestIsComputed: a registry that sends other bytes than were asked for is not believed.
+// TestDigestIsComputed: a registry that sends other bytes than requested is not trusted.
 func TestDigestIsComputed(t *testing.T) {
 	t.Parallel()
 	asked := "sha256:" + strings.Repeat("1", 64)

@@ -91,7 +91,7 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestDescribeRefusesPathsOutOfTheRoot: nothing would unpack them when images are built.
+// TestDescribeRefusesPathsOutOfTheRoot: no build would unpack them.
 func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 	t.Parallel()
 	for path, bad := range map[string]bool{"rootfs/../../etc/cron.d/frr": true, "./rootfs/a/../../init": true, "rootfs/a/../b": false} {
@@ -106,7 +106,7 @@ func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 	}
 }
 
-// pushFor pushes images of these layers, as an index unless there is one only.
+// pushFor pushes images of these layers, as an index unless there is only one.
 func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Digest {
 	t.Helper()
 	tag := must(name.NewTag(host + "/acme/frr:1"))(t)
@@ -127,7 +127,7 @@ func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Di
 	return tag.Context().Digest(must(index.Digest())(t).String())
 }
 
-// TestDescribeReadsTheTopOnly: what an extension holds is not fetched for its name.
+// TestDescribeReadsTheTopOnly: an extension's content is not fetched for its name.
 func TestDescribeReadsTheTopOnly(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)

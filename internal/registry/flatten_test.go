@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// layerOf is a layer with these entries: "name" for a file, "name/" for a
-// directory, "name -> target" for a symbolic link; a file's content is the layer's name.
+// layerOf is a layer with these entries: "name" for a file, "name/" for a directory,
+// "name -> target" for a symbolic link; a file's content is the layer's name.
 func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
@@ -50,7 +50,7 @@ func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	return l
 }
 
-// flattened lists what a tar has, a line for each entry.
+// flattened lists the content of a tar, a line for each entry.
 func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
 	t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layers...)
@@ -111,7 +111,7 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the one between says.
+// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the middle one says.
 func TestFlattenThreeLayers(t *testing.T) {
 	t.Parallel()
 	got, err := flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y"))
@@ -123,7 +123,7 @@ func TestFlattenThreeLayers(t *testing.T) {
 	}
 }
 
-// TestFlattenIsBounded: an image that is small on the wire can't make us remember much.
+// TestFlattenIsBounded: an image that is small in transit cannot make us keep much in memory.
 func TestFlattenIsBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

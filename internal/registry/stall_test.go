@@ -16,19 +16,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// line is a server's side of a connection: each answer in turn.
+// line is the server side of a connection: each answer in turn.
 type line struct {
 	answers []answer
-	asked   []string // the ranges asked for
+	asked   []string // the requested ranges
 }
 
-// answer is what comes for one request. Bodies end with the context of their request.
+// answer is the answer to one request. Bodies end with their request's context.
 type answer struct {
 	status  int
 	header  http.Header
 	sends   string        // this much, and then:
 	breaks  error         // nil: no more bytes come
-	whole   bool          // what is sent is all
+	whole   bool          // what is sent is complete
 	size    int64         // as announced
 	silence time.Duration // before the answer
 }
@@ -72,7 +72,7 @@ func (b *lineBody) Read(p []byte) (int, error) {
 		return 0, b.breaks
 	}
 	<-b.ctx.Done()
-	return 0, context.Canceled // as http.Transport has it
+	return 0, context.Canceled // as http.Transport does
 }
 
 func (b *lineBody) Close() error { return nil }
@@ -198,7 +198,7 @@ func TestDownloadIsCancelled(t *testing.T) {
 	}
 }
 
-// slow is a body that takes its time.
+// slow is a body that is read slowly.
 type slow struct {
 	io.Reader
 	each time.Duration
@@ -209,7 +209,7 @@ func (s slow) Read(p []byte) (int, error) {
 	return s.Reader.Read(p)
 }
 
-// stuck takes some of a request's body and then no more.
+// stuck reads a part of a request's body and then stops.
 type stuck struct{ takes int64 }
 
 func (s stuck) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -225,7 +225,7 @@ func TestUploads(t *testing.T) {
 	t.Parallel()
 	for title, tc := range map[string]struct {
 		to        http.RoundTripper
-		each      time.Duration // that our side takes for each byte
+		each      time.Duration // our side's time for each byte
 		err       string
 		temporary bool
 		took      time.Duration
@@ -262,7 +262,7 @@ type oneByte struct{ io.Reader }
 
 func (o oneByte) Read(p []byte) (int, error) { return o.Reader.Read(p[:min(1, len(p))]) }
 
-// TestCutBlobIsReadToItsEnd: over a real connection, and the digest is checked all the same.
+// TestCutBlobIsReadToItsEnd: over a real connection, and its digest is still checked.
 func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for seconds")

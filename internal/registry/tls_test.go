@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A registry's certificate counts by the system's CAs, and by those of a file.
+// A registry's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
 	quiet := log.New(io.Discard, "", 0)

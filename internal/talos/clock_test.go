@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestClocks: a certificate is not valid at the time of one side or the other.
+// TestClocks: a certificate is not valid at the time of one side.
 func TestClocks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -116,7 +116,7 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-// TestFilesOfNobody: a machine that is not there is no machine without files.
+// TestFilesOfNobody: a missing machine is not a machine without files.
 func TestFilesOfNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

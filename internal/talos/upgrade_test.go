@@ -40,7 +40,7 @@ func exits(code int32, lines ...string) func(upgradeStream) error {
 	}
 }
 
-// then answers with err behind what install has sent.
+// then answers with err after what install has sent.
 func then(install func(upgradeStream) error, err error) func(upgradeStream) error {
 	return func(s upgradeStream) error {
 		if err := install(s); err != nil {
@@ -104,7 +104,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// An installer that goes on talking has all the time it needs, one that falls silent has not.
+// An installer that keeps printing has all the time it needs; a silent one has not.
 func TestInstallSilence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -202,7 +202,7 @@ func TestPullInstaller(t *testing.T) {
 	}
 }
 
-// Before 1.14 a pull is tried again for twenty minutes, of which the machine says nothing.
+// Before 1.14 a pull is retried for twenty minutes, during which the machine is silent.
 func TestPullPatience(t *testing.T) {
 	t.Parallel()
 	for version, patience := range map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence} {
@@ -220,7 +220,7 @@ func TestPullPatience(t *testing.T) {
 	}
 }
 
-// Another configuration that is being applied is waited for, as long as the call may last.
+// The client waits, within the call's time, while another configuration is being applied.
 func TestReplaceConfigWaits(t *testing.T) {
 	t.Parallel()
 	busy := status.Error(codes.FailedPrecondition, "another apply configuration is already in progress")
@@ -252,7 +252,7 @@ func TestReplaceConfigWaits(t *testing.T) {
 	}
 }
 
-// A configuration that Talos quotes when it refuses it does not show.
+// A configuration that Talos quotes in a refusal is not shown.
 func TestReplaceConfigHidesValues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

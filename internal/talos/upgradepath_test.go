@@ -50,7 +50,7 @@ func TestUnsupported(t *testing.T) {
 		"Kubernetes too new": {"v1.14.1", "v1.13.9", "v1.37.0", []string{
 			"Talos v1.13.9 does not support the Kubernetes that runs (version of Kubernetes 1.37.0 is too new to be used with Talos 1.13.9)" + kubernetes,
 		}},
-		"Kubernetes of the same minor": {"v1.14.0", "v1.14.1", "v1.31.7", nil}, // it runs so already
+		"Kubernetes of the same minor": {"v1.14.0", "v1.14.1", "v1.31.7", nil}, // it already runs this version
 		"Kubernetes unreadable": {"v1.13.9", "v1.14.1", "new", []string{
 			"Talos v1.14.1 does not support the Kubernetes that runs (Invalid character(s) found in major number \"0new\")" + kubernetes,
 		}},

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-// TestTaken: an address is free where nobody answers, and nothing else is.
+// TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestTakenByTheWay: what the way to an address says is believed where it is about
+// TestTakenByTheWay: the network's word about an address counts only if it is about
 // that address.
 func TestTakenByTheWay(t *testing.T) {
 	t.Parallel()
@@ -58,7 +58,7 @@ func TestTakenByTheWay(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		err     func(to string) error // nil: nothing comes back at all
+		err     func(to string) error // nothing comes back at all
 		taken   bool
 		unknown bool
 	}{

@@ -19,7 +19,7 @@ func TestExplain(t *testing.T) {
 	}
 	cases := map[string]struct {
 		err  error
-		hint string // its beginning; "": no matter of certificates
+		hint string // its beginning; "": not about certificates
 	}{
 		"another CA":    {rejected(x509.UnknownAuthorityError{}), "if your own CA has signed it"},
 		"another name":  {rejected(x509.HostnameError{Host: "x", Certificate: &x509.Certificate{}}), "use the certificate's name of the server in recast.yaml"},
