@@ -252,8 +252,8 @@ func TestMirrorIsCutOff(t *testing.T) {
 	}
 }
 
-// TestMirrorNoMore: without a mirror in the configuration the lock names the factory's installer again.
-func TestMirrorNoMore(t *testing.T) {
+// TestWithoutMirror: without a mirror in the configuration the lock names the factory's installer again.
+func TestWithoutMirror(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
 	builder := b.builder()

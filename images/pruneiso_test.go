@@ -146,7 +146,7 @@ func TestPruner(t *testing.T) {
 				s.uses = []Use{{By: "VM 7", Values: []string{"cephfs:iso/" + isoOf(buildA)}}}
 			}, fails: "is in use by VM 7 now: it stays", kind: fault.Refused,
 		},
-		"nobody can tell any more": {
+		"use is no longer known": {
 			change: func(s *store, _ *error) { s.blind = fault.Refusedf("the token sees half") }, fails: "the token sees half", kind: fault.Refused,
 		},
 		"the claim is lost": {

@@ -99,11 +99,11 @@ func TestJudgeMirror(t *testing.T) {
 			need: Needed{Builds: map[string]string{strings.Repeat("b", 64): "wk1 was made from it"}},
 			want: map[string][]string{tagOf("a"): nil, tagOf("b"): {"wk1 was made from it"}, tagOf("c"): nil},
 		},
-		"somebody's tag of the same": {
+		"a foreign tag of the same": {
 			change: func(a *archive) { a.tags["latest"] = sha("a") },
 			want:   map[string][]string{tagOf("a"): {"latest names the same image"}, tagOf("b"): nil, tagOf("c"): nil},
 		},
-		"somebody's index that lists it": {
+		"a foreign index that lists it": {
 			change: func(a *archive) { a.manifests[sha("9")] = []string{sha("b")} },
 			want:   map[string][]string{tagOf("a"): nil, tagOf("b"): {"latest lists it"}, tagOf("c"): nil},
 		},
@@ -217,7 +217,7 @@ func TestMirrorPruner(t *testing.T) {
 			change: func(a *archive, _ *error) { a.deleteErr = ErrUndeletable }, fails: "delete " + mirrorRepository + ":" + tagOf("a") + ": the registry does not delete images",
 			kind: fault.Failed,
 		},
-		"nobody can tell any more": {
+		"use is no longer known": {
 			change: func(a *archive, _ *error) { a.fail = errors.New("503") }, fails: "503", kind: fault.Failed,
 		},
 	} {

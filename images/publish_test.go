@@ -125,7 +125,7 @@ func unpublishables() map[string]unpublishable {
 			}, fault.Refused, `ISO on storage local on pve1 has other content than the lock has, and is in use by VM 101 "wk1" on pve1: it is not overwritten`,
 			"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named",
 		},
-		"another file of that name, nobody knows who uses it": {
+		"another file of that name, its use unknown": {
 			func(b *bench) {
 				b.store.storages["pve1/local"].isos[b.iso().Name] = []byte("half")
 				b.store.blind = fault.Refusedf("the token sees half")

@@ -149,7 +149,7 @@ func spoiltBoots() map[string]spoiltImage {
 				f.packed = func(files map[string][]byte) { files["usr/install/amd64/vmlinuz"] = []byte("evil") }
 			}, OtherFiles, []string{"installer: it holds unexpected boot files: /usr/install/amd64/vmlinuz"},
 		},
-		"an overlay that nobody ordered": {
+		"an overlay that is not locked": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["overlay/installers/default"] = []byte("evil") }
 			}, OtherFiles, []string{"installer: it has another overlay, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},

@@ -114,7 +114,7 @@ func TestLoaders(t *testing.T) {
 			bootimage.ISO{GRUB: &bootimage.GRUB{}},
 			"boot ISO: it has only GRUB, which the schematic does not request: what UEFI would start cannot be compared",
 		},
-		"keys that nobody asked for": {
+		"unexpected keys": {
 			false, false, plain(func(iso *bootimage.ISO) { iso.Keys = keys }),
 			"boot ISO: it has unexpected files beside its boot loader: " + strings.Join(keys, ", "),
 		},

@@ -15,8 +15,8 @@ func TestCheckRegistered(t *testing.T) {
 	for name, tc := range map[string]struct {
 		id, text, want, hint string
 	}{
-		"the same":             {id: e.SchematicID, text: e.Schematic},
-		"the same, not a word": {id: e.SchematicID},
+		"the same":          {id: e.SchematicID, text: e.Schematic},
+		"the same, no text": {id: e.SchematicID},
 		"quoted another way": {
 			other, strings.Replace(e.Schematic, `"yes"`, "'yes'", 1),
 			ids + `: line 3 of its canonical text is "        - 'yes'", of ours "        - \"yes\""`,

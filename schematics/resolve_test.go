@@ -223,11 +223,11 @@ func TestResolveWarns(t *testing.T) {
 		factory  list
 		want     []Warning
 	}{
-		"the same":             {nil, catalog(), catalog(), nil},
-		"a stale factory":      {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
-		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
-		"the factory lacks it": {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
-		"published anew, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
+		"the same":                               {nil, catalog(), catalog(), nil},
+		"a stale factory":                        {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
+		"the lock is behind":                     {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
+		"the factory lacks it":                   {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
+		"republished, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
 		"all three differ": {
 			&locked, catalog().with(name, patched), catalog().with(name, other),
 			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), anew),

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
-// TestBuiltAnew: after a break the factory has other bytes, or another number of them.
-func TestBuiltAnew(t *testing.T) {
+// TestISORebuiltDuringDownload: after a break the factory has other bytes, or another number of them.
+func TestISORebuiltDuringDownload(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 500)
 	for name, second := range map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"} {

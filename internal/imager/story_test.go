@@ -98,7 +98,7 @@ func TestKilledAtEveryChange(t *testing.T) {
 	t.Attr("kills", strconv.Itoa(2*undisturbed.changes))
 }
 
-func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
+func TestRefusesUnlockedContent(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		way       string

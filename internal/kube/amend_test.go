@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestCordonOutlivesTrouble: the effect of a change with a lost answer is seen at
+// TestCordonSurvivesFaults: the effect of a change with a lost answer is seen at
 // the next look, and what is missing is then done.
-func TestCordonOutlivesTrouble(t *testing.T) {
+func TestCordonSurvivesFaults(t *testing.T) {
 	t.Parallel()
 	first := func(act func()) func(record.Call) {
 		struck := false
@@ -92,7 +92,7 @@ func TestCordonGivesUp(t *testing.T) {
 				})
 			}, time.Second, "not during trading hours", 1,
 		},
-		"the API is away": {
+		"the API is unavailable": {
 			func(l *lab) {
 				l.calls.Hooks(func(record.Call) error { return errors.New("connection reset by peer") }, nil)
 			},

@@ -43,8 +43,8 @@ func TestAPIServer(t *testing.T) {
 	}
 }
 
-// TestAPIServerOfSomebodyElse is not trusted.
-func TestAPIServerOfSomebodyElse(t *testing.T) {
+// TestForeignAPIServer is not trusted.
+func TestForeignAPIServer(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)
 	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))

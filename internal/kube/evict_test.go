@@ -27,9 +27,9 @@ func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	return o.(*corev1.Pod)
 }
 
-// TestDrainSparesTheNextOfThatName: between our look and our eviction someone
+// TestDrainSparesNextPodOfSameName: between our look and our eviction someone
 // deletes a StatefulSet's pod, and the next one of its name starts elsewhere.
-func TestDrainSparesTheNextOfThatName(t *testing.T) {
+func TestDrainSparesNextPodOfSameName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.StatefulSets(), &appsv1.StatefulSet{
@@ -66,9 +66,9 @@ func TestDrainSparesTheNextOfThatName(t *testing.T) {
 	})
 }
 
-// TestDrainComesBackWhenAsked: a requested pause is respected, but never beyond the
+// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the
 // deadline.
-func TestDrainComesBackWhenAsked(t *testing.T) {
+func TestDrainRespectsRequestedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
@@ -144,9 +144,9 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForABarePodThatGoes: no controller would recreate it, but someone
+// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone
 // has deleted it.
-func TestDrainWaitsForABarePodThatGoes(t *testing.T) {
+func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Pods(), &corev1.Pod{

@@ -7,7 +7,7 @@ import (
 )
 
 // The list of paths without data is shown to users, with the reasons.
-func TestWhatIsMadeAnewIsDocumented(t *testing.T) {
+func TestRegeneratedPathsAreDocumented(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/notes/local-data.md")
 	if err != nil {

@@ -53,8 +53,8 @@ func TestCordonAndUncordon(t *testing.T) {
 		writes int // of Cordon
 		after  cordoned
 	}{
-		"nobody's":            {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
-		"somebody else's":     {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
+		"uncordoned":          {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
+		"someone else's":      {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
 		"ours of this run":    {cordoned{true, ours}, mark("r2"), cordoned{true, ours}, 0, cordoned{}},
 		"ours of another run": {cordoned{true, `{"run":"r1"}`}, mark("r2"), cordoned{true, ours}, 1, cordoned{}},
 		"foreign in another run": {

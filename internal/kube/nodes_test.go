@@ -151,7 +151,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 				return connect(t, l.net, newAuthority(t).cert, l.ca.issue(t, "admin", nil))
 			}, fault.Failed, "is not the server that the kubeconfig names",
 		},
-		"nobody listens": {
+		"nothing listens": {
 			func(t *testing.T, l *lab) *kube.Client {
 				return connect(t, network.Memory(), l.ca.cert, l.ca.issue(t, "admin", nil))
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",

@@ -13,9 +13,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestListThatGoesOutOfDate: a list whose revision etcd drops while it is read is
+// TestListThatExpires: a list whose revision etcd drops while it is read is
 // restarted, without what was read of it; not for ever.
-func TestListThatGoesOutOfDate(t *testing.T) {
+func TestListThatExpires(t *testing.T) {
 	t.Parallel()
 	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
 	for name, tc := range map[string]struct {

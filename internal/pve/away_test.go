@@ -76,8 +76,8 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 	}
 }
 
-// TestAHostWithoutVMsIsNotMissed: nothing relevant can be on it.
-func TestAHostWithoutVMsIsNotMissed(t *testing.T) {
+// TestUnreachableHostWithoutVMs: nothing relevant can be on it.
+func TestUnreachableHostWithoutVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

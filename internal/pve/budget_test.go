@@ -153,8 +153,8 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestABodyMayTakeItsTime sends a body for an hour, and another to a server that stops reading it.
-func TestABodyMayTakeItsTime(t *testing.T) {
+// TestSlowBody sends a body for an hour, and another to a server that stops reading it.
+func TestSlowBody(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		taken int64
@@ -232,8 +232,8 @@ func TestPasswordIsNeverShown(t *testing.T) {
 	})
 }
 
-// TestHTTP2IsNotSpoken offers HTTP/2, whose answers have no reason phrase.
-func TestHTTP2IsNotSpoken(t *testing.T) {
+// TestHTTP2IsNotUsed offers HTTP/2, whose answers have no reason phrase.
+func TestHTTP2IsNotUsed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

@@ -76,7 +76,7 @@ func TestRemoveHA(t *testing.T) {
 			"<nil>",
 			[]string{haGet, haStatus, haStatus},
 		},
-		"somebody else was quicker": {
+		"someone else was faster": {
 			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {raw("500 cannot delete service 'vm:101', not HA managed!", "")}, haStatus: {haUnlisted}},
 			"<nil>",
 			[]string{haGet, haDelete + "?purge=0", haStatus},
@@ -180,7 +180,7 @@ func TestAddHA(t *testing.T) {
 			sent: map[string]string{"sid": "vm:101", "state": "started"}, requests: []string{haGet, post, haStatus, haStatus},
 		},
 		"there": {want: was, get: inHA, err: "<nil>", requests: []string{haGet}},
-		"there, by its old word": {
+		"there, by the old state": {
 			want: was, get: data(`{"sid":"vm:101","type":"vm","state":"enabled","max_restart":"2"}`), err: "<nil>", requests: []string{haGet},
 		},
 		"there, otherwise": {
@@ -192,7 +192,7 @@ func TestAddHA(t *testing.T) {
 			want: cluster.HAResource{VMID: 101, State: "started"}, get: inHA, requests: []string{haGet},
 			err: `vm:101 is in Proxmox HA already with other settings: max_restart is "2", not ""`,
 		},
-		"made by somebody else meanwhile": {
+		"made by someone else meanwhile": {
 			want: was, get: noHA, post: raw("500 create resource failed: resource ID 'vm:101' already defined", ""),
 			err:  "POST /cluster/ha/resources: 500 create resource failed: resource ID 'vm:101' already defined",
 			sent: map[string]string{"sid": "vm:101", "state": "started", "max_restart": "2"}, requests: []string{haGet, post},

@@ -218,9 +218,9 @@ func TestLabStorages(t *testing.T) {
 	})
 }
 
-// TestDueByTheirClock: due times follow the clock of the host that computed them,
+// TestDueByHostClock: due times follow the clock of the host that computed them,
 // which may be a day ahead of ours, or behind.
-func TestDueByTheirClock(t *testing.T) {
+func TestDueByHostClock(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {

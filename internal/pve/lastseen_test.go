@@ -25,9 +25,9 @@ func on101(pve1 *fake, host, what string) {
 	}
 }
 
-// TestVMWhereItWas: a VM is read where it was last seen, and looked up if it is not
+// TestVMWhereLastSeen: a VM is read where it was last seen, and looked up if it is not
 // there, may have moved, or was seen too long ago.
-func TestVMWhereItWas(t *testing.T) {
+func TestVMWhereLastSeen(t *testing.T) {
 	t.Parallel()
 	moved := func(what string) func(pve1 *fake) {
 		return func(pve1 *fake) {
@@ -121,8 +121,8 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 	})
 }
 
-// TestVMWhereItWasUnanswered does not ask a host again that did not answer: that takes half a minute.
-func TestVMWhereItWasUnanswered(t *testing.T) {
+// TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
+func TestVMWhereLastSeenUnanswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

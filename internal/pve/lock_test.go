@@ -95,7 +95,7 @@ func TestLocksAreWaitedFor(t *testing.T) {
 			match: "qmstart", message: "VM is locked (backup)", times: 3,
 			do: func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) },
 		},
-		"a backup's, and it goes off by itself": {
+		"a backup's, and the VM stops by itself": {
 			match: "qmstop", message: "VM is locked (backup)", times: 1000,
 			meanwhile: func(t *testing.T, l lab) { must(t, l.world.PowerOff(9011)) },
 			do: func(t *testing.T, l lab) error {

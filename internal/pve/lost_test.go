@@ -270,9 +270,9 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 	})
 }
 
-// TestLostAnswerAndSomebodyElse: another process with the same token does something
+// TestLostAnswerAndAnotherProcess: another process with the same token does something
 // else meanwhile, which is never taken for our work.
-func TestLostAnswerAndSomebodyElse(t *testing.T) {
+func TestLostAnswerAndAnotherProcess(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		meanwhile func(*testing.T, lab)

@@ -224,8 +224,8 @@ func TestTaskWaitEnds(t *testing.T) {
 		status  route
 		within  time.Duration
 	}{
-		"with the context":       {time.Minute, running, time.Minute},
-		"when Proxmox goes away": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
+		"with the context":                 {time.Minute, running, time.Minute},
+		"when Proxmox becomes unavailable": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

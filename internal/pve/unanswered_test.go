@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestUnansweredIsNoted: the caller of a power change learns whether an unanswered
+// TestUnansweredIsReported: the caller of a power change learns whether an unanswered
 // request may still be carried out, although the VM is as wanted.
-func TestUnansweredIsNoted(t *testing.T) {
+func TestUnansweredIsReported(t *testing.T) {
 	t.Parallel()
 	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
 	for name, c := range map[string]struct {
@@ -22,7 +22,7 @@ func TestUnansweredIsNoted(t *testing.T) {
 	}{
 		"its task was found":         {do: start},
 		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
-		"nobody knows who did it":    {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
+		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
 		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -157,7 +157,7 @@ func TestNearby(t *testing.T) {
 		"a tag":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/imager:v1.13.9", "mirror.acme/talos/imager:v1.13.9"},
 		"tag and digest":          {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs:1" + digest, "mirror.acme/talos/zfs" + digest},
 		"below":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/a/b" + digest, "mirror.acme/talos/a/b" + digest},
-		"somebody else's":         {"mirror.acme/talos/extensions", "ghcr.io/acme/zfs" + digest, "ghcr.io/acme/zfs" + digest},
+		"foreign":                 {"mirror.acme/talos/extensions", "ghcr.io/acme/zfs" + digest, "ghcr.io/acme/zfs" + digest},
 		"a name that begins so":   {"mirror.acme/talos/extensions", "ghcr.io/siderolabsx/zfs" + digest, "ghcr.io/siderolabsx/zfs" + digest},
 		"the list where it is":    {"", "ghcr.io/siderolabs/zfs" + digest, "ghcr.io/siderolabs/zfs" + digest},
 		"at the registry's root":  {"127.0.0.1:5000/extensions", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/zfs" + digest},

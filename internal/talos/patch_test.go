@@ -311,7 +311,7 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		"both for 1.12":     {with(environment, module, etcd), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13; KernelModuleConfig, VolumeConfig ETCD came with v1.14"},
 		"a volume":          {with(ephemeral, etcd), "v1.13.9", "Talos v1.13.9 would refuse it: VolumeConfig ETCD came with v1.14"},
 		"never to boot":     {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
-		"to boot, said so":  {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
+		"to boot, stated":   {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
 		"generated for new": {unattended, "v1.14.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -116,8 +116,8 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-// TestFilesOfNobody: a missing machine is not a machine without files.
-func TestFilesOfNobody(t *testing.T) {
+// TestFilesOfMissingMachine: a missing machine is not a machine without files.
+func TestFilesOfMissingMachine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

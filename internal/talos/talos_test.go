@@ -249,7 +249,7 @@ func TestReadErrors(t *testing.T) {
 			want []string // in that order
 			hint string
 		}{
-			"nobody there":    {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
+			"no machine":      {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
 			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "the machine has no configuration"},
 			"other cluster":   {machine(stranger, cpAddr.String()), []string{cpAddr.String(), "x509"}, "another cluster"},
 			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},

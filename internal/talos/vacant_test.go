@@ -46,9 +46,9 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestTakenByTheWay: the network's word about an address counts only if it is about
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about
 // that address.
-func TestTakenByTheWay(t *testing.T) {
+func TestTakenByNetworkErrors(t *testing.T) {
 	t.Parallel()
 	const proxy = "127.42.7.200:1080"
 	failed := func(op, at string, err error) func(string) error {
@@ -71,7 +71,7 @@ func TestTakenByTheWay(t *testing.T) {
 		"forbidden":              {err: failed("dial", "", syscall.EACCES), unknown: true},
 		"a proxy is not there":   {err: failed("dial", proxy, syscall.EHOSTUNREACH), unknown: true},
 		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
-		"a proxy finds nobody":   {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
+		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
 	} {
 		t.Run(name, func(t *testing.T) {
