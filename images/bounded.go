@@ -12,7 +12,7 @@ import (
 // more does not send an image of Talos, and might never end.
 const largestImage = 4 << 30
 
-// bounded is a reader that fails if there is more to read than most.
+// bounded is a reader that fails after most bytes.
 type bounded struct {
 	io.Reader
 	most, read int64

@@ -35,7 +35,7 @@ func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil &&
 // imagerSteps end with an installer in the mirror and an ISO in the lock.
 //
 // The imager never makes the same bytes twice (times of files, see
-// docs/notes/images.md). So the mirror keeps all of it for whoever has the lock, or
+// docs/notes/images.md). So the mirror keeps all of it for everyone who has the lock or
 // resolves the same build: installers by their tags, boot ISOs beside them.
 func (b Builder) imagerSteps(name string) []step.Step {
 	return []step.Step{{
@@ -109,7 +109,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	if w.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
 		return w.explainMismatch(fmt.Errorf("verify %s: %w", ref, err), tag, found)
 	}
-	// The tag comes last: until then nobody takes what was pushed for complete or verified.
+	// The tag comes last: it marks what was pushed as complete and verified.
 	if !found {
 		if err := w.ByImager.Copier.Tag(ctx, ref, tag); err != nil {
 			return fmt.Errorf("tag the installer: %w", err)
@@ -130,7 +130,7 @@ func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
 	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
 	if err != nil {
-		return fmt.Errorf("resolve the installer that is built upon: %w", err)
+		return fmt.Errorf("resolve the base installer: %w", err)
 	}
 	return w.ByImager.Archives.BuiltUpon(ctx, ref, base, lock.Arch)
 }

@@ -136,11 +136,11 @@ func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (Im
 	in := ImagerInput{File: "in/installer-base"}
 	var err error
 	if in.Ref, err = w.pinned(ctx, w.ByImager.Base, lock.Talos); err != nil {
-		return in, fmt.Errorf("resolve the installer that is built upon: %w", err)
+		return in, fmt.Errorf("resolve the base installer: %w", err)
 	}
 	w.say("fetching %s", in.Ref)
 	if err := w.ByImager.Archives.SaveLayout(ctx, in.Ref, lock.Arch, filepath.Join(w.dir, in.File)); err != nil {
-		return in, fmt.Errorf("fetch the installer that is built upon: %w", err)
+		return in, fmt.Errorf("fetch the base installer: %w", err)
 	}
 	return in, nil
 }

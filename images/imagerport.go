@@ -86,6 +86,6 @@ type ArchivePush struct {
 	File       string
 	Repository string
 	Arch       string                // required architecture
-	Base       string                // by digest: the image that it must be built upon
+	Base       string                // by digest: the required base image
 	Progress   func(doneBytes int64) // may be nil
 }

@@ -57,8 +57,8 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	return tag + " is there", nil
 }
 
-// mirror sets the tag last: until then nobody takes an interrupted copy for a
-// complete installer.
+// mirror sets the tag last, so an interrupted copy never looks like a complete
+// installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil {

@@ -57,8 +57,8 @@ var (
 	besideTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
 )
 
-// ListMirror lists every tag of a repository, whoever set it: none of them may lose
-// what it names.
+// ListMirror lists every tag of a repository, including foreign ones: no tag may
+// lose what it names.
 func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
 	names, err := shelf.Tags(ctx, repository)
 	if err != nil {

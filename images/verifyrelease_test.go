@@ -28,8 +28,8 @@ func TestKernelRelease(t *testing.T) {
 		uname  string
 		other  string // the mismatch of modules.dep; "": none
 	}{
-		"the constant is another one":  {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
-		"the kernel is another one":    {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"the constant differs":         {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
+		"the kernel differs":           {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
 		"no constant":                  {bzImage("6.6.6-talos"), "", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
 		"a kernel that does not tell":  {[]byte("ARM"), "6.18.0-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.18.0-talos"},
 		"neither of them tells":        {[]byte("ARM"), "", ""},

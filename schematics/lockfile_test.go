@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func builtLock(t *testing.T) Lock {
 	t.Helper()

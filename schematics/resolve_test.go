@@ -213,7 +213,7 @@ func TestResolveWarns(t *testing.T) {
 		return []Warning{{Kind: FactoryDiffers, Subject: name, Locked: locked, Found: found, Text: text, Hint: hint}}
 	}
 	other := digestOf("other")
-	anew := Warning{
+	republished := Warning{
 		Kind: Republished, Subject: name, Locked: old, Found: patched, Hint: "`recast lock --update` takes it; until then the locked one is built in",
 		Text: "extension " + name + " 1.0 was republished: the registry lists " + patched + ", locked is " + old,
 	}
@@ -227,10 +227,10 @@ func TestResolveWarns(t *testing.T) {
 		"a stale factory":                        {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
 		"the lock is behind":                     {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
 		"the factory lacks it":                   {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
-		"republished, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
+		"republished, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{republished}},
 		"all three differ": {
 			&locked, catalog().with(name, patched), catalog().with(name, other),
-			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), anew),
+			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), republished),
 		},
 	} {
 		t.Run(title, func(t *testing.T) {

@@ -58,8 +58,8 @@ func TestInstallerOfSlowFactory(t *testing.T) {
 	}
 }
 
-// TestInstallerInAnotherRegistry: the installer exists, wherever the factory
-// redirects for it, and whoever may pull it.
+// TestInstallerInAnotherRegistry: the installer exists, whatever registry the
+// factory redirects to, even if pulling it there needs a login.
 func TestInstallerInAnotherRegistry(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{

@@ -59,7 +59,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 		}
 		s.relock(t, "default")
 		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
-			t.Fatalf("locked to be built anew: %+v", got)
+			t.Fatalf("locked for a rebuild: %+v", got)
 		}
 		if err := s.build(t); err != nil {
 			t.Fatal(err)

@@ -59,7 +59,7 @@ func fakeImager(way, out string) int {
 		fmt.Println("building")
 		time.Sleep(time.Minute)
 	case "stay":
-		// Its lock on the file shows that it runs, whoever reaps it.
+		// Its lock on the file shows that it runs, whichever process reaps it.
 		signal.Ignore(syscall.SIGTERM)
 		f, err := os.Create(filepath.Join(out, "held"))
 		if err == nil {

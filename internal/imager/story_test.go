@@ -50,7 +50,7 @@ func TestBuilt(t *testing.T) {
 		t.Error(err)
 	}
 
-	t.Log("whoever resolves the same build has the same images, and has verified them")
+	t.Log("everyone who resolves the same build gets the same, verified images")
 	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestBuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
-		t.Errorf("resolved anew: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
+		t.Errorf("resolved again: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
 }
 
@@ -107,7 +107,7 @@ func TestRefusesUnlockedContent(t *testing.T) {
 	}{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
-		"another base":           {way: "build-other-base", want: "the image was not built upon "},
+		"another base":           {way: "build-other-base", want: "the image is not based on "},
 		"an ISO with too little": {way: "build-other-iso", want: "boot ISO", installer: true},
 		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
 	}
@@ -162,7 +162,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	s.lock, s.base = lock, s.host+"/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
 	err := s.build(t.Context(), t)
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was not built upon "+s.base) || s.entry().Installer != "" {
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is not based on "+s.base) || s.entry().Installer != "" {
 		t.Errorf("err = %v", err)
 	}
 	if got := s.runs(t); len(got) > 0 {

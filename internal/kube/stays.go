@@ -29,7 +29,7 @@ func ofDaemonSet(p *corev1.Pod) bool {
 }
 
 // ofForeignDaemonSet reports whether a pod belongs to another kind of that name,
-// such as OpenKruise's: it, too, is recreated wherever it ends, cordoned or not.
+// such as OpenKruise's: it, too, is recreated on its node, cordoned or not.
 func ofForeignDaemonSet(p *corev1.Pod) bool {
 	kind, group := controllerOf(p)
 	return kind == "DaemonSet" && group != appsv1.GroupName

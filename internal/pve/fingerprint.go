@@ -13,7 +13,7 @@ import (
 
 // Untrusted returns why the server's certificate is not trusted; "" if err is
 // something else. wrongName says that it is for other names: pinning it would mean
-// pinning whoever answers at that address.
+// pinning any server at that address.
 func Untrusted(err error) (why string, wrongName bool) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "its issuer is not trusted by this machine", false

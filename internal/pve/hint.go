@@ -69,7 +69,7 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, ErrNoSpace):
 		return fault.WithHint(fault.StorageFull.Of(err), "free space on that storage or choose another one")
 	case errors.Is(err, cluster.ErrChanged):
-		return fault.WithHint(fault.VMChanged.Of(err), "somebody changed that VM at the same moment: see what they did (its tasks in Proxmox), then run the same command again")
+		return fault.WithHint(fault.VMChanged.Of(err), "another process changed that VM at the same time: look at its tasks in Proxmox, then run the same command again")
 	case noQuorum.MatchString(said):
 		return fault.WithHint(fault.NoQuorum.Of(err), "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
 	case noStorage.MatchString(said):

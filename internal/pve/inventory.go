@@ -213,7 +213,7 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	return rows[i].Pool, nil
 }
 
-// find reads a VM wherever it is. A read at the host where it was last seen counts
+// find reads a VM on whichever host it is. A read at the host where it was last seen counts
 // only if proves accepts it; nil accepts any.
 func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
 	vm, found, err := c.whereSeen(ctx, id, read)

@@ -310,8 +310,8 @@ func TestLabUpload(t *testing.T) {
 	})
 }
 
-// TestVolumesOfEachHost: on a local storage, the same volid is another volume on
-// every host, or none.
+// TestVolumesOfEachHost: on a local storage, the same volid names a different volume
+// on each host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -99,7 +99,7 @@ func TestLabHA(t *testing.T) {
 		must(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
 		time.Sleep(5 * time.Minute)
 		if l.read(t, 9011).Running {
-			t.Fatal("started again by nobody that we know of")
+			t.Fatal("started again by an unknown party")
 		}
 		if rules := l.world.HARules(); len(rules) != 1 || len(rules[0].Resources) != 1 {
 			t.Errorf("rules are now %v", rules)

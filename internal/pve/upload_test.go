@@ -339,7 +339,7 @@ func TestUploadIsCancelled(t *testing.T) {
 		go func() { ended <- c.Upload(ctx, u) }()
 		synctest.Wait()
 		if n := read.Load(); n > 1<<20 {
-			t.Errorf("%d bytes were read that nobody took", n)
+			t.Errorf("%d bytes were read, but none was received", n)
 		}
 		begun := time.Now()
 		cancel()

@@ -112,7 +112,7 @@ func archived(file, arch string) (v1.Image, error) {
 // pkg/imager/out.go, outInstaller). Layers are compared unpacked.
 func builtUpon(img, base v1.Image, baseRef string) error {
 	other := func(format string, args ...any) error {
-		return fault.Refusedf("the image was not built upon %s: %s", baseRef, fmt.Sprintf(format, args...))
+		return fault.Refusedf("the image is not based on %s: %s", baseRef, fmt.Sprintf(format, args...))
 	}
 	config, err := base.ConfigFile()
 	if err != nil {

@@ -28,8 +28,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// foundry is a copier's registries with a base image in the first, and images built
-// upon it in files.
+// foundry is a copier's registries with a base image in the first, and images based
+// on it in files.
 type foundry struct {
 	*copier
 	base string // by digest
@@ -78,7 +78,7 @@ func (f *foundry) saved(t *testing.T, img v1.Image) string {
 	return file
 }
 
-// over writes an image upon the base with one more layer over the imager's.
+// over writes an image based on the base, with one more layer over the imager's.
 func (f *foundry) over(t *testing.T, file string) string {
 	t.Helper()
 	return f.saved(t, must(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
@@ -135,7 +135,7 @@ func TestPushArchiveRefuses(t *testing.T) {
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
 		"a program removed":    {f.over(t, "usr/install/amd64/.wh.vmlinuz.efi="), "amd64", "layer 2 changes /usr/install/amd64/.wh.vmlinuz.efi"},
-		"nothing upon it":      {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
+		"no added layer":       {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
 		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},
@@ -168,7 +168,7 @@ func TestBuiltUpon(t *testing.T) {
 		t.Error(err)
 	}
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
-		t.Errorf("with nothing upon it: %v", err)
+		t.Errorf("without an added layer: %v", err)
 	}
 	if err := f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64"); err == nil {
 		t.Error("another base passes")

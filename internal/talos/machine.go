@@ -308,7 +308,7 @@ func readBootID(ctx context.Context, s session, m *cluster.Machine) error {
 // Entries in a machine's list of extensions that are not extensions.
 const (
 	schematicEntry = "schematic"   // the Image Factory's own: version is the schematic ID, extraInfo its YAML
-	modulesEntry   = "modules.dep" // made by whoever builds an image with kernel modules
+	modulesEntry   = "modules.dep" // added to every image with kernel modules
 )
 
 func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {

@@ -73,7 +73,7 @@ func TestInstall(t *testing.T) {
 		"fails":                     {node: &fakeNode{version: "v1.13.9", install: exits(1, lines...)}, said: said, did: []string{pulls, newAPI}, err: "exit code 1; " + tail},
 		"fails, cut after its end":  {node: &fakeNode{version: "v1.13.9", install: then(exits(2), cut)}, did: []string{pulls, newAPI}, err: "exit code 2"},
 		"no such image":             {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "upgrade failed: image not found")}, did: []string{pulls, newAPI}, err: "image not found"},
-		"gone, and not to be had":   {node: &fakeNode{version: "v1.13.9", pull: func(pullStream) error { return status.Error(codes.NotFound, "manifest unknown") }}, did: []string{pulls}, err: "pull installer: manifest unknown"},
+		"gone, and not pullable":    {node: &fakeNode{version: "v1.13.9", pull: func(pullStream) error { return status.Error(codes.NotFound, "manifest unknown") }}, did: []string{pulls}, err: "pull installer: manifest unknown"},
 		"cut in the middle":         {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return cut }}, did: []string{pulls, newAPI}, err: "EOF", lost: true},
 		"broken in the middle":      {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "stream terminated by RST_STREAM")}, did: []string{pulls, newAPI}, err: "RST_STREAM", lost: true},
 		"ends without an exit code": {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return nil }}, did: []string{pulls, newAPI}, err: "does not say how", lost: true},
@@ -230,7 +230,7 @@ func TestReplaceConfigWaits(t *testing.T) {
 		fails bool
 	}{
 		"for a moment": {3 * time.Second, 4, false},
-		"in vain":      {time.Hour, 15, true},
+		"to the end":   {time.Hour, 15, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
