@@ -310,7 +310,7 @@ func (b Builder) verifyISO(ctx context.Context, name string, m *sharedState, f *
 	}
 	err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
 	if _, differs := errors.AsType[*Mismatch](err); differs && e.ISO.SHA256 != "" {
-		return fmt.Errorf("the factory's ISO is another file than the lock's (SHA-256 %s, locked is %s), and it holds other content: %w", got.SHA256, e.ISO.SHA256, err)
+		return fmt.Errorf("the factory's ISO differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", got.SHA256, e.ISO.SHA256, err)
 	}
 	return err
 }

@@ -253,7 +253,7 @@ func spoiltBuilds() map[string]spoiltBuild {
 				b.again(b.saved)
 			},
 			want: []string{
-				"build/default/fetch-iso: the factory's ISO is another file than the lock's (SHA-256 ", ", locked is ", "), and it holds other content: ",
+				"build/default/fetch-iso: the factory's ISO differs from the lock's (SHA-256 ", ", locked is ", "), and so does its content: ",
 				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
 			}, hint: otherContentHint,
 		},
