@@ -70,7 +70,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
 	c.sweep()
-	if err := c.room(want.Name, announced); err != nil {
+	if err := c.checkSpace(want.Name, announced); err != nil {
 		return iso, err
 	}
 	f, err := os.CreateTemp(c.dir, partial(want.Name))
@@ -98,8 +98,8 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	return iso, syncDir(c.dir)
 }
 
-// room refuses an announced size that is too large, before any data arrives.
-func (c *Cache) room(name string, announced int64) error {
+// checkSpace refuses an announced size that is too large, before any data arrives.
+func (c *Cache) checkSpace(name string, announced int64) error {
 	if announced > c.largest {
 		return fmt.Errorf("receive %s: %s are announced: %w", name, size(announced), tooLarge(c.largest))
 	}
@@ -122,11 +122,11 @@ func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (
 		return schematics.ISO{}, fmt.Errorf("receive %s: after %d bytes: %w", want.Name, n, err)
 	}
 	iso := schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
-	return iso, whole(iso, announced, want)
+	return iso, checkReceived(iso, announced, want)
 }
 
-// whole compares what was received with what was announced and with the lock.
-func whole(got schematics.ISO, announced int64, want schematics.ISO) error {
+// checkReceived compares what was received with what was announced and with the lock.
+func checkReceived(got schematics.ISO, announced int64, want schematics.ISO) error {
 	switch {
 	case got.SizeBytes == 0:
 		return errors.New("the ISO that was sent is empty")

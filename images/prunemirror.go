@@ -52,9 +52,9 @@ func (m MirrorTag) names(digest string) bool {
 var (
 	// ourTag matches Mirror's tags of installers; its group is the beginning of the build ID.
 	ourTag = regexp.MustCompile(`^v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})$`)
-	// besideTag matches the tag of what belongs to the digest in its name: cosign's
+	// attachedTag matches the tag of what belongs to the digest in its name: cosign's
 	// signature, or the list of referrers in a registry without the referrers API.
-	besideTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
+	attachedTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
 )
 
 // ListMirror lists every tag of a repository, including foreign ones: no tag may
@@ -139,12 +139,12 @@ func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
 			going[v.Tag], going[v.Digest] = true, true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[beside(t.Tag)] })
+	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[subjectOf(t.Tag)] })
 }
 
-// beside is the digest that a tag's content belongs to; "" for an independent tag.
-func beside(tag string) string {
-	m := besideTag.FindStringSubmatch(tag)
+// subjectOf is the digest that a tag's content belongs to; "" for an independent tag.
+func subjectOf(tag string) string {
+	m := attachedTag.FindStringSubmatch(tag)
 	if m == nil {
 		return ""
 	}
@@ -225,11 +225,11 @@ func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string,
 	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
 		return nil, retryHint(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
 	}
-	parts, err := p.beside(ctx, v, tags)
+	parts, err := p.attachments(ctx, v, tags)
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || beside(t.Tag) == v.Digest })
+	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || subjectOf(t.Tag) == v.Digest })
 	taken := func(digest string) bool {
 		return slices.ContainsFunc(others, func(t MirrorTag) bool { return t.names(digest) })
 	}
@@ -237,15 +237,15 @@ func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string,
 	return append(toDelete, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
 }
 
-// beside returns the digests of what belongs to an image: its signature and its referrers.
-func (p MirrorPruner) beside(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
+// attachments returns the digests of what belongs to an image: its signature and its referrers.
+func (p MirrorPruner) attachments(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
 	parts, err := p.Shelf.Referrers(ctx, v.Repository+"@"+v.Digest)
 	if err != nil {
 		return nil, fmt.Errorf("list what refers to %s: %w", v, err)
 	}
 	parts = slices.Clone(parts)
 	for _, t := range tags {
-		if beside(t.Tag) == v.Digest {
+		if subjectOf(t.Tag) == v.Digest {
 			parts = append(parts, t.Digest)
 		}
 	}

@@ -115,7 +115,7 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	if err != nil {
 		return Boot{}, fmt.Errorf("installer: %w", err)
 	}
-	odd, err := v.beside(ctx, lock, e, held)
+	odd, err := v.compareBootFiles(ctx, lock, e, held)
 	if err != nil {
 		return Boot{}, err
 	}

@@ -271,7 +271,7 @@ func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]
 	var errs []error
 	if len(odd) > 0 {
 		slices.Sort(odd)
-		errs = append(errs, mismatch(OtherModules, "%s: %s holds what depmod does not make for kernel %s: %s", name, modulesEntry, x.Version, some(odd)))
+		errs = append(errs, mismatch(OtherModules, "%s: %s holds what depmod does not make for kernel %s: %s", name, modulesEntry, x.Version, firstFew(odd)))
 	}
 	if release != "" && x.Version != release {
 		errs = append(errs, mismatch(OtherModules, "%s: %s is for kernel %s, but it boots %s", name, modulesEntry, x.Version, release))

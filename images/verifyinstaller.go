@@ -89,10 +89,10 @@ func (h installerFiles) noUKI(arch string) error {
 	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is not an installer of Talos 1.10 or later", installRoot, arch, ukiFile)
 }
 
-// beside compares what an installer holds beside its UKI.
-func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
+// compareBootFiles compares what an installer holds beside its UKI.
+func (v *Verifier) compareBootFiles(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
 	if len(held.odd) > 0 {
-		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds unexpected boot files: %s", some(held.odd)))
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds unexpected boot files: %s", firstFew(held.odd)))
 	}
 	want := bootimage.Tree{}
 	from := "no overlay is locked"
@@ -163,8 +163,8 @@ func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overla
 	return files, nil
 }
 
-// some names a few of many.
-func some(list []string) string {
+// firstFew names the first few of a list.
+func firstFew(list []string) string {
 	text := strings.Join(list[:min(len(list), maxNamed)], ", ")
 	if more := len(list) - maxNamed; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

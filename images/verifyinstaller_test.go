@@ -78,7 +78,7 @@ func TestOverlay(t *testing.T) {
 				t.Fatal(err)
 			}
 			v := NewVerifier(registry, t.TempDir())
-			mismatches, err := v.beside(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
+			mismatches, err := v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
 			if err != nil {
 				t.Fatal(err)
 			}

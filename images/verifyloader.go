@@ -85,7 +85,7 @@ func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err
 			name, shortSum(iso.Certificate), shortSum(w.lock.SecureBootKey)))
 	}
 	if len(odd) > 0 {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, some(odd)))
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
 	}
 	return mismatches, nil
 }

@@ -41,7 +41,7 @@ func (d *draining) explain(ctx context.Context) error {
 func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
 	waits := false
 	for _, l := range d.pods {
-		waits = waits || mayBeTwo(l.answer)
+		waits = waits || mayBeTwoBudgets(l.answer)
 	}
 	if !waits {
 		return nil, nil
@@ -56,9 +56,9 @@ func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget,
 	return list.Items, nil
 }
 
-// mayBeTwo reports whether an answer may come from two budgets on one pod, which is
+// mayBeTwoBudgets reports whether an answer may come from two budgets on one pod, which is
 // a 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
-func mayBeTwo(answer error) bool {
+func mayBeTwoBudgets(answer error) bool {
 	status, ok := answer.(apierrors.APIStatus)
 	return ok && status.Status().Code == http.StatusInternalServerError
 }
@@ -73,7 +73,7 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 		return d.terminating(&l.pod), false
 	case l.answer == nil:
 		return "still running", false
-	case mayBeTwo(l.answer) && len(covering) > 1:
+	case mayBeTwoBudgets(l.answer) && len(covering) > 1:
 		d.hint("change the PodDisruptionBudgets so that only one covers a pod, then run again%s", d.deleteHint())
 		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
 	case byBudget && later: // the budget was not checked yet: createTooManyRequestsError in that file
@@ -85,12 +85,12 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 		return "its namespace is being terminated", false
 	case denies(l.answer) && l.toDelete:
 		d.hint("change the webhook or policy that denies it to allow the deletion of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies")
-		return d.words(l.answer), true
+		return d.answerText(l.answer), true
 	case denies(l.answer):
 		d.hint("change the webhook or policy that denies it to allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.deleteHint())
-		return d.words(l.answer), true
+		return d.answerText(l.answer), true
 	}
-	return d.words(l.answer), false
+	return d.answerText(l.answer), false
 }
 
 // deleteHint suggests the deletion of pods, unless it is enabled.

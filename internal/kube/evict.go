@@ -48,7 +48,7 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
 		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestPause))
 	}
-	d.sayOnce(fmt.Sprintf("pod %s can't go yet: %s", l, d.words(err)))
+	d.sayOnce(fmt.Sprintf("pod %s can't go yet: %s", l, d.answerText(err)))
 	return nil
 }
 
@@ -95,21 +95,21 @@ func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, d
 	return d.translate(denied)
 }
 
-// words is the API server's answer, with its additional causes.
-func (d *draining) words(err error) string {
+// answerText is the API server's answer, with its additional causes.
+func (d *draining) answerText(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok {
 		return d.translate(err).Error()
 	}
-	words := status.ErrStatus.Message
+	text := status.ErrStatus.Message
 	if details := status.ErrStatus.Details; details != nil {
 		for _, cause := range details.Causes {
-			if cause.Message != "" && !strings.Contains(words, cause.Message) {
-				words += " " + cause.Message
+			if cause.Message != "" && !strings.Contains(text, cause.Message) {
+				text += " " + cause.Message
 			}
 		}
 	}
-	return foreign.Line(words)
+	return foreign.Line(text)
 }
 
 // denies reports whether an answer is a refusal by a webhook or a policy, which

@@ -148,9 +148,9 @@ func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 	}
 	path, at := l.localTo(pv)
 	for _, n := range at {
-		for _, place := range places(pv, path, n.pools) {
-			place.Name, place.What = "pv/"+pv.Name, foreign.Line(describe(pv))
-			n.volumes = append(n.volumes, place)
+		for _, location := range locations(pv, path, n.pools) {
+			location.Name, location.What = "pv/"+pv.Name, foreign.Line(describe(pv))
+			n.volumes = append(n.volumes, location)
 		}
 	}
 }
@@ -202,8 +202,8 @@ const proxmoxDriver = "csi.proxmox.sinextra.dev"
 // does not say in which.
 const linstorDriver = "linstor.csi.linbit.com"
 
-// places are where the volume may be, as far as known, without names.
-func places(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
+// locations are where the volume may be, as far as known, without names.
+func locations(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
 	csi := pv.Spec.CSI
 	switch {
 	case csi == nil:

@@ -85,7 +85,7 @@ type backupJob struct {
 // get_included_guests (VZDump.pm), a pool takes precedence over a list, and a list
 // over all.
 func (j backupJob) includes(vm cluster.VM) bool {
-	if len(j.Enabled) > 0 && !truth(j.Enabled) || j.Node != "" && j.Node != vm.Host {
+	if len(j.Enabled) > 0 && !toBool(j.Enabled) || j.Node != "" && j.Node != vm.Host {
 		return false
 	}
 	id := strconv.Itoa(int(vm.ID))
@@ -96,7 +96,7 @@ func (j backupJob) includes(vm cluster.VM) bool {
 		return slices.Contains(splitList(j.VMID), id)
 	}
 	// A list of exclusions alone means all others (verify_vzdump_parameters).
-	return (truth(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
+	return (toBool(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
 }
 
 // splitList splits a Proxmox list at commas, semicolons and blanks.
@@ -131,7 +131,7 @@ func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.
 		jobs := map[cluster.VMID][]cluster.ReplicationJob{}
 		for _, r := range rows {
 			id := cluster.VMID(r.Guest)
-			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: truth(r.Disable)})
+			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: toBool(r.Disable)})
 		}
 		return jobs, err
 	})

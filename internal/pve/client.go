@@ -51,7 +51,7 @@ type Client struct {
 	poll      time.Duration
 	warn      func(string)
 	workers   knownTasks
-	lasted    durations
+	durations durations
 	seen      lastSeen
 	slots     slots
 	memory    *memory // nil: see Remember

@@ -55,8 +55,8 @@ func scalar(raw json.RawMessage) string {
 	}
 }
 
-// truth reads the API's booleans: 1, "1", true.
-func truth(raw json.RawMessage) bool {
+// toBool reads the API's booleans: 1, "1", true.
+func toBool(raw json.RawMessage) bool {
 	if len(raw) == 0 {
 		return false
 	}
@@ -90,7 +90,7 @@ type pendingRow struct {
 func pendingKeys(rows []pendingRow) []string {
 	var keys []string
 	for _, r := range rows {
-		if len(r.Pending) > 0 || truth(r.Delete) {
+		if len(r.Pending) > 0 || toBool(r.Delete) {
 			keys = append(keys, r.Key)
 		}
 	}
@@ -109,7 +109,7 @@ func mergePending(rows []pendingRow) rawConfig {
 		if len(r.Pending) > 0 {
 			value = r.Pending
 		}
-		if len(value) > 0 && !(truth(r.Delete) && truth(value)) {
+		if len(value) > 0 && !(toBool(r.Delete) && toBool(value)) {
 			config[r.Key] = value
 		}
 	}

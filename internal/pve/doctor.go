@@ -41,7 +41,7 @@ func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	err := c.get(ctx, "/cluster/status", &status)
 	for _, s := range status {
 		if s.Type == "node" {
-			hosts = append(hosts, cluster.Host{Name: s.Name, Online: truth(s.Online), Entry: truth(s.Local)})
+			hosts = append(hosts, cluster.Host{Name: s.Name, Online: toBool(s.Online), Entry: toBool(s.Local)})
 		}
 	}
 	if !isForbidden(err) {

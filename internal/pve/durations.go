@@ -10,12 +10,12 @@ import (
 // of a task, so the next one of its kind is polled when it is due.
 type durations struct {
 	mu   sync.Mutex
-	last map[string]lasted
+	last map[string]estimate
 }
 
-// lasted is how long a kind of task takes: the duration of the last one, or less if
+// estimate is how long a kind of task takes: the duration of the last one, or less if
 // the last ones, ended in a row, were over at the first look.
-type lasted struct {
+type estimate struct {
 	time  time.Duration
 	ended int
 }
@@ -46,16 +46,16 @@ func (t *durations) add(u UPID, ran, ended time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.last == nil {
-		t.last = map[string]lasted{}
+		t.last = map[string]estimate{}
 	}
 	before := t.last[kindOf(u)].ended
-	now := lasted{time: ran}
+	now := estimate{time: ran}
 	switch {
 	case ran == 0:
-		now = lasted{ended - ended/shorter[min(before, len(shorter)-1)], before + 1}
-	case ended-ran < ended/8: // otherwise the polls were too far apart for a better estimate
+		now = estimate{ended - ended/shorter[min(before, len(shorter)-1)], before + 1}
+	case ended-ran < ended/8: // otherwise the polls were too far apart for a better one
 		now.time = ran + (ended-ran)/2
 	}
 	t.last[kindOf(u)] = now
-	t.last[u.Type] = lasted{time: now.time} // the best estimate for other tasks of this type
+	t.last[u.Type] = estimate{time: now.time} // the best one for other tasks of this type
 }

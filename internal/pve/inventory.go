@@ -41,7 +41,7 @@ func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Priv
 	}
 	held := make(cluster.Privileges, len(paths[path]))
 	for privilege, propagates := range paths[path] {
-		held[privilege] = truth(propagates) // every listed privilege is granted
+		held[privilege] = toBool(propagates) // every listed privilege is granted
 	}
 	return held, nil
 }
@@ -59,7 +59,7 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 	for _, row := range rows {
 		switch row.Type {
 		case "cluster":
-			return truth(row.Quorate), nil
+			return toBool(row.Quorate), nil
 		case "node":
 			nodes++
 		}
@@ -317,7 +317,7 @@ func (c *Client) resources(ctx context.Context) ([]resource, error) {
 func fromResource(r resource) cluster.VM {
 	return cluster.VM{
 		ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node, Pool: r.Pool,
-		Running: r.Status == "running", Template: truth(r.Template), HA: r.HAState != "",
+		Running: r.Status == "running", Template: toBool(r.Template), HA: r.HAState != "",
 	}
 }
 
@@ -336,7 +336,7 @@ func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 		return err
 	}
 	vm.Name = cmp.Or(vm.Name, s.Name)
-	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, truth(s.HA.Managed)
+	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, toBool(s.HA.Managed)
 	return nil
 }
 

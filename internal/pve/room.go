@@ -33,7 +33,7 @@ func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	}
 	found := make([]cluster.Storage, 0, len(rows))
 	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: truth(r.Shared), Thick: r.thick(), Pool: r.pool()})
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool()})
 	}
 	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
 	return found, nil
@@ -49,7 +49,7 @@ func (s storageConfig) thick() bool {
 	case "lvmthin", "rbd":
 		return false
 	case "zfspool", "zfs":
-		return !truth(s.Sparse)
+		return !toBool(s.Sparse)
 	case "btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs":
 		return s.Preallocation == "falloc" || s.Preallocation == "full"
 	}
@@ -88,7 +88,7 @@ func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	var room cluster.Room
 	thin := false
 	for _, r := range rows {
-		s := cluster.StorageRoom{Name: r.Storage, Active: truth(r.Active)}
+		s := cluster.StorageRoom{Name: r.Storage, Active: toBool(r.Active)}
 		thin = thin || r.Type == "lvmthin"
 		if s.Active {
 			s.Total, s.Free = bytesOf(r.Total), bytesOf(r.Avail)

@@ -48,16 +48,16 @@ func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) f
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range del {
 			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		if differs := differing(set, now.Config); len(differs) > 0 {
-			return changedOtherwise(vm, differs...), nil
+			return conflicting(vm, differs...), nil
 		}
 		// Only its volume distinguishes a newly allocated drive from the one before.
 		for key, value := range set {
 			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		return sight{state: reached, what: vm.String() + " is as wanted"}, nil
@@ -69,7 +69,7 @@ func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context)
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range keys {
 			if slices.Contains(now.Pending, key) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		return sight{state: reached, what: "nothing of it is pending"}, nil
@@ -90,7 +90,7 @@ func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context
 func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
 		if now.Config[key] != "" {
-			return changedOtherwise(vm, key), nil
+			return conflicting(vm, key), nil
 		}
 		target := cluster.VM{ID: to, Host: vm.Host}
 		if err := c.readConfig(ctx, &target); err != nil {
@@ -115,7 +115,7 @@ func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) 
 		case err != nil:
 			return sight{}, err
 		case now.Digest != vm.Digest:
-			return changedOtherwise(vm), nil
+			return conflicting(vm), nil
 		}
 		return sight{state: untouched, what: vm.String() + " is there"}, nil
 	}
@@ -175,7 +175,7 @@ func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (si
 	}
 }
 
-func changedOtherwise(vm cluster.VM, keys ...string) sight {
+func conflicting(vm cluster.VM, keys ...string) sight {
 	what := "the configuration of " + vm.String() + " was changed"
 	if len(keys) > 0 {
 		what += fmt.Sprintf(", but not as wanted: %v", keys)

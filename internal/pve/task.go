@@ -132,7 +132,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	exit := ""
 	begun, ran := time.Now(), time.Duration(0)
 	readable := begun
-	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll, Expected: c.lasted.expected(upid)}
+	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll, Expected: c.durations.expected(upid)}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		status, err := c.taskStatus(ctx, upid)
 		if err != nil {
@@ -153,7 +153,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	if exit == "OK" {
-		c.lasted.add(upid, ran, time.Since(begun))
+		c.durations.add(upid, ran, time.Since(begun))
 		return nil
 	}
 	if exit == "" {

@@ -72,7 +72,7 @@ func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch strin
 	}
 	img, err := index.Image(digest)
 	if notFound(err) {
-		return nil, gone(ref.Context().Digest(digest.String()), err)
+		return nil, missingError(ref.Context().Digest(digest.String()), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
@@ -124,7 +124,7 @@ func otherArch(ref name.Reference, arch string, there []string) error {
 func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
 	desc, err := remote.Get(ref, c.options(ctx)...)
 	if notFound(err) {
-		return nil, gone(ref, err)
+		return nil, missingError(ref, err)
 	}
 	if err != nil {
 		return nil, explain(err, ref.Context())
@@ -132,7 +132,7 @@ func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descripto
 	return desc, nil
 }
 
-func gone(ref name.Reference, err error) error {
+func missingError(ref name.Reference, err error) error {
 	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, foreign.Error(err)),
 		"it was deleted or never pushed, or these credentials may not see it: the registry's next clean-up deletes what only a digest names")
 }

@@ -137,11 +137,11 @@ func (c *Client) with(
 	case parent.Err() != nil:
 		err = fmt.Errorf("%s: %w: %w", addr, err, context.Cause(parent))
 		if _, silent := errors.AsType[silentError](err); silent {
-			err = hung(err, addr)
+			err = explainSilence(err, addr)
 		}
 		return err
 	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
-		return hung(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
+		return explainSilence(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
 }
@@ -151,7 +151,7 @@ func unconnected(err error) bool {
 	return ok && e.unconnected()
 }
 
-func hung(err error, addr string) error {
+func explainSilence(err error, addr string) error {
 	if _, ofEtcd := errors.AsType[*etcdError](err); ofEtcd {
 		return fault.WithHint(fault.EtcdUnhealthy.Of(err), "the machine answers, but its etcd does not: it needs a majority of its members. talosctl -n %s etcd status and talosctl -n %s logs etcd say more", addr, addr)
 	}

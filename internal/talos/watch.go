@@ -33,10 +33,10 @@ const (
 // WatchMachine implements cluster.MachineReader.
 func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
 	last := ""
-	become := func(standing string) {
+	become := func(status string) {
 		// changing is news only for a machine that was unreachable.
-		tell(standing != last && (standing != changing || last == unreachable))
-		last = standing
+		tell(status != last && (status != changing || last == unreachable))
+		last = status
 	}
 	for ctx.Err() == nil {
 		pause := connectPause
@@ -79,7 +79,7 @@ func (c *Client) canConnect(ctx context.Context, addr netip.Addr) bool {
 	return true
 }
 
-// follow reports the machine's standing for as long as the machine does. accepted says
+// follow reports the machine's status for as long as the machine does. accepted says
 // whether it accepted us, and broken whether the machine ended the stream.
 func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
 	ctx, cancel := context.WithTimeout(ctx, followTime)
@@ -99,7 +99,7 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 					return e.Error
 				}
 				accepted = true
-				become(standing(e))
+				become(statusOf(e))
 			}
 		}
 	}
@@ -111,8 +111,8 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 	return accepted, broken
 }
 
-// standing is the part of a machine's status worth reporting: not each step of a boot.
-func standing(e state.Event) string {
+// statusOf is the part of a machine's status worth reporting: not each step of a boot.
+func statusOf(e state.Event) string {
 	status, ok := e.Resource.(*runtime.MachineStatus)
 	if !ok || e.Type == state.Destroyed {
 		return changing
