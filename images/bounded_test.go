@@ -45,7 +45,7 @@ func TestStoreIsBounded(t *testing.T) {
 			c := NewCache(t.TempDir())
 			c.largest, c.free = mib, func(dir string) (int64, error) {
 				if dir != c.dir {
-					t.Errorf("space of %s is asked for", dir)
+					t.Errorf("requests space for %s", dir)
 				}
 				return tc.free, nil
 			}
@@ -55,7 +55,7 @@ func TestStoreIsBounded(t *testing.T) {
 				t.Errorf("error = %v (%v), %q", err, fault.KindOf(err), fault.Hints(err))
 			}
 			if body.read > tc.read {
-				t.Errorf("%d bytes were read, %d are enough", body.read, tc.read)
+				t.Errorf("%d bytes were read, %d suffice", body.read, tc.read)
 			}
 			if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
@@ -82,7 +82,7 @@ func TestFreeSpace(t *testing.T) {
 		t.Errorf("%d bytes are free, %v", n, err)
 	}
 	if _, err := freeSpace(filepath.Join(t.TempDir(), "none")); err == nil {
-		t.Error("a directory that is not there has space")
+		t.Error("a missing directory has space")
 	}
 }
 

@@ -294,7 +294,7 @@ func TestBuildRefuses(t *testing.T) {
 			}
 			for name, e := range b.ledger.Lock().Schematics {
 				if e.ISO != before.Schematics[name].ISO {
-					t.Errorf("the ISO of %s is recorded all the same: %+v", name, e.ISO)
+					t.Errorf("the ISO of %s is recorded despite the error: %+v", name, e.ISO)
 				}
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {

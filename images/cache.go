@@ -131,7 +131,7 @@ func checkReceived(got schematics.ISO, announced int64, want schematics.ISO) err
 	case got.SizeBytes == 0:
 		return errors.New("the ISO that was sent is empty")
 	case announced >= 0 && got.SizeBytes != announced:
-		return fmt.Errorf("the ISO was cut off: %d of %d bytes came", got.SizeBytes, announced)
+		return fmt.Errorf("the ISO was cut off: %d of %d bytes arrived", got.SizeBytes, announced)
 	case want.SHA256 != "" && got.SHA256 != want.SHA256:
 		return fault.WithHint(
 			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but %s was asked for", got.SHA256, want.SHA256),

@@ -188,7 +188,7 @@ func TestDelivery(t *testing.T) {
 				t.Errorf("notes\n%s\nwant %s", notes, tc.note)
 			}
 			if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
-				t.Error("the ISO on the storage is not that of the lock")
+				t.Error("the ISO on the storage is not the lock's")
 			}
 		})
 	}

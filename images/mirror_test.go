@@ -245,7 +245,7 @@ func TestMirrorIsCutOff(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	if diff := cmp.Diff(before, b.saved); diff != "" || len(r.tags) != 0 {
-		t.Errorf("a copy that was cut off is taken for whole: tags %v, lock (-want +got):\n%s", r.tags, diff)
+		t.Errorf("an interrupted copy counts as complete: tags %v, lock (-want +got):\n%s", r.tags, diff)
 	}
 	if err := b.run(t, b.mirror(r).Step()); err != nil || len(r.tags) != 2 {
 		t.Errorf("again: %v, tags %v", err, r.tags)
@@ -319,7 +319,7 @@ func TestMirrorRefuses(t *testing.T) {
 				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
 			}
 			if diff := cmp.Diff(before, b.ledger.Lock()); diff != "" {
-				t.Errorf("the lock changed all the same (-before +after):\n%s", diff)
+				t.Errorf("the lock changed despite the error (-before +after):\n%s", diff)
 			}
 			if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
 				t.Errorf("the tag was moved to %s", got)

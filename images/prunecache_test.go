@@ -60,7 +60,7 @@ func TestCacheFiles(t *testing.T) {
 	}
 	want := []CachedFile{cachedFile("." + isoOf(buildA) + ".17.part"), cachedFile(".verify-17"), cachedFile(isoOf(buildA)), cachedFile(isoOf(buildB))}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files of ours (-want +got):\n%s", diff)
+		t.Errorf("our files (-want +got):\n%s", diff)
 	}
 	if got, err := NewCache(filepath.Join(t.TempDir(), "none")).Files(); err != nil || got != nil {
 		t.Errorf("of no cache: %v, %v", got, err)
@@ -70,7 +70,7 @@ func TestCacheFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := NewCache(file).Files(); err == nil {
-		t.Error("a file is taken for an empty cache")
+		t.Error("a file counts as an empty cache")
 	}
 }
 

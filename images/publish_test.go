@@ -163,7 +163,7 @@ func TestPublishRefuses(t *testing.T) {
 				t.Errorf("hint\n got %s\nwant %s", got, hint)
 			}
 			if b.store.changes != nil {
-				t.Errorf("uploaded all the same: %v", b.store.changes)
+				t.Errorf("uploaded despite the error: %v", b.store.changes)
 			}
 		})
 	}

@@ -139,7 +139,7 @@ func TestLongMeta(t *testing.T) {
 		t.Error("not recognised")
 	}
 	if sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaa"}}) {
-		t.Error("another value is taken for it")
+		t.Error("another value is accepted")
 	}
 }
 

@@ -198,7 +198,7 @@ func TestBuildRefusesContent(t *testing.T) {
 			}
 			e := b.ledger.Lock().Schematics["default"]
 			if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
-				t.Errorf("recorded all the same: %q %+v", e.Installer, e.ISO)
+				t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
 			}
 			if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
 				t.Errorf("the ISO has its name in the cache: %v", err)

@@ -226,7 +226,7 @@ func TestSignaturePolicy(t *testing.T) {
 			}
 			e := b.ledger.Lock().Schematics["default"]
 			if err != nil && e.Installer != "" {
-				t.Error("the installer is recorded all the same")
+				t.Error("the installer is recorded despite the error")
 			}
 			if err == nil && (e.Signer != tc.want || e.Installer == "") {
 				t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)

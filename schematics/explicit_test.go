@@ -133,7 +133,7 @@ func TestExplicit(t *testing.T) {
 				t.Errorf("asked of the registry (-want +got):\n%s", diff)
 			}
 			if err := got.Matches(req); err != nil {
-				t.Errorf("the lock does not match what it was made of: %v", err)
+				t.Errorf("the lock does not match its inputs: %v", err)
 			}
 		})
 	}
@@ -213,7 +213,7 @@ func TestExplicitRefuses(t *testing.T) {
 	images.fail = errAway
 	_, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1"}), Sources{Catalog: catalog(), Images: images})
 	if want := "recast.yaml:9:1: look up " + frr + ":1: away"; err == nil || err.Error() != want || fault.KindOf(err) == fault.Config {
-		t.Errorf("a registry that is away: %v, want %s", err, want)
+		t.Errorf("an unavailable registry: %v, want %s", err, want)
 	}
 }
 
@@ -286,7 +286,7 @@ func TestExplicitInBuild(t *testing.T) {
 		t.Errorf("build order (-want +got):\n%s%v", diff, err)
 	}
 	if got := base.Outdated(catalog()); len(got) > 0 {
-		t.Errorf("a factory is blamed for what it can't know: %v", got)
+		t.Errorf("a factory is blamed for what it can't detect: %v", got)
 	}
 }
 

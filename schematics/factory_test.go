@@ -103,11 +103,11 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("another certificate: %v", err)
 	}
 	if err := one.checkSecureBoot([]byte("x")); err == nil {
-		t.Error("no certificate is taken for the locked one")
+		t.Error("a missing certificate counts as the locked one")
 	}
 	factory := &maker{extensions: catalog(), certificate: certificate("one")}
 	if err := one.CheckFactory(t.Context(), "a", factory); err != nil {
-		t.Errorf("a factory as the lock has it: %v", err)
+		t.Errorf("a factory that matches the lock: %v", err)
 	}
 	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
 	err = one.CheckFactory(t.Context(), "a", factory)
@@ -226,6 +226,6 @@ func TestRenamed(t *testing.T) {
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
 	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
 	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
-		t.Errorf("an architecture that it is not there for: %v, want %s", err, wrong)
+		t.Errorf("an architecture without an image: %v, want %s", err, wrong)
 	}
 }

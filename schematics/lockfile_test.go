@@ -224,7 +224,7 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	if got, ok := h.ByLockHash("sha256-00"); ok {
-		t.Errorf("an unknown hash gives %v", got)
+		t.Errorf("an unknown hash yields %v", got)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 1 {
@@ -242,7 +242,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("error = %v, want it to name the file", err)
 	}
 	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
-		t.Error("a broken past lock hides the present one")
+		t.Error("a broken past lock hides the current one")
 	}
 }
 
@@ -275,7 +275,7 @@ func FuzzReadLock(f *testing.F) {
 		}
 		l2, err := parseLock("recast.lock", again)
 		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
-			t.Fatalf("what was read can't be written and read again: %v\n%s", err, diff)
+			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)
 		}
 		if !bytes.HasPrefix(again, []byte(lockHeader)) {
 			t.Fatal("the header is missing")

@@ -59,7 +59,7 @@ func TestPinOfficial(t *testing.T) {
 					t.Errorf("a factory is asked for what it can't build: %v", got)
 				}
 				if err := l.Matches(req); err != nil {
-					t.Errorf("the lock does not match what it was made of: %v", err)
+					t.Errorf("the lock does not match its inputs: %v", err)
 				}
 				text, err := formatLock(l)
 				if err != nil {
@@ -74,7 +74,7 @@ func TestPinOfficial(t *testing.T) {
 			req.Old = nil
 			unpinned, _, err := Resolve(t.Context(), req, from)
 			if err != nil || unpinned.Schematics["a"].Extensions[1].Digest != digestOf("qemu-guest-agent") {
-				t.Errorf("no longer pinned: %v, %+v", err, unpinned.Schematics["a"].Extensions)
+				t.Errorf("unpinned: %v, %+v", err, unpinned.Schematics["a"].Extensions)
 			}
 		})
 	}

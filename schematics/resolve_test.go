@@ -271,7 +271,7 @@ func TestResolveAgainstOld(t *testing.T) {
 	}
 	built.Checksum = built.checksum()
 	if diff := cmp.Diff(built, kept); diff != "" {
-		t.Errorf("nothing was asked for, yet the lock changes (-want +got):\n%s", diff)
+		t.Errorf("no change was requested, yet the lock changes (-want +got):\n%s", diff)
 	}
 
 	req.Update = true
@@ -319,10 +319,10 @@ func TestResolveKeepsSigners(t *testing.T) {
 		}
 	}
 	if updated.Checksum != again.Checksum {
-		t.Error("locking the same again makes another lock")
+		t.Error("locking the same again changes the lock")
 	}
 	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
-		t.Errorf("with a key that was accepted since: %q", got)
+		t.Errorf("with a key that was accepted later: %q", got)
 	}
 }
 
@@ -384,6 +384,6 @@ func TestRebuild(t *testing.T) {
 		}
 	}
 	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
-		t.Error("recast lock --check finds fault with it")
+		t.Error("recast lock --check rejects it")
 	}
 }

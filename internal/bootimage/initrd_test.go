@@ -169,7 +169,7 @@ func TestInitrdDamage(t *testing.T) {
 			bad := bytes.Clone(b)
 			bad[added-20] ^= 1
 			if got, err := read(t, bad); err == nil && got.BaseSHA256 == baseSum(t, tt.base) {
-				t.Error("a change of Talos' own part is not seen")
+				t.Error("a change of Talos' own part is not detected")
 			}
 		})
 	}

@@ -167,7 +167,7 @@ func TestSlowBuild(t *testing.T) {
 					}
 				}
 				if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
-					t.Errorf("told %d times of the build, %d of the proxy: %q", told, gaveUp, s.notes)
+					t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
 				}
 				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
 			})

@@ -49,7 +49,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 			t.Errorf("hint = %q", hints)
 		}
 		if got := s.lock.Schematics["default"]; got.Installer != "" || got.ISO.SHA256 != "" {
-			t.Errorf("recorded all the same: %q %+v", got.Installer, got.ISO)
+			t.Errorf("recorded despite the error: %q %+v", got.Installer, got.ISO)
 		}
 		t.Attr("corruptions-caught", "1")
 

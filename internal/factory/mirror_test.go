@@ -53,7 +53,7 @@ func TestMirroredInstaller(t *testing.T) {
 		}
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation {
-				t.Errorf("nothing is to be done, but %+v", c)
+				t.Errorf("there is nothing to do, but %+v", c)
 			}
 		}
 	})

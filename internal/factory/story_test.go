@@ -210,7 +210,7 @@ func TestPatchedExtension(t *testing.T) {
 		}
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/image/") {
-				t.Errorf("nothing is to be done, but %+v", c)
+				t.Errorf("there is nothing to do, but %+v", c)
 			}
 		}
 		s.built(t, append(builds(before), builds(after)...)...)
@@ -294,7 +294,7 @@ func TestExamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
-				t.Errorf("%s: the factory gives it %s, we %s; %v", name, id, parsed.ID(), err)
+				t.Errorf("%s: the factory computes %s, recast %s; %v", name, id, parsed.ID(), err)
 			}
 		}
 	})

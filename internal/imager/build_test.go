@@ -236,7 +236,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
 	if err != nil {
-		t.Errorf("the program's child runs on: %v", err)
+		t.Errorf("the program's child is still running: %v", err)
 	}
 }
 

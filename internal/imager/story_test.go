@@ -26,7 +26,7 @@ func TestBuilt(t *testing.T) {
 		t.Errorf("runs (-want +got):\n%s", d)
 	}
 
-	t.Log("with nothing to do, nothing is done")
+	t.Log("with nothing to do, nothing runs")
 	before := s.lock
 	s.revive(0, false)
 	if err := s.build(t.Context(), t); err != nil {

@@ -283,6 +283,6 @@ func (s *story) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(s.dir, "imager"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
-		t.Errorf("left in the directory to build in: %v, %v", left, err)
+		t.Errorf("left in the build directory: %v, %v", left, err)
 	}
 }

@@ -87,7 +87,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 			return strings.HasPrefix(s, "pod default/web-") && strings.HasSuffix(s, " is gone")
 		})
 		if gone < 0 {
-			t.Errorf("nothing said of a pod of web: %q", said)
+			t.Errorf("no line about a pod of web: %q", said)
 		}
 	})
 }

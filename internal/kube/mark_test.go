@@ -164,7 +164,7 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 			t.Errorf("err = %v", err)
 		}
 		if l.cordon(t).Unschedulable {
-			t.Error("the node is cordoned all the same")
+			t.Error("the node is cordoned despite the error")
 		}
 	})
 }
@@ -198,7 +198,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		}
 		want := view{"boot-2-wk1", "9c41", true, new(mark("r2"))}
 		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
-			t.Errorf("node after its new boot (-want +got):\n%s", diff)
+			t.Errorf("node after its reboot (-want +got):\n%s", diff)
 		}
 		if err := c.RestoreMetadata(t.Context(), "wk1", cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}); err != nil {
 			t.Fatal(err)

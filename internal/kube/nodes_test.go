@@ -127,7 +127,7 @@ func TestRestoreMetadata(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l.calls.Mutations() != writes {
-			t.Error("a node that lacks nothing was written to")
+			t.Error("a complete node was written to")
 		}
 	})
 }

@@ -58,7 +58,7 @@ func TestMayDownload(t *testing.T) {
 		s := newSite(t)
 		s.node(t, "pve1")
 		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
-			t.Error("no error although nobody answers")
+			t.Error("no error although no host answers")
 		}
 	})
 }

@@ -65,7 +65,7 @@ func TestDurations(t *testing.T) {
 					t.Errorf("one of another type is expected to take %s", other)
 				}
 				if other := d.expected(UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
-					t.Errorf("nothing is known of one of another drive")
+					t.Errorf("no estimate for a task of another drive")
 				}
 			})
 		})

@@ -120,7 +120,7 @@ func TestRecreate(t *testing.T) {
 		}
 		volid, _, _ := strings.Cut(now.Config["scsi1"], ",")
 		if m := l.world.Media(volid, "pve1"); m == nil || !bytes.Equal(m.Bytes(), []byte("precious")) {
-			t.Errorf("%s does not hold what it held", volid)
+			t.Errorf("the content of %s changed", volid)
 		}
 		if has, err := l.HasVolume(ctx, "pve1", volid); err != nil || !has {
 			t.Errorf("%s is listed: %v, error %v", volid, has, err)

@@ -138,7 +138,7 @@ func TestLabPowerByHA(t *testing.T) {
 				t.Fatalf("after %s: running %v, HA %v", step.name, vm.Running, vm.HA)
 			}
 			if time.Since(began) < 5*time.Second {
-				t.Errorf("%s was not HA's", step.name)
+				t.Errorf("%s was not managed by HA", step.name)
 			}
 		}
 	})

@@ -143,7 +143,7 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 			return len(slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		if had, once := asked(c), asked(s.client(t, "pve1")); had != once {
-			t.Errorf("asked %d times, by who had not seen it %d times", had, once)
+			t.Errorf("asked %d times, a new client asked %d times", had, once)
 		}
 	})
 }

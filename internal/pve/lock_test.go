@@ -220,7 +220,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		}
 		creates.Wait()
 		if took := time.Since(start); took > 30*time.Second {
-			t.Errorf("the shutdowns held them up: %s", took)
+			t.Errorf("the shutdowns delayed them: %s", took)
 		}
 		close(stop)
 		end()

@@ -152,7 +152,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 		if got := c.transport.current.Load(); got != 1 {
-			t.Errorf("asks endpoint %d first, not the one that answered", got)
+			t.Errorf("asks endpoint %d first, not the one that last answered", got)
 		}
 	})
 }

@@ -53,7 +53,7 @@ func TestUploadMemory(t *testing.T) {
 	}
 	// The kernel's buffers on both ends take some of it, but no more.
 	if got.aheadMiB > 256 {
-		t.Errorf("%.1f MiB were read from the file that the server had not taken", got.aheadMiB)
+		t.Errorf("%.1f MiB were read from the file that the server had not received", got.aheadMiB)
 	}
 }
 

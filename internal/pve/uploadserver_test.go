@@ -106,7 +106,7 @@ func takeUpload(r *http.Request) (taken, error) {
 		}
 		m := fieldHeader.FindStringSubmatch(line(in))
 		if m == nil || m[1] != name {
-			return got, fmt.Errorf("%s does not come when it should", name)
+			return got, fmt.Errorf("%s does not come when expected", name)
 		}
 		if err := expect(in, "\r\n"); err != nil {
 			return got, err

@@ -77,7 +77,7 @@ func TestStartedSince(t *testing.T) {
 					return
 				}
 				if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-					t.Errorf("a second time: %q, error %v", again, err)
+					t.Errorf("the second time: %q, error %v", again, err)
 				}
 			})
 		})

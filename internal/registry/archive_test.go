@@ -241,7 +241,7 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 			}
 			installer := f.mirror.Digest(digest).String()
 			if list, err := f.AttachedISOs(t.Context(), installer); err != nil || len(list) > 0 {
-				t.Errorf("beside it at first: %v, %v", list, err)
+				t.Errorf("beside it initially: %v, %v", list, err)
 			}
 			content := bytes.Repeat([]byte("ISO"), 10_000)
 			iso, file := isoOf(t, content)
@@ -258,7 +258,7 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 			}
 			defer body.Close()
 			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, content) {
-				t.Errorf("%d other bytes came", len(got))
+				t.Errorf("%d different bytes arrived", len(got))
 			}
 			f.to.set(nil)
 			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
@@ -280,7 +280,7 @@ func TestAttachISORefusesOtherBytes(t *testing.T) {
 	}
 	iso, _ := isoOf(t, []byte("the ISO"))
 	if err := f.AttachISO(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), iso, nil); err == nil {
-		t.Error("a registry took other bytes under the ISO's digest")
+		t.Error("a registry accepted other bytes under the ISO's digest")
 	}
 }
 

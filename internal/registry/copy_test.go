@@ -291,7 +291,7 @@ func TestHeadAndTag(t *testing.T) {
 	}
 	c.to.set(nil)
 	if err := c.Tag(t.Context(), c.mirror.Digest("sha256:"+strings.Repeat("0", 64)).String(), tag); err == nil {
-		t.Error("tagged what is not there")
+		t.Error("a missing manifest was tagged")
 	}
 }
 

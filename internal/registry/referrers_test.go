@@ -104,11 +104,11 @@ func TestReferrersWithParameters(t *testing.T) {
 	resp := answers(http.StatusOK, "Content-Type", "application/vnd.oci.image.index.v1+json; charset=utf-8")
 	digest := "sha256:" + strings.Repeat("a", 64)
 	if missing("/v2/acme/talos/referrers/"+digest, resp) || resp.Header.Get("Content-Type") != "application/vnd.oci.image.index.v1+json" {
-		t.Errorf("taken for no list, or left as it is: %v", resp.Header)
+		t.Errorf("counts as no list, or stays unchanged: %v", resp.Header)
 	}
 	moved := answers(http.StatusTemporaryRedirect, "Location", "https://other.example/v2/acme/talos/referrers/"+digest)
 	if missing("/v2/acme/talos/referrers/"+digest, moved) {
-		t.Error("a list that is elsewhere is taken for none")
+		t.Error("a redirected list counts as missing")
 	}
 }
 

@@ -80,7 +80,7 @@ func TestReplaceConfig(t *testing.T) {
 		}
 		stored, err := c.MachineConfig(ctx, cpAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
-			t.Errorf("stored configuration differs from the one given; err = %v", err)
+			t.Errorf("stored configuration differs from the applied one; err = %v", err)
 		}
 		now := l.running(c, cpAddr)
 		if now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil {
@@ -91,7 +91,7 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("encryption (-want +got):\n%s", diff)
 		}
 		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, cluster.Secret("machine: {type: none}")); err == nil {
-			t.Error("a broken configuration was taken")
+			t.Error("a broken configuration was accepted")
 		}
 	})
 }

@@ -367,11 +367,11 @@ func TestErrorsHideValues(t *testing.T) {
 			failed++
 			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
 			if strings.Contains(text, canary[:8]) {
-				t.Fatalf("%s: %q shows in: %v", version, instead, err)
+				t.Fatalf("%s: %q is exposed in: %v", version, instead, err)
 			}
 			for _, secret := range secretLines {
 				if strings.Contains(text, secret) {
-					t.Fatalf("%s: %q makes a secret show in: %v", version, instead, err)
+					t.Fatalf("%s: %q exposes a secret in: %v", version, instead, err)
 				}
 			}
 		}

@@ -72,7 +72,7 @@ func TestFiles(t *testing.T) {
 			t.Errorf("list one level: %q, %v", got, err)
 		}
 		if _, err := paths(ctx, c, "/usr/none", true); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("list what is not there: %v", err)
+			t.Errorf("list a missing directory: %v", err)
 		}
 
 		reader := l.client(role.Reader)
