@@ -40,7 +40,7 @@ func (c *Client) Standing(ctx context.Context, paths []string) (map[string]clust
 		}
 		for _, e := range acl {
 			// An entry that does not propagate leaves the entries above it in force below.
-			if e.Path == path && truth(e.Propagate) {
+			if e.Path == path && toBool(e.Propagate) {
 				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.tokenID
 			}
 		}

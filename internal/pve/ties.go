@@ -74,7 +74,7 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 		err := l.get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {
-			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: truth(a.Propagate)})
+			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: toBool(a.Propagate)})
 		}
 		return entries, err
 	})

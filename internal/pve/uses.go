@@ -128,7 +128,7 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 	if err := c.get(ctx, "/access/permissions", &held); err != nil {
 		return err
 	}
-	if !truth(held["/vms"][seeVM]) {
+	if !toBool(held["/vms"][seeVM]) {
 		return c.refuseUnseen("/vms", seeVM, " that propagates")
 	}
 	if held["/access"]["Sys.Audit"] == nil {

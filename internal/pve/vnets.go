@@ -27,7 +27,7 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 		}
 		ipam := map[string]bool{}
 		for _, r := range rows {
-			ipam[r.Iface] = len(r.IPAM) > 0 && truth(r.IPAM)
+			ipam[r.Iface] = len(r.IPAM) > 0 && toBool(r.IPAM)
 		}
 		return ipam, nil
 	})
