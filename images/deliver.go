@@ -79,7 +79,7 @@ func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso 
 	case err != nil:
 		return fmt.Sprintf("%s cannot fetch %s: %v", host, link, err), nil
 	case reported != iso.SizeBytes:
-		return fmt.Sprintf("%s is reported that %s has %d bytes, but the lock has %d", host, link, reported, iso.SizeBytes), nil
+		return fmt.Sprintf("%s reports that %s has %d bytes, but the lock has %d", host, link, reported, iso.SizeBytes), nil
 	}
 	return "", nil
 }

@@ -93,7 +93,7 @@ func deliveries() map[string]delivery {
 		},
 		"the factory has another size": {
 			prepare: func(b *bench) { b.store.urls[b.link()] = []byte("page") },
-			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 is told that LINK has 4 bytes, but the lock has SIZE)",
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 reports that LINK has 4 bytes, but the lock has SIZE)",
 		},
 		"the download fails": {
 			prepare: func(b *bench) {

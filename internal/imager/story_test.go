@@ -218,7 +218,7 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 		want   string
 		kind   fault.Kind
 	}{
-		"without a mirror": {func(s *story) { s.mirror = "" }, "no place to be pulled from", fault.Config},
+		"without a mirror": {func(s *story) { s.mirror = "" }, "no repository to pull its installer from", fault.Config},
 		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
 		"with a machine configuration": {func(s *story) {
 			e := s.entry()

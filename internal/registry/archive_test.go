@@ -135,7 +135,7 @@ func TestPushArchiveRefuses(t *testing.T) {
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
 		"a program removed":    {f.over(t, "usr/install/amd64/.wh.vmlinuz.efi="), "amd64", "layer 2 changes /usr/install/amd64/.wh.vmlinuz.efi"},
-		"no added layer":       {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
+		"no added layer":       {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has only 1 layers"},
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
 		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},

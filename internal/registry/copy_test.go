@@ -249,7 +249,7 @@ func TestCopyHints(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{
 		http.StatusRequestEntityTooLarge: "client_max_body_size",
-		http.StatusMethodNotAllowed:      "takes no images",
+		http.StatusMethodNotAllowed:      "accepts no images",
 	} {
 		c := newCopier(t)
 		c.to.set(func(r *http.Request) int {

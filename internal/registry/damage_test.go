@@ -75,7 +75,7 @@ func saysDamaged(t *testing.T, err error) {
 	if code := fault.CodeOf(err); code != fault.BuildFailed {
 		t.Errorf("code %s", code)
 	}
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again: ") || strings.Contains(hints, "lock") {
+	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
 		t.Errorf("hints %q", hints)
 	}
 }

@@ -176,7 +176,7 @@ func TestPullInstaller(t *testing.T) {
 		"old":           {node: &fakeNode{version: "v1.12.9"}, unsupported: true},
 		"refused":       {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.NotFound, "manifest unknown"))}, err: "pull installer: manifest unknown"},
 		"cut":           {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.Unavailable, "EOF"), layer("a", downloading, 0, 60))}, err: "EOF"},
-		"no image":      {node: &fakeNode{version: "v1.13.9", pull: pulls(nil)}, err: "without the image"},
+		"no image":      {node: &fakeNode{version: "v1.13.9", pull: pulls(nil)}, err: "without an image"},
 		"silent": {node: &fakeNode{version: "v1.13.9", pull: func(s pullStream) error {
 			<-s.Context().Done()
 			return nil

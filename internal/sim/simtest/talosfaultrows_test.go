@@ -97,11 +97,11 @@ func faultsOfIdentity() map[string]*talosFault {
 		},
 		"its clock is ahead": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock is wrong or ours", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
 		},
 		"its certificate has run out": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * time.Hour}), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock is wrong or ours", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
 		},
 		"our certificate is not valid by its clock": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * 365 * 24 * time.Hour}), mends: troubled(talosapi.Trouble{}),
