@@ -45,7 +45,7 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 			}
 		}
-		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves for ever") || !strings.Contains(hints, "recast lock --rebuild") {
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves an installer for ever") || !strings.Contains(hints, "recast lock --rebuild") {
 			t.Errorf("hint = %q", hints)
 		}
 		if got := s.lock.Schematics["default"]; got.Installer != "" || got.ISO.SHA256 != "" {
