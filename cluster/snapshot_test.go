@@ -58,9 +58,9 @@ func TestReadSnapshot(t *testing.T) {
 		"empty":                           {nil, false, Snapshot{}, "snapshot has 0 bytes"},
 		"an odd end":                      {large[:5000], false, Snapshot{}, "snapshot has 5000 bytes: it was cut off"},
 		"one bit is wrong":                {flipped, false, Snapshot{}, "snapshot does not match its checksum"},
-		"a copy, not described by itself": {make([]byte, 8192), true, Snapshot{}, "snapshot is no database of etcd, or a damaged one"},
+		"a copy, not described by itself": {make([]byte, 8192), true, Snapshot{}, "snapshot is not an etcd database, or a damaged one"},
 		"a copy that lacks pages":         {body[:len(body)/2/4096*4096], true, Snapshot{}, "it was cut off: "},
-		"a copy, its tree damaged":        {overwritten, true, Snapshot{}, "snapshot is no database of etcd, or a damaged one"},
+		"a copy, its tree damaged":        {overwritten, true, Snapshot{}, "snapshot is not an etcd database, or a damaged one"},
 		"no database":                     {make([]byte, 8192+32), false, Snapshot{}, "snapshot does not match its checksum"},
 	}
 	for name, c := range cases {

@@ -7,12 +7,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// largestImage is far above what any installer or boot ISO has: 80 to 400 MiB, with
-// firmware and drivers of graphics cards somewhat more. Whoever sends more does not
-// send an image of Talos, and might never end.
+// largestImage is far above any installer or boot ISO: these have 80 to 400 MiB, or
+// somewhat more with firmware and drivers of graphics cards. A server that sends
+// more does not send an image of Talos, and might never end.
 const largestImage = 4 << 30
 
-// bounded is a reader that fails when there is more to read than it may have.
+// bounded is a reader that fails after most bytes.
 type bounded struct {
 	io.Reader
 	most, read int64
@@ -31,7 +31,7 @@ func tooLarge(most int64) error {
 		"see what answers at images.factory and images.mirror, and whether a proxy is in between")
 }
 
-// freeSpace is how many bytes a user who is not root may write to the file system of a directory.
+// freeSpace returns how many bytes a user other than root may write to a directory's file system.
 func freeSpace(dir string) (int64, error) {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(dir, &fs); err != nil {

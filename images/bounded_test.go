@@ -22,10 +22,10 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// slack is what may be read at once beyond a bound.
+// slack is how much may be read beyond a bound at once.
 const slack = 1 << 16
 
-// TestStoreIsBounded: what is sent under an ISO's name neither fills the disk nor goes on for ever.
+// TestStoreIsBounded: an ISO's sender can neither fill the disk nor send for ever.
 func TestStoreIsBounded(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -45,7 +45,7 @@ func TestStoreIsBounded(t *testing.T) {
 			c := NewCache(t.TempDir())
 			c.largest, c.free = mib, func(dir string) (int64, error) {
 				if dir != c.dir {
-					t.Errorf("space of %s is asked for", dir)
+					t.Errorf("requests space for %s", dir)
 				}
 				return tc.free, nil
 			}
@@ -55,7 +55,7 @@ func TestStoreIsBounded(t *testing.T) {
 				t.Errorf("error = %v (%v), %q", err, fault.KindOf(err), fault.Hints(err))
 			}
 			if body.read > tc.read {
-				t.Errorf("%d bytes were read, %d are enough", body.read, tc.read)
+				t.Errorf("%d bytes were read, %d suffice", body.read, tc.read)
 			}
 			if left, err := os.ReadDir(c.dir); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v %v", left, err)
@@ -64,7 +64,7 @@ func TestStoreIsBounded(t *testing.T) {
 	}
 }
 
-// TestStoreTakesTheLargest: the bound itself is no reason to refuse.
+// TestStoreTakesTheLargest: a size equal to the bound is not refused.
 func TestStoreTakesTheLargest(t *testing.T) {
 	t.Parallel()
 	c := NewCache(t.TempDir())
@@ -75,18 +75,18 @@ func TestStoreTakesTheLargest(t *testing.T) {
 	}
 }
 
-// TestFreeSpace: the real file system has some, and a directory that is not there has none to tell.
+// TestFreeSpace: the real file system has some, and a missing directory is an error.
 func TestFreeSpace(t *testing.T) {
 	t.Parallel()
 	if n, err := freeSpace(t.TempDir()); err != nil || n <= 0 {
 		t.Errorf("%d bytes are free, %v", n, err)
 	}
 	if _, err := freeSpace(filepath.Join(t.TempDir(), "none")); err == nil {
-		t.Error("a directory that is not there has space")
+		t.Error("a missing directory has space")
 	}
 }
 
-// TestInstallerIsBounded: wherever an installer goes on for ever, its reader does not.
+// TestInstallerIsBounded: an endless installer does not make its reader endless.
 func TestInstallerIsBounded(t *testing.T) {
 	t.Parallel()
 	header := func(name string) []byte {

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Builder has images built that the lock describes, and believes
-// nothing of what it gets before it was compared with the lock.
+// Builder builds the images that the lock describes. It trusts nothing that it gets
+// before it has compared it with the lock.
 type Builder struct {
 	Factory   Factory
 	Registry  Registry
@@ -22,14 +22,14 @@ type Builder struct {
 	Signature SignaturePolicy
 	Cache     *Cache
 	Ledger    *Ledger
-	ByImager  ImagerBuilder // what the factory can't build
-	// Mirror is the repository from which nodes pull installers; "": from the
-	// factory's. An installer that is there need not be with the factory any more.
+	ByImager  ImagerBuilder // for what the factory cannot build
+	// Mirror is the repository from which nodes pull installers; "": the factory's.
+	// An installer that is there may be gone from the factory.
 	Mirror string
-	// Published says where the ISO of a schematic is already, so that it need not
-	// be fetched; "" if it is missing somewhere. May be nil: always fetch.
+	// Published says where the ISO of a schematic is already published, so that it
+	// need not be fetched; "" if it is missing somewhere. May be nil: always fetch.
 	Published func(ctx context.Context, schematic string) (reason string, err error)
-	// Note is told the progress of the step at a path below Step: "build/default/fetch-iso". May be nil.
+	// Note receives the progress of the step at a path below Step: "build/default/fetch-iso". May be nil.
 	Note func(path, text string)
 }
 
@@ -60,7 +60,7 @@ func (b Builder) schematic(name string) step.Step {
 	}
 }
 
-// haveBoth says where installer and ISO of the lock are, if both are there.
+// haveBoth says where the lock's installer and ISO are, if both exist.
 func (b Builder) haveBoth(ctx context.Context, name string) (string, error) {
 	installer, err := b.haveInstaller(ctx, name)
 	if err != nil || installer == "" {
@@ -73,10 +73,10 @@ func (b Builder) haveBoth(ctx context.Context, name string) (string, error) {
 	return installer + "; " + iso, nil
 }
 
-// factorySteps end with an installer and an ISO in the lock. Each is recorded when
-// what it holds was verified.
+// factorySteps end with an installer and an ISO in the lock. Each is recorded after
+// its content was verified.
 func (b Builder) factorySteps(name string) []step.Step {
-	var m making
+	var m sharedState
 	return []step.Step{
 		{
 			ID: "check-factory", Title: "compare the factory's extensions with the lock",
@@ -113,14 +113,14 @@ func (b Builder) factorySteps(name string) []step.Step {
 	}
 }
 
-// making is what the steps of a schematic learn and hand on.
-type making struct {
+// sharedState is the state that the steps of a schematic share.
+type sharedState struct {
 	installer string // repository@digest, not verified yet
 	boot      Boot   // of the verified installer
 }
 
-// checkFactory refuses to build while the factory would build something else
-// than the lock says under the lock's name.
+// checkFactory refuses to build while the factory would build something other than
+// the lock says.
 func (b Builder) checkFactory(ctx context.Context, name string) error {
 	lock, _, err := b.Ledger.entry(name)
 	if err != nil {
@@ -153,14 +153,14 @@ func (b Builder) register(ctx context.Context, name string) error {
 	return e.CheckRegistered(name, id, text)
 }
 
-// haveInstaller says which verified installer the lock records, if it can be
-// pulled and its signature is as the policy has it.
+// haveInstaller says which verified installer the lock records, if it can be pulled
+// and its signature satisfies the policy.
 func (b Builder) haveInstaller(ctx context.Context, name string) (string, error) {
 	_, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return "", err
 	}
-	if !b.ByImager.builds(name) { // its work is nobody's but ours, and not signed
+	if !b.ByImager.builds(name) { // we build it ourselves, without a signature
 		if settled, err := b.Signature.settled(e); err != nil || !settled {
 			return "", err
 		}
@@ -188,8 +188,8 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-// resolveInstaller returns the installer that is to be verified: the one of the
-// lock if it is there, or else what the factory builds.
+// resolveInstaller returns the installer to verify: the lock's if it exists,
+// otherwise what the factory builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
@@ -213,18 +213,18 @@ func (b Builder) resolveInstaller(ctx context.Context, name string) (string, err
 	if _, old, _ := strings.Cut(e.Installer, "@"); old != "" && old != digest {
 		return "", fault.WithHint(
 			fault.ImageDiffers.Refusedf("%s is %s now, but the lock has %s, which is gone", tag, digest, old),
-			"the factory has built it anew, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
+			"the factory has rebuilt it, or someone changed it. To trust the new one, remove recast.lock and run `recast lock`")
 	}
 	return repository + "@" + digest, nil
 }
 
 // verifyInstaller records the installer if it is what the lock describes.
-func (b Builder) verifyInstaller(ctx context.Context, name string, m *making) error {
+func (b Builder) verifyInstaller(ctx context.Context, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
 	}
-	if m.installer == "" { // it was there when it was looked for first
+	if m.installer == "" { // the first look found it
 		if m.installer, err = b.resolveInstaller(ctx, name); err != nil {
 			return err
 		}
@@ -237,12 +237,12 @@ func (b Builder) verifyInstaller(ctx context.Context, name string, m *making) er
 	}
 	m.boot = boot
 	if _, digest, _ := strings.Cut(m.installer, "@"); signer == "" && strings.HasSuffix(e.Installer, "@"+digest) {
-		signer = e.Signer // of these very bytes, whatever the policy is by now
+		signer = e.Signer // of these very bytes, whatever the current policy
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = m.installer, signer })
 }
 
-// installerBoot verifies what an installer holds and returns what it boots.
+// installerBoot verifies an installer's content and returns what it boots.
 func (b Builder) installerBoot(ctx context.Context, lock schematics.Lock, e schematics.Locked, installer string, note func(string)) (Boot, error) {
 	files, err := b.Puller.Extract(ctx, installer, lock.Arch)
 	if err != nil {
@@ -273,7 +273,7 @@ func (b Builder) haveISO(ctx context.Context, name string) (string, error) {
 }
 
 // fetchISO records the ISO if it is what the lock describes.
-func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
+func (b Builder) fetchISO(ctx context.Context, name string, m *sharedState) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil {
 		return err
@@ -290,14 +290,15 @@ func (b Builder) fetchISO(ctx context.Context, name string, m *making) error {
 		return err
 	}
 	if e.ISO.SHA256 != "" {
-		note(fmt.Sprintf("it holds what is locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
+		note(fmt.Sprintf("its content is as locked: its SHA-256 %s replaces %s in recast.lock", iso.SHA256, e.ISO.SHA256))
 	}
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = iso })
 }
 
-// verifyISO compares what an ISO holds with the lock. The file whose checksum is locked was
-// verified before. Another one is what a factory has built anew, whose bytes always differ.
-func (b Builder) verifyISO(ctx context.Context, name string, m *making, f *os.File, got schematics.ISO, note func(string)) error {
+// verifyISO compares an ISO's content with the lock. The file whose checksum is
+// locked was verified before; another one was rebuilt by a factory, whose bytes
+// always differ.
+func (b Builder) verifyISO(ctx context.Context, name string, m *sharedState, f *os.File, got schematics.ISO, note func(string)) error {
 	lock, e, err := b.Ledger.entry(name)
 	if err != nil || got == e.ISO {
 		return err
@@ -309,12 +310,12 @@ func (b Builder) verifyISO(ctx context.Context, name string, m *making, f *os.Fi
 	}
 	err = b.Verifier.ISO(ctx, lock, e, f, got.SizeBytes, m.boot, note)
 	if _, differs := errors.AsType[*Mismatch](err); differs && e.ISO.SHA256 != "" {
-		return fmt.Errorf("the factory's ISO is another file than the lock's (SHA-256 %s, locked is %s), and it holds other content: %w", got.SHA256, e.ISO.SHA256, err)
+		return fmt.Errorf("the factory's ISO differs from the lock's (SHA-256 %s, locked is %s), and so does its content: %w", got.SHA256, e.ISO.SHA256, err)
 	}
 	return err
 }
 
-// noteFor tells the progress of a step of a schematic.
+// noteFor reports the progress of a step of a schematic.
 func (b Builder) noteFor(schematic, step string) func(text string) {
 	return func(text string) {
 		if b.Note != nil {

@@ -56,7 +56,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// wantNotes are what a build tells of its progress.
+// wantNotes are a build's progress notes.
 func wantNotes(lock schematics.Lock) []string {
 	var notes []string
 	for _, name := range lock.Names() {
@@ -80,7 +80,7 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 	if err := b.run(t, b.builder().Step()); err != nil {
 		t.Fatal(err)
 	}
-	// The factory has moved on meanwhile: what is built is built.
+	// The factory has changed meanwhile: finished builds stay.
 	b.factory.extensions = list(digest("two"))
 	b.again(b.saved)
 	if err := b.run(t, b.builder().Step()); err != nil {
@@ -99,7 +99,7 @@ func TestBuildAgainDoesNothing(t *testing.T) {
 	}
 }
 
-// TestBuildResumes loses one thing at a time and counts what is done again.
+// TestBuildResumes loses one thing at a time and counts the repeated work.
 func TestBuildResumes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -144,8 +144,8 @@ func TestBuildResumes(t *testing.T) {
 	}
 }
 
-// TestBuildTakesARebuiltISO: a factory whose cache is gone builds the ISO anew, which never gives
-// the same bytes. What holds the same as the lock is the lock's ISO.
+// TestBuildTakesARebuiltISO: a factory whose cache is gone rebuilds the ISO, never
+// with the same bytes. One with the locked content becomes the lock's ISO.
 func TestBuildTakesARebuiltISO(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -167,7 +167,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 			t.Fatalf("the factory has built the same bytes for %s", name)
 		}
 		want.Schematics[name] = e
-		note := fmt.Sprintf("build/%s/fetch-iso: it holds what is locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
+		note := fmt.Sprintf("build/%s/fetch-iso: its content is as locked: its SHA-256 %s replaces %s in recast.lock", name, e.ISO.SHA256, was.Schematics[name].ISO.SHA256)
 		if !slices.Contains(b.notes, note) {
 			t.Errorf("no note %q in %q", note, b.notes)
 		}
@@ -181,7 +181,7 @@ func TestBuildTakesARebuiltISO(t *testing.T) {
 	}
 }
 
-// TestBuildTrustsPublished: on a fresh machine an ISO that is published is not fetched.
+// TestBuildTrustsPublished: on a fresh machine a published ISO is not fetched.
 func TestBuildTrustsPublished(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -200,8 +200,8 @@ func TestBuildTrustsPublished(t *testing.T) {
 	}
 }
 
-// spoilt is a way in which building goes wrong.
-type spoilt struct {
+// spoiltBuild is a way in which building goes wrong.
+type spoiltBuild struct {
 	built bool // once, before it breaks
 	spoil func(*bench)
 	kind  fault.Kind
@@ -209,9 +209,9 @@ type spoilt struct {
 	hint  string
 }
 
-func spoiltBuilds() map[string]spoilt {
+func spoiltBuilds() map[string]spoiltBuild {
 	rebuilt := func(b *bench) { b.factory.salt = "rebuilt" }
-	return map[string]spoilt{
+	return map[string]spoiltBuild{
 		"a stale factory": {
 			spoil: func(b *bench) { b.factory.extensions = list(digest("zero")) }, kind: fault.Refused,
 			want: []string{"build/default/check-factory: ", agent, digest("zero"), digest("one")},
@@ -243,7 +243,7 @@ func spoiltBuilds() map[string]spoilt {
 		},
 		"a tag that was pushed again": {
 			built: true, spoil: rebuilt, kind: fault.Refused,
-			want: []string{"is gone"}, hint: "the factory has built it anew",
+			want: []string{"is gone"}, hint: "the factory has rebuilt it",
 		},
 		"a rebuilt ISO with an extension of other content": {
 			built: true, kind: fault.Refused,
@@ -253,9 +253,9 @@ func spoiltBuilds() map[string]spoilt {
 				b.again(b.saved)
 			},
 			want: []string{
-				"build/default/fetch-iso: the factory's ISO is another file than the lock's (SHA-256 ", ", locked is ", "), and it holds other content: ",
+				"build/default/fetch-iso: the factory's ISO differs from the lock's (SHA-256 ", ", locked is ", "), and so does its content: ",
 				`boot ISO: extension "qemu-guest-agent" 1.0 is not the locked one (` + digest("one"),
-			}, hint: builtOtherwise,
+			}, hint: otherContentHint,
 		},
 		"a lock that can't be saved": {
 			spoil: func(b *bench) { b.saveErr = os.ErrPermission },
@@ -294,7 +294,7 @@ func TestBuildRefuses(t *testing.T) {
 			}
 			for name, e := range b.ledger.Lock().Schematics {
 				if e.ISO != before.Schematics[name].ISO {
-					t.Errorf("the ISO of %s is recorded all the same: %+v", name, e.ISO)
+					t.Errorf("the ISO of %s is recorded despite the error: %+v", name, e.ISO)
 				}
 			}
 			if left, err := filepath.Glob(b.cache.path(".*.part")); err != nil || len(left) > 0 {
@@ -325,8 +325,8 @@ func TestRecordSharesBuilds(t *testing.T) {
 	}
 }
 
-// TestSweepsWhatKilledDownloadsLeft: of any ISO, since nobody asks for that of an
-// old build again; but not what another process may still be writing.
+// TestSweepsWhatKilledDownloadsLeft: of any ISO, because an old build is not
+// requested again; but not what another process may still be writing.
 func TestSweepsWhatKilledDownloadsLeft(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)

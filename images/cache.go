@@ -19,7 +19,7 @@ import (
 // Cache is a directory of ISOs that were fetched and checked.
 type Cache struct {
 	dir     string
-	largest int64                           // ISO that is received
+	largest int64                           // bound for an ISO
 	free    func(dir string) (int64, error) // bytes that may be written there
 
 	mu   sync.Mutex
@@ -33,8 +33,8 @@ func NewCache(dir string) *Cache {
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
-// look returns the ISO of that name as it is on disk; found is false if it is
-// not there. A file is hashed again only after its size or time has changed.
+// look returns the ISO of that name on disk; found is false if it does not exist. A
+// file is hashed again only after its size or time has changed.
 func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 	f, err := os.Open(c.path(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,16 +62,15 @@ func (c *Cache) look(name string) (iso schematics.ISO, found bool, err error) {
 	return iso, true, nil
 }
 
-// store streams an ISO into the cache and returns what it is. Nothing is kept
-// unless it is whole, where want is known exactly what is wanted, and verify, which
-// may be nil, finds nothing wrong with it. announced is the size that the sender
-// promised; -1 if it did not.
+// store streams an ISO into the cache and returns it. It keeps nothing unless the
+// ISO is complete, equals want where that is known, and passes verify, which may be
+// nil. announced is the size that the sender promised; -1 if unknown.
 func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, verify func(f *os.File, got schematics.ISO) error) (iso schematics.ISO, err error) {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return iso, fmt.Errorf("make the ISO cache: %w", err)
 	}
 	c.sweep()
-	if err := c.room(want.Name, announced); err != nil {
+	if err := c.checkSpace(want.Name, announced); err != nil {
 		return iso, err
 	}
 	f, err := os.CreateTemp(c.dir, partial(want.Name))
@@ -99,14 +98,14 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.ISO, veri
 	return iso, syncDir(c.dir)
 }
 
-// room refuses what is announced to be too large, before any of it comes.
-func (c *Cache) room(name string, announced int64) error {
+// checkSpace refuses an announced size that is too large, before any data arrives.
+func (c *Cache) checkSpace(name string, announced int64) error {
 	if announced > c.largest {
 		return fmt.Errorf("receive %s: %s are announced: %w", name, size(announced), tooLarge(c.largest))
 	}
 	free, err := c.free(c.dir)
 	if err != nil {
-		return fmt.Errorf("look how much space is free for the ISO cache: %w", err)
+		return fmt.Errorf("check the free space for the ISO cache: %w", err)
 	}
 	if announced > free {
 		return fault.WithHint(fault.StorageFull.Refusedf("too little space in %s: %s needs %s, %s are free", c.dir, name, size(announced), size(free)),
@@ -115,7 +114,7 @@ func (c *Cache) room(name string, announced int64) error {
 	return nil
 }
 
-// receive writes an ISO to a file and returns what came, if that is whole.
+// receive writes an ISO to a file and returns what came, if that is complete.
 func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (schematics.ISO, error) {
 	sum := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, sum), body)
@@ -123,16 +122,16 @@ func receive(f *os.File, body io.Reader, announced int64, want schematics.ISO) (
 		return schematics.ISO{}, fmt.Errorf("receive %s: after %d bytes: %w", want.Name, n, err)
 	}
 	iso := schematics.ISO{Name: want.Name, SHA256: hex.EncodeToString(sum.Sum(nil)), SizeBytes: n}
-	return iso, whole(iso, announced, want)
+	return iso, checkReceived(iso, announced, want)
 }
 
-// whole compares what was received with what was announced and what the lock has.
-func whole(got schematics.ISO, announced int64, want schematics.ISO) error {
+// checkReceived compares what was received with what was announced and with the lock.
+func checkReceived(got schematics.ISO, announced int64, want schematics.ISO) error {
 	switch {
 	case got.SizeBytes == 0:
 		return errors.New("the ISO that was sent is empty")
 	case announced >= 0 && got.SizeBytes != announced:
-		return fmt.Errorf("the ISO was cut off: %d of %d bytes came", got.SizeBytes, announced)
+		return fmt.Errorf("the ISO was cut off: %d of %d bytes arrived", got.SizeBytes, announced)
 	case want.SHA256 != "" && got.SHA256 != want.SHA256:
 		return fault.WithHint(
 			fault.ImageDiffers.Refusedf("the ISO that was sent has SHA-256 %s, but %s was asked for", got.SHA256, want.SHA256),
@@ -145,16 +144,16 @@ func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path
 
 func partial(name string) string { return "." + name + ".*.part" }
 
-// sweep removes what downloads of any ISO that were killed long ago have left;
-// younger files may belong to another process.
+// sweep removes what killed downloads of any ISO left long ago; younger files may
+// belong to another process.
 func (c *Cache) sweep() {
 	left, err := filepath.Glob(c.path(partial("*")))
 	if err != nil {
-		return // only a malformed pattern can do that, and then nothing matches
+		return // only a malformed pattern can cause that
 	}
 	for _, file := range left {
 		if info, err := os.Stat(file); err == nil && time.Since(info.ModTime()) > time.Hour {
-			_ = os.Remove(file) // what can't be removed costs space and nothing else
+			_ = os.Remove(file) // a file that cannot be removed only costs space
 		}
 	}
 }

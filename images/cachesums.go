@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// sumsFile is where a cache remembers what it has hashed. It saves time and nothing else: what
-// can't be read or written is hashed again.
+// sumsFile is where a cache keeps its checksums. It only saves time: what cannot be
+// read or written is hashed again.
 const sumsFile = ".sums.json"
 
-// hashed is what a file was when it was hashed.
+// hashed is the state of a file when it was hashed.
 type hashed struct {
 	Size    int64     `json:"sizeBytes"`
 	Changed time.Time `json:"changed"`
 	SHA256  string    `json:"sha256"`
 }
 
-// known is the sum of a file that has not changed since it was hashed.
+// known returns the checksum of a file that has not changed since it was hashed.
 func (c *Cache) known(name string, info os.FileInfo) (sha256 string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -26,7 +26,7 @@ func (c *Cache) known(name string, info os.FileInfo) (sha256 string, ok bool) {
 	return h.SHA256, ok && h.Size == info.Size() && h.Changed.Equal(info.ModTime())
 }
 
-// load reads what earlier processes have remembered, once.
+// load reads what earlier processes have recorded, once.
 func (c *Cache) load() {
 	if c.sums != nil {
 		return
@@ -36,7 +36,7 @@ func (c *Cache) load() {
 	}
 }
 
-// remember keeps the sum of a file for this process and later ones.
+// remember records the checksum of a file for this process and later ones.
 func (c *Cache) remember(name string, info os.FileInfo, sha256 string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,6 +57,6 @@ func (c *Cache) remember(name string, info os.FileInfo, sha256 string) {
 	}
 	_, err = f.Write(b)
 	if errClose := f.Close(); err != nil || errClose != nil || os.Rename(f.Name(), c.path(sumsFile)) != nil {
-		_ = os.Remove(f.Name()) // it is swept later where that fails
+		_ = os.Remove(f.Name()) // sweep removes it if this fails
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestCacheRemembersSums: a file whose size and time are those of when it was hashed is not
-// hashed again, by another process either.
+// TestCacheRemembersSums: a file with an unchanged size and time is not hashed
+// again, even by another process.
 func TestCacheRemembersSums(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

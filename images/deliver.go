@@ -15,8 +15,8 @@ import (
 // Delivery says how ISOs get to their storages.
 type Delivery string
 
-// The deliveries. With Auto a host downloads the ISO where it may and can, and
-// gets it by upload elsewhere.
+// The deliveries. With Auto a host downloads the ISO if it may and can; otherwise it
+// is uploaded.
 const (
 	Auto        Delivery = "auto"
 	DownloadURL Delivery = "download-url"
@@ -26,12 +26,12 @@ const (
 // way is how the ISO gets to one target.
 type way struct {
 	download bool
-	why      string // for people; "" where the configuration says so
-	cached   bool   // the ISO has to be in the cache for it
+	why      string // for people; "" if the configuration says so
+	cached   bool   // the ISO has to be in the cache
 }
 
-// way chooses. The bytes that a host downloads are those of the lock: Proxmox
-// compares the checksum before the file gets its name.
+// way chooses. A host downloads the lock's bytes: Proxmox compares the checksum
+// before the file gets its name.
 func (j job) way(ctx context.Context, t target) (way, error) {
 	upload := way{cached: true}
 	if j.Delivery == ByUpload {
@@ -51,7 +51,7 @@ func (j job) way(ctx context.Context, t target) (way, error) {
 	return upload, nil
 }
 
-// noDownload says why the host of a target can't download the ISO; "" if it can.
+// noDownload says why the host of a target cannot download the ISO; "" if it can.
 func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	switch {
 	case t.wrong:
@@ -62,24 +62,24 @@ func (j job) noDownload(ctx context.Context, t target) (string, error) {
 	return NoDownload(ctx, j.Store, t.host, t.storage, j.url, j.iso)
 }
 
-// BuiltByImager is why nobody can download such an ISO.
+// BuiltByImager is why such an ISO cannot be downloaded.
 const BuiltByImager = "the imager has built it, so no Image Factory has it"
 
-// NoDownload says why a host can't fetch an ISO of the factory's from its URL to
-// a storage; "" if it can.
+// NoDownload says why a host cannot download the factory's ISO to a storage; "" if
+// it can.
 func NoDownload(ctx context.Context, r Reacher, host, storage, link string, iso schematics.ISO) (why string, err error) {
 	why, err = r.MayDownload(ctx, host, storage)
 	if err != nil || why != "" {
 		return why, err
 	}
-	told, err := r.URLSize(ctx, host, link)
+	reported, err := r.URLSize(ctx, host, link)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	case err != nil:
-		return fmt.Sprintf("%s does not get %s: %v", host, link, err), nil
-	case told != iso.SizeBytes:
-		return fmt.Sprintf("%s is told that %s has %d bytes, but the lock has %d", host, link, told, iso.SizeBytes), nil
+		return fmt.Sprintf("%s cannot fetch %s: %v", host, link, err), nil
+	case reported != iso.SizeBytes:
+		return fmt.Sprintf("%s reports that %s has %d bytes, but the lock has %d", host, link, reported, iso.SizeBytes), nil
 	}
 	return "", nil
 }
@@ -124,8 +124,8 @@ func (j job) note(id, text string) {
 	}
 }
 
-// upload sends the ISO from the cache. A file of its name is replaced, so it is
-// asked right before whether anything uses one that has come meanwhile.
+// upload sends the ISO from the cache. It replaces a file of that name, so it first
+// checks whether anything uses one that has appeared meanwhile.
 func (j job) upload(ctx context.Context, t target, id string) error {
 	_, found, err := j.look(ctx, t)
 	if err == nil && found {
@@ -146,9 +146,9 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 	return nil
 }
 
-// download has the host fetch the ISO, and uploads it where that fails and may
-// be. What such a download still puts there later is the same file: Proxmox
-// gives it its name, by renaming it, only after it has compared the checksum.
+// download makes the host fetch the ISO, and uploads it if that fails and is
+// allowed. What such a download stores later is the same file: Proxmox renames it to
+// its name only after it has compared the checksum.
 func (j job) download(ctx context.Context, t target, id string) error {
 	err := j.fetch(ctx, t)
 	switch {
@@ -174,7 +174,7 @@ func (j job) fetch(ctx context.Context, t target) error {
 	return nil
 }
 
-// unverified are the targets whose file of the right name and size could be
+// unverified returns the targets whose file of the right name and size could be
 // compared with the lock's checksum, and was not yet.
 func (j job) unverified(ctx context.Context) ([]target, error) {
 	if j.Delivery == ByUpload {
@@ -198,9 +198,9 @@ func (j job) unverified(ctx context.Context) ([]target, error) {
 
 func (j job) key(t target) string { return t.id() + " " + j.iso.Name }
 
-// verify has Proxmox compare a file that is there, whoever put it there, with
-// the lock: download-url with a checksum does that and downloads nothing
-// (pve-common, Tools.pm, download_file_from_url).
+// verify makes Proxmox compare an existing file, whoever stored it, with the lock:
+// download-url with a checksum does that and downloads nothing (pve-common,
+// Tools.pm, download_file_from_url).
 func (j job) verify(t target) step.Step {
 	id := "verify-" + t.id()
 	return step.Step{

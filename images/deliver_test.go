@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// served lets hosts get what the factory builds.
+// served lets hosts download what the factory builds.
 func served(t *testing.T) *bench {
 	t.Helper()
 	b := built(t)
@@ -28,7 +28,7 @@ func (b *bench) link() string {
 	return b.factory.ISOURL(RequestOf(b.saved, b.saved.Schematics["default"]))
 }
 
-// served is what hosts get from the factory, other is something else of that size.
+// served is what hosts download from the factory, other is something else of that size.
 func (b *bench) served() []byte { return b.store.urls[b.link()] }
 func (b *bench) other() []byte  { return bytes.Repeat([]byte("x"), len(b.served())) }
 
@@ -38,7 +38,7 @@ func (b *bench) put(data []byte) { b.store.storages["pve1/cephfs"].isos[b.iso().
 // delivery is one way of an ISO to the storage cephfs.
 type delivery struct {
 	prepare func(*bench)
-	want    []string // changes on the storage, without the name of the ISO
+	want    []string // changes on the storage, without the ISO's name
 	title   string   // of the step that did it
 	note    string   // part of one
 	fails   string   // part of the error
@@ -85,15 +85,15 @@ func deliveries() map[string]delivery {
 		},
 		"no way to the factory": {
 			prepare: func(b *bench) { b.store.urls = nil },
-			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 does not get LINK: 500 can't connect)",
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 cannot fetch LINK: 500 can't connect)",
 		},
 		"no way to the factory, download-url": {
 			prepare: func(b *bench) { b.store.urls, b.pub.Delivery = nil, DownloadURL },
-			fails:   "ISO can't get to storage cephfs by download-url: pve1 does not get LINK: 500 can't connect", kind: fault.Refused,
+			fails:   "ISO can't get to storage cephfs by download-url: pve1 cannot fetch LINK: 500 can't connect", kind: fault.Refused,
 		},
 		"the factory has another size": {
 			prepare: func(b *bench) { b.store.urls[b.link()] = []byte("page") },
-			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 is told that LINK has 4 bytes, but the lock has SIZE)",
+			want:    []string{"upload pve1/cephfs"}, title: "upload ISO to storage cephfs (pve1 reports that LINK has 4 bytes, but the lock has SIZE)",
 		},
 		"the download fails": {
 			prepare: func(b *bench) {
@@ -124,7 +124,7 @@ func deliveries() map[string]delivery {
 	}
 }
 
-// onto are deliveries to where a file of the ISO's name is already.
+// onto are deliveries to where a file of the ISO's name exists.
 func onto() map[string]delivery {
 	return map[string]delivery{
 		"the same file is there": {
@@ -188,13 +188,13 @@ func TestDelivery(t *testing.T) {
 				t.Errorf("notes\n%s\nwant %s", notes, tc.note)
 			}
 			if err == nil && !bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data) {
-				t.Error("the ISO on the storage is not that of the lock")
+				t.Error("the ISO on the storage is not the lock's")
 			}
 		})
 	}
 }
 
-// TestVerifiedOnce: what was compared is not compared again by the same run.
+// TestVerifiedOnce: a run does not compare twice.
 func TestVerifiedOnce(t *testing.T) {
 	t.Parallel()
 	b := served(t)

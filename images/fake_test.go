@@ -67,22 +67,22 @@ func lockOf(t testing.TB) schematics.Lock {
 	return l
 }
 
-// factory builds images of schematics that were registered, and is the registry
-// of its installers and of the extension images.
+// factory builds images of registered schematics, and is the registry of its
+// installers and of the extension images.
 type factory struct {
 	extensions []schematics.OfficialExtension
 	schematics map[string]string // by ID
-	salt       string            // changes what the same build's bytes are
+	salt       string            // changes the bytes of the same build
 	wrongID    string
 	announce   func(size int64) int64
 	sent       func(iso []byte) []byte
 	fail       error
 	key        []byte // that it publishes
 	sign       func(digest string) []Signature
-	// built changes what is in an "installer" or an "iso" before it is made.
+	// built changes the content of an "installer" or an "iso" before it is made.
 	built func(what string, img *artefact.Image)
 	files map[string][]byte // of the extension; nil: agentExtension's
-	// packed changes what an installer's tar holds.
+	// packed changes the content of an installer's tar.
 	packed func(files map[string][]byte)
 
 	downloads, registrations int
@@ -132,7 +132,7 @@ func (f *factory) Register(_ context.Context, canonical string) (id, stored stri
 
 func (f *factory) SigningKey(context.Context) ([]byte, error) { return f.key, f.fail }
 
-// agentExtension is the extension of that digest: what it holds tells which it is.
+// agentExtension is the extension of that digest: its content identifies it.
 func agentExtension(digest string) artefact.Extension {
 	return artefact.Extension{
 		Name: "qemu-guest-agent", Version: "1.0", Author: "Sidero Labs", Description: "an agent",
@@ -186,7 +186,7 @@ func (f *factory) ISO(_ context.Context, req ISORequest, _ func(string)) (io.Rea
 
 func (f *factory) BuildInstaller(context.Context, ISORequest, func(string)) error { return f.fail }
 
-// Extract makes the factory a registry of what its installers and the extension images hold.
+// Extract makes the factory a registry of the content of its installers and the extension images.
 func (f *factory) Extract(_ context.Context, ref, arch string) (io.ReadCloser, error) {
 	f.pulls = append(f.pulls, ref)
 	repository, d, _ := strings.Cut(ref, "@")
@@ -268,7 +268,7 @@ type bench struct {
 	pub      Publisher
 	verifier *Verifier
 	events   []string
-	titles   []string // of the steps that were begun
+	titles   []string // of the steps that were started
 	notes    []string
 }
 
@@ -279,7 +279,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// again is what a new process finds: only files and servers are as they were.
+// again is the state for a new process: only files and servers persist.
 func (b *bench) again(lock schematics.Lock) {
 	b.saved, b.saves = lock, 0
 	b.ledger = NewLedger(lock, func(l schematics.Lock) error {
@@ -298,7 +298,7 @@ func (b *bench) again(lock schematics.Lock) {
 	b.notes = nil
 }
 
-// iso is the one that is published.
+// iso is the published one.
 func (b *bench) iso() schematics.ISO { return b.saved.Schematics["default"].ISO }
 
 func (b *bench) note(path, text string) { b.notes = append(b.notes, path+": "+text) }

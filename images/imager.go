@@ -15,29 +15,28 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ImagerBuilder is what a Builder has Talos' imager build with what no Image
-// Factory can: schematics with extensions that only their registry knows.
+// ImagerBuilder builds with Talos' imager what no Image Factory can: schematics with
+// extensions that only their registry has.
 type ImagerBuilder struct {
-	// Builds says which of the schematics, by name; nil: none.
+	// Builds says whether the imager builds that schematic; nil: none.
 	Builds   func(schematic string) bool
 	Imager   Imager
 	Archives Archives
 	Copier   Copier
-	// Base is the repository of the installer that is built upon, which has a tag
-	// for every Talos version: "ghcr.io/siderolabs/installer-base".
+	// Base is the repository of the base installer, with a tag for every Talos
+	// version: "ghcr.io/siderolabs/installer-base".
 	Base    string
-	Scratch string // directory for files that are gone at the end
+	Scratch string // directory for temporary files
 }
 
-// builds says whether the imager makes a schematic's images.
+// builds reports whether the imager builds a schematic's images.
 func (i ImagerBuilder) builds(schematic string) bool { return i.Builds != nil && i.Builds(schematic) }
 
 // imagerSteps end with an installer in the mirror and an ISO in the lock.
 //
-// What the imager makes is never the same bytes again (times of files, see
-// docs/notes/images.md). So all of it is kept in the mirror, where whoever has the
-// lock, or resolves the same build, finds it: installers by their tags, boot ISOs
-// beside them.
+// The imager never makes the same bytes twice (times of files, see
+// docs/notes/images.md). So the mirror keeps all of it for everyone who has the lock or
+// resolves the same build: installers by their tags, boot ISOs beside them.
 func (b Builder) imagerSteps(name string) []step.Step {
 	return []step.Step{{
 		ID: "run-imager", Title: "have the imager build installer and boot ISO",
@@ -46,7 +45,7 @@ func (b Builder) imagerSteps(name string) []step.Step {
 			if err := b.imagerCan(name); err != nil {
 				return err
 			}
-			w := &workplace{Builder: b, name: name}
+			w := &workspace{Builder: b, name: name}
 			defer func() { err = errors.Join(err, w.remove()) }()
 			if err := w.installer(ctx); err != nil {
 				return err
@@ -56,27 +55,27 @@ func (b Builder) imagerSteps(name string) []step.Step {
 	}}
 }
 
-// imagerCan says why the imager can't build a schematic.
+// imagerCan says why the imager cannot build a schematic.
 func (b Builder) imagerCan(name string) error {
 	lock, e, err := b.Ledger.entry(name)
 	switch {
 	case err != nil:
 		return err
 	case b.Mirror == "":
-		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, whose installer has no place to be pulled from", name),
+		return fault.WithHint(fault.BuildFailed.Configf("schematic %q is built by the imager, but there is no repository to pull its installer from", name),
 			"name a repository of yours in images.mirror, such as ghcr.io/acme/talos")
 	case lock.SecureBoot:
 		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q is built by the imager, which has no key to sign images for Secure Boot with", name),
-			"have the Image Factory build it: only official extensions, images.builder: factory")
+			"let the Image Factory build it: only official extensions, images.builder: factory")
 	case e.EmbedsConfig():
 		return fault.WithHint(fault.BuildFailed.Refusedf("schematic %q embeds a machine configuration, which the imager would print with its secrets", name),
-			"take embeddedMachineConfiguration out of %s", e.File)
+			"remove embeddedMachineConfiguration from %s", e.File)
 	}
 	return nil
 }
 
-// installer sees to an installer in the mirror, and records it.
-func (w *workplace) installer(ctx context.Context) error {
+// installer ensures that the mirror has an installer, and records it.
+func (w *workspace) installer(ctx context.Context) error {
 	have, err := w.pullable(ctx, w.name)
 	if err != nil || have != "" {
 		return err
@@ -104,13 +103,13 @@ func (w *workplace) installer(ctx context.Context) error {
 	ref := w.Mirror + "@" + digest
 	if found {
 		if err := w.builtUponBase(ctx, lock, ref); err != nil {
-			return w.notOurs(err, tag, found)
+			return w.explainMismatch(err, tag, found)
 		}
 	}
 	if w.boot, err = w.installerBoot(ctx, lock, e, ref, w.note); err != nil {
-		return w.notOurs(fmt.Errorf("verify %s: %w", ref, err), tag, found)
+		return w.explainMismatch(fmt.Errorf("verify %s: %w", ref, err), tag, found)
 	}
-	// The tag comes last: until then nobody takes what was pushed for whole or verified.
+	// The tag comes last: it marks what was pushed as complete and verified.
 	if !found {
 		if err := w.ByImager.Copier.Tag(ctx, ref, tag); err != nil {
 			return fmt.Errorf("tag the installer: %w", err)
@@ -119,29 +118,29 @@ func (w *workplace) installer(ctx context.Context) error {
 	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer, e.Signer = ref, "" })
 }
 
-// notOurs says what to do about an installer that is not what the lock describes.
-func (w *workplace) notOurs(err error, tag string, found bool) error {
+// explainMismatch adds a hint about an installer that is not what the lock describes.
+func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 	if found {
 		return fault.WithHint(err, "someone has pushed something else as %s: delete that tag from the registry", tag)
 	}
-	return fault.WithHint(err, "the imager has built something else than it was told to: see which version of it images.imager names")
+	return fault.WithHint(err, "the imager has built something else than requested: check which version images.imager names")
 }
 
-// builtUponBase looks at what no other check does: the installer's own programs.
-func (w *workplace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
+// builtUponBase checks what no other check does: the installer's own programs.
+func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
 	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
 	if err != nil {
-		return fmt.Errorf("resolve the installer that is built upon: %w", err)
+		return fmt.Errorf("resolve the base installer: %w", err)
 	}
 	return w.ByImager.Archives.BuiltUpon(ctx, ref, base, lock.Arch)
 }
 
-// tagged looks for an installer that somebody has built and pushed already, for
-// instance a run that was killed before it could write the lock.
-func (w *workplace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
+// tagged looks for an installer that was built and pushed before, for instance by a
+// run that was killed before it wrote the lock.
+func (w *workspace) tagged(ctx context.Context, tag string) (digest string, found bool, err error) {
 	digest, found, err = w.ByImager.Copier.Head(ctx, tag)
 	if errors.Is(err, ErrDenied) {
-		return "", false, nil // a repository that the first push makes, or the push is denied, too
+		return "", false, nil // a repository that the first push creates, or the push will be denied, too
 	}
 	if err != nil {
 		return "", false, fmt.Errorf("look for an installer in the mirror: %w", err)
@@ -149,7 +148,7 @@ func (w *workplace) tagged(ctx context.Context, tag string) (digest string, foun
 	return digest, found, nil
 }
 
-func (w *workplace) makeInstaller(ctx context.Context, lock schematics.Lock, e schematics.Locked) (digest string, err error) {
+func (w *workspace) makeInstaller(ctx context.Context, lock schematics.Lock, e schematics.Locked) (digest string, err error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
 		return "", err
@@ -172,8 +171,8 @@ func (w *workplace) makeInstaller(ctx context.Context, lock schematics.Lock, e s
 	return digest, nil
 }
 
-// iso sees to a boot ISO in the cache and beside the installer, and records it.
-func (w *workplace) iso(ctx context.Context) error {
+// iso ensures that a boot ISO is in the cache and beside the installer, and records it.
+func (w *workspace) iso(ctx context.Context) error {
 	have, err := w.haveISO(ctx, w.name)
 	if err != nil || have != "" {
 		return err
@@ -201,15 +200,15 @@ func (w *workplace) iso(ctx context.Context) error {
 	return w.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.ISO = kept })
 }
 
-// mirrored says whether the installer is in the mirror. One that the factory had
-// built before the imager was to, is not yet.
-func (w *workplace) mirrored(e schematics.Locked) bool {
+// mirrored reports whether the installer is in the mirror. One that the factory
+// built, before the imager took over, is not.
+func (w *workspace) mirrored(e schematics.Locked) bool {
 	return strings.HasPrefix(e.Installer, w.Mirror+"@")
 }
 
-// keptISO looks for the build's ISO beside its installer: the lock's, or, where
-// nothing is locked yet, any.
-func (w *workplace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
+// keptISO looks for the build's ISO beside its installer: the lock's, or any if none
+// is locked yet.
+func (w *workspace) keptISO(ctx context.Context, e schematics.Locked) (schematics.ISO, bool, error) {
 	if !w.mirrored(e) {
 		return schematics.ISO{}, false, nil
 	}
@@ -224,8 +223,8 @@ func (w *workplace) keptISO(ctx context.Context, e schematics.Locked) (schematic
 	return slices.MinFunc(list, func(a, b schematics.ISO) int { return strings.Compare(a.SHA256, b.SHA256) }), true, nil
 }
 
-// fetchISO fetches an ISO that is kept in the mirror. One whose checksum is recorded was verified before.
-func (w *workplace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
+// fetchISO fetches an ISO from the mirror. One whose checksum is recorded was verified before.
+func (w *workspace) fetchISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, kept schematics.ISO) (schematics.ISO, error) {
 	w.say("fetching %s from %s", kept.Name, w.Mirror)
 	body, err := w.ByImager.Archives.ISO(ctx, e.Installer, kept)
 	if err != nil {
@@ -239,9 +238,9 @@ func (w *workplace) fetchISO(ctx context.Context, lock schematics.Lock, e schema
 	return iso, nil
 }
 
-// makeISO has the ISO built. It is in the mirror before it is recorded: a lock that
-// names it is of use to others only then.
-func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
+// makeISO builds the ISO. It is pushed to the mirror before it is recorded: only
+// then is a lock that names it of use to others.
+func (w *workspace) makeISO(ctx context.Context, lock schematics.Lock, e schematics.Locked) (schematics.ISO, error) {
 	job, err := w.job(ctx, lock, e)
 	if err != nil {
 		return schematics.ISO{}, err
@@ -274,8 +273,8 @@ func (w *workplace) makeISO(ctx context.Context, lock schematics.Lock, e schemat
 	return iso, nil
 }
 
-// keep verifies an ISO and puts it into the cache.
-func (w *workplace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
+// keep verifies an ISO and stores it in the cache.
+func (w *workspace) keep(ctx context.Context, lock schematics.Lock, e schematics.Locked, body io.Reader, want schematics.ISO) (schematics.ISO, error) {
 	var verify func(f *os.File, got schematics.ISO) error
 	if e.ISO.SHA256 == "" {
 		if w.boot == (Boot{}) { // the installer was verified in an earlier run

@@ -18,23 +18,23 @@ import (
 // abandonedAfter is the age of a directory that only a killed run can have left.
 const abandonedAfter = 24 * time.Hour
 
-// workplace is where the imager builds one schematic.
-type workplace struct {
+// workspace is where the imager builds one schematic.
+type workspace struct {
 	Builder
 	name string
 	top  string // private; "" until something is built
-	dir  string // in it: what the imager sees
+	dir  string // in top: what the imager sees
 	made ImagerJob
 	boot Boot // of the verified installer
 }
 
-func (w *workplace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
+func (w *workspace) note(text string) { w.noteFor(w.name, "run-imager")(text) }
 
-func (w *workplace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
+func (w *workspace) say(format string, args ...any) { w.note(fmt.Sprintf(format, args...)) }
 
-// job fetches what both outputs are made of, the first time that it is asked. The
-// imager itself gets no credentials and needs no network.
-func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
+// job fetches the inputs of both outputs on its first call. The imager itself gets
+// no credentials and needs no network.
+func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.Locked) (ImagerJob, error) {
 	if w.top != "" {
 		return w.made, nil
 	}
@@ -76,10 +76,10 @@ func (w *workplace) job(ctx context.Context, lock schematics.Lock, e schematics.
 	return job, nil
 }
 
-// open makes the directories. The outer one keeps others out. The inner one, which
-// is mounted into a container, is everybody's, because root in there is nobody in
-// particular where user namespaces are mapped.
-func (w *workplace) open() error {
+// open creates the directories. The outer one is private. The inner one, which is
+// mounted into a container, is writable for all, because user namespaces may map
+// root in there to any user.
+func (w *workspace) open() error {
 	if err := os.MkdirAll(w.ByImager.Scratch, 0o700); err != nil {
 		return err
 	}
@@ -95,12 +95,12 @@ func (w *workplace) open() error {
 	return os.Chmod(w.dir, 0o777)
 }
 
-// sweep removes what runs that were killed long ago have left; younger directories
-// may belong to another process.
-func (w *workplace) sweep() {
+// sweep removes what killed runs left long ago; younger directories may belong to
+// another process.
+func (w *workspace) sweep() {
 	left, err := os.ReadDir(w.ByImager.Scratch)
 	if err != nil {
-		return // the directory has just been made; what can't be listed costs space and nothing else
+		return // what cannot be listed only costs space
 	}
 	for _, d := range left {
 		if info, err := d.Info(); err == nil && time.Since(info.ModTime()) > abandonedAfter {
@@ -109,7 +109,7 @@ func (w *workplace) sweep() {
 	}
 }
 
-func (w *workplace) remove() error {
+func (w *workspace) remove() error {
 	if w.top == "" {
 		return nil
 	}
@@ -119,8 +119,8 @@ func (w *workplace) remove() error {
 	return nil
 }
 
-// pinned is a repository with the digest that its tag for a Talos version has now.
-func (w *workplace) pinned(ctx context.Context, repository, talos string) (string, error) {
+// pinned is a repository with the current digest of its tag for a Talos version.
+func (w *workspace) pinned(ctx context.Context, repository, talos string) (string, error) {
 	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
 	if err != nil {
 		return "", err
@@ -132,22 +132,22 @@ func (w *workplace) pinned(ctx context.Context, repository, talos string) (strin
 	return repository + "@" + digest, nil
 }
 
-func (w *workplace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
+func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
 	in := ImagerInput{File: "in/installer-base"}
 	var err error
 	if in.Ref, err = w.pinned(ctx, w.ByImager.Base, lock.Talos); err != nil {
-		return in, fmt.Errorf("resolve the installer that is built upon: %w", err)
+		return in, fmt.Errorf("resolve the base installer: %w", err)
 	}
 	w.say("fetching %s", in.Ref)
 	if err := w.ByImager.Archives.SaveLayout(ctx, in.Ref, lock.Arch, filepath.Join(w.dir, in.File)); err != nil {
-		return in, fmt.Errorf("fetch the installer that is built upon: %w", err)
+		return in, fmt.Errorf("fetch the base installer: %w", err)
 	}
 	return in, nil
 }
 
 // overlay fetches it twice: its own programs run beside the imager, its files go
 // into the image.
-func (w *workplace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
+func (w *workspace) overlay(ctx context.Context, lock schematics.Lock, e schematics.Locked) (*ImagerOverlay, error) {
 	if e.Overlay == nil {
 		return nil, nil
 	}
@@ -164,7 +164,7 @@ func (w *workplace) overlay(ctx context.Context, lock schematics.Lock, e schemat
 }
 
 // fetch writes the files of an image into the directory as one tar.
-func (w *workplace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
+func (w *workspace) fetch(ctx context.Context, ref, arch, name string) (in ImagerInput, err error) {
 	in = ImagerInput{Ref: ref, File: "in/" + name}
 	body, err := w.Puller.Extract(ctx, ref, arch)
 	if err != nil {

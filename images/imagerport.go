@@ -7,16 +7,16 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Imager runs Talos' imager, which builds what no Image Factory knows.
+// Imager runs Talos' imager, which builds what no Image Factory has.
 type Imager interface {
-	// Image is the repository of the container image that is run, which has a tag
-	// for every Talos version; "" where a program of the user's is run instead.
+	// Image is the repository of the container image that is run, with a tag for
+	// every Talos version; "" if a user's program is run instead.
 	Image() string
 	// Ready says what would be run, or why nothing can be.
 	Ready(ctx context.Context) (what string, err error)
-	// Build runs it once, in a directory that holds the job's inputs already, and
-	// returns the name of the file in it that was made. The program is gone when
-	// Build returns, whatever came of it. note is told what it prints.
+	// Build runs it once, in a directory that already holds the job's inputs, and
+	// returns the name of its output file there. The program has ended when Build
+	// returns, whatever the result. note receives what it prints.
 	Build(ctx context.Context, dir string, job ImagerJob, note func(text string)) (file string, err error)
 }
 
@@ -29,20 +29,20 @@ const (
 	OutputISO       ImagerOutput = "iso"
 )
 
-// ImagerJob is one image that the imager is to make. Files are named by their
-// paths in the job's directory.
+// ImagerJob is one image for the imager to make. Files are named by their paths in
+// the job's directory.
 type ImagerJob struct {
-	Image         string // of the imager, by digest; "" where a program of the user's is run
+	Image         string // of the imager, by digest; "" if a user's program is run
 	Output        ImagerOutput
 	Talos         string // "v1.13.9"
 	Arch          string
 	Platform      string
 	Customization schematics.Customization
 	BaseInstaller ImagerInput   // an OCI layout; an ISO needs none
-	Extensions    []ImagerInput // flattened images as tars, in the order in which they are built in
+	Extensions    []ImagerInput // flattened images as tars, in build order
 	Overlay       *ImagerOverlay
-	// Schematic has the imager add the entry by which a node says what it runs, as the
-	// Image Factory adds it.
+	// Schematic makes the imager add the entry that tells a node what it runs, as
+	// the Image Factory does.
 	SchematicID string
 	Schematic   string // canonical
 }
@@ -65,15 +65,15 @@ type Archives interface {
 	// SaveLayout writes an image (by digest; of an index the manifest for arch) into
 	// a directory as an OCI layout whose index has only that one.
 	SaveLayout(ctx context.Context, ref, arch, dir string) error
-	// PushArchive puts the image in a tarball, as docker saves them, into a repository
-	// as the only one of an index, and returns the index's digest. No tag is set.
-	// What is there already isn't sent again.
+	// PushArchive pushes the image in a tarball, as docker saves them, into a
+	// repository as the only one of an index, and returns the index's digest. It
+	// sets no tag and does not send again what exists.
 	PushArchive(ctx context.Context, p ArchivePush) (digest string, err error)
 	// BuiltUpon refuses an image that does not begin with the layers of base, both by
 	// digest, for an architecture.
 	BuiltUpon(ctx context.Context, ref, base, arch string) error
-	// AttachISO puts a boot ISO beside the installer (by digest) that it belongs to,
-	// where it is found by that, is copied with it and goes with it. progress may be nil.
+	// AttachISO puts a boot ISO beside its installer (by digest), where it can be
+	// found, copied and deleted with the installer. progress may be nil.
 	AttachISO(ctx context.Context, installer, file string, iso schematics.ISO, progress func(doneBytes int64)) error
 	// AttachedISOs lists what is beside an installer.
 	AttachedISOs(ctx context.Context, installer string) ([]schematics.ISO, error)
@@ -81,11 +81,11 @@ type Archives interface {
 	ISO(ctx context.Context, installer string, iso schematics.ISO) (io.ReadCloser, error)
 }
 
-// ArchivePush is an image in a tarball on its way to a registry.
+// ArchivePush is an image in a tarball to push to a registry.
 type ArchivePush struct {
 	File       string
 	Repository string
-	Arch       string                // that it has to be for
-	Base       string                // by digest: the image that it has to be built upon
+	Arch       string                // required architecture
+	Base       string                // by digest: the required base image
 	Progress   func(doneBytes int64) // may be nil
 }

@@ -1,6 +1,6 @@
-// Package images makes the images of a lock exist: it has them built, fetches
-// and checks them, and publishes the boot ISOs to Proxmox storage. Everything is
-// a step that is skipped when it is so already.
+// Package images makes the images of a lock exist: it builds, fetches and checks
+// them, and publishes the boot ISOs to Proxmox storage. Each step is skipped if its
+// result exists.
 package images
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Ledger is a lock that is being built. What is learnt on the way, an
-// installer's digest or an ISO's checksum, is recorded in it and saved at once.
+// Ledger is a lock that is being built. Results, such as an installer's digest or an
+// ISO's checksum, are recorded in it and saved at once.
 type Ledger struct {
 	save func(schematics.Lock) error
 
@@ -20,12 +20,12 @@ type Ledger struct {
 	lock schematics.Lock
 }
 
-// NewLedger takes a lock and what writes it to its file.
+// NewLedger takes a lock and the function that writes it to its file.
 func NewLedger(lock schematics.Lock, save func(schematics.Lock) error) *Ledger {
 	return &Ledger{save: save, lock: lock.Clone()}
 }
 
-// Lock is the lock with everything recorded so far.
+// Lock returns the lock with everything recorded so far.
 func (l *Ledger) Lock() schematics.Lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -42,8 +42,8 @@ func (l *Ledger) entry(name string) (schematics.Lock, schematics.Locked, error) 
 	return lock, e, nil
 }
 
-// record changes every entry of that build and saves the lock. Nothing is
-// changed if it can't be saved.
+// record changes every entry of that build and saves the lock. If that fails,
+// nothing changes.
 func (l *Ledger) record(buildID string, change func(*schematics.Locked)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,13 +11,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Mirror puts the installers of a lock into a repository of the user's own, and
-// has the lock name them there.
+// Mirror copies the installers of a lock into the user's own repository, and makes
+// the lock name them there.
 type Mirror struct {
 	Copier     Copier
 	Ledger     *Ledger
 	Repository string // "ghcr.io/acme/talos"
-	// Note is told the progress of the step at a path below Step: "mirror/default". May be nil.
+	// Note receives the progress of the step at a path below Step: "mirror/default". May be nil.
 	Note func(path, text string)
 }
 
@@ -40,7 +40,7 @@ func (m Mirror) Step() step.Step {
 	}
 }
 
-// mirrored says where the installer is, if it is there and the lock says so too.
+// mirrored says where the installer is, if it exists and the lock names it there.
 func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil || e.Installer == "" {
@@ -49,7 +49,7 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	tag := m.tag(lock, e)
 	found, err := m.tagged(ctx, tag, e)
 	if errors.Is(err, ErrDenied) {
-		return "", nil // a repository that the first push makes; Do asks again after it
+		return "", nil // a repository that the first push creates; Do checks again after it
 	}
 	if repository, _, _ := strings.Cut(e.Installer, "@"); err != nil || !found || repository != m.Repository {
 		return "", err
@@ -57,8 +57,8 @@ func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	return tag + " is there", nil
 }
 
-// mirror sets the tag last: until then a copy that was cut off is no installer
-// that anyone takes for whole.
+// mirror sets the tag last, so an interrupted copy never looks like a complete
+// installer.
 func (m Mirror) mirror(ctx context.Context, name string) error {
 	lock, e, err := m.Ledger.entry(name)
 	if err != nil {
@@ -74,13 +74,13 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 		}
 	}
 	var tell func(doneBytes int64)
-	told := func(doneBytes, totalBytes int64) {
+	report := func(doneBytes, totalBytes int64) {
 		if tell == nil {
 			tell = progress(totalBytes, note)
 		}
 		tell(doneBytes)
 	}
-	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, told); err != nil {
+	if err := m.Copier.Copy(ctx, e.Installer, m.Repository, report); err != nil {
 		return fmt.Errorf("copy %s: %w", e.Installer, err)
 	}
 	tag, ref := m.tag(lock, e), m.Repository+"@"+digest
@@ -99,8 +99,8 @@ func (m Mirror) mirror(ctx context.Context, name string) error {
 	return m.Ledger.record(e.BuildID, func(e *schematics.Locked) { e.Installer = ref })
 }
 
-// tagged says whether the tag is there. Its name holds the build ID, so one that
-// names another image than the lock's is refused.
+// tagged reports whether the tag exists. Its name holds the build ID, so a tag on
+// another image than the lock's is refused.
 func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bool, error) {
 	got, found, err := m.Copier.Head(ctx, tag)
 	if err != nil {
@@ -109,7 +109,7 @@ func (m Mirror) tagged(ctx context.Context, tag string, e schematics.Locked) (bo
 	if _, want, _ := strings.Cut(e.Installer, "@"); found && got != want {
 		return false, fault.WithHint(
 			fault.ImageDiffers.Refusedf("%s is %s, but the lock has %s: it is never overwritten", tag, got, want),
-			"the factory has built it anew since it was mirrored, or someone moved the tag. "+
+			"the factory has rebuilt it since it was mirrored, or someone moved the tag. "+
 				"Use the recast.lock that has the mirrored digest, or delete the tag from the registry")
 	}
 	return found, nil

@@ -15,8 +15,8 @@ import (
 
 const mirrorRepository = "ghcr.io/acme/talos"
 
-// registries are the factory's and one with the repository of the mirror, which
-// the first copy makes: until then nobody may ask for it.
+// registries are the factory's and one with the mirror's repository, which the first
+// copy creates: until then requests for it are denied.
 type registries struct {
 	*factory
 	digests map[string]bool
@@ -24,9 +24,9 @@ type registries struct {
 	copies  []string // what was copied, from where
 
 	exists  bool
-	denied  bool              // for good
-	cut     bool              // the next copy ends before its end
-	stolen  map[string]string // tags that somebody else sets while a copy runs
+	denied  bool              // permanently
+	cut     bool              // the next copy is interrupted
+	stolen  map[string]string // tags that someone else sets while a copy runs
 	tagFail error
 }
 
@@ -91,7 +91,7 @@ func (b *bench) mirroringBuilder(r *registries) Builder {
 	return builder
 }
 
-// mirrorTag is where a schematic's installer is to be found.
+// mirrorTag is where a schematic's installer is expected.
 func (b *bench) mirrorTag(name string) string {
 	return mirrorRepository + ":v1.13.9-" + b.saved.Schematics[name].BuildID[:12]
 }
@@ -101,7 +101,7 @@ func (b *bench) sourceOf(name string) string {
 	return "factory.example/nocloud-installer/" + id + "@" + digest("installer "+id)
 }
 
-// mirrored is a bench whose images are built and mirrored, as a later process finds it.
+// mirrored is a bench with built and mirrored images, as a later process finds it.
 func mirrored(t *testing.T) (*bench, *registries) {
 	t.Helper()
 	b := newBench(t)
@@ -146,7 +146,7 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// TestMirroredNeedsNoFactory: what is mirrored and cached is found without asking the factory.
+// TestMirroredNeedsNoFactory: mirrored and cached images are found without the factory.
 func TestMirroredNeedsNoFactory(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
@@ -168,7 +168,7 @@ func TestMirroredNeedsNoFactory(t *testing.T) {
 	}
 }
 
-// TestMirrorResumes loses or changes one thing at a time and looks at what is copied again.
+// TestMirrorResumes loses or changes one thing at a time and checks what is copied again.
 func TestMirrorResumes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -245,15 +245,15 @@ func TestMirrorIsCutOff(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	if diff := cmp.Diff(before, b.saved); diff != "" || len(r.tags) != 0 {
-		t.Errorf("a copy that was cut off is taken for whole: tags %v, lock (-want +got):\n%s", r.tags, diff)
+		t.Errorf("an interrupted copy counts as complete: tags %v, lock (-want +got):\n%s", r.tags, diff)
 	}
 	if err := b.run(t, b.mirror(r).Step()); err != nil || len(r.tags) != 2 {
 		t.Errorf("again: %v, tags %v", err, r.tags)
 	}
 }
 
-// TestMirrorNoMore: without a mirror in the configuration the lock names the factory's installer again.
-func TestMirrorNoMore(t *testing.T) {
+// TestWithoutMirror: without a mirror in the configuration the lock names the factory's installer again.
+func TestWithoutMirror(t *testing.T) {
 	t.Parallel()
 	b, r := mirrored(t)
 	builder := b.builder()
@@ -278,11 +278,11 @@ func TestMirrorRefuses(t *testing.T) {
 	}{
 		"a tag of something else": {
 			func(b *bench, r *registries) { r.exists, r.tags[b.mirrorTag("default")] = true, other }, fault.Refused,
-			"TAG is " + other + ", but the lock has ", "the factory has built it anew since it was mirrored, or someone moved the tag",
+			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
 		},
 		"a tag set meanwhile": {
 			func(b *bench, r *registries) { r.stolen[b.mirrorTag("default")] = other }, fault.Refused,
-			"TAG is " + other + ", but the lock has ", "the factory has built it anew since it was mirrored, or someone moved the tag",
+			"TAG is " + other + ", but the lock has ", "the factory has rebuilt it since it was mirrored, or someone moved the tag",
 		},
 		"not built": {
 			func(b *bench, _ *registries) { b.again(lockOf(t)) }, fault.Config,
@@ -319,7 +319,7 @@ func TestMirrorRefuses(t *testing.T) {
 				t.Errorf("hint\n got %s\nwant %s", got, tc.hint)
 			}
 			if diff := cmp.Diff(before, b.ledger.Lock()); diff != "" {
-				t.Errorf("the lock changed all the same (-before +after):\n%s", diff)
+				t.Errorf("the lock changed despite the error (-before +after):\n%s", diff)
 			}
 			if got, found := r.tags[b.mirrorTag("default")]; found && got != other && tc.kind == fault.Refused {
 				t.Errorf("the tag was moved to %s", got)

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// MismatchKind says in what an image is not what the lock describes.
+// MismatchKind says in what an image differs from the lock.
 type MismatchKind string
 
 // The kinds of mismatch.
@@ -32,7 +32,7 @@ const (
 	OtherBuild       MismatchKind = "other-build"       // ISO and installer differ in kernel or Talos itself
 )
 
-// Mismatch is one way in which an image is not what the lock describes.
+// Mismatch is one difference between an image and the lock.
 type Mismatch struct {
 	Kind MismatchKind
 	Text string
@@ -49,8 +49,8 @@ func mismatch(kind MismatchKind, format string, args ...any) error {
 	return err
 }
 
-// unreadable is what a reader of boot images says of one: Damaged, unless it
-// could not read for another reason, such as a full disk.
+// unreadable is the error of reading a boot image: Damaged, unless it could not read
+// for another reason, such as a full disk.
 func unreadable(what string, err error) error {
 	if errors.Is(err, bootimage.ErrFormat) {
 		return mismatch(Damaged, "%s: %v", what, err)
@@ -58,33 +58,33 @@ func unreadable(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// A factory keeps its list of extensions until it restarts, and serves an
-// installer for ever once it has built it: see docs/notes/images.md.
-const builtOtherwise = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
-	"An installer it serves for ever once built: if it is still refused then, " + anew
+// A factory keeps its list of extensions until it restarts, and serves an installer
+// for ever once it is built: see docs/notes/images.md.
+const otherContentHint = "the factory built other content under this name, or someone pushed it. Restart the factory, or wait until it has the locked extensions. " +
+	"It serves an installer for ever once built: if it is still refused then, " + rebuildHint
 
-// anew is how to get away from what a factory, or a mirror, has under a name.
-const anew = "`recast lock --rebuild SCHEMATIC` has the same content built under another name"
+// rebuildHint is how to get around what a factory, or a mirror, has under a name.
+const rebuildHint = "`recast lock --rebuild SCHEMATIC` builds the same content under another name"
 
 func (k MismatchKind) hint() string {
 	switch k {
 	case Damaged:
-		return "an ISO may have been damaged on the way, an installer is what the registry has: run it again, and if that does not help, " + anew
+		return "an ISO may have been damaged on the way, an installer is what the registry has: run it again, and if that does not help, " + rebuildHint
 	case OtherArch, OtherTalos, OtherSchematic:
 		return "it is the image of something else: check images.factory, images.mirror and what answers there"
 	case ExtensionOrder:
-		return "the order decides which file wins: whoever built this has read the schematic in another way; " + anew
+		return "the order decides which file wins: the builder has read the schematic differently; " + rebuildHint
 	case OtherArgs:
 		return "if Talos itself brings an argument that this recast does not know, update recast, or name it in the schematic's extraKernelArgs"
 	case Bootloader:
-		return "nothing else starts on a node before it, and nothing can tell what it does: have installer and boot ISO built anew by the same factory, " +
-			"and look whether someone pushed other content"
+		return "nothing else starts on a node before it, and nothing can check what it does: rebuild installer and boot ISO with the same factory, " +
+			"and check whether someone pushed other content"
 	case OtherSigner:
-		return "machines that have enrolled the locked certificate alone don't start it: see that every replica of the factory signs by that one, " +
+		return "machines that have enrolled only the locked certificate do not start it: make sure that every replica of the factory signs with that one, " +
 			"or that the machines know the new one, then run `recast lock --update`"
 	case OtherBuild:
-		return "the factory rebuilt one of the two: look whether someone pushed other content; " + anew
+		return "the factory rebuilt one of the two: check whether someone pushed other content; " + rebuildHint
 	default:
-		return builtOtherwise
+		return otherContentHint
 	}
 }

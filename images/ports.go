@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ErrDenied says that a registry refuses these credentials, or that it has none
-// of ours. Adapters wrap it.
+// ErrDenied says that a registry refuses these credentials, or requires some.
+// Adapters wrap it.
 var ErrDenied = errors.New("denied by the registry")
 
 // ErrNoStorage says that a host has no storage of that name. Adapters wrap it.
@@ -23,26 +23,27 @@ var ErrOtherContent = errors.New("it has another checksum")
 // Factory is the Image Factory that builds the images.
 type Factory interface {
 	schematics.Factory // what it would build
-	// Knows says whether a schematic of that ID is registered.
+	// Knows reports whether a schematic of that ID is registered.
 	Knows(ctx context.Context, id string) (bool, error)
-	// Register hands over a canonical schematic. It returns the ID that the factory
-	// gave it, and the schematic as the factory has it, which is what the ID is of.
+	// Register registers a canonical schematic. It returns the ID that the factory
+	// assigned, and the schematic as the factory stores it, which the ID is derived
+	// from.
 	Register(ctx context.Context, canonical string) (id, stored string, err error)
 	// ISO starts the download of a boot ISO. The factory builds it first, so the
-	// answer may take minutes. The body goes on where a connection broke. The caller
-	// closes it. sizeBytes is -1 where the factory did not say. note, which may be nil,
-	// is told how long the build has taken so far and what is tried again.
+	// answer may take minutes. The body resumes after a broken connection. The
+	// caller closes it. sizeBytes is -1 if unknown. note, which may be nil, receives
+	// the duration of the build so far and every retry.
 	ISO(ctx context.Context, req ISORequest, note func(text string)) (body io.ReadCloser, sizeBytes int64, err error)
-	// SigningKey is the public key (PEM) by which the factory says that it signs
-	// installers; nil where it has none.
+	// SigningKey is the public key (PEM) with which the factory says it signs
+	// installers; nil if it has none.
 	SigningKey(ctx context.Context) (pem []byte, err error)
-	// BuildInstaller has the installer of a schematic built and returns when it can be
+	// BuildInstaller builds the installer of a schematic and returns when it can be
 	// pulled, which may take minutes. note is as with ISO.
 	BuildInstaller(ctx context.Context, req ISORequest, note func(text string)) error
 	// InstallerRepository is where the factory serves installers of a schematic,
 	// as a node pulls them: "factory.talos.dev/nocloud-installer/<id>".
 	InstallerRepository(req ISORequest) string
-	// ISOURL is where anybody can download that boot ISO.
+	// ISOURL is where anyone can download that boot ISO.
 	ISOURL(req ISORequest) string
 }
 
@@ -55,21 +56,21 @@ type ISORequest struct {
 	SecureBoot  bool
 }
 
-// Registry reads image references.
+// Registry resolves image references.
 type Registry interface {
-	// Digest returns the digest of what ref (a tag or a digest) names; of the
-	// index where it is one. found is false only if the registry clearly has none.
+	// Digest returns the digest of what ref (a tag or a digest) names, which may be
+	// an index. found is false only if the registry definitely has none.
 	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
 }
 
-// Puller reads what images hold.
+// Puller reads the content of images.
 type Puller interface {
-	// Extract streams the files of an image (of the manifest for arch where ref is
-	// an index) as one tar, its layers flattened. Every byte has been checked against
-	// its digest by the time that EOF is read. The caller closes it.
+	// Extract streams the files of an image (for an index, the manifest for arch) as
+	// one tar, its layers flattened. At EOF every byte has been checked against its
+	// digest. The caller closes it.
 	Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error)
-	// Signatures are the cosign signatures of what ref (by digest) names, under the
-	// tag sha256-<hex>.sig; none: an empty list.
+	// Signatures returns the cosign signatures of what ref (by digest) names, from
+	// the tag sha256-<hex>.sig; none: an empty list.
 	Signatures(ctx context.Context, ref string) ([]Signature, error)
 }
 
@@ -81,18 +82,18 @@ type Signature struct {
 
 // Copier copies images from one registry to another.
 type Copier interface {
-	// Head is Digest for a tag at the cost of one request, and takes the registry's
-	// word for it. ErrDenied if it refuses to say: some refuse that of a repository
-	// that does not exist yet.
+	// Head is Digest for a tag at the cost of one request, without verification.
+	// ErrDenied if the registry refuses: some do so for a repository that does not
+	// exist yet.
 	Head(ctx context.Context, tag string) (digest string, found bool, err error)
-	// Copy puts what source (by digest) names into a repository under the same
-	// digest: an index whole, with everything it refers to, its cosign signature
-	// and its referrers. What is there already isn't sent again, and a signature
-	// that differs is not overwritten but an error. progress may be nil; the total is
-	// that of what source names, without what is beside it.
+	// Copy copies what source (by digest) names into a repository under the same
+	// digest: a complete index, with everything it refers to, its cosign signature
+	// and its referrers. It does not send again what exists; a signature that
+	// differs is not overwritten but an error. progress may be nil; the total is
+	// that of what source names, without signature and referrers.
 	Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error
-	// Tag lets a tag name what ref (by digest, in the same repository) does, and
-	// moves one that names something else.
+	// Tag sets a tag to what ref (by digest, in the same repository) names, and
+	// moves an existing one.
 	Tag(ctx context.Context, ref, tag string) error
 }
 
@@ -102,10 +103,10 @@ type Store interface {
 	Downloader
 	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
-	// ISO looks for an ISO by its file name. found is false only if the storage clearly has none.
+	// ISO looks for an ISO by its file name. found is false only if the storage definitely has none.
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 	// Upload streams an ISO to a storage and returns when Proxmox has checked and
-	// stored it, not when it has received it. A file of that name is replaced.
+	// stored it, not when it has received it. It replaces a file of that name.
 	Upload(ctx context.Context, u Upload) error
 }
 
@@ -116,45 +117,45 @@ type Users interface {
 	Uses(ctx context.Context) ([]Use, error)
 }
 
-// Reacher knows what a host may fetch, and whether it gets there.
+// Reacher knows what a host may download, and whether it can reach it.
 type Reacher interface {
-	// MayDownload says why the token may not have a host download to a storage; "" if it may.
+	// MayDownload says why the token may not make a host download to a storage; "" if it may.
 	MayDownload(ctx context.Context, host, storage string) (why string, err error)
-	// URLSize is what a host is told of the size of what a URL names; 0 if it is not told.
+	// URLSize is the size that a URL's server reports to a host; 0 if unknown.
 	URLSize(ctx context.Context, host, url string) (sizeBytes int64, err error)
 }
 
-// Downloader has Proxmox fetch files by itself.
+// Downloader makes Proxmox download files.
 type Downloader interface {
 	Reacher
-	// Download has a host fetch a file and returns when it is checked and stored. A
-	// file of that name that is there already is compared: it is left alone if it has
-	// the checksum, without asking the URL, and else ErrOtherContent.
+	// Download makes a host download a file and returns when it is checked and
+	// stored. An existing file of that name is compared: with the right checksum it
+	// is kept, without a request to the URL, otherwise it is ErrOtherContent.
 	Download(ctx context.Context, d Download) error
 }
 
 // StorageInfo is a Proxmox storage as one host sees it.
 type StorageInfo struct {
 	Active    bool     // enabled and reachable from the host
-	Shared    bool     // the same content is seen by every host
+	Shared    bool     // every host sees the same content
 	Content   []string // "iso", "images", …
 	FreeBytes int64
 }
 
 // Upload is an ISO to be stored.
 type Upload struct {
-	Host      string // where the upload is sent and spooled
+	Host      string // receives and spools the upload
 	Storage   string
 	Name      string // file name: "recast-v1.13.9-3f2a…-nocloud-amd64.iso"
 	SizeBytes int64
 	SHA256    string                        // hex
-	Open      func() (io.ReadCloser, error) // asked once for each attempt
+	Open      func() (io.ReadCloser, error) // called once for each attempt
 	Progress  func(sentBytes int64)         // may be nil
 }
 
-// Download is an ISO that Proxmox is to fetch.
+// Download is an ISO for Proxmox to download.
 type Download struct {
-	Host      string // that fetches it
+	Host      string // downloads it
 	Storage   string
 	Name      string // file name
 	URL       string
@@ -162,14 +163,14 @@ type Download struct {
 	SHA256    string // hex
 }
 
-// Use is one configuration that Proxmox keeps: a VM's, with what waits for its
-// next start, or a snapshot's.
+// Use is one configuration that Proxmox keeps: a VM's, with its pending changes, or
+// a snapshot's.
 type Use struct {
 	By     string   // "VM 101 \"wk1\" on pve1"
-	Values []string // of all its keys but the description
+	Values []string // of all keys except the description
 }
 
-// refersTo says whether the configuration names a file, on whatever storage: two
+// refersTo reports whether the configuration names a file, on whatever storage: two
 // storages can be the same directory.
 func (u Use) refersTo(name string) bool {
 	return slices.ContainsFunc(u.Values, func(v string) bool { return strings.Contains(v, name) })

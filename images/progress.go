@@ -10,12 +10,12 @@ import (
 
 const mib = 1 << 20
 
-// rateAfter is how long a transfer has to take before its speed is worth a word.
+// rateAfter is how long a transfer must take before its speed is reported.
 const rateAfter = 5 * time.Second
 
-// progress returns what turns a count of bytes into a note now and then: every
-// tenth of the total, or every 64 MiB where the total is unknown. A count that
-// falls back is that of another attempt.
+// progress returns a function that turns a byte count into an occasional note: every
+// tenth of the total, or every 64 MiB if the total is unknown. A count that
+// decreases belongs to another attempt.
 func progress(total int64, note func(string)) func(done int64) {
 	every := int64(64 * mib)
 	if total > 0 {
@@ -50,7 +50,7 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%d MiB", bytes/mib)
 }
 
-// counted tells how many bytes were read so far.
+// counted reports how many bytes were read so far.
 type counted struct {
 	io.Reader
 	done int64
@@ -64,8 +64,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadProgress reads what a transfer has told: how much of how much is done, in
-// bytes, and what else the note says. ok is false for any other note.
+// ReadProgress parses the note of a transfer: how much of how much is done, in
+// bytes, and the rest of the note. ok is false for any other note.
 func ReadProgress(note string) (done, total int64, rest string, ok bool) {
 	amount, rest, _ := strings.Cut(note, ", ")
 	so, of, found := strings.Cut(amount, " of ")
@@ -83,7 +83,7 @@ func ReadProgress(note string) (done, total int64, rest string, ok bool) {
 	return done, total, amount + ", " + rest, true
 }
 
-// readSize reads what size has written.
+// readSize parses what size has written.
 func readSize(text string) (int64, error) {
 	number, unit, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseInt(number, 10, 64)
@@ -95,5 +95,5 @@ func readSize(text string) (int64, error) {
 	case unit == "MiB":
 		return n << 20, nil
 	}
-	return 0, fmt.Errorf("%q is no size", text)
+	return 0, fmt.Errorf("%q is not a size", text)
 }

@@ -13,25 +13,25 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// CachedFile is a file of ours in the ISO cache, or a directory in which one was verified.
+// CachedFile is a file of ours in the ISO cache, or a directory for verifying one.
 type CachedFile struct {
 	Name      string    `json:"name"`
 	SizeBytes int64     `json:"sizeBytes"`
 	Changed   time.Time `json:"changed"`
-	Partial   bool      `json:"partial,omitempty"` // no ISO: what a build is at work on, or has left when it was killed
+	Partial   bool      `json:"partial,omitempty"` // not an ISO: a build's temporary file, perhaps of a killed one
 }
 
 func (f CachedFile) String() string { return f.Name + " in the cache" }
 
-// What Cache and Verifier call what they are at work on: os.CreateTemp and
-// os.MkdirTemp put digits for a "*".
+// The names of temporary files of Cache and Verifier: os.CreateTemp and os.MkdirTemp
+// put digits for a "*".
 var (
 	ourPartial = regexp.MustCompile(`^\.(.+\.iso)\.\d+\.part$`)
 	ourScratch = regexp.MustCompile(`^\.verify-\d+$`)
 )
 
-// Files lists what is ours in the cache, sorted by name. What has another name, or is
-// a link, is not ours.
+// Files lists our files in the cache, sorted by name. Files with other names, and
+// links, are not ours.
 func (c *Cache) Files() ([]CachedFile, error) {
 	root, err := os.OpenRoot(c.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -53,7 +53,7 @@ func (c *Cache) Files() ([]CachedFile, error) {
 		}
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it went in between
+			continue // deleted meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list the ISO cache: %w", err)
@@ -71,7 +71,7 @@ func isPartial(e fs.DirEntry) bool {
 	return e.Type().IsRegular() && m != nil && ourISO.MatchString(m[1])
 }
 
-// sizeBelow is that of a file, or of all files in a directory. What can't be read counts nothing.
+// sizeBelow is the size of a file, or of all files in a directory; unreadable ones count as 0.
 func sizeBelow(tree fs.FS, name string) (sum int64) {
 	_ = fs.WalkDir(tree, name, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -85,16 +85,17 @@ func sizeBelow(tree fs.FS, name string) (sum int64) {
 	return sum
 }
 
-// CacheVerdict is what is to become of a file in the cache.
+// CacheVerdict is the decision about a file in the cache.
 type CacheVerdict struct {
 	CachedFile
-	Goes    string   `json:"goes,omitempty"` // why, where it is not clear
+	Goes    string   `json:"goes,omitempty"` // why it goes, if that is not obvious
 	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it is no longer there
+	Removed bool     `json:"removed"`        // it no longer exists
 }
 
-// JudgeCache says of each file whether it can go: of ISOs by the rule of JudgeISOs, of
-// what killed builds have left by its age alone, for another may be at work on it.
+// JudgeCache decides for each file whether it can go: for ISOs by the rule of
+// JudgeISOs, for leftovers of killed builds by age alone, because another build may
+// be using them.
 func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Duration, now time.Time) []CacheVerdict {
 	verdicts := []CacheVerdict{}
 	for _, f := range files {
@@ -103,9 +104,9 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 		case !f.Partial:
 			v.Keep = keepISO(f.Name, f.Changed, uses, need, olderThan, now)
 		case now.Sub(f.Changed) < abandonedAfter:
-			v.Keep = []string{"a build may be at work on it: it is younger than " + shortDuration(abandonedAfter)}
+			v.Keep = []string{"a build may be using it: it is younger than " + shortDuration(abandonedAfter)}
 		default:
-			v.Goes = "a build that was killed has left it"
+			v.Goes = "a killed build has left it"
 		}
 		verdicts = append(verdicts, v)
 	}
@@ -115,12 +116,12 @@ func JudgeCache(files []CachedFile, uses []Use, need Needed, olderThan time.Dura
 // CachePruner removes the files of the cache that can go.
 type CachePruner struct {
 	Cache    *Cache
-	Verdicts []CacheVerdict // those that are gone are marked
+	Verdicts []CacheVerdict // removed ones are marked
 	// Guard fails when nothing may be changed any more.
 	Guard func(ctx context.Context) error
 }
 
-// Steps are one for each file that has no reason to stay.
+// Steps returns one step for each file that has no reason to stay.
 func (p CachePruner) Steps() []step.Step {
 	return removals(p.Verdicts, func(v CacheVerdict) []string { return v.Keep }, p.remove)
 }
@@ -145,8 +146,8 @@ func (p CachePruner) remove(v *CacheVerdict) step.Step {
 	}
 }
 
-// remove deletes a file that is still the one that was found. An os.Root leads
-// through no link out of the cache.
+// remove deletes a file if it is still the one that was found. An os.Root follows no
+// link out of the cache.
 func (c *Cache) remove(f CachedFile) error {
 	root, err := os.OpenRoot(c.dir)
 	if err != nil {
@@ -158,7 +159,7 @@ func (c *Cache) remove(f CachedFile) error {
 		return fmt.Errorf("look at %s: %w", f, err)
 	}
 	if !info.ModTime().Equal(f.Changed) {
-		return again(fault.PruneRefused.Refusedf("%s was changed meanwhile: it stays", f))
+		return retryHint(fault.PruneRefused.Refusedf("%s was changed meanwhile: it stays", f))
 	}
 	return root.RemoveAll(f.Name)
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// cacheDay is when everything in a fullCache was changed last.
+// cacheDay is the modification time of everything in a fullCache.
 var cacheDay = time.Date(2026, 1, 10, 0, 0, 0, 0, time.UTC)
 
-// fullCache has files of ours, and files that only look like that or lead out of it, to outside.
+// fullCache has files of ours, and files that only look like ours or lead out of it, to outside.
 func fullCache(t *testing.T) (c *Cache, outside string) {
 	t.Helper()
 	c, outside = NewCache(filepath.Join(t.TempDir(), "iso")), t.TempDir()
@@ -60,7 +60,7 @@ func TestCacheFiles(t *testing.T) {
 	}
 	want := []CachedFile{cachedFile("." + isoOf(buildA) + ".17.part"), cachedFile(".verify-17"), cachedFile(isoOf(buildA)), cachedFile(isoOf(buildB))}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("files of ours (-want +got):\n%s", diff)
+		t.Errorf("our files (-want +got):\n%s", diff)
 	}
 	if got, err := NewCache(filepath.Join(t.TempDir(), "none")).Files(); err != nil || got != nil {
 		t.Errorf("of no cache: %v, %v", got, err)
@@ -70,15 +70,15 @@ func TestCacheFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := NewCache(file).Files(); err == nil {
-		t.Error("a file is taken for an empty cache")
+		t.Error("a file counts as an empty cache")
 	}
 }
 
 func TestJudgeCache(t *testing.T) {
 	t.Parallel()
 	a, scratch, part := cachedFile(isoOf(buildA)), cachedFile(".verify-17"), cachedFile("."+isoOf(buildA)+".17.part")
-	const working = "a build may be at work on it: it is younger than 24h"
-	left := "a build that was killed has left it"
+	const working = "a build may be using it: it is younger than 24h"
+	left := "a killed build has left it"
 	for name, tc := range map[string]struct {
 		file CachedFile
 		uses []Use

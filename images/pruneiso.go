@@ -13,22 +13,22 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Shelf is where ISOs that are no longer needed are found and removed.
+// Shelf finds and removes ISOs that are no longer needed.
 type Shelf interface {
 	Users
-	// Nodes lists the nodes of the Proxmox cluster: those that are up, and the others.
+	// Nodes lists the nodes of the Proxmox cluster, online and offline.
 	Nodes(ctx context.Context) (online, offline []string, err error)
 	// Storage reads a storage as that host sees it. ErrNoStorage if the host has none of that name.
 	Storage(ctx context.Context, host, storage string) (StorageInfo, error)
 	// ISOs lists the ISOs on a storage as that host sees it.
 	ISOs(ctx context.Context, host, storage string) ([]StoredISO, error)
-	// DeleteISO removes an ISO, whether or not something uses it. One that is not there is no error.
+	// DeleteISO removes an ISO, even if something uses it. A missing one is not an error.
 	DeleteISO(ctx context.Context, iso StoredISO) error
 }
 
 // StoredISO is an ISO on a storage.
 type StoredISO struct {
-	Host      string    `json:"host"` // of a shared storage: any that sees it
+	Host      string    `json:"host"` // of a shared storage: any host that sees it
 	Storage   string    `json:"storage"`
 	Shared    bool      `json:"shared"`
 	Name      string    `json:"name"`
@@ -42,18 +42,18 @@ func (i StoredISO) target() target {
 	return target{host: i.Host, storage: i.Storage, info: StorageInfo{Shared: i.Shared}}
 }
 
-// ourISO is what Publisher calls ISOs; its group is the beginning of the build ID.
+// ourISO matches Publisher's names of ISOs; its group is the beginning of the build ID.
 var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.iso$`)
 
-// ListISOs lists the ISOs with names of ours on those storages, on every host
-// that is up, sorted; and in words where it could not look.
+// ListISOs lists the ISOs with our names on those storages, on every online host,
+// sorted; unseen describes where it could not look.
 func ListISOs(ctx context.Context, shelf Shelf, storages []string) (isos []StoredISO, unseen []string, err error) {
 	online, offline, err := shelf.Nodes(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("list the Proxmox nodes: %w", err)
 	}
 	for _, host := range offline {
-		unseen = append(unseen, host+" is offline: what is on storages of its own was not looked at")
+		unseen = append(unseen, host+" is offline: its own storages were not checked")
 	}
 	var errs []error
 	for _, storage := range storages {
@@ -78,7 +78,7 @@ func listStorage(ctx context.Context, shelf Shelf, storage string, hosts []strin
 			return nil, nil, fmt.Errorf("look at storage %q on %s: %w", storage, host, err)
 		}
 		if !info.Active {
-			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not looked at there", storage, host))
+			unseen = append(unseen, fmt.Sprintf("storage %s is not active on %s: it was not checked there", storage, host))
 			continue
 		}
 		all, err := shelf.ISOs(ctx, host, storage)
@@ -119,16 +119,16 @@ func (n Needed) why(name, short string) []string {
 	return append(why, builds...)
 }
 
-// Verdict is what is to become of an ISO.
+// Verdict is the decision about an ISO.
 type Verdict struct {
 	StoredISO
 	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it is no longer there
+	Removed bool     `json:"removed"`        // it no longer exists
 }
 
-// JudgeISOs says of each ISO whether it can go: nothing refers to it, nobody
-// needs it, and it has been there for olderThan. The age protects what other
-// Talos clusters, whose locks are elsewhere, have just put onto a shared storage.
+// JudgeISOs decides for each ISO whether it can go: nothing refers to it, nothing
+// needs it, and it is older than olderThan. The age protects what other Talos
+// clusters, with their own locks, have just put onto a shared storage.
 func JudgeISOs(isos []StoredISO, uses []Use, need Needed, olderThan time.Duration, now time.Time) []Verdict {
 	verdicts := make([]Verdict, 0, len(isos))
 	for _, iso := range isos {
@@ -150,14 +150,14 @@ func keepISO(name string, changed time.Time, uses []Use, need Needed, olderThan 
 	switch {
 	case olderThan == 0:
 	case changed.IsZero():
-		keep = append(keep, "its age is unknown (--older-than 0 leaves age aside)")
+		keep = append(keep, "its age is unknown (--older-than 0 ignores age)")
 	case now.Sub(changed) < olderThan:
 		keep = append(keep, fmt.Sprintf("it is younger than %s", shortDuration(olderThan)))
 	}
 	return keep
 }
 
-// shortDuration is a duration without the zeros that String ends with.
+// shortDuration formats a duration without the trailing zeros of String.
 func shortDuration(d time.Duration) string {
 	text := d.String()
 	for _, zeros := range []string{"m0s", "h0m"} {
@@ -171,17 +171,17 @@ func shortDuration(d time.Duration) string {
 // Pruner removes the ISOs that can go.
 type Pruner struct {
 	Shelf    Shelf
-	Verdicts []Verdict // those that are gone are marked
+	Verdicts []Verdict // removed ones are marked
 	// Guard fails when nothing may be changed any more.
 	Guard func(ctx context.Context) error
 }
 
-// Steps are one for each ISO that has no reason to stay.
+// Steps returns one step for each ISO that has no reason to stay.
 func (p Pruner) Steps() []step.Step {
 	return removals(p.Verdicts, func(v Verdict) []string { return v.Keep }, p.remove)
 }
 
-// removals are the steps for what has no reason to stay.
+// removals returns the steps for what has no reason to stay.
 func removals[V any](verdicts []V, keep func(V) []string, remove func(*V) step.Step) []step.Step {
 	var steps []step.Step
 	for i, v := range verdicts {
@@ -207,8 +207,8 @@ func (p Pruner) remove(v *Verdict) step.Step {
 			if err := p.Guard(ctx); err != nil {
 				return err
 			}
-			// Proxmox deletes an ISO that is in a running VM's drive as well
-			// (API2/Storage/Content.pm), so it is asked again right before.
+			// Proxmox deletes even an ISO in a running VM's drive
+			// (API2/Storage/Content.pm), so check again right before.
 			uses, err := p.Shelf.Uses(ctx)
 			if err != nil {
 				return err

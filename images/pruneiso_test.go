@@ -48,7 +48,7 @@ func TestJudgeISOs(t *testing.T) {
 		"builds":          {iso: a, need: Needed{Builds: map[string]string{buildA + "01": "y", buildA + "00": "x"}}, want: []string{"x", "y"}},
 		"young":           {iso: a, age: week + time.Minute, want: []string{"it is younger than 168h1m"}},
 		"of the future":   {iso: StoredISO{Name: isoOf(buildA), Changed: now.Add(time.Hour)}, age: time.Hour, want: []string{"it is younger than 1h"}},
-		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown (--older-than 0 leaves age aside)"}},
+		"of no known age": {iso: StoredISO{Name: isoOf(buildA)}, age: week, want: []string{"its age is unknown (--older-than 0 ignores age)"}},
 		"age is no matter": {
 			iso: StoredISO{Name: isoOf(buildA)},
 		},
@@ -90,7 +90,7 @@ func TestOurISO(t *testing.T) {
 	}
 }
 
-// shelf has ISOs of two builds on a shared storage, on one of pve1's own, and on one that pve2 alone has.
+// shelf has ISOs of two builds on a shared storage, on a local one of pve1, and on one that only pve2 has.
 func shelf() *store {
 	s := newStore()
 	for _, at := range []string{"pve1/cephfs", "pve1/local", "pve2/local"} {
@@ -122,7 +122,7 @@ func TestListISOs(t *testing.T) {
 		t.Errorf("ISOs (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{
-		"pve4 is offline: what is on storages of its own was not looked at", "storage local is not active on pve3: it was not looked at there",
+		"pve4 is offline: its own storages were not checked", "storage local is not active on pve3: it was not checked there",
 	}, unseen); diff != "" {
 		t.Errorf("unseen (-want +got):\n%s", diff)
 	}
@@ -146,7 +146,7 @@ func TestPruner(t *testing.T) {
 				s.uses = []Use{{By: "VM 7", Values: []string{"cephfs:iso/" + isoOf(buildA)}}}
 			}, fails: "is in use by VM 7 now: it stays", kind: fault.Refused,
 		},
-		"nobody can tell any more": {
+		"use is no longer known": {
 			change: func(s *store, _ *error) { s.blind = fault.Refusedf("the token sees half") }, fails: "the token sees half", kind: fault.Refused,
 		},
 		"the claim is lost": {

@@ -13,25 +13,25 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// MirrorShelf is where mirrored installers that are no longer needed are found and removed.
+// MirrorShelf finds and removes mirrored installers that are no longer needed.
 type MirrorShelf interface {
-	// Tags lists the tags of a repository; of one that does not exist, none.
+	// Tags lists the tags of a repository; none if it does not exist.
 	Tags(ctx context.Context, repository string) ([]string, error)
-	// Named says what a tag names. found is false only if the registry clearly has none.
+	// Named returns what a tag names. found is false only if the registry definitely has none.
 	Named(ctx context.Context, tag string) (n Named, found bool, err error)
-	// Built is when what ref names says it was made; zero if it does not say.
+	// Built is the build time recorded in what ref names; zero if there is none.
 	Built(ctx context.Context, ref string) (time.Time, error)
-	// Referrers lists the digests of what has ref (by digest) for its subject.
+	// Referrers lists the digests of the manifests with ref (by digest) as their subject.
 	Referrers(ctx context.Context, ref string) ([]string, error)
-	// Delete removes the manifest that ref (by digest) names, with every tag of it. One
-	// that is not there is no error.
+	// Delete removes the manifest that ref (by digest) names, with all its tags. A
+	// missing one is not an error.
 	Delete(ctx context.Context, ref string) error
 }
 
 // Named is what a tag names.
 type Named struct {
 	Digest string
-	Lists  []string // digests of the manifests in it, where it is an index
+	Lists  []string // digests of the manifests in an index
 }
 
 // MirrorTag is a tag of a mirror.
@@ -39,7 +39,7 @@ type MirrorTag struct {
 	Repository string    `json:"repository"`
 	Tag        string    `json:"tag"`
 	Digest     string    `json:"digest"`
-	Built      time.Time `json:"built,omitzero"` // of ours, as the image says; zero if unknown
+	Built      time.Time `json:"built,omitzero"` // of ours, from the image; zero if unknown
 	Lists      []string  `json:"-"`              // as in Named
 }
 
@@ -50,15 +50,15 @@ func (m MirrorTag) names(digest string) bool {
 }
 
 var (
-	// ourTag is what Mirror calls installers; its group is the beginning of the build ID.
+	// ourTag matches Mirror's tags of installers; its group is the beginning of the build ID.
 	ourTag = regexp.MustCompile(`^v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})$`)
-	// besideTag is a tag of what belongs to the digest in its name: cosign's signature, or
-	// the list of referrers of a registry that does not keep one itself.
-	besideTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
+	// attachedTag matches the tag of what belongs to the digest in its name: cosign's
+	// signature, or the list of referrers in a registry without the referrers API.
+	attachedTag = regexp.MustCompile(`^(sha256)-([0-9a-f]{64})(?:\.sig)?$`)
 )
 
-// ListMirror lists every tag of a repository, whoever set it: none of them may lose
-// what it names.
+// ListMirror lists every tag of a repository, including foreign ones: no tag may
+// lose what it names.
 func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]MirrorTag, error) {
 	names, err := shelf.Tags(ctx, repository)
 	if err != nil {
@@ -73,7 +73,7 @@ func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]Mi
 			return nil, fmt.Errorf("look at %s: %w", t, err)
 		}
 		if !found {
-			continue // it went in between
+			continue // deleted meanwhile
 		}
 		t.Digest, t.Lists = n.Digest, n.Lists
 		if ourTag.MatchString(name) {
@@ -86,17 +86,17 @@ func ListMirror(ctx context.Context, shelf MirrorShelf, repository string) ([]Mi
 	return tags, nil
 }
 
-// MirrorVerdict is what is to become of a tag of ours.
+// MirrorVerdict is the decision about one of our tags.
 type MirrorVerdict struct {
 	MirrorTag
 	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`        // it is no longer there
+	Removed bool     `json:"removed"`        // it no longer exists
 }
 
-// JudgeMirror says of each tag of ours whether it can go: nobody needs it, no tag
-// that stays names the same, and it was made before olderThan. Needed.Names has tags
-// and digests here. The age protects what other Talos clusters, whose locks are
-// elsewhere, have just put into a repository that they share.
+// JudgeMirror decides for each of our tags whether it can go: nothing needs it, no
+// remaining tag names the same image, and it was built before olderThan.
+// Needed.Names holds tags and digests here. The age protects what other Talos
+// clusters, with their own locks, have just put into a shared repository.
 func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now time.Time) []MirrorVerdict {
 	verdicts := []MirrorVerdict{}
 	for _, t := range tags {
@@ -111,13 +111,13 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 		switch {
 		case olderThan == 0:
 		case t.Built.IsZero():
-			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 leaves age aside)")
+			v.Keep = append(v.Keep, "its age is unknown (--older-than 0 ignores age)")
 		case now.Sub(t.Built) < olderThan:
 			v.Keep = append(v.Keep, fmt.Sprintf("it was built less than %s ago", shortDuration(olderThan)))
 		}
 		verdicts = append(verdicts, v)
 	}
-	// What stays may let another stay, which lists more.
+	// A tag that stays may keep another one.
 	for changed := true; changed; {
 		changed = false
 		staying := stayingTags(tags, verdicts)
@@ -131,7 +131,7 @@ func JudgeMirror(tags []MirrorTag, need Needed, olderThan time.Duration, now tim
 	return verdicts
 }
 
-// stayingTags are all tags less those that go, with what lies beside them.
+// stayingTags returns all tags except those that go and what belongs to them.
 func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
 	going := map[string]bool{}
 	for _, v := range verdicts {
@@ -139,12 +139,12 @@ func stayingTags(tags []MirrorTag, verdicts []MirrorVerdict) []MirrorTag {
 			going[v.Tag], going[v.Digest] = true, true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[beside(t.Tag)] })
+	return slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return going[t.Tag] || going[subjectOf(t.Tag)] })
 }
 
-// beside is the digest that a tag's content belongs to; "" of a tag of its own.
-func beside(tag string) string {
-	m := besideTag.FindStringSubmatch(tag)
+// subjectOf is the digest that a tag's content belongs to; "" for an independent tag.
+func subjectOf(tag string) string {
+	m := attachedTag.FindStringSubmatch(tag)
 	if m == nil {
 		return ""
 	}
@@ -167,12 +167,12 @@ func namedBy(tags []MirrorTag, digest string) []string {
 // MirrorPruner removes the mirrored installers that can go.
 type MirrorPruner struct {
 	Shelf    MirrorShelf
-	Verdicts []MirrorVerdict // those that are gone are marked
+	Verdicts []MirrorVerdict // removed ones are marked
 	// Guard fails when nothing may be changed any more.
 	Guard func(ctx context.Context) error
 }
 
-// Steps are one for each tag that has no reason to stay.
+// Steps returns one step for each tag that has no reason to stay.
 func (p MirrorPruner) Steps() []step.Step {
 	return removals(p.Verdicts, func(v MirrorVerdict) []string { return v.Keep }, p.remove)
 }
@@ -189,7 +189,7 @@ func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 			return "it is gone", nil
 		},
 		Do: func(ctx context.Context) error {
-			digests, err := p.doomed(ctx, v)
+			digests, err := p.toDelete(ctx, v)
 			if err != nil {
 				return err
 			}
@@ -206,11 +206,11 @@ func (p MirrorPruner) remove(v *MirrorVerdict) step.Step {
 	}
 }
 
-// doomed are the digests that go with a tag, after another look at all tags. What is
-// beside the image goes first, for nothing finds it afterwards; what the image lists
-// goes last, so that no tag is left on a part of an image. A registry deletes by
-// digest, and all tags of it.
-func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, error) {
+// toDelete returns the digests to delete with a tag, after another look at all tags.
+// What belongs to the image comes first, because it cannot be found afterwards; the
+// manifests that the image lists come last, so that no tag is left on a part of an
+// image. A registry deletes a digest with all its tags.
+func (p MirrorPruner) toDelete(ctx context.Context, v *MirrorVerdict) ([]string, error) {
 	tags, err := ListMirror(ctx, p.Shelf, v.Repository)
 	if err != nil {
 		return nil, err
@@ -220,32 +220,32 @@ func (p MirrorPruner) doomed(ctx context.Context, v *MirrorVerdict) ([]string, e
 		return nil, nil
 	}
 	if tags[at].Digest != v.Digest {
-		return nil, again(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s names %s now, not %s: it stays", v, tags[at].Digest, v.Digest))
 	}
 	if why := namedBy(stayingTags(tags, p.Verdicts), v.Digest); len(why) > 0 {
-		return nil, again(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
+		return nil, retryHint(fault.PruneRefused.Refusedf("%s stays: %s", v, strings.Join(why, "; ")))
 	}
-	parts, err := p.beside(ctx, v, tags)
+	parts, err := p.attachments(ctx, v, tags)
 	if err != nil {
 		return nil, err
 	}
-	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || beside(t.Tag) == v.Digest })
+	others := slices.DeleteFunc(slices.Clone(tags), func(t MirrorTag) bool { return t.Digest == v.Digest || subjectOf(t.Tag) == v.Digest })
 	taken := func(digest string) bool {
 		return slices.ContainsFunc(others, func(t MirrorTag) bool { return t.names(digest) })
 	}
-	doomed := append(slices.DeleteFunc(parts, taken), v.Digest)
-	return append(doomed, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
+	toDelete := append(slices.DeleteFunc(parts, taken), v.Digest)
+	return append(toDelete, slices.DeleteFunc(slices.Clone(tags[at].Lists), taken)...), nil
 }
 
-// beside are the digests of what belongs to an image: its signature and its referrers.
-func (p MirrorPruner) beside(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
+// attachments returns the digests of what belongs to an image: its signature and its referrers.
+func (p MirrorPruner) attachments(ctx context.Context, v *MirrorVerdict, tags []MirrorTag) ([]string, error) {
 	parts, err := p.Shelf.Referrers(ctx, v.Repository+"@"+v.Digest)
 	if err != nil {
 		return nil, fmt.Errorf("list what refers to %s: %w", v, err)
 	}
 	parts = slices.Clone(parts)
 	for _, t := range tags {
-		if beside(t.Tag) == v.Digest {
+		if subjectOf(t.Tag) == v.Digest {
 			parts = append(parts, t.Digest)
 		}
 	}
@@ -253,7 +253,7 @@ func (p MirrorPruner) beside(ctx context.Context, v *MirrorVerdict, tags []Mirro
 	return slices.Compact(parts), nil
 }
 
-func again(err error) error { return fault.WithHint(err, "run recast prune again") }
+func retryHint(err error) error { return fault.WithHint(err, "run recast prune again") }
 
 // ErrUndeletable says that a registry does not delete manifests. Adapters wrap it.
 var ErrUndeletable = errors.New("the registry does not delete images")

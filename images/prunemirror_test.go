@@ -65,7 +65,7 @@ func sigOf(digest string) string { return strings.Replace(digest, ":", "-", 1) +
 var mirrorNow = time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)
 
 // newArchive has installers of builds a, b and c, each of two images and signed, an
-// image that a and b share, and a tag of somebody else's.
+// image that a and b share, and a foreign tag.
 func newArchive() *archive {
 	old := mirrorNow.Add(-1000 * time.Hour)
 	return &archive{
@@ -99,11 +99,11 @@ func TestJudgeMirror(t *testing.T) {
 			need: Needed{Builds: map[string]string{strings.Repeat("b", 64): "wk1 was made from it"}},
 			want: map[string][]string{tagOf("a"): nil, tagOf("b"): {"wk1 was made from it"}, tagOf("c"): nil},
 		},
-		"somebody's tag of the same": {
+		"a foreign tag of the same": {
 			change: func(a *archive) { a.tags["latest"] = sha("a") },
 			want:   map[string][]string{tagOf("a"): {"latest names the same image"}, tagOf("b"): nil, tagOf("c"): nil},
 		},
-		"somebody's index that lists it": {
+		"a foreign index that lists it": {
 			change: func(a *archive) { a.manifests[sha("9")] = []string{sha("b")} },
 			want:   map[string][]string{tagOf("a"): nil, tagOf("b"): {"latest lists it"}, tagOf("c"): nil},
 		},
@@ -120,7 +120,7 @@ func TestJudgeMirror(t *testing.T) {
 				a.built[sha("a")] = mirrorNow.Add(-time.Hour)
 				delete(a.built, sha("b"))
 			}, age: week,
-			want: map[string][]string{tagOf("a"): {"it was built less than 168h ago"}, tagOf("b"): {"its age is unknown (--older-than 0 leaves age aside)"}, tagOf("c"): nil},
+			want: map[string][]string{tagOf("a"): {"it was built less than 168h ago"}, tagOf("b"): {"its age is unknown (--older-than 0 ignores age)"}, tagOf("c"): nil},
 		},
 		"names that are not ours": {
 			change: func(a *archive) {
@@ -189,7 +189,7 @@ func TestMirrorPruner(t *testing.T) {
 		fails  string
 		kind   fault.Kind
 	}{
-		// a's signature and referrer, a, and the image that b has not; then what is left of b.
+		// a's signature and referrer, a, and the image that b lacks; then what is left of b.
 		"all that can go": {want: []string{sha("1"), sha("3"), sha("a"), sha("d"), sha("2"), sha("b"), sha("e"), sha("f")}},
 		"what another has too": {
 			change: func(a *archive, _ *error) {
@@ -217,7 +217,7 @@ func TestMirrorPruner(t *testing.T) {
 			change: func(a *archive, _ *error) { a.deleteErr = ErrUndeletable }, fails: "delete " + mirrorRepository + ":" + tagOf("a") + ": the registry does not delete images",
 			kind: fault.Failed,
 		},
-		"nobody can tell any more": {
+		"use is no longer known": {
 			change: func(a *archive, _ *error) { a.fail = errors.New("503") }, fails: "503", kind: fault.Failed,
 		},
 	} {

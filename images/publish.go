@@ -14,24 +14,24 @@ import (
 
 // Publisher puts the boot ISOs of a lock onto Proxmox storage.
 //
-// An ISO that is there with its name and its size counts as published: the name
-// holds the build ID. Where the token may have a host download files, Proxmox
-// compares its checksum as well, once in each run.
+// An existing ISO with its name and size counts as published: the name holds the
+// build ID. If the token may make a host download files, Proxmox compares the
+// checksum as well, once per run.
 type Publisher struct {
 	Store    Store
-	Factory  interface{ ISOURL(req ISORequest) string } // from where Proxmox can fetch ISOs by itself
+	Factory  interface{ ISOURL(req ISORequest) string } // from where Proxmox can download ISOs
 	Cache    *Cache
 	Ledger   *Ledger
 	Storages []string            // every one gets the ISO
-	Hosts    map[string][]string // schematic → the hosts whose VMs boot its ISO; without any it isn't published
+	Hosts    map[string][]string // schematic → the hosts whose VMs boot its ISO; without any it is not published
 	Delivery Delivery
-	// ByImager says of which schematics the imager has built the ISO, which is at no
-	// URL then; nil: of none.
+	// ByImager reports whether the imager built a schematic's ISO, which then has no
+	// URL; nil: none.
 	ByImager func(schematic string) bool
-	// Note is told the progress of the step at a path below Step: "publish/default/upload-cephfs". May be nil.
+	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs". May be nil.
 	Note func(path, text string)
 
-	verified map[string]bool // target and ISO → Proxmox has compared its checksum in this run, or can't
+	verified map[string]bool // target and ISO → Proxmox has compared its checksum in this run, or cannot
 }
 
 // Step is a tree that ends with every ISO on every storage that needs it. Run it after the Builder's.
@@ -51,8 +51,8 @@ func (p Publisher) Step() step.Step {
 	}
 }
 
-// Published says where the ISO of a schematic is; "" if it was not built yet or
-// is missing somewhere.
+// Published says where the ISO of a schematic is; "" if it was not built yet or is
+// missing somewhere.
 func (p Publisher) Published(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil {
@@ -65,10 +65,10 @@ func (j job) published() string {
 	if len(j.present) == 0 || len(j.missing) > 0 {
 		return ""
 	}
-	return j.iso.Name + " is on " + words(j.present)
+	return j.iso.Name + " is on " + describeTargets(j.present)
 }
 
-// job is what there is to do for one schematic.
+// job is the work for one schematic.
 type job struct {
 	Publisher
 	schematic string
@@ -78,7 +78,7 @@ type job struct {
 	missing   []target // or with a file of another size under the ISO's name
 }
 
-// job looks at every target of a schematic that was built; of another it knows no targets.
+// job looks at every target of a schematic that was built; an unbuilt one has none.
 func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	lock, e, err := p.Ledger.entry(name)
 	if err != nil {
@@ -125,7 +125,7 @@ func (p Publisher) schematic(name string) step.Step {
 	}
 }
 
-// done is Published for one whose checksums were compared wherever that is possible.
+// done is Published for an ISO whose checksums were compared wherever possible.
 func (p Publisher) done(ctx context.Context, name string) (string, error) {
 	j, err := p.job(ctx, name)
 	if err != nil || j.published() == "" {
@@ -165,7 +165,7 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 	return steps, nil
 }
 
-// look says whether a file of the ISO's name is on the target, and its size.
+// look reports whether a file of the ISO's name is on the target, and its size.
 func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
 	sizeBytes, found, err = j.Store.ISO(ctx, t.host, t.storage, j.iso.Name)
 	if err != nil {
@@ -174,7 +174,7 @@ func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, e
 	return sizeBytes, found, nil
 }
 
-// check checks all that can be checked before the first byte is sent.
+// check checks everything that can be checked before the first byte is sent.
 func (j job) check(ctx context.Context, ways []way) error {
 	var errs []error
 	if slices.ContainsFunc(ways, func(w way) bool { return w.cached }) {
@@ -204,9 +204,9 @@ func (j job) checkCache() error {
 	return nil
 }
 
-// mayReplace refuses to write over a file that a VM has in a drive, or would
-// have again by going back to a snapshot. Proxmox itself does not ask: it copies
-// over the file while it is in use (API2/Storage/Status.pm).
+// mayReplace refuses to overwrite a file that a VM has in a drive, or would have
+// after a rollback to a snapshot. Proxmox itself does not check: it overwrites a
+// file in use (API2/Storage/Status.pm).
 func (j job) mayReplace(ctx context.Context, t target) error {
 	uses, err := j.Store.Uses(ctx)
 	if err != nil {
@@ -218,10 +218,10 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 	}
 	return fault.WithHint(
 		fault.ISODiffers.Refusedf("%s on %s has other content than the lock has, and is in use by %s: it is not overwritten", j.iso.Name, t, strings.Join(by, ", ")),
-		"an upload that was cut off leaves such a file. Take it out of each drive that has it, as by qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
+		"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named")
 }
 
-func words(all []target) string {
+func describeTargets(all []target) string {
 	var text strings.Builder
 	for i, t := range all {
 		if i > 0 {

@@ -123,9 +123,9 @@ func unpublishables() map[string]unpublishable {
 					{By: `VM 101 "wk1" on pve1`, Values: []string{"2048", "local:iso/" + b.iso().Name + ",media=cdrom,size=4"}},
 				}
 			}, fault.Refused, `ISO on storage local on pve1 has other content than the lock has, and is in use by VM 101 "wk1" on pve1: it is not overwritten`,
-			"an upload that was cut off leaves such a file. Take it out of each drive that has it, as by qm set VMID --ide2 none,media=cdrom, and delete the snapshots named",
+			"an interrupted upload leaves such a file. Remove it from each drive that has it, for example with qm set VMID --ide2 none,media=cdrom, and delete the snapshots named",
 		},
-		"another file of that name, nobody knows who uses it": {
+		"another file of that name, its use unknown": {
 			func(b *bench) {
 				b.store.storages["pve1/local"].isos[b.iso().Name] = []byte("half")
 				b.store.blind = fault.Refusedf("the token sees half")
@@ -163,7 +163,7 @@ func TestPublishRefuses(t *testing.T) {
 				t.Errorf("hint\n got %s\nwant %s", got, hint)
 			}
 			if b.store.changes != nil {
-				t.Errorf("uploaded all the same: %v", b.store.changes)
+				t.Errorf("uploaded despite the error: %v", b.store.changes)
 			}
 		})
 	}

@@ -19,8 +19,8 @@ type store struct {
 	uses     []Use
 	blind    error // the token does not see every VM
 
-	mayNot    string                              // why the token may not have hosts download
-	urls      map[string][]byte                   // what hosts get from where; what is not there they do not reach
+	mayNot    string                              // why the token may not make hosts download
+	urls      map[string][]byte                   // what hosts download from where; others are unreachable
 	breakDown func(d Download, data []byte) error // before a download is stored; may be nil
 	offline   []string
 }
@@ -94,7 +94,7 @@ func (s *store) URLSize(_ context.Context, _, url string) (int64, error) {
 	return int64(len(data)), nil
 }
 
-// Download compares what is there before it looks at the URL, as Proxmox does.
+// Download compares an existing file before it looks at the URL, as Proxmox does.
 func (s *store) Download(_ context.Context, d Download) error {
 	at := s.storages[d.Host+"/"+d.Storage]
 	if have, ok := at.isos[d.Name]; ok {

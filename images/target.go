@@ -12,7 +12,7 @@ import (
 
 // target is a place that needs an ISO.
 type target struct {
-	host    string // for a shared storage: the host that takes the upload
+	host    string // for a shared storage: the host that receives the upload
 	storage string
 	info    StorageInfo
 	wrong   bool // a file of the ISO's name and of another size is there
@@ -33,8 +33,8 @@ func (t target) id() string {
 	return t.storage + "-" + t.host
 }
 
-// targets are the places where the ISOs for VMs on these hosts belong: a shared
-// storage once, a local one on each host. All that is wrong with the storages is reported at once.
+// targets are the places for the ISOs of VMs on these hosts: a shared storage once,
+// a local one on each host. All problems with the storages are reported at once.
 func targets(ctx context.Context, store Store, storages, hosts []string) ([]target, error) {
 	hosts = slices.Compact(slices.Sorted(slices.Values(hosts)))
 	var list []target
@@ -64,7 +64,7 @@ func targets(ctx context.Context, store Store, storages, hosts []string) ([]targ
 	return list, errors.Join(errs...)
 }
 
-// lookAt returns the storage as each of the hosts that have it sees it.
+// lookAt returns the storage as each host that has it sees it.
 func lookAt(ctx context.Context, store Store, storage string, hosts []string) ([]target, error) {
 	var list []target
 	for _, host := range hosts {

@@ -14,13 +14,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Verifier compares installers and boot ISOs with the lock, by what they hold: a
-// name, a tag and a label say nothing of that. One serves a whole run and reads
-// every locked extension image once. It is not for use by several goroutines.
+// Verifier compares the content of installers and boot ISOs with the lock: names,
+// tags and labels prove nothing. One Verifier serves a whole run and reads every
+// locked extension image once. It is not safe for concurrent use.
 //
-// What it can't compare: the installer's own programs and an ISO's GRUB, the bytes of
-// Talos itself and of systemd-boot (they are the same in ISO and installer, and signed
-// by the factory), and the output of depmod, of which it compares the names.
+// It cannot compare the installer's own programs and an ISO's GRUB, the bytes of
+// Talos itself and of systemd-boot (they are the same in ISO and installer, and
+// signed by the factory), and the output of depmod, of which it compares the names.
 type Verifier struct {
 	puller  Puller
 	parent  string
@@ -29,8 +29,8 @@ type Verifier struct {
 	largest int64 // installer, unpacked
 }
 
-// NewVerifier reads extension images through puller and keeps temporary files in
-// a directory of its own below dir.
+// NewVerifier reads extension images through puller and keeps temporary files in its
+// own directory below dir.
 func NewVerifier(puller Puller, dir string) *Verifier {
 	return &Verifier{puller: puller, parent: dir, known: map[string]*lockedExtension{}, largest: largestImage}
 }
@@ -47,7 +47,7 @@ func (v *Verifier) Close() error {
 
 const scratchPattern = ".verify-*"
 
-// temp is a new directory for temporary files.
+// temp returns a new directory for temporary files.
 func (v *Verifier) temp() (string, error) {
 	if v.scratch == "" {
 		if err := os.MkdirAll(v.parent, 0o700); err != nil {
@@ -67,15 +67,15 @@ func (v *Verifier) temp() (string, error) {
 	return dir, nil
 }
 
-// sweepScratch removes what a run that was killed long ago has left.
+// sweepScratch removes what killed runs left long ago.
 func sweepScratch(parent string) {
 	left, err := filepath.Glob(filepath.Join(parent, scratchPattern))
 	if err != nil {
-		return // only a malformed pattern can do that, and then nothing matches
+		return // only a malformed pattern can cause that
 	}
 	for _, dir := range left {
 		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > abandonedAfter {
-			_ = os.RemoveAll(dir) // what can't be removed costs space and nothing else
+			_ = os.RemoveAll(dir) // a directory that cannot be removed only costs space
 		}
 	}
 }
@@ -89,8 +89,8 @@ type Boot struct {
 }
 
 // Installer verifies the installer of e for the lock's architecture. files is the
-// tar of its flattened files, which is read to its end. Everything that differs is
-// reported together, as Mismatches of kind Refused. note is told the progress.
+// tar of its flattened files, which is read to its end. All differences are reported
+// together, as Mismatches of kind Refused. note receives the progress.
 func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schematics.Locked, files io.Reader, note func(text string)) (Boot, error) {
 	dir, err := v.temp()
 	if err != nil {
@@ -98,7 +98,7 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	}
 	defer os.RemoveAll(dir)
 	note("reading what the installer holds")
-	// The stream does not wait while extensions are read.
+	// The stream must not wait while extensions are read.
 	held, err := unpackInstaller(lock.Arch, &bounded{Reader: files, most: v.largest}, dir)
 	if err != nil {
 		return Boot{}, fmt.Errorf("installer: %w", err)
@@ -115,20 +115,20 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	if err != nil {
 		return Boot{}, fmt.Errorf("installer: %w", err)
 	}
-	odd, err := v.beside(ctx, lock, e, held)
+	odd, err := v.compareBootFiles(ctx, lock, e, held)
 	if err != nil {
 		return Boot{}, err
 	}
-	loader, spoilt, err := held.loaderSum(lock)
+	loader, loaderErrs, err := held.loaderSum(lock)
 	if err != nil {
 		return Boot{}, err
 	}
-	odd = append(odd, spoilt...)
+	odd = append(odd, loaderErrs...)
 	uki, err := bootimage.OpenUKI(f, info.Size())
 	if err != nil {
 		return Boot{}, errors.Join(append(odd, unreadable("installer", err))...)
 	}
-	odd = append(odd, secured("installer: its UKI", uki.File, lock)...)
+	odd = append(odd, checkSigned("installer: its UKI", uki.File, lock)...)
 	want, err := v.wanted(ctx, lock, e, note)
 	if err != nil {
 		return Boot{}, err
@@ -141,8 +141,8 @@ func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schema
 	return boot.Boot, errors.Join(append(odd, errs...)...)
 }
 
-// ISO verifies the boot ISO of e, all ways to boot it, and that it is of the same
-// build as the installer, of which boot is.
+// ISO verifies the boot ISO of e, every way to boot it, and that it is of the same
+// build as the installer that boot describes.
 func (v *Verifier) ISO(ctx context.Context, lock schematics.Lock, e schematics.Locked, r io.ReaderAt, sizeBytes int64, boot Boot, note func(text string)) error {
 	dir, err := v.temp()
 	if err != nil {
@@ -206,15 +206,15 @@ func sameBuild(name string, got, want Boot) []error {
 	return []error{mismatch(OtherBuild, "%s: the ISO is of another build than the installer: %s", name, strings.Join(parts, "; "))}
 }
 
-// lockedExtension is an extension as its locked image has it.
+// lockedExtension is the content of a locked extension image.
 type lockedExtension struct {
 	locked      schematics.Extension
 	is          bootimage.Extension
 	kept, moved bootimage.Tree
-	microcode   map[string][]string // files here that hold the parts of a blob
+	microcode   map[string][]string // local files with the parts of a blob
 }
 
-// extension reads a locked extension image, once; begin is called if it has to.
+// extension reads a locked extension image, once; it calls begin if it has to read.
 func (v *Verifier) extension(ctx context.Context, x schematics.Extension, arch string, begin func()) (*lockedExtension, error) {
 	ref := x.Ref + "@" + x.Digest
 	if known := v.known[ref+" "+arch]; known != nil {
@@ -250,7 +250,7 @@ func (v *Verifier) extension(ctx context.Context, x schematics.Extension, arch s
 // modulesRoot holds a directory for each kernel release.
 const modulesRoot = "/usr/lib/modules/"
 
-// hasModules says whether imager would run depmod for the extension.
+// hasModules reports whether imager would run depmod for the extension.
 func (l *lockedExtension) hasModules() bool {
 	for name := range l.kept {
 		if strings.HasPrefix(name, modulesRoot) {

@@ -21,7 +21,7 @@ const (
 	metaPrefix  = "INSTALLER_META_BASE64="
 )
 
-// ownArgs are the arguments that Talos 1.10 and later bring by themselves: see
+// ownArgs are the arguments that Talos 1.10 and later add themselves: see
 // DefaultArgs and SecureBootArgs in pkg/machinery/kernel and the KernelArgs of the
 // platforms metal and nocloud in siderolabs/talos.
 func ownArgs() map[string][]string {
@@ -44,17 +44,17 @@ func ownArgs() map[string][]string {
 	}
 }
 
-// wantedArgs is what the lock says of a kernel command line.
+// wantedArgs is what the lock says about a kernel command line.
 type wantedArgs struct {
 	platform string
 	extra    []string // the schematic's, recast's own last
 	meta     []schematics.MetaValue
 	iso      bool
-	overlay  bool // brings arguments of its own, which only its program knows
+	overlay  bool // adds arguments that only its program knows
 }
 
-// check says what of a command line is not as imager makes it: Talos' own
-// arguments and then the schematic's. See buildCmdline in pkg/imager of siderolabs/talos.
+// check lists how a command line differs from imager's: Talos' own arguments and
+// then the schematic's. See buildCmdline in pkg/imager of siderolabs/talos.
 func (w wantedArgs) check(line string) []string {
 	extra := parseArgs(strings.Join(w.extra, " "))
 	got := parseArgs(line)
@@ -68,7 +68,7 @@ func (w wantedArgs) check(line string) []string {
 	}
 	for _, a := range got {
 		if want.find(a.key) == nil {
-			found = append(found, fmt.Sprintf("%s is there, which the schematic takes away", a.key))
+			found = append(found, fmt.Sprintf("%s is there, but the schematic removes it", a.key))
 		}
 	}
 	if len(found) == 0 && want.String() != strings.Join(strings.Fields(line), " ") {
@@ -77,8 +77,8 @@ func (w wantedArgs) check(line string) []string {
 	return found
 }
 
-// checkOwn looks at what is left of a command line without the schematic's
-// arguments. One that is unknown but named in the schematic, too, is as wanted.
+// checkOwn checks a command line without the schematic's arguments. An unknown
+// argument that the schematic names, too, is as wanted.
 func (w wantedArgs) checkOwn(own, extra cmdline) []string {
 	var found []string
 	known := ownArgs()
@@ -90,7 +90,7 @@ func (w wantedArgs) checkOwn(own, extra cmdline) []string {
 	for _, a := range own {
 		for _, value := range a.values {
 			switch {
-			case a.replaced: // by the schematic's, which are compared
+			case a.replaced: // by the schematic's values, which are compared
 			case a.key == metaArg && w.iso && !meta && len(w.meta) > 0 && sameMeta(value, w.meta):
 				meta = true
 			case slices.Contains(extra.values(a.key), value):
@@ -138,8 +138,8 @@ func sameMeta(value string, want []schematics.MetaValue) bool {
 	return err == nil && string(plain) == wanted
 }
 
-// cmdline is a kernel command line as Talos handles it (siderolabs/go-procfs):
-// the values of a key are kept together, where the key first came.
+// cmdline is a kernel command line as Talos handles it (siderolabs/go-procfs): the
+// values of a key are kept together, at the key's first position.
 type cmdline []argument
 
 type argument struct {
@@ -181,10 +181,10 @@ func (c cmdline) add(key string, values ...string) cmdline {
 	return append(c, argument{key: key, values: values})
 }
 
-// replaces says of which keys the schematic's values take the place of Talos' own.
+// replaces reports whether the schematic's values of a key replace Talos' own.
 func replaces(key string) bool { return key == consoleArg || key == platformArg }
 
-// less is a command line before the schematic's arguments came to it.
+// less is a command line before the schematic's arguments were added.
 func (c cmdline) less(extra cmdline) cmdline {
 	var own cmdline
 	for _, a := range c {
@@ -196,7 +196,7 @@ func (c cmdline) less(extra cmdline) cmdline {
 		case len(a.values) >= len(e.values) && slices.Equal(a.values[len(a.values)-len(e.values):], e.values):
 			a.values = a.values[:len(a.values)-len(e.values)]
 		}
-		// Values of Talos' own that the schematic takes away leave their key where it is, for those that it adds.
+		// Talos' own values that the schematic removes leave their key in place, for the values that it adds.
 		emptied := ownArgs()[a.key] != nil && extra.find("-"+a.key) != nil
 		if len(a.values) > 0 || emptied {
 			own = append(own, a)
@@ -221,8 +221,8 @@ func (c cmdline) plus(extra cmdline) cmdline {
 	return c
 }
 
-// without lacks values of a key, which keeps its place: what is added later comes
-// there. The empty value, if it is the first, stands for the key. See AppendAll of
+// without removes values of a key; the key keeps its place for values that are added
+// later. An empty first value removes the key. See AppendAll of
 // siderolabs/go-procfs.
 func (c cmdline) without(key string, values []string) cmdline {
 	var left cmdline
@@ -249,8 +249,8 @@ func (c cmdline) String() string {
 	return strings.Join(list, " ")
 }
 
-// shown are arguments for people. Of a URL only the beginning is: what follows may
-// be a password or a token.
+// shown formats arguments for people. It shows only the beginning of a URL: the rest
+// may be a password or a token.
 func shown(key string, values []string) string {
 	const most = 80
 	var list []string

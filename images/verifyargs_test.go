@@ -43,14 +43,15 @@ func argsCases() map[string]argsCase {
 		"another console": {
 			line: strings.Replace(installerArgs, "console=tty1 console=ttyS0", "console=ttyS1,115200", 1) + " " + lockArgs, extra: "console=ttyS1,115200",
 		},
-		"one taken away": {
+		"one removed": {
 			line: strings.Replace(installerArgs, " consoleblank=0", "", 1) + " " + lockArgs, extra: "-consoleblank",
 		},
-		"one value taken away": {
+		"one value removed": {
 			line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " x " + lockArgs, extra: "-console=tty1 x",
 		},
-		// What follows is what procfs.Cmdline.AppendAll of siderolabs/go-procfs v0.1.2 makes of
-		// these, with the options that imager gives it (buildCmdline in pkg/imager).
+		// The following are the results of procfs.Cmdline.AppendAll of
+		// siderolabs/go-procfs v0.1.2, with the options that imager uses
+		// (buildCmdline in pkg/imager).
 		"one value for another": {
 			line: strings.Replace(installerArgs, "consoleblank=0", "consoleblank=60", 1) + " " + lockArgs, extra: "-consoleblank=0 consoleblank=60",
 		},
@@ -60,9 +61,9 @@ func argsCases() map[string]argsCase {
 		"a key for another": {
 			line: strings.Replace(installerArgs, " consoleblank=0", "", 1) + " consoleblank=60 " + lockArgs, extra: "-consoleblank consoleblank=60",
 		},
-		"a value that is not there taken away": {line: installerArgs + " " + lockArgs, extra: "-pti=off"},
-		"a lone hyphen":                        {line: installerArgs + " - " + lockArgs, extra: "-"},
-		"a value, and none":                    {line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " " + lockArgs, extra: "-console=tty1 -console"},
+		"a missing value removed": {line: installerArgs + " " + lockArgs, extra: "-pti=off"},
+		"a lone hyphen":           {line: installerArgs + " - " + lockArgs, extra: "-"},
+		"a value, and none":       {line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " " + lockArgs, extra: "-console=tty1 -console"},
 		"META of an ISO": {
 			line: isoArgs + " " + metaArgs("0xa=x: y;0xc=z") + " " + lockArgs, want: wantedArgs{iso: true},
 			meta: []schematics.MetaValue{{Key: 10, Value: "x: y"}, {Key: 12, Value: "z"}},
@@ -90,7 +91,7 @@ func argsCases() map[string]argsCase {
 			line: installerArgs + " talos.config=https://me:secret@h.example/secret?t=secret " + lockArgs,
 			bad:  []string{"talos.config=https://h.example/… is neither Talos' nor the schematic's"},
 		},
-		"not taken away": {line: installerArgs + " " + lockArgs, extra: "-consoleblank", bad: []string{"consoleblank is there, which the schematic takes away"}},
+		"not removed": {line: installerArgs + " " + lockArgs, extra: "-consoleblank", bad: []string{"consoleblank is there, but the schematic removes it"}},
 		"not replaced": {
 			line: installerArgs + " consoleblank=60 " + lockArgs, extra: "-consoleblank=0 consoleblank=60", bad: []string{"consoleblank"},
 		},
@@ -104,7 +105,7 @@ func argsCases() map[string]argsCase {
 			line: isoArgs + " " + metaArgs("0xa=other") + " " + lockArgs, want: wantedArgs{iso: true}, meta: []schematics.MetaValue{{Key: 10, Value: "x"}},
 			bad: []string{"talos.environment=", "META values are missing"},
 		},
-		"META of nobody": {line: isoArgs + " " + metaArgs("0xa=x") + " " + lockArgs, want: wantedArgs{iso: true}, bad: []string{"talos.environment="}},
+		"META of no schematic": {line: isoArgs + " " + metaArgs("0xa=x") + " " + lockArgs, want: wantedArgs{iso: true}, bad: []string{"talos.environment="}},
 	}
 }
 
@@ -138,11 +139,11 @@ func TestLongMeta(t *testing.T) {
 		t.Error("not recognised")
 	}
 	if sameMeta(metaPrefix+packed, []schematics.MetaValue{{Key: 10, Value: "aaa"}}) {
-		t.Error("another value is taken for it")
+		t.Error("another value is accepted")
 	}
 }
 
-// TestArgsRoundTrip: what is taken apart and put together again is the same.
+// TestArgsRoundTrip: a parsed and reassembled command line is the same.
 func TestArgsRoundTrip(t *testing.T) {
 	t.Parallel()
 	if diff := cmp.Diff(installerArgs+" "+lockArgs, parseArgs(installerArgs+"  "+lockArgs+"\n").String()); diff != "" {

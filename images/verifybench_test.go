@@ -19,15 +19,15 @@ import (
 const (
 	largeBytes   = 300 << 20
 	maxPeakMiB   = 128
-	largeVar     = "RECAST_LARGE_IMAGES" // directory into which the process makes them
+	largeVar     = "RECAST_LARGE_IMAGES" // directory into which the process writes them
 	largeTar     = "installer.tar"
 	largeISO     = "boot.iso"
 	largeExtFile = "extension.tar"
 )
 
 // BenchmarkVerify verifies an installer and an ISO of 300 MiB against an extension
-// of as much, and fails if that takes more memory than it may. Another process
-// makes them: what it leaves on its heap is none of the verifier's.
+// of that size, and fails if that takes too much memory. Another process makes them,
+// to keep its garbage off the verifier's heap.
 func BenchmarkVerify(b *testing.B) {
 	if dir := os.Getenv(largeVar); dir != "" {
 		makeLarge(b, dir)

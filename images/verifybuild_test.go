@@ -23,7 +23,7 @@ func flip(b []byte, at int) []byte {
 	return b
 }
 
-// only changes what is in one kind of image.
+// only changes the content of one kind of image.
 func only(what string, change func(*artefact.Image)) func(*factory) {
 	return func(f *factory) {
 		f.built = func(kind string, img *artefact.Image) {
@@ -46,10 +46,10 @@ func withAgent(change func(*artefact.Extension)) func(*artefact.Image) {
 type spoiltImage struct {
 	spoil func(*factory)
 	kind  MismatchKind
-	want  []string // parts of the message
+	want  []string // expected parts of the message
 }
 
-// spoiltImages are images whose labels are as they should be.
+// spoiltImages are images with the right labels and wrong content.
 func spoiltImages() map[string]spoiltImage {
 	all := spoiltExtensions()
 	maps.Copy(all, spoiltBoots())
@@ -99,7 +99,7 @@ func spoiltExtensions() map[string]spoiltImage {
 		},
 		"no schematic entry": {
 			only("installer", func(img *artefact.Image) { img.SchematicID, img.SchematicYAML = "", "" }), OtherSchematic,
-			[]string{"installer: nothing in it says of which schematic it is"},
+			[]string{"installer: it does not name its schematic"},
 		},
 	}
 }
@@ -147,12 +147,12 @@ func spoiltBoots() map[string]spoiltImage {
 		"another kernel beside the UKI": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["usr/install/amd64/vmlinuz"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: it holds boot files that no factory puts there: /usr/install/amd64/vmlinuz"},
+			}, OtherFiles, []string{"installer: it holds unexpected boot files: /usr/install/amd64/vmlinuz"},
 		},
-		"an overlay that nobody ordered": {
+		"an overlay that is not locked": {
 			func(f *factory) {
 				f.packed = func(files map[string][]byte) { files["overlay/installers/default"] = []byte("evil") }
-			}, OtherFiles, []string{"installer: the overlay in it is another one, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
+			}, OtherFiles, []string{"installer: it has another overlay, no overlay is locked: 1 file differs: overlay/installers/default is not in the locked one"},
 		},
 		"no installer": {
 			func(f *factory) {
@@ -176,7 +176,7 @@ func spoiltBoots() map[string]spoiltImage {
 	}
 }
 
-// TestBuildRefusesContent: what an image holds decides, not what it is called.
+// TestBuildRefusesContent: the content of an image decides, not its name.
 func TestBuildRefusesContent(t *testing.T) {
 	t.Parallel()
 	for name, tc := range spoiltImages() {
@@ -198,7 +198,7 @@ func TestBuildRefusesContent(t *testing.T) {
 			}
 			e := b.ledger.Lock().Schematics["default"]
 			if e.ISO.SHA256 != "" || e.Installer != "" && strings.Contains(message(err), "verify-installer") {
-				t.Errorf("recorded all the same: %q %+v", e.Installer, e.ISO)
+				t.Errorf("recorded despite the error: %q %+v", e.Installer, e.ISO)
 			}
 			if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
 				t.Errorf("the ISO has its name in the cache: %v", err)
@@ -208,9 +208,9 @@ func TestBuildRefusesContent(t *testing.T) {
 	}
 }
 
-// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos' own
-// part and in the extensions: each is noticed. (What comes before it is the CPU
-// microcode, in an archive whose times and inode numbers mean nothing.)
+// TestFlippedBytes changes a byte in many places of an ISO's initramfs, in Talos'
+// own part and in the extensions: each is detected. (Before that is the CPU
+// microcode, in an archive whose times and inode numbers have no meaning.)
 func TestFlippedBytes(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -242,7 +242,7 @@ func TestFlippedBytes(t *testing.T) {
 	t.Attr("flipped-bytes-caught", strconv.Itoa(flipped))
 }
 
-// initrdOf is where in an ISO its initramfs lies, from Talos' own part on.
+// initrdOf is the position of an ISO's initramfs, from Talos' own part on.
 func initrdOf(t *testing.T, iso []byte) (from, size int) {
 	t.Helper()
 	i, err := bootimage.OpenISO(bytes.NewReader(iso), int64(len(iso)))
@@ -273,14 +273,14 @@ func TestSharedExtensions(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
-	// Twice for the one that has microcode: its parts are hashed together.
+	// Twice for the one with microcode: its parts are hashed together.
 	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
 		t.Errorf("pulls of extensions: %v", got)
 	}
 }
 
 // TestISOAfterInstaller: a run that was killed between the two verifies the ISO
-// against the installer of the lock.
+// against the lock's installer.
 func TestISOAfterInstaller(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

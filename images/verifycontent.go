@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Entries among the extensions that are made when an image is built.
+// Entries among the extensions that the build of an image generates.
 const (
 	schematicEntry = "schematic"       // what the image was made of: internal/artifacts/schematic.go of siderolabs/image-factory
 	configEntry    = "embedded-config" // the machine configuration that the image brings: pkg/imager/embed.go of siderolabs/talos
@@ -24,7 +24,7 @@ const (
 // emptySum is the SHA-256 of no bytes.
 const emptySum = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
-// wanted is what the images of a locked schematic have to hold.
+// wanted is the required content of a locked schematic's images.
 type wanted struct {
 	lock    schematics.Lock
 	entry   schematics.Locked
@@ -32,10 +32,10 @@ type wanted struct {
 	entries []wantedEntry // extensions in their order
 	loose   bootimage.Tree
 	modules bool // some extension has kernel modules
-	grub    bool // the boot ISO may have GRUB alone
+	grub    bool // the boot ISO may have only GRUB
 }
 
-// wantedEntry is an extension that an image has to hold; locked is nil for one of the generated ones.
+// wantedEntry is a required extension; locked is nil for a generated one.
 type wantedEntry struct {
 	name   string
 	locked *lockedExtension
@@ -77,8 +77,8 @@ func (v *Verifier) wanted(ctx context.Context, lock schematics.Lock, e schematic
 	return w, err
 }
 
-// asListed sorts as imager does, which keeps extensions in directories named 0, 1,
-// 2 and so on and reads these in the order of their names: 1, 10, 11, 2. See List in
+// asListed sorts as imager does: it keeps extensions in directories named 0, 1, 2
+// and so on and reads these in the order of their names: 1, 10, 11, 2. See List in
 // internal/pkg/extensions of siderolabs/talos.
 func asListed(entries []wantedEntry) []wantedEntry {
 	numbers := make([]int, len(entries))
@@ -97,12 +97,12 @@ func asListed(entries []wantedEntry) []wantedEntry {
 type part struct {
 	name        string // "installer"
 	iso         bool
-	arch, talos string // "" where it does not say
+	arch, talos string // "" if unknown
 	uname       string
 	cmdline     string
 	kernel      *io.SectionReader
 	initrd      *io.SectionReader
-	read        checked // another part, whose initrd need not be read again if it is the same
+	read        checked // another part, whose identical initrd need not be read again
 }
 
 func ukiPart(name string, u *bootimage.UKI, iso bool) part {
@@ -114,11 +114,11 @@ func ukiPart(name string, u *bootimage.UKI, iso bool) part {
 // checked is what was read of a part.
 type checked struct {
 	Boot
-	raw    string // SHA-256 of its initrd as it is
+	raw    string // SHA-256 of its initrd as stored
 	initrd bootimage.Initrd
 }
 
-// check compares one way to boot with what is wanted. err says that it could not.
+// check compares one way to boot with what is wanted. err says that it could not compare.
 func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err error) {
 	if p.arch != "" && p.arch != w.lock.Arch {
 		mismatches = append(mismatches, mismatch(OtherArch, "%s: it is for %s, but the lock is for %s", p.name, p.arch, w.lock.Arch))
@@ -146,7 +146,7 @@ func (w *wanted) check(p part, dir string) (got checked, mismatches []error, err
 		}
 	}
 	got.kernel, got.talos = kernel, got.initrd.BaseSHA256
-	// The UKI's own word is a constant of imager's where imager is of the wanted Talos version.
+	// The UKI's own value is a constant of imager, if imager is of the wanted Talos version.
 	release := cmp.Or(bootimage.KernelRelease(p.kernel), p.uname)
 	return got, append(mismatches, w.content(p.name, release, got.initrd)...), nil
 }
@@ -189,7 +189,7 @@ func (e wantedEntry) missing(name string) error {
 	case e.locked != nil:
 		return mismatch(ExtensionMissing, "%s: extension %q %s is not in it, locked at %s", name, e.name, e.locked.is.Version, e.locked.locked.Digest)
 	case e.name == schematicEntry:
-		return mismatch(OtherSchematic, "%s: nothing in it says of which schematic it is", name)
+		return mismatch(OtherSchematic, "%s: it does not name its schematic", name)
 	default:
 		return mismatch(OtherConfig, "%s: the machine configuration of the schematic is not in it", name)
 	}
@@ -206,7 +206,7 @@ func (w *wanted) compare(name string, e wantedEntry, got bootimage.Extension) []
 	}
 }
 
-// compare holds an extension of an image against the locked one.
+// compare compares an image's extension with the locked one.
 func (l *lockedExtension) compare(name string, got bootimage.Extension) []error {
 	if got.Version != l.is.Version {
 		return []error{mismatch(ExtensionVersion, "%s: extension %q has version %s, but the locked one (%s) %s",
@@ -214,7 +214,7 @@ func (l *lockedExtension) compare(name string, got bootimage.Extension) []error 
 	}
 	diff := treeDiff(l.kept, got.Files, sameFile)
 	if diff == "" && (got.Author != l.is.Author || got.Description != l.is.Description || got.ExtraInfo != l.is.ExtraInfo) {
-		diff = "its manifest says other things of it"
+		diff = "its manifest differs"
 	}
 	if diff == "" {
 		return nil
@@ -222,7 +222,7 @@ func (l *lockedExtension) compare(name string, got bootimage.Extension) []error 
 	return []error{mismatch(ExtensionContent, "%s: extension %q %s is not the locked one (%s): %s", name, got.Name, got.Version, l.locked.Digest, diff)}
 }
 
-// schematic compares the entry by which a node says what it was made of.
+// schematic compares the entry that tells a node what its image was made of.
 func (w *wanted) schematic(name string, got bootimage.Extension) []error {
 	if got.Version != w.entry.SchematicID {
 		return []error{mismatch(OtherSchematic, "%s: it says that it is of schematic %s, but the lock has %s", name, got.Version, w.entry.SchematicID)}
@@ -247,8 +247,8 @@ func (e wantedEntry) embedded(name string, got bootimage.Extension) []error {
 	return nil
 }
 
-// generated checks what depmod made of the extensions' kernel modules, and
-// returns the other extensions. It is the last of them.
+// generated checks the output of depmod for the extensions' kernel modules, which is
+// the last extension, and returns the others.
 func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]bootimage.Extension, []error) {
 	last := len(list) - 1
 	if last < 0 || list[last].Name != modulesEntry {
@@ -271,7 +271,7 @@ func (w *wanted) generated(name, release string, list []bootimage.Extension) ([]
 	var errs []error
 	if len(odd) > 0 {
 		slices.Sort(odd)
-		errs = append(errs, mismatch(OtherModules, "%s: %s holds what depmod does not make for kernel %s: %s", name, modulesEntry, x.Version, some(odd)))
+		errs = append(errs, mismatch(OtherModules, "%s: %s holds what depmod does not make for kernel %s: %s", name, modulesEntry, x.Version, firstFew(odd)))
 	}
 	if release != "" && x.Version != release {
 		errs = append(errs, mismatch(OtherModules, "%s: %s is for kernel %s, but it boots %s", name, modulesEntry, x.Version, release))

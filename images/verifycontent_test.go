@@ -20,7 +20,7 @@ func content(text string) bootimage.File {
 	return bootimage.File{Mode: 0o644, SizeBytes: int64(len(text)), SHA256: hash([]byte(text))}
 }
 
-// lockedExt is a locked extension image whose microcode files are none.
+// lockedExt is a locked extension image whose microcode files are missing.
 func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension {
 	t.Helper()
 	l := &lockedExtension{
@@ -34,8 +34,8 @@ func lockedExt(t *testing.T, name string, files bootimage.Tree) *lockedExtension
 	return l
 }
 
-// wantedOf has two extensions, one with a kernel module and firmware, and a
-// machine configuration.
+// wantedOf has two extensions, one with a kernel module and firmware, and a machine
+// configuration.
 func wantedOf(t *testing.T) *wanted {
 	t.Helper()
 	tool := lockedExt(t, "tool", bootimage.Tree{
@@ -62,7 +62,7 @@ func wantedOf(t *testing.T) *wanted {
 	return w
 }
 
-// imaged is an initramfs as imager makes it of what is wanted.
+// imaged is the initramfs that imager makes of w.
 func imaged() bootimage.Initrd {
 	return bootimage.Initrd{
 		BaseSHA256: "base",
@@ -117,7 +117,7 @@ type corruption struct {
 	want  string
 }
 
-// corruptions are ways in which an initramfs is not the one that is wanted.
+// corruptions are ways in which an initramfs is not the wanted one.
 func corruptions() map[string]corruption {
 	all := otherFiles()
 	maps.Copy(all, otherEntries())
@@ -152,7 +152,7 @@ func otherFiles() map[string]corruption {
 		},
 		"another manifest": {
 			edit("tool", func(x *bootimage.Extension) { x.Author = "Mallory" }), ExtensionContent,
-			`installer: extension "tool" 1.0 ` + locked("tool") + "its manifest says other things of it",
+			`installer: extension "tool" 1.0 ` + locked("tool") + "its manifest differs",
 		},
 		"another version": {
 			edit("tool", func(x *bootimage.Extension) { x.Version = "0.9" }), ExtensionVersion,
@@ -213,7 +213,7 @@ func otherEntries() map[string]corruption {
 			put("schematic", "/usr/local/bin/miner", content("x")), OtherSchematic,
 			"installer: its schematic entry holds other files than a factory puts there: 1 file differs: /usr/local/bin/miner is not in the locked one",
 		},
-		"no schematic entry": {remove("schematic"), OtherSchematic, "installer: nothing in it says of which schematic it is"},
+		"no schematic entry": {remove("schematic"), OtherSchematic, "installer: it does not name its schematic"},
 		"another machine configuration": {
 			put("embedded-config", "/usr/local/etc/talos/config.yaml", content("other")), OtherConfig,
 			"installer: the machine configuration in it is not the schematic's: /usr/local/etc/talos/config.yaml has SHA-256 " + shortSum(hash([]byte("other"))) +
@@ -248,7 +248,7 @@ func TestContent(t *testing.T) {
 	}
 }
 
-// TestContentReportsAll: one look finds everything.
+// TestContentReportsAll: one check finds everything.
 func TestContentReportsAll(t *testing.T) {
 	t.Parallel()
 	all := corruptions()
@@ -343,7 +343,7 @@ func TestSplitRefuses(t *testing.T) {
 		files bootimage.Tree
 		want  string
 	}{
-		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is no file of the extension"},
+		"nowhere":   {bootimage.Tree{"/usr/lib/firmware/a": link("b")}, "/usr/lib/firmware/a leads to /usr/lib/firmware/b, which is not a file of the extension"},
 		"out":       {bootimage.Tree{"/usr/lib/firmware/a": link("/etc/shadow")}, "/usr/lib/firmware/a leads out of the extension, to /etc/shadow"},
 		"round":     {bootimage.Tree{"/usr/lib/firmware/a": link("a")}, "/usr/lib/firmware/a leads through more than 8 links"},
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},

@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// firmwareDir is what imager takes out of extensions, as the kernel looks for
+// firmwareDir is what imager moves out of extensions, because the kernel looks for
 // firmware before any extension is mounted: see Compress in internal/pkg/extensions
 // of siderolabs/talos.
 const firmwareDir = "/usr/lib/firmware"
@@ -30,8 +30,8 @@ const (
 	amdMicrocode   = "/kernel/x86/microcode/AuthenticAMD.bin"
 )
 
-// microcodeBlob is the blob that the kernel reads early to which imager appends a
-// file, "" if the file is no CPU microcode: see earlyCPUUcode, ibid.
+// microcodeBlob is the blob, read early by the kernel, to which imager appends a
+// file; "" if the file is not CPU microcode: see earlyCPUUcode, ibid.
 func microcodeBlob(name string) string {
 	dir, base := path.Split(name)
 	switch dir {
@@ -45,7 +45,7 @@ func microcodeBlob(name string) string {
 	return ""
 }
 
-// isFirmware says whether imager moves a file out of its extension.
+// isFirmware reports whether imager moves a file out of its extension.
 func isFirmware(name string) bool {
 	return name == firmwareDir || strings.HasPrefix(name, firmwareDir+"/")
 }
@@ -79,7 +79,7 @@ func split(files bootimage.Tree) (kept, moved bootimage.Tree, microcode map[stri
 	return kept, moved, microcode, nil
 }
 
-// follow is the regular file that a link within an extension leads to.
+// follow returns the regular file that a link within an extension leads to.
 func follow(files bootimage.Tree, name string) (bootimage.File, error) {
 	const most = 8
 	at := name
@@ -87,7 +87,7 @@ func follow(files bootimage.Tree, name string) (bootimage.File, error) {
 		f, ok := files[at]
 		switch {
 		case !ok:
-			return f, fmt.Errorf("%s leads to %s, which is no file of the extension", name, at)
+			return f, fmt.Errorf("%s leads to %s, which is not a file of the extension", name, at)
 		case f.Mode.Type() != fs.ModeSymlink:
 			return f, nil
 		case path.IsAbs(f.Link): // imager would follow it in its own file system
@@ -98,8 +98,8 @@ func follow(files bootimage.Tree, name string) (bootimage.File, error) {
 	return bootimage.File{}, fmt.Errorf("%s leads through more than %d links", name, most)
 }
 
-// looseFiles are what imager puts beside the extensions, in their order: a later
-// file takes the place of an earlier one, and microcode is appended.
+// looseFiles returns what imager puts beside the extensions, in their order: a later
+// file replaces an earlier one, and microcode is appended.
 func looseFiles(order []*lockedExtension) (bootimage.Tree, error) {
 	loose := bootimage.Tree{}
 	blobs := map[string][]string{} // files that hold the parts of each
@@ -119,7 +119,7 @@ func looseFiles(order []*lockedExtension) (bootimage.Tree, error) {
 	return loose, nil
 }
 
-// joined is what a file of these files' contents, one after the other, would be.
+// joined describes the concatenation of these files.
 func joined(files []string) (bootimage.File, error) {
 	sum := sha256.New()
 	var total int64
@@ -142,9 +142,9 @@ func copyFile(w io.Writer, name string) (int64, error) {
 	return io.Copy(w, f)
 }
 
-// keepMicrocode reads an extension image once more and keeps its microcode in
-// files of dir: what is hashed is all parts together, so their own hashes do not
-// help. It returns the files of each blob, in the order of their names.
+// keepMicrocode reads an extension image again and keeps its microcode in files of
+// dir: the hash covers all parts together, so the parts' own hashes do not help. It
+// returns the files of each blob, sorted by name.
 func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, microcode map[string][]string) (map[string][]string, error) {
 	kept := map[string]string{} // by the path in the image
 	parts := map[string][]string{}
@@ -170,7 +170,7 @@ func (v *Verifier) keepMicrocode(ctx context.Context, ref, arch, dir string, mic
 }
 
 // eachFile calls do for every regular file of a tar, by its path without a leading
-// slash, and reads the stream to its end, so that it is checked as a whole.
+// slash, and reads the stream to its end, so that the whole of it is checked.
 func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
 	return eachEntry(stream, func(kind byte, name string, r io.Reader) error {
 		if kind != tar.TypeReg {
@@ -180,7 +180,7 @@ func eachFile(stream io.Reader, do func(name string, r io.Reader) error) error {
 	})
 }
 
-// eachEntry is eachFile for directories, links and whatever else there is, too.
+// eachEntry is eachFile for all entries, including directories and links.
 func eachEntry(stream io.Reader, do func(kind byte, name string, r io.Reader) error) error {
 	t := tar.NewReader(stream)
 	for {

@@ -18,8 +18,8 @@ import (
 )
 
 // Where imager puts what it adds to the base installer: constants.UKIAssetPath and
-// constants.ImagerOverlayBasePath of siderolabs/talos, and outInstaller in pkg/imager.
-// From Talos 1.10 the UKI has the same name for Secure Boot.
+// constants.ImagerOverlayBasePath of siderolabs/talos, and outInstaller in
+// pkg/imager. Since Talos 1.10 the UKI has the same name for Secure Boot.
 const (
 	installRoot   = "usr/install/"
 	ukiFile       = "vmlinuz.efi"
@@ -29,13 +29,13 @@ const (
 	overlayBinary = overlayRoot + "installers/default"
 )
 
-// installerFiles is what an installer holds beside the installer itself.
+// installerFiles is what an installer holds in addition to its own programs.
 type installerFiles struct {
-	uki     string         // file here; "" if there is none
+	uki     string         // local file; "" if there is none
 	loader  string         // likewise, systemd-boot
 	options string         // likewise, those of the overlay
 	overlay bootimage.Tree // by the path in the image
-	odd     []string       // other files among those that it installs
+	odd     []string       // unexpected files among those that it installs
 	archs   []string       // of odd
 }
 
@@ -47,7 +47,7 @@ func unpackInstaller(arch string, files io.Reader, dir string) (installerFiles, 
 		switch {
 		case kind == tar.TypeDir:
 		case kind != tar.TypeReg:
-			// Whoever unpacks the image would follow it instead of what is compared here.
+			// Unpacking the image would follow the link instead of using what is compared here.
 			if inside := name + "/"; strings.HasPrefix(inside, installRoot) || strings.HasPrefix(inside, overlayRoot) || strings.HasPrefix(installRoot, inside) {
 				held.odd = append(held.odd, "/"+name)
 			}
@@ -81,18 +81,18 @@ func hashed256(r io.Reader) (bootimage.File, error) {
 	return bootimage.File{SizeBytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
 }
 
-// noUKI says why an image is no installer for an architecture.
+// noUKI says why an image is not an installer for an architecture.
 func (h installerFiles) noUKI(arch string) error {
 	if len(h.archs) > 0 && !slices.Contains(h.archs, arch) {
 		return mismatch(OtherArch, "installer: it is for %s, but the lock is for %s", strings.Join(h.archs, " and "), arch)
 	}
-	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is no installer of Talos 1.10 or later", installRoot, arch, ukiFile)
+	return mismatch(Damaged, "installer: it has no /%s%s/%s: it is not an installer of Talos 1.10 or later", installRoot, arch, ukiFile)
 }
 
-// beside compares what an installer holds beside its UKI.
-func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
+// compareBootFiles compares what an installer holds beside its UKI.
+func (v *Verifier) compareBootFiles(ctx context.Context, lock schematics.Lock, e schematics.Locked, held installerFiles) (mismatches []error, err error) {
 	if len(held.odd) > 0 {
-		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds boot files that no factory puts there: %s", some(held.odd)))
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it holds unexpected boot files: %s", firstFew(held.odd)))
 	}
 	want := bootimage.Tree{}
 	from := "no overlay is locked"
@@ -109,13 +109,13 @@ func (v *Verifier) beside(ctx context.Context, lock schematics.Lock, e schematic
 		mismatches = append(mismatches, other...)
 	}
 	if diff := treeDiff(want, held.overlay, sameContent); diff != "" {
-		mismatches = append(mismatches, mismatch(OtherFiles, "installer: the overlay in it is another one, %s: %s", from, diff))
+		mismatches = append(mismatches, mismatch(OtherFiles, "installer: it has another overlay, %s: %s", from, diff))
 	}
 	return mismatches, nil
 }
 
-// otherOptions compares what the overlay's program is given when the installer runs with the
-// schematic's options. imager writes them anew, as YAML.
+// otherOptions compares the options that the installer passes to the overlay's
+// program with the schematic's. imager rewrites them as YAML.
 func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
 	if h.options == "" {
 		return nil, nil // reported as missing
@@ -139,7 +139,7 @@ func (h installerFiles) otherOptions(e schematics.Locked) ([]error, error) {
 	return []error{mismatch(OtherFiles, "installer: /%s gives the overlay other options than the locked schematic", overlayArgs)}, nil
 }
 
-// overlay is what a locked overlay adds to an installer.
+// overlay returns what a locked overlay adds to an installer.
 func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overlay) (bootimage.Tree, error) {
 	ref := o.Ref + "@" + o.Digest
 	image, err := v.puller.Extract(ctx, ref, arch)
@@ -163,8 +163,8 @@ func (v *Verifier) overlay(ctx context.Context, arch string, o schematics.Overla
 	return files, nil
 }
 
-// some names a few of many.
-func some(list []string) string {
+// firstFew names the first few of a list.
+func firstFew(list []string) string {
 	text := strings.Join(list[:min(len(list), maxNamed)], ", ")
 	if more := len(list) - maxNamed; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)

@@ -42,7 +42,7 @@ func TestOverlay(t *testing.T) {
 		"overlay/extra-options": []byte("configTxt: |\n    gpu_mem=128\n    dtparam=spi=on\n"),
 	}
 	const schematic = "overlay:\n  image: siderolabs/sbc\n  name: board\n  options: {configTxt: \"gpu_mem=128\\ndtparam=spi=on\\n\"}\ncustomization: {}\n"
-	another := "installer: the overlay in it is another one, locked is board (" + overlay.Digest + "): 1 file differs: "
+	another := "installer: it has another overlay, locked is board (" + overlay.Digest + "): 1 file differs: "
 	for name, tc := range map[string]struct {
 		spoil func(files map[string][]byte)
 		want  string
@@ -78,7 +78,7 @@ func TestOverlay(t *testing.T) {
 				t.Fatal(err)
 			}
 			v := NewVerifier(registry, t.TempDir())
-			mismatches, err := v.beside(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
+			mismatches, err := v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, schematics.Locked{Overlay: &overlay, Schematic: schematic}, held)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -93,8 +93,8 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestInstallerLinks: whoever unpacks an installer follows its links, so that what
-// is compared would not be what is installed.
+// TestInstallerLinks: unpacking an installer follows its links, so that what is
+// compared would not be what is installed.
 func TestInstallerLinks(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -10,9 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// programSum identifies a program of UEFI, as a kernel and a boot loader are. For Secure
-// Boot it is signed anew with each build, the time of signing included (Sign in
-// internal/pkg/secureboot/pesign of siderolabs/talos), so it is then that of what is signed.
+// programSum identifies a UEFI program, such as a kernel or a boot loader. For
+// Secure Boot each build signs it again, with the time of signing (Sign in
+// internal/pkg/secureboot/pesign of siderolabs/talos), so the sum then covers only
+// the signed content.
 func programSum(program *io.SectionReader, secureBoot bool) (string, error) {
 	skip := []span(nil)
 	if secureBoot {
@@ -74,12 +75,12 @@ func littleEndian(r io.ReaderAt, at int64, bytes int) (int64, error) {
 	return int64(binary.LittleEndian.Uint32(b[:])), nil
 }
 
-// hashWithout hashes all but some parts, which are in order.
+// hashWithout hashes everything except some parts, which are in order.
 func hashWithout(sum io.Writer, r *io.SectionReader, skip []span) error {
 	at := int64(0)
 	for _, s := range append(skip[:len(skip):len(skip)], span{r.Size(), r.Size()}) {
 		if s.from < at || s.to > r.Size() {
-			return fmt.Errorf("%w: parts of its header lie over each other", bootimage.ErrFormat)
+			return fmt.Errorf("%w: parts of its header overlap", bootimage.ErrFormat)
 		}
 		if _, err := io.Copy(sum, io.NewSectionReader(r, at, s.from-at)); err != nil {
 			return err

@@ -25,8 +25,8 @@ func program(code, signature string, checksum uint32) *io.SectionReader {
 	return io.NewSectionReader(bytes.NewReader(b), 0, int64(len(b)))
 }
 
-// TestProgramSum: a kernel that was signed at another time is the same kernel; for
-// other than Secure Boot every byte counts.
+// TestProgramSum: a kernel signed at another time is the same kernel; without Secure
+// Boot every byte counts.
 func TestProgramSum(t *testing.T) {
 	t.Parallel()
 	base := program("code", "signed on Monday", 1)

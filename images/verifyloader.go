@@ -31,7 +31,7 @@ func (h installerFiles) loaderSum(lock schematics.Lock) (sum string, mismatches 
 func loaderSum(name string, loader *io.SectionReader, lock schematics.Lock) (sum string, mismatches []error, err error) {
 	sum, err = programSum(loader, lock.SecureBoot)
 	if err == nil {
-		return sum, secured(name+": systemd-boot", loader, lock), nil
+		return sum, checkSigned(name+": systemd-boot", loader, lock), nil
 	}
 	err = unreadable(name+": systemd-boot", err)
 	if _, ok := errors.AsType[*Mismatch](err); ok {
@@ -40,8 +40,8 @@ func loaderSum(name string, loader *io.SectionReader, lock schematics.Lock) (sum
 	return "", nil, err
 }
 
-// secured wants a program of images for Secure Boot to be signed by the locked certificate.
-func secured(name string, program *io.SectionReader, lock schematics.Lock) []error {
+// checkSigned requires that a program of an image for Secure Boot is signed by the locked certificate.
+func checkSigned(name string, program *io.SectionReader, lock schematics.Lock) []error {
 	if !lock.SecureBoot {
 		return nil
 	}
@@ -51,24 +51,24 @@ func secured(name string, program *io.SectionReader, lock schematics.Lock) []err
 	return nil
 }
 
-// loaders compares what starts a boot ISO with what the installer installs. GRUB has
-// no like there: it comes with imager, which makes an image of its own of it for each ISO.
+// loaders compares the boot loaders of a boot ISO with the installer's. GRUB cannot
+// be compared: it comes with imager, which generates a GRUB image for each ISO.
 func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err error) {
 	const name = "boot ISO"
 	if iso.GRUB != nil && w.lock.SecureBoot {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: it boots by GRUB, which no image for Secure Boot does", name))
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: it boots with GRUB, which no image for Secure Boot does", name))
 	}
 	if iso.UKI == nil {
 		if !w.grub {
-			mismatches = append(mismatches, mismatch(Bootloader, "%s: it has GRUB alone, which the schematic does not ask for: what UEFI would start can't be compared", name))
+			mismatches = append(mismatches, mismatch(Bootloader, "%s: it has only GRUB, which the schematic does not request: what UEFI would start cannot be compared", name))
 		}
 		return mismatches, nil
 	}
-	loader, spoilt, err := loaderSum(name, iso.Loader, w.lock)
+	loader, loaderErrs, err := loaderSum(name, iso.Loader, w.lock)
 	if err != nil {
 		return nil, err
 	}
-	mismatches = append(append(mismatches, spoilt...), secured(name+": its UKI", iso.UKI.File, w.lock)...)
+	mismatches = append(append(mismatches, loaderErrs...), checkSigned(name+": its UKI", iso.UKI.File, w.lock)...)
 	if loader != "" && loader != boot.loader {
 		mismatches = append(mismatches, mismatch(Bootloader, "%s: another boot loader than the installer's: systemd-boot %s, the installer's is %s",
 			name, shortSum(loader), shortSum(boot.loader)))
@@ -85,7 +85,7 @@ func (w *wanted) loaders(iso *bootimage.ISO, boot Boot) (mismatches []error, err
 			name, shortSum(iso.Certificate), shortSum(w.lock.SecureBootKey)))
 	}
 	if len(odd) > 0 {
-		mismatches = append(mismatches, mismatch(Bootloader, "%s: beside its boot loader lies what no factory puts there: %s", name, some(odd)))
+		mismatches = append(mismatches, mismatch(Bootloader, "%s: it has unexpected files beside its boot loader: %s", name, firstFew(odd)))
 	}
 	return mismatches, nil
 }

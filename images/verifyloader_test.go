@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// spoiltLoaders are images that hold what is locked, and start by something else.
+// spoiltLoaders are images with the locked content and another boot loader.
 func spoiltLoaders() map[string]spoiltImage {
 	const uki, loader = "usr/install/amd64/vmlinuz.efi", "usr/install/amd64/systemd-boot.efi"
 	packed := func(change func(files map[string][]byte)) func(*factory) {
@@ -46,12 +46,12 @@ func spoiltLoaders() map[string]spoiltImage {
 		"another loader beside the ISO's": {
 			sent(func(b []byte) []byte { return renamed(b, "random-seed", "driver1.efi") }),
 			Bootloader,
-			[]string{"boot ISO: beside its boot loader lies what no factory puts there: loader/driver1.efi"},
+			[]string{"boot ISO: it has unexpected files beside its boot loader: loader/driver1.efi"},
 		},
 		"another default in the ISO's menu": {
 			sent(func(b []byte) []byte { return bytes.Replace(b, []byte("timeout 10"), []byte("default *w"), 1) }),
 			Damaged,
-			[]string{`loader/loader.conf: "default *w" is none of Talos' own`},
+			[]string{`loader/loader.conf: "default *w" is not one of Talos' own`},
 		},
 	}
 }
@@ -65,7 +65,7 @@ func codeOf(uki []byte) int {
 	return int(f.Section(".text").Offset)
 }
 
-// renamed has another long name for a file of an ISO's FAT32, both of 11 characters.
+// renamed changes the long name of a file in an ISO's FAT32, both of 11 characters.
 func renamed(b []byte, from, to string) []byte {
 	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
 	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them
@@ -112,11 +112,11 @@ func TestLoaders(t *testing.T) {
 		"GRUB, unasked": {
 			false, false,
 			bootimage.ISO{GRUB: &bootimage.GRUB{}},
-			"boot ISO: it has GRUB alone, which the schematic does not ask for: what UEFI would start can't be compared",
+			"boot ISO: it has only GRUB, which the schematic does not request: what UEFI would start cannot be compared",
 		},
-		"keys that nobody asked for": {
+		"unexpected keys": {
 			false, false, plain(func(iso *bootimage.ISO) { iso.Keys = keys }),
-			"boot ISO: beside its boot loader lies what no factory puts there: " + strings.Join(keys, ", "),
+			"boot ISO: it has unexpected files beside its boot loader: " + strings.Join(keys, ", "),
 		},
 		"signed": {true, false, signed(as), ""},
 		"no program": {
@@ -135,7 +135,7 @@ func TestLoaders(t *testing.T) {
 			true, false, signed(func(iso *bootimage.ISO) { iso.UKI.File = program("uki", "", 1) }),
 			"boot ISO: its UKI is not signed by the certificate that is locked for Secure Boot, " + shortSum(key) + ": it is not signed",
 		},
-		"Secure Boot and GRUB": {true, false, signed(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), "boot ISO: it boots by GRUB, which no image for Secure Boot does"},
+		"Secure Boot and GRUB": {true, false, signed(func(iso *bootimage.ISO) { iso.GRUB = &bootimage.GRUB{} }), "boot ISO: it boots with GRUB, which no image for Secure Boot does"},
 		"another certificate": {
 			true, false, signed(func(iso *bootimage.ISO) { iso.Certificate = hash([]byte("other")) }),
 			`boot ISO: it brings certificate "` + shortSum(hash([]byte("other"))) + `", locked for Secure Boot is ` + shortSum(key),

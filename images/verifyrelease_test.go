@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// bzImage is an x86 kernel that says in its boot header which release it is.
+// bzImage is an x86 kernel with its release in the boot header.
 func bzImage(release string) []byte {
 	b := make([]byte, 1024)
 	copy(b[0x202:], "HdrS")
@@ -17,9 +17,10 @@ func bzImage(release string) []byte {
 	return b
 }
 
-// TestKernelRelease: modules are for the kernel that is booted. The UKI's .uname is a constant
-// of imager's where that is of the wanted Talos version (internal/pkg/uki/generate.go of
-// siderolabs/talos), so a kernel that tells its release is believed before.
+// TestKernelRelease: modules must match the booted kernel. The UKI's .uname is a
+// constant of imager if that is of the wanted Talos version
+// (internal/pkg/uki/generate.go of siderolabs/talos), so a kernel's own release
+// takes precedence.
 func TestKernelRelease(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -27,8 +28,8 @@ func TestKernelRelease(t *testing.T) {
 		uname  string
 		other  string // the mismatch of modules.dep; "": none
 	}{
-		"the constant is another one":  {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
-		"the kernel is another one":    {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
+		"the constant differs":         {bzImage("6.12.1-talos"), "6.18.0-talos", ""},
+		"the kernel differs":           {bzImage("6.6.6-talos"), "6.12.1-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
 		"no constant":                  {bzImage("6.6.6-talos"), "", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.6.6-talos"},
 		"a kernel that does not tell":  {[]byte("ARM"), "6.18.0-talos", "installer: modules.dep is for kernel 6.12.1-talos, but it boots 6.18.0-talos"},
 		"neither of them tells":        {[]byte("ARM"), "", ""},

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// The signature of a program of UEFI: PKCS #7 (RFC 2315) of the hash of what is signed.
-// See the Windows Authenticode Portable Executable Signature Format.
+// The signature of a UEFI program: PKCS #7 (RFC 2315) of the hash of the signed
+// content. See the Windows Authenticode Portable Executable Signature Format.
 type (
 	contentInfo struct {
 		Type    asn1.ObjectIdentifier
@@ -54,8 +54,8 @@ var messageDigest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 4}
 
 const maxSignatureBytes = 64 << 10
 
-// notSigned says why a program is not signed by the certificate of that SHA-256; nil if it
-// is. Firmware that has enrolled that certificate alone would not start it.
+// notSigned says why a program is not signed by the certificate with that SHA-256;
+// nil if it is. Firmware that has enrolled only that certificate would not start it.
 func notSigned(program *io.SectionReader, certificate string) error {
 	table, err := signatureOf(program)
 	if err != nil {
@@ -78,7 +78,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 		return fmt.Errorf("its signature: %w", err)
 	}
 	if hex.EncodeToString(is.Digest.Digest) != sum {
-		return errors.New("its signature is of other content")
+		return errors.New("its signature is for other content")
 	}
 	if len(signed.Signers) != 1 {
 		return fmt.Errorf("its signature is of %d signers", len(signed.Signers))
@@ -87,7 +87,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	if err != nil {
 		return fmt.Errorf("its certificate: %w", err)
 	}
-	var content asn1.RawValue // of which the tag and the length are not signed
+	var content asn1.RawValue // whose tag and length are not signed
 	if _, err := asn1.Unmarshal(signed.Content.Content.Bytes, &content); err != nil {
 		return fmt.Errorf("its signature: %w", err)
 	}
@@ -101,7 +101,7 @@ func notSigned(program *io.SectionReader, certificate string) error {
 	return fmt.Errorf("it is signed by %s", shortSum(by))
 }
 
-// verify checks a signature, which is of attributes, one of which is the hash of the content.
+// verify checks a signature of attributes, one of which is the hash of the content.
 func (s signerInfo) verify(by *x509.Certificate, content []byte) error {
 	var list []attribute
 	if _, err := asn1.UnmarshalWithParams(s.Attributes.FullBytes, &list, "set,tag:0"); err != nil {
@@ -117,16 +117,16 @@ func (s signerInfo) verify(by *x509.Certificate, content []byte) error {
 		}
 	}
 	if !same {
-		return errors.New("its signature is of something else")
+		return errors.New("its signature is for something else")
 	}
-	const set = 0x31 // as which the attributes are signed
+	const set = 0x31 // the tag with which the attributes are signed
 	if err := by.CheckSignature(x509.SHA256WithRSA, append([]byte{set}, s.Attributes.FullBytes[1:]...), s.Signature); err != nil {
 		return fmt.Errorf("its signature: %w", err)
 	}
 	return nil
 }
 
-// signatureOf is the first one in a program's certificate table.
+// signatureOf returns the first signature in a program's certificate table.
 func signatureOf(program *io.SectionReader) ([]byte, error) {
 	const header, spans = 8, 3
 	skip, err := unsigned(program)

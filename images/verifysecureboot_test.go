@@ -43,8 +43,8 @@ func newSigner(t *testing.T) signer {
 
 func (s signer) fingerprint() string { return hash(s.cert.Raw) }
 
-// sign makes the certificate table of a program of that hash, which says what is signed of
-// the attributes to be that of content.
+// sign makes the certificate table of a program with that hash, whose signed
+// attributes claim that content.
 func (s signer) sign(t *testing.T, sum string, content func([]byte) []byte) string {
 	t.Helper()
 	must := func(v any, params string) []byte {
@@ -104,10 +104,10 @@ func TestNotSigned(t *testing.T) {
 	}{
 		"signed":                     {program("code", good, 0), ""},
 		"not signed":                 {program("code", "", 0), "it is not signed"},
-		"other content":              {program("edoc", good, 0), "its signature is of other content"},
+		"other content":              {program("edoc", good, 0), "its signature is for other content"},
 		"by another certificate":     {program("code", theirs.sign(t, sum, as), 0), "it is signed by " + shortSum(theirs.fingerprint())},
 		"by another key":             {program("code", forged.sign(t, sum, as), 0), "its signature: crypto/rsa: verification error"},
-		"attributes of another":      {program("code", ours.sign(t, sum, func([]byte) []byte { return nil }), 0), "its signature is of something else"},
+		"attributes of another":      {program("code", ours.sign(t, sum, func([]byte) []byte { return nil }), 0), "its signature is for something else"},
 		"no signature of the format": {program("code", strings.Repeat("x", 100), 0), "its signature is cut off"},
 		"cut off":                    {program("code", string(cut), 0), "its signature is cut off"},
 		"no ASN.1":                   {program("code", "\x10\x00\x00\x00\x00\x02\x02\x00garbage!", 0), "its signature: asn1: "},

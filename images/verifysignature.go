@@ -21,25 +21,25 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// SignatureMode says what it means that an installer has no valid signature.
+// SignatureMode says what to do about an installer without a valid signature.
 type SignatureMode string
 
 // The modes of signature checks.
 const (
 	SignatureRequire SignatureMode = "require" // refuse it
-	SignatureWarn    SignatureMode = "warn"    // say so
-	SignatureOff     SignatureMode = "off"     // don't look
+	SignatureWarn    SignatureMode = "warn"    // report it
+	SignatureOff     SignatureMode = "off"     // do not check
 )
 
 // SignaturePolicy is the user's choice for the installers of a factory.
 type SignaturePolicy struct {
 	Mode SignatureMode
-	// Key has the public key, in PEM, that must have signed. Nil: the one that the
-	// factory publishes, which tells at least that it doesn't change unnoticed.
+	// Key returns the public key, in PEM, that must have signed. Nil: the one that
+	// the factory publishes, which at least detects that the key changes.
 	Key func() ([]byte, error)
 }
 
-// settled says whether what the lock records of an installer's signature is enough.
+// settled reports whether the signer in the lock satisfies the policy.
 func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
 	if p.Mode != SignatureRequire || p.Key == nil {
 		return p.Mode != SignatureRequire || e.Signer != "", nil
@@ -48,7 +48,7 @@ func (p SignaturePolicy) settled(e schematics.Locked) (bool, error) {
 	return err == nil && key.fingerprint == e.Signer, err
 }
 
-// key is the one that the user names.
+// key is the user's key.
 func (p SignaturePolicy) key() (signingKey, error) {
 	text, err := p.Key()
 	if err != nil {
@@ -62,8 +62,9 @@ func (p SignaturePolicy) key() (signingKey, error) {
 }
 
 // signer checks who signed an installer (repository@digest) and returns the
-// fingerprint of the key, to be recorded. "" without an error: nobody, and the
-// policy is content with that. note is told what the policy only warns about.
+// fingerprint of the key, to be recorded; "" without an error if there is no
+// signature and the policy accepts that. note receives what the policy only warns
+// about.
 func (b Builder) signer(ctx context.Context, name, installer string, note func(text string)) (string, error) {
 	if b.Signature.Mode == SignatureOff {
 		return "", nil
@@ -78,7 +79,7 @@ func (b Builder) signer(ctx context.Context, name, installer string, note func(t
 	return "", nil
 }
 
-// signature is kind Refused where there is no good one.
+// signature fails with kind Refused if there is no valid one.
 func (b Builder) signature(ctx context.Context, name, installer string) (string, error) {
 	_, digest, _ := strings.Cut(installer, "@")
 	key, err := b.signingKey(ctx)
@@ -88,7 +89,7 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	signatures, err := b.Puller.Signatures(ctx, installer)
 	if errors.Is(err, ErrDenied) {
 		return "", fault.WithHint(fault.ImageDiffers.Refusedf("look for the installer's signature: %w", err),
-			"some registries answer so where there is no signature: see whether the factory signs what it builds")
+			"some registries answer so if there is no signature: check whether the factory signs its installers")
 	}
 	if err != nil {
 		return "", fmt.Errorf("look for the installer's signature: %w", err)
@@ -99,13 +100,13 @@ func (b Builder) signature(ctx context.Context, name, installer string) (string,
 	if known := b.signers(name); len(known) > 0 && !slices.Contains(known, key.fingerprint) {
 		return "", fault.WithHint(
 			fault.ImageDiffers.Refusedf("installer %s is signed by the key %s, but the lock knows %s", installer, key.fingerprint, strings.Join(known, ", ")),
-			"the factory has another key now: ask who runs it. To trust the new key, put it into a file and name it in images.signingKey")
+			"the factory has a new key: ask its operator. To trust the new key, put it into a file and name it in images.signingKey")
 	}
 	return key.fingerprint, nil
 }
 
-// signers are the keys that the lock knows. A key that the user names is trusted
-// whatever signed before.
+// signers returns the keys that the lock knows; none if the user names a key, which
+// is trusted whatever signed before.
 func (b Builder) signers(name string) []string {
 	if b.Signature.Key != nil {
 		return nil
@@ -132,8 +133,8 @@ func (b Builder) signingKey(ctx context.Context) (signingKey, error) {
 		return signingKey{}, fmt.Errorf("get the factory's signing key: %w", err)
 	}
 	if len(text) == 0 {
-		return signingKey{}, fault.WithHint(fault.ImageDiffers.Refusedf("the factory publishes no key by which it signs installers"),
-			"name the key in images.signingKey, or set images.signature to off: what an installer holds is compared with the lock in any case")
+		return signingKey{}, fault.WithHint(fault.ImageDiffers.Refusedf("the factory publishes no key with which it signs installers"),
+			"name the key in images.signingKey, or set images.signature to off: an installer's content is compared with the lock in any case")
 	}
 	key, err := parseKey(text)
 	if err != nil {
@@ -154,7 +155,7 @@ func parseKey(text []byte) (signingKey, error) {
 	if err != nil {
 		return signingKey{}, err
 	}
-	der, err := x509.MarshalPKIXPublicKey(key) // one form, however it was written
+	der, err := x509.MarshalPKIXPublicKey(key) // one form, whatever the encoding
 	if err != nil {
 		return signingKey{}, err
 	}
@@ -162,7 +163,7 @@ func parseKey(text []byte) (signingKey, error) {
 	return signingKey{key: key, fingerprint: hex.EncodeToString(sum[:])}, nil
 }
 
-// verify accepts an image one of whose signatures is by the key and says the
+// verify accepts an image if one of its signatures is by the key and names the
 // image's digest: see the Simple Signing format of cosign's specification.
 func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	var others []string
@@ -179,12 +180,12 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 		}
 		others = append(others, signed)
 	}
-	const rebuild = "have the installer built anew, or set images.signature to warn; what it holds is compared with the lock in any case"
+	const rebuild = "rebuild the installer, or set images.signature to warn; its content is compared with the lock in any case"
 	switch {
 	case len(signatures) == 0:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is not signed", ref), rebuild)
 	case len(others) > 0:
-		return fault.WithHint(fault.ImageDiffers.Refusedf("the signature of installer %s is one of another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
+		return fault.WithHint(fault.ImageDiffers.Refusedf("the signature of installer %s is for another image, %s: someone has copied it there", ref, strings.Join(others, ", ")),
 			"do not use this installer before you know who did it")
 	default:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("installer %s is signed, but not by the key %s", ref, k.fingerprint),
@@ -192,7 +193,7 @@ func (k signingKey) verify(ref, digest string, signatures []Signature) error {
 	}
 }
 
-// signed says whether the key made a signature.
+// signed reports whether the key made a signature.
 func (k signingKey) signed(s Signature) bool {
 	sum := sha256.Sum256(s.Payload)
 	switch key := k.key.(type) {
@@ -207,7 +208,7 @@ func (k signingKey) signed(s Signature) bool {
 	}
 }
 
-// signedDigest reads what a signature is about.
+// signedDigest reads the digest that a signature is about.
 func signedDigest(payload []byte) (string, error) {
 	var p struct {
 		Critical struct {
@@ -218,13 +219,13 @@ func signedDigest(payload []byte) (string, error) {
 		} `json:"critical"`
 	}
 	if err := json.Unmarshal(payload, &p); err != nil {
-		return "", fmt.Errorf("what it signs is no JSON: %w", err)
+		return "", fmt.Errorf("its payload is not JSON: %w", err)
 	}
 	if p.Critical.Type != "cosign container image signature" {
 		return "", fmt.Errorf("it signs a %q, not a container image", p.Critical.Type)
 	}
 	if !schematics.IsDigest(p.Critical.Image.Digest) {
-		return "", fmt.Errorf("it signs %q, which is no digest", p.Critical.Image.Digest)
+		return "", fmt.Errorf("it signs %q, which is not a digest", p.Critical.Image.Digest)
 	}
 	return p.Critical.Image.Digest, nil
 }

@@ -104,7 +104,7 @@ func TestSignatures(t *testing.T) {
 		"of another image": {
 			key,
 			[]Signature{key.sign(t, was)},
-			"the signature of installer " + ref + is + " is one of another image, " + was + ": someone has copied it there",
+			"the signature of installer " + ref + is + " is for another image, " + was + ": someone has copied it there",
 		},
 		"of something else": {
 			key,
@@ -112,7 +112,7 @@ func TestSignatures(t *testing.T) {
 			"the signature of " + ref + is + `: it signs a "atomic container signature", not a container image`,
 		},
 		"of no digest": {
-			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is no digest`,
+			key, []Signature{key.sign(t, "latest")}, "the signature of " + ref + is + `: it signs "latest", which is not a digest`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -226,7 +226,7 @@ func TestSignaturePolicy(t *testing.T) {
 			}
 			e := b.ledger.Lock().Schematics["default"]
 			if err != nil && e.Installer != "" {
-				t.Error("the installer is recorded all the same")
+				t.Error("the installer is recorded despite the error")
 			}
 			if err == nil && (e.Signer != tc.want || e.Installer == "") {
 				t.Errorf("signer = %q of %q, want %q", e.Signer, e.Installer, tc.want)
@@ -235,8 +235,8 @@ func TestSignaturePolicy(t *testing.T) {
 	}
 }
 
-// TestRequireLater: what was built while nobody looked is looked at once the
-// policy says so, and only then.
+// TestRequireLater: what was built without a check is checked once the policy
+// requires it, and only then.
 func TestRequireLater(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
@@ -269,8 +269,8 @@ func TestRequireLater(t *testing.T) {
 	}
 }
 
-// TestSignerStays: what was verified of the same bytes is not forgotten because they
-// are somewhere else and nobody looks.
+// TestSignerStays: a verified signer of the same bytes is not forgotten because they
+// moved and nothing is checked.
 func TestSignerStays(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)

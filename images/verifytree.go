@@ -13,10 +13,10 @@ import (
 // maxNamed is how many differing files a message names; the others are counted.
 const maxNamed = 3
 
-// treeDiff says in which files a tree is not the one that is wanted; "" if in
-// none. Owners are not compared, as imager gives every file to root, nor are
-// directories, times and extended attributes, which imager sets on its own (see
-// Untar in pkg/archiver and Compress in internal/pkg/extensions of siderolabs/talos).
+// treeDiff says which files of a tree differ from the wanted one; "" if none do. It
+// does not compare owners, because imager gives every file to root, nor directories,
+// times and extended attributes, which imager sets itself (see Untar in pkg/archiver
+// and Compress in internal/pkg/extensions of siderolabs/talos).
 func treeDiff(want, got bootimage.Tree, same func(want, got bootimage.File) string) string {
 	var found []string
 	all := maps.Clone(want)
@@ -56,7 +56,7 @@ func sameFile(want, got bootimage.File) string {
 	if why := sameContent(want, got); why != "" {
 		return why
 	}
-	if want.HardLink && got.SHA256 == emptySum { // imager has not followed it, nor taken its file's mode
+	if want.HardLink && got.SHA256 == emptySum { // imager has neither followed it nor taken its file's mode
 		want.Mode = want.LinkMode
 	}
 	if w, g := permissions(want), permissions(got); w != g {
@@ -65,8 +65,8 @@ func sameFile(want, got bootimage.File) string {
 	return ""
 }
 
-// sameContent compares all but permissions: those of files that imager moves into
-// the initramfs depend on the umask of whoever ran it.
+// sameContent compares everything except permissions: those of files that imager
+// moves into the initramfs depend on the umask of the process that ran it.
 func sameContent(want, got bootimage.File) string {
 	switch {
 	case want.Mode.Type() != got.Mode.Type():

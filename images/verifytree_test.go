@@ -8,7 +8,8 @@ import (
 )
 
 // TestHardLinks: imager makes an empty file of a hard link in an extension image
-// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of it alone.
+// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of
+// nothing else.
 func TestHardLinks(t *testing.T) {
 	t.Parallel()
 	file, empty, other := content("x"), content(""), content("y")

@@ -343,9 +343,9 @@ func TestHowAnISOWouldGetThere(t *testing.T) {
 		"no privilege":          {"auto", false, 700, 700, "by upload: it may not"},
 		"all there":             {"auto", true, 700, 700, "pve1 downloads it from https://factory"},
 		"not built yet":         {"auto", true, 0, 0, "by download on pve1 if the factory can be reached from there"},
-		"no way out":            {"auto", true, 0, 700, "by upload: pve1 does not get https://factory/x.iso: no route to host"},
-		"another file":          {"auto", true, 500, 700, "by upload: pve1 is told that https://factory/x.iso has 500 bytes, but the lock has 700"},
-		"no way, but asked for": {"download-url", true, 0, 700, "but not by download-url, as is configured: pve1 does not get https://factory/x.iso: no route to host"},
+		"no way out":            {"auto", true, 0, 700, "by upload: pve1 cannot fetch https://factory/x.iso: no route to host"},
+		"another file":          {"auto", true, 500, 700, "by upload: pve1 reports that https://factory/x.iso has 500 bytes, but the lock has 700"},
+		"no way, but asked for": {"download-url", true, 0, 700, "but not by download-url, as is configured: pve1 cannot fetch https://factory/x.iso: no route to host"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

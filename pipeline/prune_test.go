@@ -317,7 +317,7 @@ func TestPruneSaysWhy(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("why they stay (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]string{"pve2 is offline: what is on storages of its own was not looked at"}, rep.Unseen); diff != "" {
+		if diff := cmp.Diff([]string{"pve2 is offline: its own storages were not checked"}, rep.Unseen); diff != "" {
 			t.Errorf("unseen (-want +got):\n%s", diff)
 		}
 	})

@@ -1,8 +1,8 @@
 package schematics
 
-// renamed returns the present name of an official extension that schematics may
-// still name by an older one. Image Factories translate it when they build.
-// See ExtensionNameAlias in siderolabs/image-factory, internal/profile/profile.go.
+// renamed returns the current name of an official extension that schematics may
+// still call by an older one. Image Factories translate it when they build. See
+// ExtensionNameAlias in siderolabs/image-factory, internal/profile/profile.go.
 func renamed(name string) string {
 	switch name {
 	case "siderolabs/v4l-uvc":

@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Archive keeps a lock in a directory of past locks, which it creates. A lock of
-// the same builds that is there already is replaced.
+// Archive stores a lock in a directory of past locks, which it creates. It replaces
+// an archived lock of the same builds.
 func Archive(dir string, l Lock) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keep the lock: %w", err)
@@ -22,16 +22,16 @@ func Archive(dir string, l Lock) error {
 	return nil
 }
 
-// History is what past and present locks say about the images that nodes may still run.
+// History is what past and current locks say about the images that nodes may still run.
 type History struct {
 	locks  []Lock
 	byHash map[string][]Extension
 }
 
-// Locks are the locks that it was read from.
+// Locks returns the locks of the history.
 func (h History) Locks() []Lock { return slices.Clone(h.locks) }
 
-// ReadHistory reads the past locks of a directory, which need not exist, and adds the present ones.
+// ReadHistory reads the past locks of a directory, which need not exist, and adds the current ones.
 func ReadHistory(dir string, present ...Lock) (History, error) {
 	h := History{byHash: map[string][]Extension{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
@@ -65,8 +65,8 @@ func (h *History) add(l Lock) {
 	}
 }
 
-// ByLockHash returns the extensions, with digests, of an image that carries
-// this lock hash ("sha256-…"). ok is false when no known lock made it.
+// ByLockHash returns the extensions, with digests, of an image that carries this
+// lock hash ("sha256-…"). ok is false if no known lock has it.
 func (h History) ByLockHash(hash string) (extensions []Extension, ok bool) {
 	extensions, ok = h.byHash[hash]
 	return slices.Clone(extensions), ok

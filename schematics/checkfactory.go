@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// CheckFactory refuses a factory that would build something else than the lock
-// says, under the lock's name: kind Refused, with everything that differs.
+// CheckFactory refuses a factory that would build something other than the lock
+// says, under the lock's name: kind Refused, with all differences.
 func (l Lock) CheckFactory(ctx context.Context, name string, f Factory) error {
 	e := l.Schematics[name]
 	extensions, err := f.Extensions(ctx, l.Talos)

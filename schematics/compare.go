@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// Change is a schematic whose image is another one in the new lock; nodes that
-// run the old one are stale.
+// Change is a schematic whose image changes with the new lock; nodes that run the
+// old one are stale.
 type Change struct {
 	Schematic string   `json:"schematic"`
 	OldBuild  string   `json:"oldBuild"` // "": the schematic is new
-	NewBuild  string   `json:"newBuild"` // "": it is gone
+	NewBuild  string   `json:"newBuild"` // "": it was removed
 	Moved     []Moved  `json:"moved"`
-	Reasons   []string `json:"reasons"` // for people, one line each; Moved is among them
+	Reasons   []string `json:"reasons"` // for people, one line each; includes Moved
 }
 
-// Moved is an extension that is pinned to something else. Old is the zero value
-// for one that was added, New for one that was removed.
+// Moved is an extension with another pin. Old is the zero value for one that was
+// added, New for one that was removed.
 type Moved struct {
 	Old Extension `json:"old"`
 	New Extension `json:"new"`
@@ -113,7 +113,7 @@ func orNone(s string) string {
 
 func userPart(e Locked) string {
 	s, err := Parse(e.File, []byte(e.Schematic))
-	if err != nil { // cannot be for a lock that was resolved or read
+	if err != nil { // impossible for a lock that was resolved or read
 		return e.Schematic
 	}
 	return s.withoutLock()

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// Customization is what a schematic asks of an image beside its extensions.
+// Customization is what a schematic requests of an image in addition to extensions.
 type Customization struct {
 	KernelArgs     []string // recast's own is the last
 	Meta           []MetaValue
 	Bootloader     string         // of a boot ISO: "sd-boot", "grub", "dual-boot"; "": Talos' own choice
 	OverlayOptions map[string]any // of the overlay, if there is one
-	// EmbeddedConfigSHA256 is of the machine configuration that the image brings with it, in hex; "" without one.
+	// EmbeddedConfigSHA256 is of the machine configuration embedded in the image, in hex; "" without one.
 	EmbeddedConfigSHA256 string
 }
 
@@ -44,8 +44,8 @@ func (e Locked) Customization() (Customization, error) {
 	return c, nil
 }
 
-// BuildOrder lists the extensions in the order in which they are built in: those that
-// the schematic names in its order, then the other explicit ones.
+// BuildOrder lists the extensions in build order: those that the schematic names, in
+// its order, then the other explicit ones.
 func (e Locked) BuildOrder() ([]Extension, error) {
 	s, err := Parse(e.File, []byte(e.Schematic))
 	if err != nil {
@@ -71,8 +71,9 @@ func (e Locked) BuildOrder() ([]Extension, error) {
 	return order, nil
 }
 
-// official is the index of the extension that schematics and factories know by that name: with
-// the digest of the list, or else with one that recast.yaml gives. -1 if there is none.
+// official is the index of the extension that schematics and factories know by that
+// name: with the digest of the list, or else with one that recast.yaml gives. -1 if
+// there is none.
 func (e Locked) official(name string) int {
 	i := slices.IndexFunc(e.Extensions, func(x Extension) bool { return !x.Explicit && x.Official() == name })
 	if i >= 0 {

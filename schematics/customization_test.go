@@ -54,8 +54,8 @@ func TestCustomization(t *testing.T) {
 	}
 }
 
-// The lock lists extensions by name; they are built in as the file has them, under
-// the names that they have by now, and explicit ones after them.
+// The lock lists extensions by name; they are built in the order of the file, under
+// their current names, and explicit ones after them.
 func TestBuildOrder(t *testing.T) {
 	t.Parallel()
 	e := Locked{File: "base.yaml", Schematic: customized, Extensions: []Extension{
@@ -80,7 +80,7 @@ func TestBuildOrder(t *testing.T) {
 	if list, err := e.BuildOrder(); err != nil || list[2].Name != "agent" {
 		t.Errorf("a pinned one: %v, %v", list, err)
 	}
-	e.Extensions[0].Ref = "ghcr.io/acme/agent" // one of that name, but not the official one
+	e.Extensions[0].Ref = "ghcr.io/acme/agent" // of that name, but not the official one
 	if list, err := e.BuildOrder(); err == nil {
 		t.Errorf("an extension that is not locked: %v", list)
 	}

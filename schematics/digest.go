@@ -22,13 +22,13 @@ func sum(text string) string {
 
 func idOf(canonical string) string { return sum(canonical) }
 
-// lockHashOf is the value of the recast.lock kernel argument: extensions that
-// change under the same version change it, and with it the schematic ID.
+// lockHashOf is the value of the recast.lock kernel argument: an extension that
+// changes under the same version changes it, and with it the schematic ID.
 func lockHashOf(e Locked) string {
 	return "sha256-" + sum(strings.Join(append(officialDigests(e), otherContent(e)...), "\n"))
 }
 
-// buildIDOf hashes all that decides what an image holds.
+// buildIDOf hashes everything that determines an image's content.
 func buildIDOf(l Lock, e Locked) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "talos %s\narch %s\nplatform %s\nsecureboot %t\n", l.Talos, l.Arch, l.Platform, l.SecureBoot)
@@ -46,12 +46,12 @@ func buildIDOf(l Lock, e Locked) string {
 	return sum(b.String())
 }
 
-// isoNameOf is the name of a build's boot ISO wherever it is kept.
+// isoNameOf is the name of a build's boot ISO wherever it is stored.
 func isoNameOf(l Lock, e Locked) string {
 	return fmt.Sprintf("recast-%s-%s-%s-%s.iso", l.Talos, Short(e.BuildID), l.Platform, l.Arch)
 }
 
-// officialDigests are sorted: the schematic's text has the order.
+// officialDigests are sorted: the schematic's text defines the order.
 func officialDigests(e Locked) []string {
 	digests := make([]string, 0, len(e.Extensions))
 	for _, x := range e.Extensions {
@@ -63,9 +63,9 @@ func officialDigests(e Locked) []string {
 	return digests
 }
 
-// otherContent is a line for each thing that goes into an image beside official
-// extensions, in the order in which it is built in, and one for what gives the same
-// content another name.
+// otherContent returns a line for each part of an image other than official
+// extensions, in build order, and a line for what gives the same content another
+// name.
 func otherContent(e Locked) []string {
 	var lines []string
 	for _, x := range e.Extensions {
@@ -82,10 +82,10 @@ func otherContent(e Locked) []string {
 	return lines
 }
 
-// isHex says whether s is a SHA-256 in hex.
+// isHex reports whether s is a SHA-256 in hex.
 func isHex(s string) bool { return IsDigest("sha256:" + s) }
 
-// IsDigest says whether s is a whole sha256 digest: "sha256:" and 64 hex digits.
+// IsDigest reports whether s is a complete sha256 digest: "sha256:" and 64 hex digits.
 func IsDigest(s string) bool {
 	return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`).MatchString(s)
 }

@@ -10,18 +10,19 @@ import (
 
 // ExtensionImages reads extension images that recast.yaml names itself.
 type ExtensionImages interface {
-	// Digest returns the digest of what ref (a tag or a digest) names; of the
-	// index where it is one. found is false only if the registry clearly has none.
+	// Digest returns the digest of what ref (a tag or a digest) names, which may be
+	// an index. found is false only if the registry definitely has none.
 	Digest(ctx context.Context, ref string) (digest string, found bool, err error)
-	// Describe reads what ref, by digest, says of itself for an architecture. One
-	// that is not there or no extension image is an error of kind Config.
+	// Describe reads an image's description of itself, by digest, for an
+	// architecture. A missing image, or one that is not an extension, is an error of
+	// kind Config.
 	Describe(ctx context.Context, ref, arch string) (ExtensionImage, error)
 }
 
-// ExtensionImage is what an extension image says of itself, in manifest.yaml.
+// ExtensionImage is an extension image's description of itself, in manifest.yaml.
 type ExtensionImage struct {
-	Architectures []string // that the image is there for, sorted: "amd64"
-	Name, Version string   // "" where the architecture asked for is not among them
+	Architectures []string // for which the image exists, sorted: "amd64"
+	Name, Version string   // "" if the requested architecture is not among them
 }
 
 // Explicit is an extension image that recast.yaml names itself.
@@ -43,7 +44,7 @@ func (x Explicit) String() string {
 	return s
 }
 
-// explicit resolves an extension that is to come after others.
+// explicit resolves an extension to be built in after others.
 func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Extension) (e Extension, problem, err error) {
 	bad := func(format string, args ...any) (Extension, error, error) {
 		return Extension{}, fault.As(fault.Config, fmt.Errorf("%s: %w", x.Place, fmt.Errorf(format, args...))), nil
@@ -68,9 +69,9 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 	if problem != nil {
 		return bad("%w", problem)
 	}
-	// Factory and imager add entries of these names to an image themselves.
+	// Factory and imager add entries with these names to an image themselves.
 	if image.Name == "schematic" || image.Name == "modules.dep" || image.Name == "embedded-config" {
-		return bad("%s calls itself %q, which is an entry of Talos' own", x, image.Name)
+		return bad("%s calls itself %q, which is one of Talos' own entries", x, image.Name)
 	}
 	if i := slices.IndexFunc(others, func(o Extension) bool { return o.Name == image.Name }); i >= 0 {
 		return bad("%s calls itself %q, as %s does: a node can't tell them apart", x, image.Name, others[i].Ref)
@@ -78,8 +79,8 @@ func (r *resolver) explicit(ctx context.Context, x Explicit, f File, others []Ex
 	return Extension{Name: image.Name, Version: image.Version, Ref: x.Repository, Digest: digest, Explicit: true, Tag: x.Tag}, nil, nil
 }
 
-// digestOf is the digest to lock: the one that is given, that which is locked for
-// the tag, or what the tag names now.
+// digestOf is the digest to lock: the given one, the one locked for the tag, or what
+// the tag names now.
 func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, found bool, err error) {
 	if x.Digest == "" {
 		if locked, ok := r.lockedDigest(x); ok && !r.req.Update {
@@ -104,7 +105,7 @@ func (r *resolver) digestOf(ctx context.Context, x Explicit) (digest string, fou
 	return x.Digest, true, nil
 }
 
-// lockedDigest is what the present lock has for a tag.
+// lockedDigest is the current lock's digest for a tag.
 func (r *resolver) lockedDigest(x Explicit) (string, bool) {
 	if r.req.Old == nil {
 		return "", false
@@ -122,11 +123,11 @@ func (r *resolver) lockedDigest(x Explicit) (string, bool) {
 func tagMoved(x Explicit, tagged, now string) Warning {
 	w := Warning{Kind: TagMoved, Subject: tagged, Locked: x.Digest, Found: now}
 	if now == "" {
-		w.Text = fmt.Sprintf("%s: %s: the registry has no such tag any more; what is built in is %s, as given", x.Place, tagged, x.Digest)
-		w.Hint = "registries drop what no tag names: keep a copy of it, or name a tag that is there"
+		w.Text = fmt.Sprintf("%s: %s: the registry no longer has this tag; the build uses %s, as given", x.Place, tagged, x.Digest)
+		w.Hint = "registries delete what no tag names: keep a copy, or use an existing tag"
 		return w
 	}
-	w.Text = fmt.Sprintf("%s: %s names %s by now; what is built in is %s, as given", x.Place, tagged, now, x.Digest)
-	w.Hint = "someone pushed other content under the same tag. To take it, write its digest; to leave it at that, remove the tag"
+	w.Text = fmt.Sprintf("%s: %s now names %s; the build uses %s, as given", x.Place, tagged, now, x.Digest)
+	w.Hint = "someone pushed other content under the same tag. To take it, write its digest; to keep the given one, remove the tag"
 	return w
 }

@@ -28,7 +28,7 @@ func own(text string, extensions ...Explicit) Request {
 	return req
 }
 
-// explicitCase is a reference and what it comes to.
+// explicitCase is a reference and its expected result.
 type explicitCase struct {
 	shelf    []func(*shelf)
 	wanted   Explicit
@@ -51,13 +51,13 @@ func explicitCases() map[string]explicitCase {
 	}
 	moved := Warning{
 		Kind: TagMoved, Subject: frr + ":1.7", Locked: one, Found: two,
-		Text: "recast.yaml:9:1: " + frr + ":1.7 names " + two + " by now; what is built in is " + one + ", as given",
-		Hint: "someone pushed other content under the same tag. To take it, write its digest; to leave it at that, remove the tag",
+		Text: "recast.yaml:9:1: " + frr + ":1.7 now names " + two + "; the build uses " + one + ", as given",
+		Hint: "someone pushed other content under the same tag. To take it, write its digest; to keep the given one, remove the tag",
 	}
 	gone := Warning{
 		Kind: TagMoved, Subject: frr + ":1.7", Locked: one,
-		Text: "recast.yaml:9:1: " + frr + ":1.7: the registry has no such tag any more; what is built in is " + one + ", as given",
-		Hint: "registries drop what no tag names: keep a copy of it, or name a tag that is there",
+		Text: "recast.yaml:9:1: " + frr + ":1.7: the registry no longer has this tag; the build uses " + one + ", as given",
+		Hint: "registries delete what no tag names: keep a copy, or use an existing tag",
 	}
 	return map[string]explicitCase{
 		"tag and digest": {
@@ -133,7 +133,7 @@ func TestExplicit(t *testing.T) {
 				t.Errorf("asked of the registry (-want +got):\n%s", diff)
 			}
 			if err := got.Matches(req); err != nil {
-				t.Errorf("the lock does not match what it was made of: %v", err)
+				t.Errorf("the lock does not match its inputs: %v", err)
 			}
 		})
 	}
@@ -165,7 +165,7 @@ func TestExplicitRefuses(t *testing.T) {
 		"another architecture": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"arm64", "riscv64"}, Name: "frr", Version: "1"}),
 			[]Explicit{pinned},
-			"recast.yaml:9:1: " + frr + "@" + one + " is not there for amd64, but for arm64, riscv64", "",
+			"recast.yaml:9:1: " + frr + "@" + one + " does not exist for amd64, only for arm64, riscv64", "",
 		},
 		"no name": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Version: "1"}),
@@ -185,7 +185,7 @@ func TestExplicitRefuses(t *testing.T) {
 		"an entry of Talos": {
 			"customization: {}\n", named(ExtensionImage{Architectures: []string{"amd64"}, Name: "schematic", Version: "1"}),
 			[]Explicit{pinned},
-			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "schematic", which is an entry of Talos' own`, "",
+			"recast.yaml:9:1: " + frr + "@" + one + ` calls itself "schematic", which is one of Talos' own entries`, "",
 		},
 		"everything at once": {
 			"customization: {systemExtensions: {officialExtensions: [zzz]}}\n", nil,
@@ -213,12 +213,12 @@ func TestExplicitRefuses(t *testing.T) {
 	images.fail = errAway
 	_, _, err := Resolve(t.Context(), own("customization: {}\n", Explicit{Repository: frr, Tag: "1"}), Sources{Catalog: catalog(), Images: images})
 	if want := "recast.yaml:9:1: look up " + frr + ":1: away"; err == nil || err.Error() != want || fault.KindOf(err) == fault.Config {
-		t.Errorf("a registry that is away: %v, want %s", err, want)
+		t.Errorf("an unavailable registry: %v, want %s", err, want)
 	}
 }
 
-// TestExplicitInBuild: an explicit extension's digest and its place in the order
-// are part of lock hash, schematic ID and build ID; how it is named is not.
+// TestExplicitInBuild: an explicit extension's digest and its place in the order are
+// part of lock hash, schematic ID and build ID; its name is not.
 func TestExplicitInBuild(t *testing.T) {
 	t.Parallel()
 	images := newShelf(catalog())
@@ -286,12 +286,12 @@ func TestExplicitInBuild(t *testing.T) {
 		t.Errorf("build order (-want +got):\n%s%v", diff, err)
 	}
 	if got := base.Outdated(catalog()); len(got) > 0 {
-		t.Errorf("a factory is blamed for what it can't know: %v", got)
+		t.Errorf("a factory is blamed for what it can't detect: %v", got)
 	}
 }
 
-// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not
-// the official one, nor pinned as that.
+// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not the
+// official one, nor pinned like it.
 func TestExplicitOfAnOfficialPath(t *testing.T) {
 	t.Parallel()
 	const copied = "registry.example/siderolabs/iscsi-tools"
@@ -319,7 +319,7 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	}
 }
 
-// TestMatchesExplicit: a lock of other references is none of this configuration.
+// TestMatchesExplicit: a lock of other references does not match.
 func TestMatchesExplicit(t *testing.T) {
 	t.Parallel()
 	one := digestOf("one")

@@ -16,29 +16,29 @@ type Factory interface {
 	// Overlays lists the official overlays that the factory has for a Talos version.
 	Overlays(ctx context.Context, talos string) ([]OfficialOverlay, error)
 	// Broken lists the Talos versions that the factory has marked as broken: it
-	// builds nothing for them, and has no lists either.
+	// builds nothing for them, and has no lists for them.
 	Broken(ctx context.Context) ([]string, error)
-	// SecureBootCertificate is the PEM certificate by which the factory signs images
-	// for Secure Boot. A factory that signs none is an error of kind Config.
+	// SecureBootCertificate is the PEM certificate with which the factory signs
+	// images for Secure Boot. A factory that signs none is an error of kind Config.
 	SecureBootCertificate(ctx context.Context) ([]byte, error)
 }
 
-// OfficialOverlay is an overlay as a factory lists it.
+// OfficialOverlay is an overlay in a factory's list.
 type OfficialOverlay struct {
 	Name   string // "rpi_generic"
-	Image  string // as schematics name it: "siderolabs/sbc-raspberrypi"
+	Image  string // in schematics: "siderolabs/sbc-raspberrypi"
 	Ref    string // repository: "ghcr.io/siderolabs/sbc-raspberrypi"
 	Digest string // of the image index
 }
 
-// served is what the factory says that it would build.
+// served is what the factory says it would build.
 type served struct {
-	asked      bool // there is something for it to build, and it builds the Talos version
+	asked      bool // it has something to build, and builds the Talos version
 	extensions []OfficialExtension
 	overlays   []OfficialOverlay
 }
 
-// askFactory asks the factory for all that the lock depends on.
+// askFactory asks the factory for everything that the lock depends on.
 func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) error {
 	builds, overlays := false, false
 	for name, s := range parsed {
@@ -69,10 +69,10 @@ func (r *resolver) askFactory(ctx context.Context, parsed map[string]Schematic) 
 	return nil
 }
 
-// withoutFactory refuses what only a factory can say.
+// withoutFactory refuses what requires a factory.
 func (r *resolver) withoutFactory(overlays bool) error {
 	if r.req.SecureBoot {
-		return fault.Configf("images for Secure Boot are signed by an Image Factory, and none builds here")
+		return fault.Configf("images for Secure Boot are signed by an Image Factory, and no factory is used here")
 	}
 	if overlays {
 		return fault.Configf("overlays are listed by an Image Factory, and there is none")
@@ -80,8 +80,8 @@ func (r *resolver) withoutFactory(overlays bool) error {
 	return nil
 }
 
-// askExtensions asks for the factory's list. There is none for a version that is
-// marked as broken: siderolabs/image-factory, internal/artifacts, validateTalosVersion.
+// askExtensions asks for the factory's list. A version marked as broken has none:
+// siderolabs/image-factory, internal/artifacts, validateTalosVersion.
 func (r *resolver) askExtensions(ctx context.Context) error {
 	talos := r.req.Talos
 	r.req.note("the Image Factory's list of extensions for Talos %s", talos)
@@ -97,21 +97,21 @@ func (r *resolver) askExtensions(ctx context.Context) error {
 	case !slices.Contains(broken, talos):
 		return fmt.Errorf("list the factory's extensions for Talos %s: %w", talos, err)
 	case r.req.Old == nil || r.req.Old.Talos != talos:
-		err := fault.ExtensionUnknown.Configf("Talos %s is marked broken by the Image Factory, which builds nothing of it", talos)
+		err := fault.ExtensionUnknown.Configf("Talos %s is marked broken by the Image Factory, which does not build it", talos)
 		if r.req.TalosPlace != "" {
 			err = fault.Configf("%s: %w", r.req.TalosPlace, err)
 		}
-		return fault.WithHint(err, "choose another version: the release notes of Talos say which one mends it")
+		return fault.WithHint(err, "choose another version: the release notes of Talos say which one fixes it")
 	}
 	r.warnings.add(Warning{
 		Kind: BrokenVersion, Subject: talos,
-		Text: fmt.Sprintf("Talos %s, which is locked, was marked broken by the Image Factory: it builds nothing of it any more", talos),
-		Hint: "what was built and published stays usable; choose another version: the release notes of Talos say which one mends it",
+		Text: fmt.Sprintf("Talos %s, which is locked, was marked broken by the Image Factory: it no longer builds it", talos),
+		Hint: "what was built and published stays usable; choose another version: the release notes of Talos say which one fixes it",
 	})
 	return nil
 }
 
-// askSecureBoot pins the certificate by which the factory signs.
+// askSecureBoot pins the certificate with which the factory signs.
 func (r *resolver) askSecureBoot(ctx context.Context) error {
 	r.req.note("the Image Factory's certificate for Secure Boot")
 	text, err := r.from.Factory.SecureBootCertificate(ctx)
@@ -127,34 +127,34 @@ func (r *resolver) askSecureBoot(ctx context.Context) error {
 		r.lock.SecureBootKey = old.SecureBootKey
 		r.warnings.add(Warning{
 			Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: old.SecureBootKey, Found: key,
-			Text: fmt.Sprintf("the factory signs for Secure Boot by certificate %s by now, but the lock has %s", key, old.SecureBootKey),
-			Hint: "machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`",
+			Text: fmt.Sprintf("the factory signs for Secure Boot with certificate %s now, but the lock has %s", key, old.SecureBootKey),
+			Hint: "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`",
 		})
 	}
 	return nil
 }
 
-// checkSecureBoot compares the certificate by which a factory signs with the locked one.
+// checkSecureBoot compares the factory's certificate with the locked one.
 func (l Lock) checkSecureBoot(certificate []byte) error {
 	key, err := secureBootKey(certificate)
 	if err != nil || key == l.SecureBootKey {
 		return err
 	}
-	return fault.WithHint(fault.ImageDiffers.Refusedf("the factory signs for Secure Boot by certificate %s, but the lock has %s", key, l.SecureBootKey),
-		"machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`")
+	return fault.WithHint(fault.ImageDiffers.Refusedf("the factory signs for Secure Boot with certificate %s, but the lock has %s", key, l.SecureBootKey),
+		"machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`")
 }
 
 // secureBootKey is the SHA-256 of a certificate.
 func secureBootKey(certificate []byte) (string, error) {
 	block, _ := pem.Decode(certificate)
 	if block == nil || block.Type != "CERTIFICATE" {
-		return "", fmt.Errorf("the factory's Secure Boot certificate is none, in PEM")
+		return "", fmt.Errorf("the factory's Secure Boot certificate is not a PEM certificate")
 	}
 	return sum(string(block.Bytes)), nil
 }
 
-// compareWithList warns of official extensions that were published anew since they were
-// locked, unless the factory builds those already, which was warned of.
+// compareWithList warns of official extensions that were republished since they were
+// locked, unless the factory already builds those, which has its own warning.
 func (r *resolver) compareWithList(official map[string]OfficialExtension) {
 	for _, name := range r.lock.Names() {
 		for _, x := range r.lock.Schematics[name].Extensions {
@@ -165,21 +165,21 @@ func (r *resolver) compareWithList(official map[string]OfficialExtension) {
 			}
 			r.warnings.add(Warning{
 				Kind: Republished, Subject: x.Official(), Locked: x.Digest, Found: now.Digest,
-				Text: fmt.Sprintf("extension %s %s was published anew: the registry lists %s, locked is %s", x.Official(), now.Version, now.Digest, x.Digest),
+				Text: fmt.Sprintf("extension %s %s was republished: the registry lists %s, locked is %s", x.Official(), now.Version, now.Digest, x.Digest),
 				Hint: "`recast lock --update` takes it; until then the locked one is built in",
 			})
 		}
 	}
 }
 
-// compareWithFactory warns of what the factory would build otherwise.
+// compareWithFactory warns of what the factory would build differently.
 func (r *resolver) compareWithFactory(official map[string]OfficialExtension) {
 	for _, name := range r.lock.Names() {
 		if !r.served.asked || r.req.Files[name].Imager {
 			continue
 		}
 		e := r.lock.Schematics[name]
-		r.warnings.add(e.behind(r.served.extensions, official)...)
+		r.warnings.add(e.outdatedWithHints(r.served.extensions, official)...)
 		r.warnings.add(e.OutdatedOverlay(r.served.overlays)...)
 	}
 }

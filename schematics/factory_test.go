@@ -15,11 +15,11 @@ func TestBrokenVersion(t *testing.T) {
 	earlier := old.Clone()
 	earlier.Talos = "v1.13.8"
 	const (
-		refused = "recast.yaml:4:3: talos.version: Talos v1.13.9 is marked broken by the Image Factory, which builds nothing of it"
-		advice  = "choose another version: the release notes of Talos say which one mends it"
+		refused = "recast.yaml:4:3: talos.version: Talos v1.13.9 is marked broken by the Image Factory, which does not build it"
+		advice  = "choose another version: the release notes of Talos say which one fixes it"
 	)
 	warned := []Warning{{
-		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it builds nothing of it any more",
+		Kind: BrokenVersion, Subject: "v1.13.9", Text: "Talos v1.13.9, which is locked, was marked broken by the Image Factory: it no longer builds it",
 		Hint: "what was built and published stays usable; " + advice,
 	}}
 	for name, tc := range map[string]struct {
@@ -57,7 +57,7 @@ func TestBrokenVersion(t *testing.T) {
 	}
 }
 
-// TestSecureBoot: the certificate is part of the build, and moves by an update only.
+// TestSecureBoot: the certificate is part of the build, and changes only with an update.
 func TestSecureBoot(t *testing.T) {
 	t.Parallel()
 	lock := func(cert string, old *Lock, update bool) (Lock, []Warning) {
@@ -78,10 +78,10 @@ func TestSecureBoot(t *testing.T) {
 	if diff := cmp.Diff(one, kept); diff != "" {
 		t.Errorf("the lock moved without an update (-want +got):\n%s", diff)
 	}
-	const hint = "machines that have enrolled the locked certificate alone don't boot what the other one signed: see that they know the new one, then run `recast lock --update`"
+	const hint = "machines that have enrolled only the locked certificate do not boot what the other one signed: make sure that they know the new one, then run `recast lock --update`"
 	want := []Warning{{
 		Kind: SecureBootKeyDiffers, Subject: "Secure Boot", Locked: sum("one"), Found: sum("two"),
-		Text: "the factory signs for Secure Boot by certificate " + sum("two") + " by now, but the lock has " + sum("one"), Hint: hint,
+		Text: "the factory signs for Secure Boot with certificate " + sum("two") + " now, but the lock has " + sum("one"), Hint: hint,
 	}}
 	if diff := cmp.Diff(want, warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
@@ -103,11 +103,11 @@ func TestSecureBoot(t *testing.T) {
 		t.Errorf("another certificate: %v", err)
 	}
 	if err := one.checkSecureBoot([]byte("x")); err == nil {
-		t.Error("no certificate is taken for the locked one")
+		t.Error("a missing certificate counts as the locked one")
 	}
 	factory := &maker{extensions: catalog(), certificate: certificate("one")}
 	if err := one.CheckFactory(t.Context(), "a", factory); err != nil {
-		t.Errorf("a factory as the lock has it: %v", err)
+		t.Errorf("a factory that matches the lock: %v", err)
 	}
 	factory.extensions, factory.certificate = catalog().with("siderolabs/qemu-guest-agent", digestOf("patched")), certificate("two")
 	err = one.CheckFactory(t.Context(), "a", factory)
@@ -193,7 +193,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-// TestRenamed: an old name is resolved to the new one, which is what nodes list.
+// TestRenamed: an old name is resolved to the new one, which nodes list.
 func TestRenamed(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/nvidia-fabricmanager"
@@ -212,7 +212,7 @@ func TestRenamed(t *testing.T) {
 	}
 	wantWarnings := []Warning{{
 		Kind: Renamed, Subject: name,
-		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is called "siderolabs/nvidia-fabric-manager-lts" by now: nodes list it as "nvidia-fabricmanager-lts"`,
+		Text: `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager" is now called "siderolabs/nvidia-fabric-manager-lts": nodes list it as "nvidia-fabricmanager-lts"`,
 		Hint: `the old name works as long as factories know it; to write "siderolabs/nvidia-fabric-manager-lts" changes the schematic, and so rolls its nodes`,
 	}}
 	if diff := cmp.Diff(wantWarnings, warnings); diff != "" {
@@ -224,8 +224,8 @@ func TestRenamed(t *testing.T) {
 	}
 	req.Arch = "arm64"
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
-	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " is not there for arm64, but for amd64"
+	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"
 	if err == nil || err.Error() != wrong || fault.KindOf(err) != fault.Config {
-		t.Errorf("an architecture that it is not there for: %v, want %s", err, wrong)
+		t.Errorf("an architecture without an image: %v, want %s", err, wrong)
 	}
 }

@@ -14,15 +14,15 @@ type Lock struct {
 	Arch       string `yaml:"arch" json:"arch"`
 	Platform   string `yaml:"platform" json:"platform"`
 	SecureBoot bool   `yaml:"secureBoot,omitempty" json:"secureBoot,omitempty"`
-	// SecureBootKey is the SHA-256, in hex, of the DER certificate by which the
+	// SecureBootKey is the SHA-256, in hex, of the DER certificate with which the
 	// factory signs images for Secure Boot; "" without it.
 	SecureBootKey string `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`
-	// Signers are the keys, as in Locked, that had signed the installers of the lock before
-	// this one: what is built anew is not to be signed by another all of a sudden.
+	// Signers are the keys, as in Locked, that signed the installers of the previous
+	// lock: a rebuilt installer must not silently have another signer.
 	Signers    []string          `yaml:"signers,omitempty" json:"signers,omitempty"`
 	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
-	// Checksum covers everything above it, so that a file which was cut off or
-	// edited by hand is noticed. WriteLock sets it.
+	// Checksum covers everything above it, to detect a file that was truncated or
+	// edited by hand. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
 }
 
@@ -30,19 +30,19 @@ type Lock struct {
 type Locked struct {
 	File        string `yaml:"file" json:"file"`
 	BuildID     string `yaml:"buildID" json:"buildID"`         // 64 hex digits
-	SchematicID string `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be the same
+	SchematicID string `yaml:"schematicID" json:"schematicID"` // as we compute it; the factory's must be equal
 	LockHash    string `yaml:"lockHash" json:"lockHash"`       // "sha256-…"
 	// Extensions are the official ones, sorted by name, and then the explicit ones
-	// in the order of recast.yaml, which is the order in which they are built in.
+	// in the order of recast.yaml, which is their build order.
 	Extensions []Extension `yaml:"extensions" json:"extensions"`
 	Overlay    *Overlay    `yaml:"overlay,omitempty" json:"overlay,omitempty"`
-	// Rebuild counts how often another image of the same content was asked for: a
-	// factory serves the one that it has built under a name for ever.
+	// Rebuild counts the requested rebuilds of the same content: a factory serves
+	// for ever what it has built under a name.
 	Rebuild int `yaml:"rebuild,omitempty" json:"rebuild,omitempty"`
 	// Installer and ISO are recorded once their content was verified.
 	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
 	// Signer is the SHA-256, in hex, of the DER public key whose signature of the
-	// installer was verified; "" where none was.
+	// installer was verified; "" without one.
 	Signer    string `yaml:"signer,omitempty" json:"signer,omitempty"`
 	ISO       ISO    `yaml:"iso" json:"iso"`
 	Schematic string `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
@@ -54,10 +54,10 @@ type Extension struct {
 	Version string `yaml:"version" json:"version"`
 	Ref     string `yaml:"ref" json:"ref"` // repository: "ghcr.io/siderolabs/qemu-guest-agent"
 	Digest  string `yaml:"digest" json:"digest"`
-	// Explicit: its reference is given in recast.yaml, and no factory builds it: it is none of
-	// the official ones, or another digest than theirs.
+	// Explicit: its reference is given in recast.yaml, and no factory builds it: it
+	// is not official, or has another digest.
 	Explicit bool `yaml:"explicit,omitempty" json:"explicit,omitempty"`
-	// Tag is the one that an explicit reference names; "" where it names a digest only.
+	// Tag is the one in an explicit reference; "" if that has only a digest.
 	Tag string `yaml:"tag,omitempty" json:"tag,omitempty"`
 }
 
@@ -68,8 +68,8 @@ type Overlay struct {
 	Digest string `yaml:"digest" json:"digest"`
 }
 
-// Official is the name by which schematics and Image Factories know the
-// extension, "siderolabs/qemu-guest-agent": the same whatever registry it is read from.
+// Official is the name by which schematics and Image Factories know the extension,
+// "siderolabs/qemu-guest-agent", whatever registry it is read from.
 func (e Extension) Official() string {
 	_, path, _ := strings.Cut(e.Ref, "/")
 	return path
@@ -88,7 +88,7 @@ const lockVersion = 1
 // Names lists the lock's schematics, sorted.
 func (l Lock) Names() []string { return slices.Sorted(maps.Keys(l.Schematics)) }
 
-// Clone is a copy that shares nothing that can change.
+// Clone returns a copy that shares nothing mutable.
 func (l Lock) Clone() Lock {
 	l.Schematics, l.Signers = maps.Clone(l.Schematics), slices.Clone(l.Signers)
 	for name, e := range l.Schematics {
@@ -101,8 +101,8 @@ func (l Lock) Clone() Lock {
 	return l
 }
 
-// Key identifies what the lock describes, whether or not it was built yet: two
-// locks of the same builds under the same names have the same key.
+// Key identifies what the lock describes, built or not: two locks of the same builds
+// under the same names have the same key.
 func (l Lock) Key() string {
 	var b strings.Builder
 	for _, name := range l.Names() {
@@ -111,22 +111,22 @@ func (l Lock) Key() string {
 	return Short(sum(b.String()))
 }
 
-// KernelArgs are the kernel arguments that the image adds to Talos' own; recast's is the last of them.
+// KernelArgs returns the kernel arguments that the image adds to Talos' own; recast's is the last one.
 func (e Locked) KernelArgs() []string {
 	s, err := Parse(e.File, []byte(e.Schematic))
-	if err != nil { // cannot be for a lock that was resolved or read
+	if err != nil { // impossible for a lock that was resolved or read
 		return nil
 	}
 	return slices.Clone(s.doc.Customization.ExtraKernelArgs)
 }
 
-// EmbedsConfig says whether the image brings a machine configuration with it.
+// EmbedsConfig reports whether the image embeds a machine configuration.
 func (e Locked) EmbedsConfig() bool {
 	s, err := Parse(e.File, []byte(e.Schematic))
 	return err == nil && s.doc.Customization.EmbeddedMachineConfiguration != ""
 }
 
-// keepBuilt carries over what was built of builds that old has too.
+// keepBuilt copies the results of builds that old has, too.
 func (l *Lock) keepBuilt(old Lock) {
 	built := map[string]Locked{}
 	for _, e := range old.Schematics {
@@ -142,7 +142,7 @@ func (l *Lock) keepBuilt(old Lock) {
 	}
 }
 
-// keepSigners carries over whose signatures were verified. Locking the same builds changes nothing.
+// keepSigners copies the verified signers. Locking the same builds changes nothing.
 func (l *Lock) keepSigners(old Lock) {
 	l.Signers = old.Signers
 	if l.Key() != old.Key() {
@@ -150,8 +150,8 @@ func (l *Lock) keepSigners(old Lock) {
 	}
 }
 
-// KnownSigners are the keys, sorted, that have signed installers of the lock, or, where none
-// was verified yet, of the lock before.
+// KnownSigners returns the keys, sorted, that have signed installers of the lock,
+// or, if none was verified yet, of the previous lock.
 func (l Lock) KnownSigners() []string {
 	var known []string
 	for _, e := range l.Schematics {
@@ -166,7 +166,7 @@ func (l Lock) KnownSigners() []string {
 	return slices.Compact(known)
 }
 
-// checksum hashes JSON, whose form does not depend on a library's taste as YAML's does.
+// checksum hashes JSON, whose form, unlike YAML's, does not depend on the library.
 func (l Lock) checksum() string {
 	l.Checksum = ""
 	text, err := json.Marshal(l)

@@ -22,9 +22,9 @@ const (
 const restore = "put the committed one back: git checkout recast.lock. Without one, remove it and run `recast lock`, " +
 	"which takes the digests that the registries have now"
 
-// ReadLock reads recast.lock and refuses one that was cut off, edited by hand
-// or does not add up; errors are of kind Config. errors.Is(err, fs.ErrNotExist)
-// says that there is none.
+// ReadLock reads recast.lock and refuses one that was truncated, edited by hand or
+// is inconsistent; errors are of kind Config. If there is none, errors.Is(err,
+// fs.ErrNotExist).
 func ReadLock(path string) (Lock, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -37,8 +37,8 @@ func ReadLock(path string) (Lock, error) {
 	return l, fault.WithHint(err, restore)
 }
 
-// WriteLock writes recast.lock so that after a crash either the old or the new one is there.
-// One that holds secrets is for its owner alone.
+// WriteLock writes recast.lock so that after a crash either the old or the new one
+// exists. If it holds secrets, only its owner may read it.
 func WriteLock(path string, l Lock) error {
 	mode := fs.FileMode(0o644)
 	if l.HoldsSecrets() {
@@ -50,9 +50,9 @@ func WriteLock(path string, l Lock) error {
 	return nil
 }
 
-// ReplaceLock writes recast.lock if it still is the one that was read; a zero was
-// means that there was none. A build takes minutes, in which another recast, or git,
-// may have written another lock, and what was learnt for the old one is not to undo that.
+// ReplaceLock writes recast.lock if it is still the one that was read; a zero was
+// means that there was none. During a build, which takes minutes, another recast or
+// git may write another lock, which the results for the old one must not overwrite.
 func ReplaceLock(path string, was, l Lock) error {
 	now, err := ReadLock(path)
 	switch {
@@ -61,10 +61,10 @@ func ReplaceLock(path string, was, l Lock) error {
 	case err != nil:
 		return err
 	case now.checksum() == l.checksum():
-		return nil // somebody else came to the same
+		return nil // someone else wrote the same
 	case now.checksum() != was.checksum():
 		return fault.WithHint(fault.LockStale.Refusedf("%s was changed by somebody else meanwhile: it is left as it is", path),
-			"another recast was at work here, or git. Run the same again: what is built is not built twice")
+			"another recast, or git, was at work here. Run the same command again: finished builds are not repeated")
 	}
 	return WriteLock(path, l)
 }
@@ -97,7 +97,7 @@ func parseLock(name string, data []byte) (Lock, error) {
 		return Lock{}, err
 	}
 	at := place{file: name, root: root}
-	// A newer format is told apart before its unknown keys are.
+	// A newer format is detected before its unknown keys are.
 	if v := child(root, "version"); v == nil || v.Value != fmt.Sprint(lockVersion) {
 		return Lock{}, at.errorf([]any{"version"}, "this recast reads locks of version %d only", lockVersion)
 	}
@@ -123,10 +123,10 @@ func (l Lock) check(at place) error {
 		}
 	}
 	if l.SecureBoot != isHex(l.SecureBootKey) || !l.SecureBoot && l.SecureBootKey != "" {
-		bad([]any{"secureBootKey"}, "secureBootKey: it is to be a SHA-256 in hex with secureBoot, and not to be there without")
+		bad([]any{"secureBootKey"}, "secureBootKey: it must be a SHA-256 in hex with secureBoot, and absent without it")
 	}
 	if slices.ContainsFunc(l.Signers, func(s string) bool { return !isHex(s) }) {
-		bad([]any{"signers"}, "signers: each is to be a SHA-256 in hex")
+		bad([]any{"signers"}, "signers: each must be a SHA-256 in hex")
 	}
 	if len(l.Schematics) == 0 {
 		bad([]any{"schematics"}, "schematics: none")
@@ -138,7 +138,7 @@ func (l Lock) check(at place) error {
 		})
 	}
 	if len(errs) == 0 && l.Checksum != l.checksum() {
-		bad([]any{"checksum"}, "the file was cut off or edited by hand: its checksum is another one")
+		bad([]any{"checksum"}, "the file was cut off or edited by hand: its checksum differs")
 	}
 	return fault.As(fault.Config, errors.Join(errs...))
 }
@@ -175,7 +175,7 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 	}
 	if (e.ISO.SHA256 == "") != (e.ISO.SizeBytes == 0) || e.ISO.SizeBytes < 0 ||
 		e.ISO.SHA256 != "" && !isHex(e.ISO.SHA256) {
-		bad("iso", "sha256 and sizeBytes do not make sense together")
+		bad("iso", "sha256 and sizeBytes contradict each other")
 	}
 }
 
@@ -194,11 +194,11 @@ func (e Locked) checkContent(bad func(key, format string, args ...any)) {
 		bad("overlay", "%q (%s@%s) is not a whole overlay", o.Name, o.Ref, o.Digest)
 	}
 	if e.Rebuild < 0 {
-		bad("rebuild", "%d is no count", e.Rebuild)
+		bad("rebuild", "%d is not a count", e.Rebuild)
 	}
 }
 
-// replaceFile writes a file whole or not at all.
+// replaceFile writes a file completely or not at all.
 func replaceFile(path string, data []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
@@ -221,7 +221,7 @@ func replaceFile(path string, data []byte, mode fs.FileMode) (err error) {
 	return syncDir(dir)
 }
 
-// syncDir makes a rename in dir survive a power cut.
+// syncDir makes a rename in dir survive a power failure.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

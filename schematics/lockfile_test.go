@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 func builtLock(t *testing.T) Lock {
 	t.Helper()
@@ -97,15 +97,15 @@ func TestReadLockRefusesEdits(t *testing.T) {
 		"installer":           {digestOf("installer"), other, "recast.lock:44:11: the file was cut off or edited by hand"},
 		"installer's tag":     {"@" + digestOf("installer"), ":v1.13.9", "does not end in a digest"},
 		"ISO's name":          {"name: recast-", "name: racest-", "schematics.default.iso: it is named "},
-		"ISO's sum":           {sum("iso"), "\"\"", "schematics.default.iso: sha256 and sizeBytes do not make sense together"},
+		"ISO's sum":           {sum("iso"), "\"\"", "schematics.default.iso: sha256 and sizeBytes contradict each other"},
 		"ISO's size":          {"123456789", "123456788", "the file was cut off or edited"},
-		"key, no Secure Boot": {"arch: amd64", "arch: amd64\nsecureBootKey: " + sum("key"), "recast.lock:5:16: secureBootKey: it is to be a SHA-256 in hex with secureBoot"},
-		"Secure Boot, no key": {"arch: amd64", "arch: amd64\nsecureBoot: true", "secureBootKey: it is to be a SHA-256 in hex with secureBoot"},
+		"key, no Secure Boot": {"arch: amd64", "arch: amd64\nsecureBootKey: " + sum("key"), "recast.lock:5:16: secureBootKey: it must be a SHA-256 in hex with secureBoot"},
+		"Secure Boot, no key": {"arch: amd64", "arch: amd64\nsecureBoot: true", "secureBootKey: it must be a SHA-256 in hex with secureBoot"},
 		"signer, no key":      {"    iso:\n", "    signer: me\n    iso:\n", `schematics.default.signer: "me" is not the SHA-256 of a key that signed the installer`},
-		"former signer":       {"schematics:\n", "signers: [me]\nschematics:\n", "recast.lock:6:10: signers: each is to be a SHA-256 in hex"},
+		"former signer":       {"schematics:\n", "signers: [me]\nschematics:\n", "recast.lock:6:10: signers: each must be a SHA-256 in hex"},
 		"half an overlay":     {"    installer:", "    overlay: {name: rpi, ref: ghcr.io/x/y, digest: latest}\n    installer:", `schematics.default.overlay: "rpi" (ghcr.io/x/y@latest) is not a whole overlay`},
 		"rebuilt":             {"    installer:", "    rebuild: 1\n    installer:", "schematics.default.lockHash: it is "},
-		"rebuilt, no count":   {"    installer:", "    rebuild: -1\n    installer:", "schematics.default.rebuild: -1 is no count"},
+		"rebuilt, no count":   {"    installer:", "    rebuild: -1\n    installer:", "schematics.default.rebuild: -1 is not a count"},
 		"now explicit":        {"digest: " + digestOf("qemu-guest-agent"), "digest: " + digestOf("qemu-guest-agent") + "\n      explicit: true", "schematics.default.lockHash: it is "},
 		"checksum":            {"checksum: sha256-", "checksum: sha256-0", "the file was cut off or edited"},
 	} {
@@ -126,7 +126,7 @@ func TestReadLockRefusesEdits(t *testing.T) {
 	}
 }
 
-// TestReadLockRefusesCutFiles cuts the file off at the end of every line but the
+// TestReadLockRefusesCutFiles truncates the file at the end of every line but the
 // last, and at places between.
 func TestReadLockRefusesCutFiles(t *testing.T) {
 	t.Parallel()
@@ -152,7 +152,7 @@ func TestWriteLockKeepsOldOnError(t *testing.T) {
 	}
 }
 
-// TestReplaceLock: what is learnt for one lock does not undo another that was written meanwhile.
+// TestReplaceLock: results for one lock do not overwrite another that was written meanwhile.
 func TestReplaceLock(t *testing.T) {
 	t.Parallel()
 	read := builtLock(t)
@@ -224,7 +224,7 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	if got, ok := h.ByLockHash("sha256-00"); ok {
-		t.Errorf("an unknown hash gives %v", got)
+		t.Errorf("an unknown hash yields %v", got)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
 	if err != nil || len(files) != 1 {
@@ -242,7 +242,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("error = %v, want it to name the file", err)
 	}
 	if _, ok := h.ByLockHash(present.Schematics["default"].LockHash); !ok {
-		t.Error("a broken past lock hides the present one")
+		t.Error("a broken past lock hides the current one")
 	}
 }
 
@@ -275,7 +275,7 @@ func FuzzReadLock(f *testing.F) {
 		}
 		l2, err := parseLock("recast.lock", again)
 		if diff := cmp.Diff(l, l2); err != nil || diff != "" {
-			t.Fatalf("what was read can't be written and read again: %v\n%s", err, diff)
+			t.Fatalf("the parsed file can't be written and read again: %v\n%s", err, diff)
 		}
 		if !bytes.HasPrefix(again, []byte(lockHeader)) {
 			t.Fatal("the header is missing")

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Matches says how the lock differs from what is configured now: a lock of
+// Matches returns how the lock differs from the current configuration: a lock of
 // other files, another Talos version or platform must not be built or rolled out.
 func (l Lock) Matches(req Request) error {
 	var errs []error
@@ -44,7 +44,7 @@ func (l Lock) Matches(req Request) error {
 	return errors.Join(errs...)
 }
 
-// hasExplicit says whether the entry's explicit extensions are those, in that order.
+// hasExplicit reports whether the entry's explicit extensions are those, in that order.
 func (e Locked) hasExplicit(wanted []Explicit) bool {
 	var locked []Extension
 	for _, x := range e.Extensions {

@@ -29,7 +29,7 @@ func TestResolveSaysWhatItWaitsFor(t *testing.T) {
 	}
 }
 
-// resolve makes a lock that nothing is to be said about.
+// resolve makes a lock without warnings.
 func resolve(t *testing.T, req Request, known list) Lock {
 	t.Helper()
 	from := Sources{Catalog: known, Images: newShelf(known)}

@@ -21,7 +21,7 @@ func index(list []OfficialExtension) map[string]OfficialExtension {
 	return m
 }
 
-// pin puts the digests of the old lock in place of the catalog's.
+// pin replaces the catalog's digests with those of the old lock.
 func pin(known map[string]OfficialExtension, req Request) {
 	if req.Old == nil || req.Update || req.Old.Talos != req.Talos {
 		return
@@ -90,7 +90,7 @@ func (r *resolver) official(ctx context.Context, s Schematic, f File) (resolved 
 			continue
 		case x.Name != name:
 			r.warnings.add(Warning{
-				Kind: Renamed, Subject: name, Text: fmt.Sprintf("%s: extension %q is called %q by now: nodes list it as %q", s.place.at(at), name, x.Name, image.Name),
+				Kind: Renamed, Subject: name, Text: fmt.Sprintf("%s: extension %q is now called %q: nodes list it as %q", s.place.at(at), name, x.Name, image.Name),
 				Hint: fmt.Sprintf("the old name works as long as factories know it; to write %q changes the schematic, and so rolls its nodes", x.Name),
 			})
 		}
@@ -100,7 +100,7 @@ func (r *resolver) official(ctx context.Context, s Schematic, f File) (resolved 
 	return resolved, problems, nil
 }
 
-// pins says whether recast.yaml gives the digest of an official extension itself.
+// pins reports whether recast.yaml itself gives the digest of an official extension.
 func (f File) pins(o OfficialExtension) bool {
 	return slices.ContainsFunc(f.Extensions, func(x Explicit) bool { return x.Repository == o.Ref && x.Digest != "" })
 }
@@ -113,8 +113,8 @@ func (s Schematic) unknownExtension(at []any, name, talos string, known map[stri
 	return fault.WithHint(err, "the names are those of the Image Factory, such as \"siderolabs/qemu-guest-agent\"")
 }
 
-// describe asks once what an extension image says of itself. An image that is of
-// no use for the architecture is a problem.
+// describe reads an extension image's description of itself once. An image that is
+// unusable for the architecture is a problem.
 func (r *resolver) describe(ctx context.Context, repository, digest string) (image ExtensionImage, problem, err error) {
 	ref := repository + "@" + digest
 	image, ok := r.described[ref]
@@ -129,7 +129,7 @@ func (r *resolver) describe(ctx context.Context, repository, digest string) (ima
 		r.described[ref] = image
 	}
 	if !slices.Contains(image.Architectures, r.req.Arch) {
-		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s is not there for %s, but for %s", ref, r.req.Arch, strings.Join(image.Architectures, ", ")), nil
+		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s does not exist for %s, only for %s", ref, r.req.Arch, strings.Join(image.Architectures, ", ")), nil
 	}
 	if image.Name == "" || image.Version == "" {
 		return ExtensionImage{}, fault.ExtensionUnknown.Configf("%s names itself %q, version %q, in manifest.yaml: it needs both", ref, image.Name, image.Version), nil

@@ -2,8 +2,8 @@ package schematics
 
 import "fmt"
 
-// Outdated lists the extensions of e that a factory with that list would build
-// from another digest, sorted by name. Explicit ones are none of a factory's.
+// Outdated lists the extensions of e that a factory with that list would build from
+// another digest, sorted by name. Factories have no explicit ones.
 func (e Locked) Outdated(served []OfficialExtension) []Warning {
 	have := index(served)
 	var list []Warning
@@ -27,7 +27,7 @@ func (e Locked) OutdatedOverlay(served []OfficialOverlay) []Warning {
 	return []Warning{differs("overlay", e.Overlay.Name, e.Overlay.Digest, got.Digest)}
 }
 
-// differs says that a factory would build something else than the lock names.
+// differs warns that a factory would build something other than the lock says.
 func differs(what, subject, locked, served string) Warning {
 	w := Warning{
 		Kind: FactoryDiffers, Subject: subject, Locked: locked, Found: served,
@@ -40,13 +40,13 @@ func differs(what, subject, locked, served string) Warning {
 	return w
 }
 
-// behind is Outdated in the light of what the registry lists.
-func (e Locked) behind(served []OfficialExtension, official map[string]OfficialExtension) []Warning {
+// outdatedWithHints is Outdated with hints from the registry's list.
+func (e Locked) outdatedWithHints(served []OfficialExtension, official map[string]OfficialExtension) []Warning {
 	list := e.Outdated(served)
 	for i, w := range list {
 		switch official[w.Subject].Digest {
 		case w.Found:
-			list[i].Hint = "it was published anew, and the registry has it too: run `recast lock --update`"
+			list[i].Hint = "it was republished, and the registry has it too: run `recast lock --update`"
 		case w.Locked:
 			list[i].Hint = "the factory keeps its list until it restarts: restart it or wait; `recast build` refuses until then"
 		}

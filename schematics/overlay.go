@@ -6,8 +6,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// overlay resolves the overlay of a schematic; nil if it has none. Factories know
-// overlays by name and don't look at the image: see siderolabs/image-factory,
+// overlay resolves the overlay of a schematic; nil if it has none. Factories find
+// overlays by name and ignore the image: see siderolabs/image-factory,
 // internal/profile/profile.go, EnhanceFromSchematic.
 func (r *resolver) overlay(s Schematic) (*Overlay, []error) {
 	wanted := s.doc.Overlay

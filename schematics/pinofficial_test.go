@@ -9,8 +9,9 @@ import (
 
 const agentRef = "ghcr.io/siderolabs/qemu-guest-agent"
 
-// TestPinOfficial: recast.yaml may give the digest of an official extension, whether or not the
-// schematic's file names it. Other schematics, and later locks, go on by the list.
+// TestPinOfficial: recast.yaml may give the digest of an official extension, whether
+// or not the schematic's file names it. Other schematics, and later locks, still
+// follow the list.
 func TestPinOfficial(t *testing.T) {
 	t.Parallel()
 	older := digestOf("an older one")
@@ -31,7 +32,7 @@ func TestPinOfficial(t *testing.T) {
 			from := Sources{Catalog: catalog(), Images: images}
 			req := own(tc.text, pin)
 			req.Files["b"] = File{Path: "b.yaml", Data: []byte(both)}
-			for range 2 { // from nothing, and over the lock of the first time
+			for range 2 { // from nothing, and over the first lock
 				l, _, err := Resolve(t.Context(), req, from)
 				if err != nil {
 					t.Fatal(err)
@@ -58,7 +59,7 @@ func TestPinOfficial(t *testing.T) {
 					t.Errorf("a factory is asked for what it can't build: %v", got)
 				}
 				if err := l.Matches(req); err != nil {
-					t.Errorf("the lock does not match what it was made of: %v", err)
+					t.Errorf("the lock does not match its inputs: %v", err)
 				}
 				text, err := formatLock(l)
 				if err != nil {
@@ -73,7 +74,7 @@ func TestPinOfficial(t *testing.T) {
 			req.Old = nil
 			unpinned, _, err := Resolve(t.Context(), req, from)
 			if err != nil || unpinned.Schematics["a"].Extensions[1].Digest != digestOf("qemu-guest-agent") {
-				t.Errorf("no longer pinned: %v, %+v", err, unpinned.Schematics["a"].Extensions)
+				t.Errorf("unpinned: %v, %+v", err, unpinned.Schematics["a"].Extensions)
 			}
 		})
 	}

@@ -16,13 +16,13 @@ type place struct {
 	root *yaml.Node
 }
 
-// errorf is an error of kind Config that begins with the place of the value
-// under path (string keys, int indexes), or of the nearest thing above it.
+// errorf returns an error of kind Config that begins with the place of the value
+// under path (string keys, int indexes), or of the nearest value above it.
 func (p place) errorf(path []any, format string, args ...any) error {
 	return fault.As(fault.Config, fmt.Errorf("%s: %w", p.at(path), fmt.Errorf(format, args...)))
 }
 
-// at is the place of the value under path, or of the nearest thing above it.
+// at is the place of the value under path, or of the nearest value above it.
 func (p place) at(path []any) string {
 	n := p.root
 	for _, elem := range path {
@@ -60,8 +60,8 @@ func child(n *yaml.Node, elem any) *yaml.Node {
 	return nil
 }
 
-// problems turns what the YAML library found into one error of kind Config,
-// a line for each problem.
+// problems turns the YAML library's errors into one error of kind Config, with a
+// line for each problem.
 func problems(file string, err error) error {
 	list, ok := errors.AsType[*yaml.LoadErrors](err)
 	if !ok {
@@ -73,13 +73,13 @@ func problems(file string, err error) error {
 	}
 	errs := make([]error, 0, len(list.Errors))
 	for _, e := range list.Errors {
-		errs = append(errs, fmt.Errorf("%s:%d:%d: %s", file, e.Mark.Line, e.Mark.Column, words(e.Message)))
+		errs = append(errs, fmt.Errorf("%s:%d:%d: %s", file, e.Mark.Line, e.Mark.Column, userMessage(e.Message)))
 	}
 	return fault.As(fault.Config, errors.Join(errs...))
 }
 
-// words replaces Go's type names in a message of the YAML library.
-func words(message string) string {
+// userMessage replaces Go's type names in a message of the YAML library.
+func userMessage(message string) string {
 	unknown := regexp.MustCompile(`^field (.*) not found in type \S+$`)
 	if m := unknown.FindStringSubmatch(message); m != nil {
 		return fmt.Sprintf("unknown key %q", m[1])

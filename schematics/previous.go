@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Previous is the lock of other builds than l's that was put into a directory
-// of past locks last, the one to go back to; found is false if there is none.
+// Previous is the most recently archived lock of other builds than l's in a
+// directory of past locks, the one to go back to; found is false if there is none.
 func Previous(dir string, l Lock) (previous Lock, found bool, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.lock"))
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// CheckRegistered compares what a factory made of a schematic that was handed to
-// it with what is locked: id is the ID that it gave, text its canonical form. What
-// it builds under another ID is not what the lock describes: kind Refused.
+// CheckRegistered compares a schematic that a factory registered with the locked
+// one: id is the factory's ID, text its canonical form. What the factory builds
+// under another ID is not what the lock describes: kind Refused.
 func (e Locked) CheckRegistered(name, id, text string) error {
 	if id == e.SchematicID {
 		return nil
@@ -19,14 +19,14 @@ func (e Locked) CheckRegistered(name, id, text string) error {
 	line, theirs, ours := firstDifference(text, e.Schematic)
 	if line == 0 {
 		return fault.WithHint(fault.BuildFailed.Refusedf("%w, for the same text", err),
-			"an ID is the SHA-256 of the canonical text: whatever answers there is no Image Factory, or changes what it is sent")
+			"an ID is the SHA-256 of the canonical text: the server is not an Image Factory, or changes what it receives")
 	}
 	err = fault.BuildFailed.Refusedf("%w: line %d of its canonical text is %q, of ours %q", err, line, theirs, ours)
 	if unquoted(theirs) == unquoted(ours) {
-		return fault.WithHint(err, "both say the same, but the factory's YAML library quotes in another way, as versions of it do "+
-			"with strings such as yes, no, on, off: take such a string out of %s, or use a factory of another version", e.File)
+		return fault.WithHint(err, "both say the same, but the factory's YAML library quotes differently, as some of its versions do "+
+			"with strings such as yes, no, on, off: remove such a string from %s, or use a factory of another version", e.File)
 	}
-	return fault.WithHint(err, "the factory understands the schematic in another way than this recast: "+
+	return fault.WithHint(err, "the factory understands the schematic differently than this recast: "+
 		"one of them is too old for what line %d says", line)
 }
 
@@ -47,5 +47,5 @@ func firstDifference(a, b string) (line int, inA, inB string) {
 	return 0, "", ""
 }
 
-// unquoted is a line of YAML without what quotes its strings.
+// unquoted is a line of YAML without quotes.
 func unquoted(line string) string { return strings.NewReplacer(`"`, "", "'", "").Replace(line) }

@@ -11,21 +11,21 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// maxKernelArgs is how many bytes extra kernel arguments may take: the kernel
-// cuts its line off at 2048 (COMMAND_LINE_SIZE) without a word, Talos' own part is
-// up to 260, and platforms and installers add some more.
+// maxKernelArgs bounds the extra kernel arguments in bytes: the kernel silently
+// truncates its command line at 2048 (COMMAND_LINE_SIZE), Talos' own part takes up
+// to 260, and platforms and installers add some.
 const maxKernelArgs = 1700
 
 // Catalog knows which official extensions were released for a Talos version.
 type Catalog interface {
-	// Official lists them as the registry has them now. An unknown Talos version
+	// Official lists them as they are in the registry now. An unknown Talos version
 	// is an error of kind Config.
 	Official(ctx context.Context, talos string) ([]OfficialExtension, error)
 }
 
-// OfficialExtension is an extension as a list of official ones has it.
+// OfficialExtension is an extension in a list of official ones.
 type OfficialExtension struct {
-	Name        string // as schematics name it: "siderolabs/qemu-guest-agent"
+	Name        string // in schematics: "siderolabs/qemu-guest-agent"
 	Version     string // "11.0.2"
 	Ref         string // repository: "ghcr.io/siderolabs/qemu-guest-agent"
 	Digest      string // of the image index
@@ -36,8 +36,8 @@ type OfficialExtension struct {
 // Sources is what a lock is resolved against.
 type Sources struct {
 	Catalog Catalog
-	Images  ExtensionImages // nil only where no schematic has an extension
-	Factory Factory         // nil only where no factory builds
+	Images  ExtensionImages // nil only if no schematic has an extension
+	Factory Factory         // nil only if no factory builds
 }
 
 // Request is what to lock.
@@ -48,23 +48,23 @@ type Request struct {
 	Platform   string
 	SecureBoot bool
 	Files      map[string]File // by the schematics' names in the config
-	// Old is the present lock, nil if there is none. What was built of an
-	// unchanged build is kept. So are digests: of what is official while the Talos
-	// version stays, of other extensions while the reference does; unless Update
-	// asks for what registry and factory have now.
+	// Old is the current lock, nil if there is none. The results of an unchanged
+	// build are kept. So are digests: of official extensions while the Talos version
+	// is the same, of others while the reference is; unless Update requests the
+	// current ones of registry and factory.
 	Old    *Lock
 	Update bool
-	// Note is told what is looked at next: a server may take minutes to answer. May be nil.
+	// Note receives what is read next: a server may take minutes to answer. May be nil.
 	Note func(text string)
 }
 
-// File is a schematic file's content. Path is as the config names it.
+// File is a schematic file's content. Path is as in the config.
 type File struct {
 	Path       string
 	Data       []byte
 	Extensions []Explicit // those that recast.yaml adds to the file's
 	Imager     bool       // the Talos imager builds it, so no factory is asked about it
-	Rebuild    bool       // another image of the same content is wanted, under another name
+	Rebuild    bool       // build the same content again, under another name
 }
 
 func (r Request) note(format string, args ...any) {
@@ -73,7 +73,7 @@ func (r Request) note(format string, args ...any) {
 	}
 }
 
-// Resolve makes a lock. Every problem in the files is reported at once, with kind Config.
+// Resolve makes a lock. It reports every problem in the files at once, with kind Config.
 func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, error) {
 	parsed, err := parseAll(req.Files)
 	if err != nil {
@@ -90,7 +90,7 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	var problems []error
 	for _, name := range slices.Sorted(maps.Keys(parsed)) {
-		e, bad, err := r.one(ctx, name, parsed[name])
+		e, bad, err := r.resolveOne(ctx, name, parsed[name])
 		if err != nil {
 			return Lock{}, nil, err
 		}
@@ -141,8 +141,8 @@ func newResolver(req Request, from Sources, official []OfficialExtension) *resol
 	return r
 }
 
-// one resolves one schematic. What is wrong with the files is in problems.
-func (r *resolver) one(ctx context.Context, name string, s Schematic) (e Locked, problems []error, err error) {
+// resolveOne resolves one schematic. problems are the errors in the files.
+func (r *resolver) resolveOne(ctx context.Context, name string, s Schematic) (e Locked, problems []error, err error) {
 	f := r.req.Files[name]
 	problems = s.checkKernelArgs()
 	extensions, bad, err := r.extensions(ctx, s, f)
@@ -166,8 +166,8 @@ func (r *resolver) one(ctx context.Context, name string, s Schematic) (e Locked,
 	return e, nil, nil
 }
 
-// rebuild is the count to lock. It never falls while the schematic is configured:
-// what a factory has built under a name that was given up, it still serves.
+// rebuild is the count to lock. It never decreases while the schematic is
+// configured: a factory still serves what it built under an abandoned name.
 func (r *resolver) rebuild(name string) int {
 	count := 0
 	if r.req.Old != nil {

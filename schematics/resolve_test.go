@@ -63,7 +63,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestBuildID pins the hash: it names images that are out there.
+// TestBuildID pins the hash: it names existing images.
 func TestBuildID(t *testing.T) {
 	t.Parallel()
 	e := resolve(t, request(map[string]string{"a": agent}), catalog()).Schematics["a"]
@@ -188,8 +188,8 @@ func TestResolvePassesErrorsOn(t *testing.T) {
 		"factory":     {request(map[string]string{"a": agent}), func(s *Sources) { s.Factory = &maker{fail: errAway} }, "ask the factory which Talos versions are marked broken: away"},
 		"registry":    {request(map[string]string{"a": agent}), func(s *Sources) { s.Images = &shelf{fail: errAway} }, `a.yaml:1:57: extension "siderolabs/qemu-guest-agent": read the extension: away`},
 		"certificate": {secure, func(s *Sources) { s.Factory = &maker{extensions: catalog()} }, "ask for the factory's Secure Boot certificate: secure boot is disabled"},
-		"no PEM":      {secure, func(s *Sources) { s.Factory = &maker{certificate: []byte("<html>")} }, "the factory's Secure Boot certificate is none, in PEM"},
-		"no factory":  {secure, func(s *Sources) { s.Factory = nil }, "images for Secure Boot are signed by an Image Factory, and none builds here"},
+		"no PEM":      {secure, func(s *Sources) { s.Factory = &maker{certificate: []byte("<html>")} }, "the factory's Secure Boot certificate is not a PEM certificate"},
+		"no factory":  {secure, func(s *Sources) { s.Factory = nil }, "images for Secure Boot are signed by an Image Factory, and no factory is used here"},
 		"no overlays": {overlay, func(s *Sources) { s.Factory = nil }, "overlays are listed by an Image Factory, and there is none"},
 	} {
 		from := Sources{Catalog: catalog(), Images: newShelf(catalog()), Factory: &maker{extensions: catalog()}}
@@ -213,9 +213,9 @@ func TestResolveWarns(t *testing.T) {
 		return []Warning{{Kind: FactoryDiffers, Subject: name, Locked: locked, Found: found, Text: text, Hint: hint}}
 	}
 	other := digestOf("other")
-	anew := Warning{
+	republished := Warning{
 		Kind: Republished, Subject: name, Locked: old, Found: patched, Hint: "`recast lock --update` takes it; until then the locked one is built in",
-		Text: "extension " + name + " 1.0 was published anew: the registry lists " + patched + ", locked is " + old,
+		Text: "extension " + name + " 1.0 was republished: the registry lists " + patched + ", locked is " + old,
 	}
 	for title, tc := range map[string]struct {
 		old      *Lock
@@ -223,14 +223,14 @@ func TestResolveWarns(t *testing.T) {
 		factory  list
 		want     []Warning
 	}{
-		"the same":             {nil, catalog(), catalog(), nil},
-		"a stale factory":      {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
-		"the lock is behind":   {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was published anew, and the registry has it too: run `recast lock --update`")},
-		"the factory lacks it": {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
-		"published anew, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{anew}},
+		"the same":                               {nil, catalog(), catalog(), nil},
+		"a stale factory":                        {nil, catalog().with(name, patched), catalog(), differ(patched, old, would+old+", but the lock says "+patched, restart)},
+		"the lock is behind":                     {&locked, catalog().with(name, patched), catalog().with(name, patched), differ(old, patched, would+patched+", but the lock says "+old, "it was republished, and the registry has it too: run `recast lock --update`")},
+		"the factory lacks it":                   {nil, catalog(), nil, differ(old, "", "the factory does not have extension "+name+", locked at "+old, restart)},
+		"republished, the factory does not know": {&locked, catalog().with(name, patched), catalog(), []Warning{republished}},
 		"all three differ": {
 			&locked, catalog().with(name, patched), catalog().with(name, other),
-			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), anew),
+			append(differ(old, other, would+other+", but the lock says "+old, "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`"), republished),
 		},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -248,8 +248,8 @@ func TestResolveWarns(t *testing.T) {
 	}
 }
 
-// TestResolveAgainstOld: digests stay until an update is asked for, and what was
-// built stays with its build.
+// TestResolveAgainstOld: digests stay until an update is requested, and results stay
+// with their build.
 func TestResolveAgainstOld(t *testing.T) {
 	t.Parallel()
 	const name = "siderolabs/qemu-guest-agent"
@@ -271,7 +271,7 @@ func TestResolveAgainstOld(t *testing.T) {
 	}
 	built.Checksum = built.checksum()
 	if diff := cmp.Diff(built, kept); diff != "" {
-		t.Errorf("nothing was asked for, yet the lock changes (-want +got):\n%s", diff)
+		t.Errorf("no change was requested, yet the lock changes (-want +got):\n%s", diff)
 	}
 
 	req.Update = true
@@ -289,8 +289,8 @@ func TestResolveAgainstOld(t *testing.T) {
 	}
 }
 
-// TestResolveKeepsSigners: whose signatures were verified outlives the builds, or a
-// factory with another key would be believed after each update.
+// TestResolveKeepsSigners: verified signers outlive the builds, or a factory with
+// another key would be trusted after each update.
 func TestResolveKeepsSigners(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{"a": agent, "plain": "customization: {}\n"}
@@ -319,15 +319,15 @@ func TestResolveKeepsSigners(t *testing.T) {
 		}
 	}
 	if updated.Checksum != again.Checksum {
-		t.Error("locking the same again makes another lock")
+		t.Error("locking the same again changes the lock")
 	}
 	if got := next(signed(later, "new key"), "v1.13.12").KnownSigners(); !slices.Equal(got, []string{sum("new key")}) {
-		t.Errorf("with a key that was accepted since: %q", got)
+		t.Errorf("with a key that was accepted later: %q", got)
 	}
 }
 
 // TestRebuild: each rebuild gives the same content another name, and the count stays
-// with the schematic, whatever else moves.
+// with the schematic, whatever else changes.
 func TestRebuild(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{"a": agent, "plain": "customization: {}\n"}
@@ -384,6 +384,6 @@ func TestRebuild(t *testing.T) {
 		}
 	}
 	if got := next(&twice, catalog(), update); got.Checksum != twice.Checksum {
-		t.Error("recast lock --check finds fault with it")
+		t.Error("recast lock --check rejects it")
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// lockArg is the kernel argument that carries a lock hash. The kernel takes a
-// name with a dot for a module's parameter and hands it to nobody.
+// lockArg is the kernel argument that carries a lock hash. The kernel takes a name
+// with a dot for a module's parameter and passes it to nothing.
 const lockArg = "recast.lock="
 
 // Schematic is the customization of an image, in the format of the Image Factory.
@@ -26,8 +26,8 @@ type Schematic struct {
 	canonical string
 }
 
-// Parse reads a schematic as strictly as an Image Factory does. name is the
-// file's, for errors; they name the line of each problem and are of kind Config.
+// Parse reads a schematic as strictly as an Image Factory does. name is the file's,
+// for errors; they name the line of each problem and are of kind Config.
 func Parse(name string, data []byte) (Schematic, error) {
 	root, err := singleDocument(name, data)
 	if err != nil {
@@ -47,8 +47,8 @@ func Parse(name string, data []byte) (Schematic, error) {
 	return s, nil
 }
 
-// singleDocument returns the only document of a YAML file. An Image Factory
-// reads the first and silently drops the others.
+// singleDocument returns the only document of a YAML file. An Image Factory reads
+// the first and silently drops the others.
 func singleDocument(name string, data []byte) (*yaml.Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var root, second yaml.Node
@@ -66,8 +66,8 @@ func singleDocument(name string, data []byte) (*yaml.Node, error) {
 	return root.Content[0], nil
 }
 
-// canonical is the text whose SHA-256 is the schematic ID. What an Image Factory
-// would read back from it must be the same again, or its ID would be another one.
+// canonical is the text whose SHA-256 is the schematic ID. An Image Factory must
+// read the same schematic back from it, or its ID would differ.
 func canonical(doc schematic.Schematic) (string, error) {
 	text, err := doc.Marshal()
 	if err != nil {
@@ -90,16 +90,16 @@ func canonical(doc schematic.Schematic) (string, error) {
 // Canonical is the schematic as an Image Factory stores it.
 func (s Schematic) Canonical() string { return s.canonical }
 
-// ID is the ID that an Image Factory gives the schematic, if it writes YAML as we do.
+// ID is the ID that an Image Factory assigns to the schematic, if it writes YAML as we do.
 func (s Schematic) ID() string { return idOf(s.canonical) }
 
-// Extensions lists the official extensions by name, in the order of the file,
-// which is the order in which they are built in.
+// Extensions lists the official extensions by name, in the order of the file, which
+// is their build order.
 func (s Schematic) Extensions() []string {
 	return slices.Clone(s.doc.Customization.SystemExtensions.OfficialExtensions)
 }
 
-// lockHash is the value of the last kernel argument if that is recast's; else "".
+// lockHash is the value of the last kernel argument if that is recast's; otherwise "".
 func (s Schematic) lockHash() string {
 	args := s.doc.Customization.ExtraKernelArgs
 	if len(args) == 0 {
@@ -121,7 +121,7 @@ func (s Schematic) withLock(hash string) (Schematic, error) {
 	return s, err
 }
 
-// withoutLock is the canonical form less recast's own kernel argument: what the user wrote.
+// withoutLock is the canonical form without recast's own kernel argument: what the user wrote.
 func (s Schematic) withoutLock() string {
 	if s.lockHash() == "" {
 		return s.canonical
@@ -129,7 +129,7 @@ func (s Schematic) withoutLock() string {
 	args := s.doc.Customization.ExtraKernelArgs
 	s.doc.Customization.ExtraKernelArgs = args[:len(args)-1]
 	text, err := canonical(s.doc)
-	if err != nil { // cannot be: the longer one could be written
+	if err != nil { // impossible: the longer one could be written
 		return s.canonical
 	}
 	return text

@@ -11,7 +11,7 @@ import (
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
-// TestExampleIDs compares our IDs with what an Image Factory makes of the same file.
+// TestExampleIDs compares our IDs with an Image Factory's for the same file.
 func TestExampleIDs(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
@@ -40,10 +40,10 @@ func TestExampleIDs(t *testing.T) {
 		}
 		got[file] = s.ID()
 		if id := serverID(t, data); id != s.ID() {
-			t.Errorf("%s: posted as it is, a factory gives it the ID %s, we %s", file, id, s.ID())
+			t.Errorf("%s: posted unchanged, a factory computes the ID %s, recast %s", file, id, s.ID())
 		}
 		if id := serverID(t, []byte(s.Canonical())); id != s.ID() {
-			t.Errorf("%s: posted in canonical form, a factory gives it the ID %s, we %s", file, id, s.ID())
+			t.Errorf("%s: posted in canonical form, a factory computes the ID %s, recast %s", file, id, s.ID())
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -64,7 +64,7 @@ func serverID(t *testing.T, posted []byte) string {
 	return id
 }
 
-// TestPublishedID is an ID of factory.talos.dev that Longhorn's and others' documentation quotes.
+// TestPublishedID is an ID of factory.talos.dev quoted in the documentation of Longhorn and others.
 func TestPublishedID(t *testing.T) {
 	t.Parallel()
 	s, err := Parse("s.yaml", []byte(
@@ -149,7 +149,7 @@ func TestWithLock(t *testing.T) {
 				t.Error("the lock hash does not change the ID")
 			}
 			if diff := cmp.Diff(s.Canonical(), locked.withoutLock()); diff != "" {
-				t.Errorf("without the lock hash it is another schematic (-want +got):\n%s", diff)
+				t.Errorf("without the lock hash the schematic differs (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -188,7 +188,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(err)
 		}
 		if locked.lockHash() != "sha256-00" || locked.withoutLock() != s.Canonical() {
-			t.Fatalf("the lock hash is not carried well:\n%s", locked.Canonical())
+			t.Fatalf("the lock hash is not placed as expected:\n%s", locked.Canonical())
 		}
 	})
 }

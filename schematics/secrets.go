@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// Secrets names, in words, what of the schematic is secret: a machine configuration,
-// or a way to get one. Nothing of it is quoted.
+// Secrets describes what in the schematic is secret: a machine configuration, or a
+// way to get one. It quotes nothing.
 func (s Schematic) Secrets() []string {
 	var out []string
 	if s.EmbedsConfig() {
 		out = append(out, "the machine configuration that it embeds")
 	}
 	for _, arg := range s.doc.Customization.ExtraKernelArgs {
-		for arg := range strings.FieldsSeq(arg) { // one entry may be several
+		for arg := range strings.FieldsSeq(arg) { // one entry may hold several
 			arg = strings.Trim(arg, `"`)
 			name, value, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
 			if value != "" && secretArg(name, arg, value) {
@@ -35,9 +35,9 @@ func (s Schematic) Secrets() []string {
 
 var (
 	userInURL  = regexp.MustCompile(`://[^/?#]*@`)
-	soundsLike = regexp.MustCompile(`(?i)(secret|passw(or)?d|passphrase|token|(api|access|private)[_-]?key)=[^&]`)
+	secretName = regexp.MustCompile(`(?i)(secret|passw(or)?d|passphrase|token|(api|access|private)[_-]?key)=[^&]`)
 	privateKey = regexp.MustCompile(`(?i)private_?key"?\s*:\s*"?[^"\s]`)
-	// filledIn is a value that Talos puts in when it asks for its configuration (download/url.go).
+	// filledIn matches a value that Talos fills in when it requests its configuration (download/url.go).
 	filledIn = regexp.MustCompile(`^(\$\{\w+\})?$`)
 )
 
@@ -45,7 +45,7 @@ func secretArg(name, arg, value string) bool {
 	switch {
 	case name == "talos.config.inline", name == "talos.config.early": // the configuration itself
 		return true
-	case userInURL.MatchString(value), soundsLike.MatchString(arg):
+	case userInURL.MatchString(value), secretName.MatchString(arg):
 		return true
 	case name != "talos.config":
 		return false
@@ -54,7 +54,7 @@ func secretArg(name, arg, value string) bool {
 	if err != nil {
 		return true
 	}
-	for _, values := range u.Query() { // of a signed URL, say
+	for _, values := range u.Query() { // such as those of a signed URL
 		if slices.ContainsFunc(values, func(v string) bool { return !filledIn.MatchString(v) }) {
 			return true
 		}
@@ -62,7 +62,7 @@ func secretArg(name, arg, value string) bool {
 	return false
 }
 
-// HoldsSecrets says whether one of its schematics does. One that can't be read may.
+// HoldsSecrets reports whether one of the schematics has secrets. An unreadable one may.
 func (l Lock) HoldsSecrets() bool {
 	for _, e := range l.Schematics {
 		if s, err := Parse(e.File, []byte(e.Schematic)); err != nil || len(s.Secrets()) > 0 {

@@ -38,7 +38,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestWriteLockWithSecrets: a schematic is in the lock with all that it holds.
+// TestWriteLockWithSecrets: a schematic is in the lock with everything that it holds.
 func TestWriteLockWithSecrets(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.lock")

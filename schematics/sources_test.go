@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// list is a list of official extensions, as a registry or a factory has it.
+// list is a list of official extensions of a registry or a factory.
 type list []OfficialExtension
 
 func (l list) Official(context.Context, string) ([]OfficialExtension, error) { return l, nil }
@@ -37,7 +37,7 @@ func catalog() list {
 	return l
 }
 
-// maker is a factory with lists of its own.
+// maker is a factory with its own lists.
 type maker struct {
 	extensions  list
 	overlays    []OfficialOverlay
@@ -95,7 +95,7 @@ func newShelf(l list) *shelf {
 	return s
 }
 
-// put stores an image and lets a tag name it.
+// put stores an image and tags it.
 func (s *shelf) put(repository, tag, digest string, image ExtensionImage) {
 	s.images[repository+"@"+digest] = image
 	if tag != "" {
@@ -123,7 +123,7 @@ func (s *shelf) Describe(_ context.Context, ref, arch string) (ExtensionImage, e
 
 var errAway = errors.New("away")
 
-// nowhere is a catalog that can't be reached.
+// nowhere is an unreachable catalog.
 type nowhere struct{}
 
 func (nowhere) Official(context.Context, string) ([]OfficialExtension, error) { return nil, errAway }

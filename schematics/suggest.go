@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// suggest returns the name most like the unknown one, or "" if none is like it.
+// suggest returns the name most similar to the unknown one, or "" if none is similar.
 func suggest(unknown string, names []string) string {
 	best, bestDistance := "", 1+len(unknown)/3
 	for _, name := range names {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Unlocked reads the schematic that a running image states, and takes off what
-// recast has added to it: it is what a file has to say for that image to be made again.
+// Unlocked reads the schematic that a running image states, without recast's
+// additions: the file that would produce the image again.
 func Unlocked(name string, data []byte) (Schematic, error) {
 	s, err := Parse(name, data)
 	if err != nil {
@@ -16,13 +16,13 @@ func Unlocked(name string, data []byte) (Schematic, error) {
 	return Parse(name, []byte(s.withoutLock()))
 }
 
-// EmbedsConfig says whether its images bring a machine configuration with them.
+// EmbedsConfig reports whether its images embed a machine configuration.
 func (s Schematic) EmbedsConfig() bool {
 	return s.doc.Customization.EmbeddedMachineConfiguration != ""
 }
 
-// Guess is the schematic of an image that states none, by the extensions that its
-// node lists. Extensions that none of the official ones is called are in unknown.
+// Guess is the schematic of an image that states none, from the extensions that its
+// node lists. unknown are those that match no official extension.
 func Guess(name string, listed []string, official []OfficialExtension) (s Schematic, unknown []string, err error) {
 	var names []string
 	for _, x := range listed {

@@ -33,7 +33,7 @@ func TestUnlocked(t *testing.T) {
 		}
 	}
 	if _, err := Unlocked("newer", []byte("customization: {}\nfuture: 1\n")); err == nil {
-		t.Error("what this recast does not know was dropped")
+		t.Error("fields unknown to this recast were dropped")
 	}
 }
 

@@ -22,7 +22,7 @@ func (s *stage) isBehindAPrivateCA() {
 	trusting := strings.Replace(config, "images:\n", "images:\n  caFile: "+ca.file+"\n", 1)
 	s.write("schematics/storage.yaml", s.readFrom(lab, "schematics/storage.yaml"))
 
-	unknown := []string{"certificate signed by unknown authority", "hint: if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile", "runbook: recast runbook tls"}
+	unknown := []string{"certificate signed by unknown authority", "hint: if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile", "runbook: recast runbook tls"}
 	s.write("recast.yaml", config)
 	said, _ := s.typed(1, "lock")
 	s.says(said, append(unknown, "registry "+registry)...)

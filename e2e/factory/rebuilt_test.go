@@ -18,7 +18,7 @@ func (s *stage) rebuildsTheISO() {
 	if is.ISO.SHA256 == was.ISO.SHA256 {
 		s.t.Fatal("the factory has built the same bytes: nothing is shown by that")
 	}
-	s.says(said, "it holds what is locked: its SHA-256 "+is.ISO.SHA256+" replaces "+was.ISO.SHA256+" in recast.lock")
+	s.says(said, "its content is as locked: its SHA-256 "+is.ISO.SHA256+" replaces "+was.ISO.SHA256+" in recast.lock")
 	if got := fileSum(s.t, s.cachedISO("storage")); got != is.ISO.SHA256 {
 		s.t.Fatalf("the lock has SHA-256 %s of an ISO that has %s", is.ISO.SHA256, got)
 	}
@@ -47,7 +47,7 @@ func (s *stage) refusesAnotherISO() {
 	said, _ := s.typed(4, "build")
 	s.refused++
 	e := s.lock().Schematics["storage"]
-	s.says(said, "the factory's ISO is another file than the lock's (SHA-256 ", ", locked is "+e.ISO.SHA256+"), and it holds other content: ", "iscsi-tools", e.extension(s.t, "iscsi-tools").Digest, "/"+patched, "recast runbook image-differs")
+	s.says(said, "the factory's ISO differs from the lock's (SHA-256 ", ", locked is "+e.ISO.SHA256+"), and so does its content: ", "iscsi-tools", e.extension(s.t, "iscsi-tools").Digest, "/"+patched, "recast runbook image-differs")
 	if s.read("recast.lock") != recorded {
 		s.t.Fatal("recast.lock was written")
 	}

@@ -36,7 +36,7 @@ func BenchmarkReadInitrd(b *testing.B) {
 	b.ReportMetric(peak, "peak-heap-MiB")
 }
 
-// TestReadInitrdMemory: what is read does not lie in memory.
+// TestReadInitrdMemory: the content is not kept in memory.
 func TestReadInitrdMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes and reads 300 MiB")
@@ -46,7 +46,7 @@ func TestReadInitrdMemory(t *testing.T) {
 	}
 }
 
-// readLarge reads it from the file and returns the largest size of the heap meanwhile, in MiB.
+// readLarge reads the initramfs from the file and returns the peak heap size, in MiB.
 func readLarge(t testing.TB, path string) float64 {
 	t.Helper()
 	f, err := os.Open(path)
@@ -65,7 +65,7 @@ func readLarge(t testing.TB, path string) float64 {
 	return float64(peak) / (1 << 20)
 }
 
-// largeInitrd writes an initramfs that can't be compressed, without holding it.
+// largeInitrd writes an incompressible initramfs without keeping it in memory.
 func largeInitrd(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "initramfs.xz")
@@ -134,7 +134,7 @@ func largeSquashfs() squashfsParts {
 		}
 		return out
 	}
-	// The directory's inode comes first, so that its place is known: 32 bytes, then the file's.
+	// The directory's inode comes first, so that its position is known: 32 bytes, then the file's.
 	inodes := le.AppendUint16(nil, 1)
 	inodes = le.AppendUint16(inodes, 0o755)
 	inodes = append(inodes, make([]byte, 8)...)

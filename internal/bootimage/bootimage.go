@@ -1,10 +1,10 @@
-// Package bootimage reads what Talos' boot media hold, from their bytes alone:
+// Package bootimage reads the content of Talos' boot media from their bytes alone:
 // unified kernel images, ISOs, initramfs archives and system extensions. It needs no
-// root, no mount and no foreign program, and its memory does not grow with an image.
+// root, mount or other program, and its memory does not grow with an image.
 //
-// Everything that it reads may come from a stranger. What is damaged, foreign or
-// not understood is refused with ErrFormat; nothing is skipped over. Extended
-// attributes are not compared, but those that give rights are refused.
+// All input is untrusted. Whatever is damaged, foreign or not understood is refused
+// with ErrFormat; nothing is skipped. Extended attributes are not compared, but
+// those that grant rights are refused.
 package bootimage
 
 import (
@@ -13,10 +13,10 @@ import (
 	"io"
 )
 
-// ErrFormat says that bytes are damaged, or not in the format that they should have.
+// ErrFormat says that bytes are damaged, or not in the expected format.
 var ErrFormat = errors.New("damaged or of a foreign format")
 
-// refuse is an error of a part: ErrFormat, but for an error that is not the bytes' own.
+// refuse wraps the error of a part: with ErrFormat, unless the bytes are not to blame.
 func refuse(part string, err error) error {
 	if o, ok := errors.AsType[outsideError](err); ok {
 		return fmt.Errorf("%s: %w", part, o.err)
@@ -24,8 +24,8 @@ func refuse(part string, err error) error {
 	return fmt.Errorf("%s: %w: %w", part, ErrFormat, err)
 }
 
-// outsideError is one that the bytes are not to blame for: they could not be
-// fetched, a temporary file could not be written, or who was handed them stopped.
+// outsideError is an error that the bytes are not to blame for: they could not be
+// fetched, a temporary file could not be written, or the consumer stopped.
 type outsideError struct{ err error }
 
 func (e outsideError) Error() string { return e.err.Error() }
@@ -38,7 +38,7 @@ func outside(err error) error {
 	return outsideError{err}
 }
 
-// source remembers why reading ended, whatever those who read through it make of that.
+// source records why reading ended, whatever its readers make of that.
 type source struct {
 	r   io.Reader
 	err error
@@ -52,7 +52,7 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// or is the error of reading, and err if there was none.
+// or returns the error of reading, or err if there was none.
 func (s *source) or(err error) error {
 	if err != nil && s.err != nil {
 		return s.err
@@ -60,7 +60,7 @@ func (s *source) or(err error) error {
 	return err
 }
 
-// sourceAt is the same for random access.
+// sourceAt is source for random access.
 type sourceAt struct {
 	r   io.ReaderAt
 	err error

@@ -10,15 +10,15 @@ import (
 // The boot catalogue of "El Torito" Bootable CD-ROM Format Specification 1.0,
 // 2.0, and the UEFI specification, 13.3.2.1.
 const (
-	toritoEntryBytes = 32
-	toritoEntries    = isoSector / toritoEntryBytes
-	toritoBootable   = 0x88
-	toritoNot        = 0x00
-	toritoHeader     = 0x90 // 0x91 for the last one
-	toritoLastHeader = 0x91
-	toritoExtension  = 0x44
-	platformBIOS     = 0x00
-	platformEFI      = 0xef
+	toritoEntryBytes  = 32
+	toritoEntries     = isoSector / toritoEntryBytes
+	toritoBootable    = 0x88
+	toritoNotBootable = 0x00
+	toritoHeader      = 0x90 // toritoLastHeader for the last one
+	toritoLastHeader  = 0x91
+	toritoExtension   = 0x44
+	platformBIOS      = 0x00
+	platformEFI       = 0xef
 )
 
 func (v *volume) readCatalogue(at int64) error {
@@ -38,7 +38,7 @@ func (v *volume) readCatalogue(at int64) error {
 		e := b[n*toritoEntryBytes:][:toritoEntryBytes]
 		switch {
 		case e[0] == toritoExtension:
-		case left > 0 && (e[0] == toritoBootable || e[0] == toritoNot):
+		case left > 0 && (e[0] == toritoBootable || e[0] == toritoNotBootable):
 			left--
 			if e[0] == toritoBootable {
 				err = v.bootEntry(platform, e)
@@ -59,8 +59,8 @@ func (v *volume) readCatalogue(at int64) error {
 	return nil
 }
 
-// bootEntry takes note of an entry; e[8:] is its first sector. The size that
-// stands beside it can't express that of an EFI system partition, and firmware ignores it.
+// bootEntry records an entry; e[8:] is its first sector. The size beside it is too
+// small for an EFI system partition, and firmware ignores it.
 func (v *volume) bootEntry(platform byte, e []byte) error {
 	switch platform {
 	case platformBIOS:
@@ -71,7 +71,7 @@ func (v *volume) bootEntry(platform byte, e []byte) error {
 		}
 		at := int64(binary.LittleEndian.Uint32(e[8:])) * isoSector
 		if at >= v.r.Size() {
-			return errors.New("the EFI system partition lies behind the end")
+			return errors.New("the EFI system partition lies beyond the end")
 		}
 		v.efi = io.NewSectionReader(v.r, at, v.r.Size()-at)
 	default:

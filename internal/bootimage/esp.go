@@ -11,22 +11,22 @@ import (
 	"strings"
 )
 
-// What imager puts into an EFI system partition with a UKI (CreateUEFI in pkg/imager/iso
-// of Talos), in lower case, as FAT compares names.
+// What imager puts into an EFI system partition with a UKI (CreateUEFI in
+// pkg/imager/iso of Talos), in lower case, as FAT compares names.
 const (
 	espUKIs         = "efi/linux/"
 	espConfig       = "loader/loader.conf"
-	espSeed         = "loader/random-seed" // from Talos 1.14 on
+	espSeed         = "loader/random-seed" // since Talos 1.14
 	espCertificate  = "efi/keys/uki-signing-cert.der"
 	espEnrolled     = "loader/keys/auto/"
 	maxLoaderConfig = 4 << 10
 	maxCertificate  = 64 << 10
 )
 
-// espLoader is what firmware starts of a medium that it does not know.
+// espLoader is what firmware starts from an unknown medium.
 var espLoader = map[string]string{"amd64": "efi/boot/bootx64.efi", "arm64": "efi/boot/bootaa64.efi"}
 
-// readESP reads an EFI system partition. Without a UKI in it, it is GRUB's own, and nothing is known of it.
+// readESP reads an EFI system partition. One without a UKI is GRUB's own and is ignored.
 func (i *ISO) readESP(r *io.SectionReader) error {
 	fat, err := openFAT(r)
 	if errors.Is(err, errNotFAT32) {
@@ -81,7 +81,7 @@ func (i *ISO) readESP(r *io.SectionReader) error {
 	return nil
 }
 
-// checkLoaderConfig refuses what Talos' loader.conf does not set: another default entry, say, which may wipe disks.
+// checkLoaderConfig refuses settings that Talos' loader.conf does not have, such as another default entry.
 func (f *fat32) checkLoaderConfig(e fatEntry) error {
 	text, err := f.read(e, maxLoaderConfig)
 	if err != nil {
@@ -92,7 +92,7 @@ func (f *fat32) checkLoaderConfig(e fatEntry) error {
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") || len(words) == 2 && (words[0] == "timeout" || words[0] == "secure-boot-enroll") {
 			continue
 		}
-		return fmt.Errorf("%.200q is none of Talos' own", line)
+		return fmt.Errorf("%.200q is not one of Talos' own", line)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Extension is a system extension: what its metadata says, and its files.
+// Extension is a system extension: its metadata and its files.
 type Extension struct {
 	Image                              string // "0.sqsh", its squashfs in an initramfs; empty for an extension image
 	Name, Version, Author, Description string
@@ -62,7 +62,7 @@ func readExtension(r io.Reader) (Extension, error) {
 			return Extension{}, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	// What follows the archive's end is read as well: whoever checks the bytes does so when they end.
+	// Also read what follows the archive's end: the bytes' checksum is verified when they end.
 	if _, err := io.Copy(io.Discard, r); err != nil {
 		return Extension{}, err
 	}
@@ -81,8 +81,8 @@ func readExtension(r io.Reader) (Extension, error) {
 	return m.Metadata.extension("", files), nil
 }
 
-// addTarred adds what is below rootfs/; beside that and the manifest Talos allows directories only
-// (Load in internal/pkg/extensions/extensions.go).
+// addTarred adds what is below rootfs/; except for that and the manifest, Talos
+// allows only directories (Load in internal/pkg/extensions/extensions.go).
 func addTarred(files Tree, name string, h *tar.Header, content io.Reader, b *budget) error {
 	if h.Typeflag == tar.TypeDir || h.Typeflag == tar.TypeXGlobalHeader {
 		return nil

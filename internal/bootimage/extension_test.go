@@ -15,7 +15,7 @@ import (
 const manifest = "version: v1alpha1\nmetadata:\n  name: tools\n  version: v1.0.0\n  author: Somebody\n  description: Some tools.\n" +
 	"  compatibility:\n    talos:\n      version: '>= v1.5.0'\n  extraInfo: more\n"
 
-// tarred packs headers in their order; Linkname is the content of a regular file.
+// tarred packs headers in order; Linkname is the content of a regular file.
 func tarred(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -89,7 +89,7 @@ func TestExtensionRefused(t *testing.T) {
 		"beside the root":       {[]tar.Header{m, file("other")}, "/other: neither the manifest nor below"},
 		"the root is a file":    {[]tar.Header{m, file("rootfs")}, "/rootfs: neither the manifest nor below"},
 		"out of the root":       {[]tar.Header{m, file("rootfs/../../etc/passwd")}, "leads out"},
-		"a file twice":          {[]tar.Header{m, file("rootfs/a"), file("./rootfs//a")}, "/a is there twice"},
+		"a file twice":          {[]tar.Header{m, file("rootfs/a"), file("./rootfs//a")}, "/a occurs twice"},
 		"a device":              {[]tar.Header{m, {Typeflag: tar.TypeChar, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
 		"a pipe":                {[]tar.Header{m, {Typeflag: tar.TypeFifo, Name: "rootfs/a"}}, "/rootfs/a: neither a file"},
 		"a link to nothing":     {[]tar.Header{m, {Typeflag: tar.TypeLink, Name: "rootfs/a", Linkname: "rootfs/b"}}, "does not come before it"},

@@ -20,7 +20,7 @@ type fat32 struct {
 	dataAt       int64
 	clusters     uint32 // the highest number
 	root         uint32
-	page         []byte // of the table, read last
+	page         []byte // of the table, the last one read
 	pageAt       int64
 }
 
@@ -35,15 +35,15 @@ const (
 	fatSelf         = ".          "
 	fatParent       = "..         "
 	fatPageBytes    = 4096
-	maxFATDirectory = 2 << 20 // as the specification has it
-	maxFATPieces    = 1 << 16 // of one file; mcopy writes it in one
+	maxFATDirectory = 2 << 20 // by the specification
+	maxFATPieces    = 1 << 16 // of one file; mcopy writes one
 
 	maxFATDirectories = 64 // of Talos: 8
 	maxFATFiles       = 1024
 )
 
-// openFAT takes a file system for FAT32 by its BIOS parameter block. A small one would be a
-// FAT16 to firmware that counts clusters; imager pads its own to be large enough.
+// openFAT recognises FAT32 by the BIOS parameter block. Firmware that counts
+// clusters would take a small one for FAT16; imager pads its own to be large enough.
 func openFAT(r *io.SectionReader) (*fat32, error) {
 	b, err := bytesAt(r, 0, 512)
 	if err != nil {
@@ -54,7 +54,7 @@ func openFAT(r *io.SectionReader) (*fat32, error) {
 		return nil, errors.New("no boot sector")
 	}
 	if le.Uint16(b[22:]) != 0 || le.Uint16(b[17:]) != 0 {
-		return nil, errNotFAT32 // the table's size, or that of a root directory, as FAT12 and FAT16 have it
+		return nil, errNotFAT32 // the table's size, or that of a root directory, in FAT12 and FAT16
 	}
 	sector, perCluster := int64(le.Uint16(b[11:])), int64(b[13])
 	tables, tableSectors := int64(b[16]), int64(le.Uint32(b[36:]))
@@ -80,7 +80,7 @@ func openFAT(r *io.SectionReader) (*fat32, error) {
 
 func powerOfTwo(n int64) bool { return n > 0 && n&(n-1) == 0 }
 
-// next is the cluster behind another.
+// next is the cluster after another.
 func (f *fat32) next(cluster uint32) (uint32, error) {
 	at := f.tableAt + 4*int64(cluster)
 	if page := at &^ (fatPageBytes - 1); page != f.pageAt {
@@ -93,7 +93,7 @@ func (f *fat32) next(cluster uint32) (uint32, error) {
 	return binary.LittleEndian.Uint32(f.page[at-f.pageAt:]) & 0x0fffffff, nil
 }
 
-// chain is the content behind a cluster, up to limit bytes.
+// chain returns the content from a cluster on, up to limit bytes.
 func (f *fat32) chain(cluster uint32, limit int64) (extents, error) {
 	var found extents
 	for cluster < fatEnd {
@@ -160,7 +160,7 @@ func (s scattered) ReadAt(p []byte, off int64) (int, error) {
 // fatEntry is a file or directory.
 type fatEntry struct {
 	path    string // in lower case
-	name    string // the long one, if there is one
+	name    string // the long one, if any
 	short   string // "LINUX", "TALOS-~1.EFI"
 	dir     bool
 	cluster uint32
@@ -169,7 +169,7 @@ type fatEntry struct {
 
 func (f *fat32) open(e fatEntry) (*io.SectionReader, error) {
 	if e.size == 0 {
-		return nil, errors.New("it is not there, or empty")
+		return nil, errors.New("it is missing, or empty")
 	}
 	pieces, err := f.chain(e.cluster, e.size)
 	if err != nil {
@@ -181,8 +181,8 @@ func (f *fat32) open(e fatEntry) (*io.SectionReader, error) {
 	return io.NewSectionReader(scattered{f.r, pieces}, 0, e.size), nil
 }
 
-// files lists all files by path, in lower case. Firmware knows a file by its long name and by its short
-// one, so that nothing may have a name that something else in its directory has, too.
+// files lists all files by path, in lower case. Firmware knows a file by its long
+// and by its short name, so no two files of a directory may share either.
 func (f *fat32) files() (map[string]fatEntry, error) {
 	found := map[string]fatEntry{}
 	directories := []fatEntry{{cluster: f.root}}
@@ -199,7 +199,7 @@ func (f *fat32) files() (map[string]fatEntry, error) {
 			for _, name := range []string{e.name, e.short} {
 				name = strings.ToLower(name)
 				if other, ok := names[name]; ok && other != i {
-					return nil, fmt.Errorf("/%s: %s is there twice", directories[n].path, name)
+					return nil, fmt.Errorf("/%s: %s occurs twice", directories[n].path, name)
 				}
 				names[name] = i
 			}
@@ -240,7 +240,7 @@ func (f *fat32) list(cluster uint32) ([]fatEntry, error) {
 			continue
 		}
 		if long != "" && sum != shortSum(b[:11]) {
-			// Firmware would take the short name alone.
+			// Firmware would use only the short name.
 			return nil, fmt.Errorf("the name %.40q belongs to another file", long)
 		}
 		e := fatEntry{
@@ -256,7 +256,7 @@ func (f *fat32) list(cluster uint32) ([]fatEntry, error) {
 	return found, nil
 }
 
-// longName is the part of a long name that one entry holds; the last part comes first.
+// longName returns the part of a long name in one entry; the last part comes first.
 func longName(b []byte) string {
 	var units []uint16
 	for _, span := range [][2]int{{1, 11}, {14, 26}, {28, 32}} {
@@ -279,7 +279,7 @@ func shortName(b []byte) string {
 	return name + "." + ext
 }
 
-// shortSum is what the parts of a long name say of the short one that they belong to.
+// shortSum is the checksum of a short name in the parts of its long name.
 func shortSum(b []byte) (sum byte) {
 	for _, c := range b {
 		sum = sum<<7 | sum>>1

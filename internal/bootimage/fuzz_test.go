@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// What the readers make of any bytes: a result, or ErrFormat.
+// The readers turn any bytes into a result, or ErrFormat.
 
 func FuzzReadInitrd(f *testing.F) {
 	for _, name := range []string{"initramfs.zst", "initramfs.xz", "initramfs.gz"} {
@@ -22,7 +22,7 @@ func FuzzReadInitrd(f *testing.F) {
 	})
 }
 
-// FuzzSquashfs and FuzzCPIO change what the checksum of a compressed archive hides from FuzzReadInitrd.
+// FuzzSquashfs and FuzzCPIO change what a compressed archive's checksum protects from FuzzReadInitrd.
 func FuzzSquashfs(f *testing.F) {
 	for _, name := range []string{"selinux.sqsh", "capability.sqsh", "overlay.sqsh"} {
 		f.Add(golden(f, name))
@@ -59,7 +59,7 @@ func FuzzOpenUKI(f *testing.F) {
 	})
 }
 
-// FuzzOpenISO changes the parts of an ISO that are not empty: its first sectors, and the partition's first ones.
+// FuzzOpenISO changes the non-empty parts of an ISO: its first sectors, and those of the partition.
 func FuzzOpenISO(f *testing.F) {
 	whole := goldenISO(f, "hybrid")
 	const head = 40 * isoSector
@@ -79,7 +79,7 @@ func FuzzOpenISO(f *testing.F) {
 	})
 }
 
-// overlay is the first bytes with others' rest behind them.
+// overlay replaces the beginning of a file.
 type overlay struct{ first, rest []byte }
 
 func (o overlay) ReadAt(p []byte, off int64) (int, error) {

@@ -67,7 +67,7 @@ func wantTools() bootimage.Tree {
 	return tree
 }
 
-// wantInitrd is what all the initramfs files of testdata hold, but for Talos' own part.
+// wantInitrd is the content of all initramfs files of testdata, except Talos' own part.
 func wantInitrd() bootimage.Initrd {
 	return bootimage.Initrd{
 		Extensions: []bootimage.Extension{
@@ -90,7 +90,7 @@ func wantInitrd() bootimage.Initrd {
 	}
 }
 
-// baseSum is the SHA-256 of Talos' own part as sha256sum had it.
+// baseSum is the SHA-256 of Talos' own part, from sha256sum.
 func baseSum(t *testing.T, name string) string {
 	t.Helper()
 	for line := range strings.Lines(string(golden(t, "base.sha256"))) {

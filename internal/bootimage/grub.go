@@ -14,7 +14,7 @@ const (
 	maxGRUBConfig = 64 << 10
 )
 
-// grub is what GRUB boots; nil where the ISO has no configuration of it.
+// grub is what GRUB boots; nil if the ISO has no GRUB configuration.
 func (v *volume) grub() (*GRUB, error) {
 	_, ok, err := v.find(grubConfig)
 	if err != nil || !ok {
@@ -41,17 +41,17 @@ func (v *volume) grub() (*GRUB, error) {
 	return g, nil
 }
 
-// grubSyntax is what lets a line be more than one command with plain words.
+// grubSyntax are the characters that let a line be more than one command with plain words.
 const grubSyntax = "\\{}&$|;<>\"'`"
 
-// plainCommand are the commands of Talos' grub.cfg whose words have no meaning to GRUB.
+// plainCommand are the commands of Talos' grub.cfg whose words have no special meaning to GRUB.
 var plainCommand = map[string]bool{"set": true, "insmod": true, "terminal_input": true, "terminal_output": true}
 
 var menuEntry = regexp.MustCompile(`^\s*menuentry "[^"\\$` + "`" + `]*" \{\s*$`)
 
-// defaultCmdline reads the command line of the first menu entry, which Talos' grub.cfg makes
-// the default. The file is a program to GRUB; only the commands of Talos' own are known
-// (pkg/imager/iso/grub.cfg), and anything else is refused.
+// defaultCmdline reads the command line of the first menu entry, which Talos'
+// grub.cfg makes the default. To GRUB the file is a program; commands that Talos'
+// own (pkg/imager/iso/grub.cfg) does not have are refused.
 func defaultCmdline(config string) (string, error) {
 	var cmdline string
 	entries, kernels, initrds, chosen := 0, 0, 0, "0"
@@ -103,7 +103,7 @@ func defaultCmdline(config string) (string, error) {
 	return cmdline, nil
 }
 
-// unquote takes back what Talos puts before GRUB's special characters (bootloader/grub/quote.go).
+// unquote removes Talos' escapes of GRUB's special characters (bootloader/grub/quote.go).
 func unquote(s string) (string, error) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -111,7 +111,7 @@ func unquote(s string) (string, error) {
 		case s[i] == '\\' && i+1 < len(s):
 			i++
 		case strings.ContainsRune(`\{}&$|;<>"'`, rune(s[i])):
-			return "", fmt.Errorf("%q in a command line has a meaning to GRUB", s[i])
+			return "", fmt.Errorf("%q in a command line is special to GRUB", s[i])
 		}
 		b.WriteByte(s[i])
 	}

@@ -12,11 +12,11 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Initrd is an initramfs as imager builds it: Talos' own part and what was added to it.
+// Initrd is an initramfs as imager builds it: Talos' own part and the additions.
 type Initrd struct {
 	BaseSHA256 string      // hex, of the raw bytes of Talos' own part
-	Extensions []Extension // in the order of extensions.yaml, `schematic` and `modules.dep` among them
-	Loose      Tree        // files of the added parts beside the extensions: firmware, CPU microcode
+	Extensions []Extension // in the order of extensions.yaml, including `schematic` and `modules.dep`
+	Loose      Tree        // files of the additions outside the extensions: firmware, CPU microcode
 }
 
 const (
@@ -26,19 +26,20 @@ const (
 	maxConfigBytes = 4 << 20
 )
 
-// ReadInitrd reads an initramfs to its end. Temporary files lie in the directory
-// scratch, and are gone when it returns.
+// ReadInitrd reads an initramfs to its end. Its temporary files are in the directory
+// scratch, and are removed when it returns.
 //
-// Talos' own part is the first compressed archive. Before it imager puts an archive that
-// is not compressed with the CPU microcode, which the kernel has to find
-// before it unpacks anything, and after it one with the extensions
+// Talos' own part is the first compressed archive. Before it imager puts an
+// uncompressed archive with the CPU microcode, which the kernel has to find before
+// it unpacks anything, and after it one with the extensions
 // (pkg/imager/extensions/rebuild.go of Talos).
 func ReadInitrd(r io.Reader, scratch string) (Initrd, error) {
 	return ReadInitrdContents(r, scratch, nil)
 }
 
-// ReadInitrdContents is ReadInitrd that also hands over the content of each added file,
-// and unpacks Talos' own part as a kernel does: damage anywhere in it is found.
+// ReadInitrdContents is ReadInitrd that also passes on the content of each added
+// file, and unpacks Talos' own part as a kernel does: it finds damage anywhere in
+// it.
 func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd, error) {
 	i := &initrdReader{
 		scratch: scratch, contents: contents, budget: newBudget(),
@@ -48,7 +49,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	err := eachMember(src, i.archive, func(kind string, member io.Reader) (err error) {
 		if i.out.BaseSHA256 == "" {
 			i.out.BaseSHA256, err = rawSum(member, func(member io.Reader) error {
-				if contents == nil { // no digest of the base needs it unpacked, and it is large
+				if contents == nil { // its digest does not need it unpacked, and it is large
 					return nil
 				}
 				return i.budget.unpack(kind, member, bootable)
@@ -69,7 +70,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 	return i.out, nil
 }
 
-// bootable reads the archives of Talos' own part, of which it keeps nothing.
+// bootable reads the archives of Talos' own part and keeps nothing.
 func bootable(content *bufio.Reader) error {
 	starts := false
 	err := eachArchive(content, func(r *bufio.Reader) error {
@@ -161,7 +162,7 @@ func (i *initrdReader) entry(e cpioEntry, content io.Reader, links map[inode][]s
 	return nil
 }
 
-// empty settles the linked files that turned out to have no content.
+// empty adds the linked files that turned out to have no content.
 func (i *initrdReader) empty(links map[inode][]string) error {
 	for _, names := range links {
 		for _, name := range names {
@@ -180,7 +181,7 @@ func (i *initrdReader) file(name string, e cpioEntry, content io.Reader) error {
 	switch {
 	case name == extensionsFile:
 		if i.config != nil {
-			return fmt.Errorf("%s is there twice", name)
+			return fmt.Errorf("%s occurs twice", name)
 		}
 		b, err := readAll(content, maxConfigBytes)
 		if err == nil && int64(len(b)) < e.sizeBytes {
@@ -211,7 +212,7 @@ func (i *initrdReader) visit(image, name string) func(io.Reader) error {
 // image reads the squashfs of an extension.
 func (i *initrdReader) image(name string, content io.Reader, sizeBytes int64) (err error) {
 	if _, ok := i.images[name]; ok {
-		return fmt.Errorf("%s is there twice", name)
+		return fmt.Errorf("%s occurs twice", name)
 	}
 	s, err := newSpool(content, sizeBytes, i.scratch)
 	if err != nil {
@@ -231,8 +232,8 @@ func (i *initrdReader) image(name string, content io.Reader, sizeBytes int64) (e
 	return nil
 }
 
-// metadata is what extensions.yaml and an extension's manifest.yaml say of an
-// extension (pkg/machinery/extensions of Talos).
+// metadata describes an extension in extensions.yaml and in its own manifest.yaml
+// (pkg/machinery/extensions of Talos).
 type metadata struct {
 	Name        string `yaml:"name"`
 	Version     string `yaml:"version"`
@@ -249,8 +250,8 @@ func (m metadata) extension(image string, files Tree) Extension {
 	}
 }
 
-// layers brings extensions.yaml and the squashfs files together: Talos mounts what
-// the former lists, so that each has to be there, once, and no other.
+// layers matches extensions.yaml with the squashfs files: Talos mounts what the
+// former lists, so each has to exist, once, and no other.
 func (i *initrdReader) layers() error {
 	var config struct {
 		Layers []struct {

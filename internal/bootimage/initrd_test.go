@@ -88,22 +88,22 @@ func TestInitrdRefused(t *testing.T) {
 		"a device":                   {cpio(entry{name: "dev/sda", mode: 0o60600}), "/dev/sda is neither"},
 		"a path out of it":           {cpio(entry{name: "../etc/passwd"}), "leads out"},
 		"a path out of it, later":    {cpio(entry{name: "a/../../b"}), "leads out"},
-		"a file twice":               {cpio(entry{name: "a"}, entry{name: "./a"}), "/a is there twice"},
+		"a file twice":               {cpio(entry{name: "a"}, entry{name: "./a"}), "/a occurs twice"},
 		"a directory with content":   {cpio(entry{name: "a", mode: 0o40755, content: "x"}), "directory with content"},
-		"extensions.yaml twice":      {cpio(sqsh, config, config), "extensions.yaml is there twice"},
+		"extensions.yaml twice":      {cpio(sqsh, config, config), "extensions.yaml occurs twice"},
 		"extensions.yaml is no YAML": {cpio(sqsh, entry{name: "extensions.yaml", content: "{"}), "/extensions.yaml"},
 		"an extension unlisted":      {cpio(sqsh), "0.sqsh belongs to no extension"},
 		"Talos' root once more":      {cpio(sqsh, config, entry{name: "rootfs.sqsh", content: image}), "rootfs.sqsh belongs to no extension"},
 		"an extension missing":       {cpio(config), `no image "0.sqsh"`},
 		"an image for two":           {cpio(sqsh, entry{name: "extensions.yaml", content: oneLayer + strings.TrimPrefix(oneLayer, "layers:\n")}), "more than one extension"},
-		"an image twice":             {cpio(sqsh, sqsh, config), "0.sqsh is there twice"},
+		"an image twice":             {cpio(sqsh, sqsh, config), "0.sqsh occurs twice"},
 		"no squashfs":                {cpio(entry{name: "0.sqsh", content: strings.Repeat("x", 500)}, config), "0.sqsh: no squashfs"},
 		"a squashfs cut short":       {cpio(entry{name: "0.sqsh", content: image[:300]}, config), "0.sqsh: "},
 		"a capability":               {cpio(entry{name: "0.sqsh", content: string(golden(t, "capability.sqsh"))}, config), `0.sqsh: extended attributes: "capability"`},
 		"an attribute of overlayfs":  {cpio(entry{name: "0.sqsh", content: string(golden(t, "overlay.sqsh"))}, config), `0.sqsh: extended attributes: "overlay.opaque"`},
 		"no archive":                 {bytes.Repeat([]byte("text in its place"), 10), "no cpio header"},
 		"an archive without an end":  {bytes.Split(cpio(sqsh), []byte(trailer))[0], "unexpected EOF"},
-		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is no number"},
+		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is not a number"},
 		"a name too short":           {bytes.Replace(cpio(sqsh), []byte("0000000700000000"), []byte("0000000600000000"), 1), "wrong length"},
 		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "no cpio header"},
 	}
@@ -140,7 +140,7 @@ func TestInitrdSequenceRefused(t *testing.T) {
 	}
 }
 
-// TestInitrdDamage changes and cuts real ones: what lies behind Talos' own part is covered by checksums or refused.
+// TestInitrdDamage changes and cuts real ones: what follows Talos' own part is covered by checksums or refused.
 func TestInitrdDamage(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ base, magic string }{
@@ -169,13 +169,13 @@ func TestInitrdDamage(t *testing.T) {
 			bad := bytes.Clone(b)
 			bad[added-20] ^= 1
 			if got, err := read(t, bad); err == nil && got.BaseSHA256 == baseSum(t, tt.base) {
-				t.Error("a change of Talos' own part is not seen")
+				t.Error("a change of Talos' own part is not detected")
 			}
 		})
 	}
 }
 
-// TestBaseDamage changes Talos' own part, which only who is handed the contents unpacks.
+// TestBaseDamage changes Talos' own part, which is unpacked only for Contents.
 func TestBaseDamage(t *testing.T) {
 	t.Parallel()
 	whole := func(b []byte) (bootimage.Initrd, error) {
@@ -202,7 +202,7 @@ func TestBaseDamage(t *testing.T) {
 	if _, err := whole(base); err != nil {
 		t.Fatal(err)
 	}
-	harmless := 0 // bits that mean nothing: what is unpacked is the same
+	harmless := 0 // bits without meaning: the unpacked content is the same
 	for i := range base {
 		bad := bytes.Clone(base)
 		bad[i] ^= 0x40
@@ -224,14 +224,14 @@ func TestBaseDamage(t *testing.T) {
 		"cut short":         {cpio(entries...)[:300], "unexpected EOF"},
 		"something else":    {bytes.Repeat([]byte("machined"), 20), "no cpio header"},
 		"more behind it":    {join(cpio(entries...), bytes.Repeat([]byte("machined"), 20)), "no cpio header"},
-		"a file of no size": {bytes.Replace(cpio(entries...), []byte("00000004"), []byte("0000000x"), 1), "is no number"},
+		"a file of no size": {bytes.Replace(cpio(entries...), []byte("00000004"), []byte("0000000x"), 1), "is not a number"},
 	} {
 		_, err := whole(packed(t, tt.base))
 		t.Run(name, func(t *testing.T) { requireRefused(t, err, "initramfs: ", tt.want) })
 	}
 }
 
-// TestErrorsOfTheSource are not the image's fault.
+// TestErrorsOfTheSource are not attributed to the image.
 func TestErrorsOfTheSource(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("connection reset")

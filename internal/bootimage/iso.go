@@ -6,14 +6,14 @@ import (
 	"io"
 )
 
-// ISO is a boot ISO: what UEFI boots of it, what a BIOS does, or both.
+// ISO is a boot ISO: what UEFI boots from it, what a BIOS boots, or both.
 type ISO struct {
-	UKI  *UKI  // of the EFI system partition; nil where there is none
-	GRUB *GRUB // nil where the ISO does not boot by GRUB
+	UKI  *UKI  // of the EFI system partition; nil if there is none
+	GRUB *GRUB // nil if the ISO does not boot with GRUB
 
 	// Beside the UKI, in the EFI system partition:
 	Loader      *io.SectionReader // systemd-boot
-	Certificate string            // by which it is signed: SHA-256, in hex; "" where there is none
+	Certificate string            // by which it is signed: SHA-256, in hex; "" if there is none
 	Keys        []string          // files for Secure Boot: the certificate, keys to enrol
 	Odd         []string          // files that no image of Talos has
 }
@@ -27,10 +27,11 @@ type GRUB struct {
 
 const isoPart = "ISO"
 
-// OpenISO reads the structure of a boot ISO of sizeBytes; at least one of its two ways to boot is there.
+// OpenISO reads the structure of a boot ISO of sizeBytes; it has at least one of the
+// two ways to boot.
 //
 // imager makes three forms (pkg/imager/iso of Talos): for UEFI only, with an EFI
-// system partition that holds the UKI; for GRUB only, of Talos before 1.10 and for
+// system partition that holds the UKI; for GRUB only, in Talos before 1.10 and for
 // arm64; and both in one. GRUB's own EFI system partition is a FAT12 without a UKI.
 func OpenISO(r io.ReaderAt, sizeBytes int64) (*ISO, error) {
 	src := &sourceAt{r: r}
@@ -56,7 +57,7 @@ func openISO(r *io.SectionReader) (*ISO, error) {
 		return nil, err
 	}
 	if v.bios && i.GRUB == nil {
-		return nil, errors.New("a BIOS boots what is not GRUB")
+		return nil, errors.New("a BIOS would boot something other than GRUB")
 	}
 	if i.UKI == nil && i.GRUB == nil {
 		return nil, errors.New("it boots neither a UKI nor GRUB")

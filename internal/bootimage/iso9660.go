@@ -81,7 +81,7 @@ func openVolume(r *io.SectionReader) (*volume, error) {
 	return nil, errors.New("its volume descriptors do not end")
 }
 
-// parseRecord reads a directory record of which the length is right.
+// parseRecord reads a directory record whose length is right.
 func parseRecord(b []byte) (isoEntry, error) {
 	n := int(b[32])
 	if isoRecordBytes+n > len(b) {
@@ -116,7 +116,7 @@ func rockRidgeName(b []byte) (string, error) {
 		}
 		if string(b[:2]) == "NM" {
 			if n < 5 || b[4]&1 != 0 {
-				return "", errors.New("a name that goes on elsewhere")
+				return "", errors.New("a name that continues elsewhere")
 			}
 			return string(b[5:n]), nil
 		}
@@ -156,8 +156,9 @@ func (v *volume) list(d isoEntry) ([]isoEntry, error) {
 	return found, nil
 }
 
-// find goes along a path; false if there is nothing. GRUB takes Joliet's names where
-// there are no Rock Ridge ones (set_rockridge in its fs/iso9660.c), so that both must not differ.
+// find follows a path; false if it does not exist. GRUB uses Joliet names if there
+// are no Rock Ridge names (set_rockridge in its fs/iso9660.c), so the two must not
+// differ.
 func (v *volume) find(path string) (isoEntry, bool, error) {
 	e := v.root
 	for part := range strings.SplitSeq(path, "/") {
@@ -189,9 +190,9 @@ func (v *volume) open(path string) (*io.SectionReader, error) {
 	switch {
 	case err != nil:
 	case !ok:
-		err = errors.New("it is not there")
+		err = errors.New("it is missing")
 	case e.dir || !e.whole:
-		err = errors.New("no file in one piece")
+		err = errors.New("not a contiguous file")
 	case e.at+e.size > v.r.Size():
 		err = io.ErrUnexpectedEOF
 	}

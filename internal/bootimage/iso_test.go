@@ -21,12 +21,12 @@ func openISO(b []byte) (*bootimage.ISO, error) {
 
 const isoSector = 2048
 
-// catalogue is El Torito's of an ISO.
+// catalogue is the El Torito catalogue of an ISO.
 func catalogue(b []byte) []byte {
 	return b[int64(binary.LittleEndian.Uint32(b[17*isoSector+0x47:]))*isoSector:][:isoSector]
 }
 
-// esp is the EFI system partition of an ISO with one for UEFI alone.
+// esp is the EFI system partition of a UEFI-only ISO.
 func esp(b []byte) []byte {
 	return b[int64(binary.LittleEndian.Uint32(catalogue(b)[40:]))*isoSector:]
 }
@@ -61,7 +61,7 @@ func TestISORefused(t *testing.T) {
 		"another validation":     {change(uefi, func(b []byte) { catalogue(b)[4]++ }), "no validation entry"},
 		"another platform":       {change(uefi, func(b []byte) { catalogue(b)[1] = 2; catalogue(b)[29] += 0xed }), "platform 0x2"},
 		"not bootable":           {change(uefi, func(b []byte) { catalogue(b)[32] = 0 }), "neither a UKI nor GRUB"},
-		"a partition nowhere":    {change(uefi, func(b []byte) { catalogue(b)[43] = 0xff }), "behind the end"},
+		"a partition nowhere":    {change(uefi, func(b []byte) { catalogue(b)[43] = 0xff }), "beyond the end"},
 		"no boot sector":         {change(uefi, func(b []byte) { esp(b)[510] = 0 }), "EFI system partition: no boot sector"},
 		"a cluster of no size":   {change(uefi, func(b []byte) { esp(b)[13] = 0 }), "out of range"},
 		"a larger partition":     {change(uefi, func(b []byte) { esp(b)[35] = 1 }), "unexpected EOF"},
@@ -69,18 +69,18 @@ func TestISORefused(t *testing.T) {
 		"a chain in a circle":    {change(uefi, func(b []byte) { circle(esp(b)) }), "chain of clusters is too long"},
 		"a UKI in another place": {text(uefi, "T\x00a\x00l\x00o\x00s\x00", "t\x00a\x00l\x00o\x00s\x00"), ""},
 		"another long name":      {text(uefi, "LINUX      ", "LINUS      "), "belongs to another file"},
-		"another loader's name":  {text(uefi, "BOOTX64 EFI", "BOOTIA32EFI"), "efi/boot/bootx64.efi: it is not there"},
-		"another default entry":  {text(uefi, "timeout 10", "default *w"), `loader/loader.conf: "default *w" is none of Talos' own`},
-		"a name twice":           {func() []byte { return renamed(uefi, "random-seed", "loader.conf") }, "/loader: loader.conf is there twice"},
+		"another loader's name":  {text(uefi, "BOOTX64 EFI", "BOOTIA32EFI"), "efi/boot/bootx64.efi: it is missing"},
+		"another default entry":  {text(uefi, "timeout 10", "default *w"), `loader/loader.conf: "default *w" is not one of Talos' own`},
+		"a name twice":           {func() []byte { return renamed(uefi, "random-seed", "loader.conf") }, "/loader: loader.conf occurs twice"},
 		"another menu":           {text(grub, "terminal_input", "source  /x.cfg"), `"source"`},
 		"another default":        {text(grub, "set default=0", "set default=1"), "the default is not"},
 		"another kernel":         {text(grub, "linux /boot/vmlinuz", "linux /boot/vmlinux"), "another kernel"},
 		"another initramfs":      {text(grub, "initrd /boot/initramfs.xz", "initrd /boot/initramfs.zs"), "another initramfs"},
-		"a variable":             {text(grub, `quote=\$x`, `quote=1$x`), "has a meaning to GRUB"},
+		"a variable":             {text(grub, `quote=\$x`, `quote=1$x`), "is special to GRUB"},
 		"a menu in one line":     {text(grub, `"Talos ISO" {`, `"T" {boot;T {`), "more than its title"},
 		"two commands in a line": {text(grub, "set timeout=3", "set t=3;boot "), "more than one command"},
 		"a module and more":      {text(grub, "insmod all_video", "insmod a; linux2"), "more than one command"},
-		"a BIOS without GRUB":    {text(goldenISO(t, "hybrid"), "grub.cfg", "grub.cfh"), "a BIOS boots what is not GRUB"},
+		"a BIOS without GRUB":    {text(goldenISO(t, "hybrid"), "grub.cfg", "grub.cfh"), "a BIOS would boot something other than GRUB"},
 		"a kernel elsewhere":     {text(grub, "vmlinuz", "vmlinux"), "another kernel"},
 	}
 	for name, tt := range tests {
@@ -97,7 +97,7 @@ func TestISORefused(t *testing.T) {
 	}
 }
 
-// TestESP: what lies beside the UKI is told.
+// TestESP: files beside the UKI are reported.
 func TestESP(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -124,14 +124,14 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// renamed has another long name for a file of an EFI system partition, both of 11 characters.
+// renamed changes the long name of a file in an EFI system partition, both of 11 characters.
 func renamed(b []byte, from, to string) []byte {
 	wide := func(name string) []byte { return []byte(strings.Join(strings.Split(name, ""), "\x00")) }
 	b = bytes.Replace(b, wide(from[:5]), wide(to[:5]), 1) // a directory entry has 5 and then 6 of them
 	return bytes.Replace(b, wide(from[5:]), wide(to[5:]), 1)
 }
 
-// circle has the root directory's chain lead back to its beginning.
+// circle makes the root directory's cluster chain circular.
 func circle(esp []byte) {
 	table := int(binary.LittleEndian.Uint16(esp[14:])) * int(binary.LittleEndian.Uint16(esp[11:]))
 	root := int(binary.LittleEndian.Uint32(esp[44:]))

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// KernelRelease is the release (uname -r) that a kernel states of itself; "" if it states none.
-// An x86 kernel does so in its boot header (Documentation/arch/x86/boot.rst of Linux, fields
-// header and kernel_version). The header of an arm64 kernel has no such field.
+// KernelRelease is the release (uname -r) recorded in a kernel; "" if there is none.
+// An x86 kernel has it in its boot header (Documentation/arch/x86/boot.rst of Linux,
+// fields header and kernel_version). The header of an arm64 kernel has no such
+// field.
 func KernelRelease(kernel io.ReaderAt) string {
 	const magic, version, setup, longest = 0x202, 0x20e, 0x200, 256
 	var header [version + 2 - magic]byte

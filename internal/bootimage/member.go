@@ -12,10 +12,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// An initramfs is a sequence of members with zero bytes between them: each is a cpio
-// archive, or one or several of them compressed. The rules are those of
-// unpack_to_rootfs in Linux' init/initramfs.c; a member of its own is a single
-// compressed stream there, and has to hold whole archives.
+// An initramfs is a sequence of members with zero bytes between them. Each is a cpio
+// archive, or one or several compressed ones. The rules are those of
+// unpack_to_rootfs in Linux' init/initramfs.c; there, a compressed member is a
+// single stream and has to hold whole archives.
 
 const (
 	maxWindowBytes   = 32 << 20 // of zstd; imager's level 18 asks for 8 MiB
@@ -43,9 +43,9 @@ func eachMember(r io.Reader, raw func(*bufio.Reader) error, packed func(kind str
 		case head[0] == '0' && offset%4 == 0:
 			err = raw(br)
 		case kind != "":
-			err = one(br, kind, packed)
+			err = consumeMember(br, kind, packed)
 		default:
-			err = errors.New("neither a cpio archive nor a compression that is known")
+			err = errors.New("neither a cpio archive nor a known compression")
 		}
 		if err != nil {
 			return fmt.Errorf("member at byte %d: %w", offset, err)
@@ -62,8 +62,8 @@ func compression(head []byte) string {
 	return ""
 }
 
-// one hands over a compressed member and takes care that it was used up, no more and no less.
-func one(br *bufio.Reader, kind string, packed func(string, io.Reader) error) error {
+// consumeMember passes on a compressed member and ensures that exactly the member was consumed.
+func consumeMember(br *bufio.Reader, kind string, packed func(string, io.Reader) error) error {
 	var member io.Reader
 	switch kind {
 	case "zstd":
@@ -80,7 +80,7 @@ func one(br *bufio.Reader, kind string, packed func(string, io.Reader) error) er
 	return err
 }
 
-// gzipMember passes the bytes of one gzip member: its end is known only once it is unpacked.
+// gzipMember passes the bytes of one gzip member, whose end is known only by unpacking it.
 type gzipMember struct {
 	r     *bufio.Reader
 	z     *gzip.Reader
@@ -109,13 +109,13 @@ func (g *gzipMember) advance() (err error) {
 	}
 	_, err = io.CopyN(io.Discard, g.z, 32<<10)
 	if err == nil && len(g.taken) > maxGzipAhead {
-		err = errors.New("gzip: it grows when it is unpacked")
+		err = errors.New("gzip: it is much larger than its content")
 	}
 	return err
 }
 
-// recorder is what gzipMember unpacks from. As it reads single bytes, the
-// unpacking never takes one that lies behind the member.
+// recorder is what gzipMember unpacks from. Because it reads single bytes, the
+// unpacker never takes one beyond the member.
 type recorder struct{ g *gzipMember }
 
 func (r recorder) ReadByte() (byte, error) {
@@ -187,7 +187,7 @@ func eachArchive(r *bufio.Reader, read func(*bufio.Reader) error) error {
 	}
 }
 
-// rawSum is the SHA-256 of a member as it lies in the initramfs. What use leaves of it is hashed too.
+// rawSum is the SHA-256 of a member as stored in the initramfs, including what use does not read.
 func rawSum(member io.Reader, use func(io.Reader) error) (string, error) {
 	sum := sha256.New()
 	tee := io.TeeReader(member, sum)

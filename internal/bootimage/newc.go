@@ -9,11 +9,11 @@ import (
 	"strconv"
 )
 
-// newc is a cpio archive in the only form that the kernel unpacks
+// newc is a cpio archive in the only format that the kernel unpacks
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
 type newc struct {
 	r    *bufio.Reader
-	body *io.LimitedReader // of the entry that was read last
+	body *io.LimitedReader // of the entry read last
 	pad  int64             // after the body
 }
 
@@ -32,10 +32,10 @@ type cpioEntry struct {
 	id        inode
 }
 
-// inode says which entries are one file: all but one of them come without its content.
+// inode identifies the entries of one file: all but one of them lack the content.
 type inode struct{ number, major, minor uint32 }
 
-// next goes to the next entry and returns its content; io.EOF is the archive's own end.
+// next moves to the next entry and returns its content; io.EOF is the archive's own end.
 func (c *newc) next() (cpioEntry, io.Reader, error) {
 	if c.body != nil {
 		if _, err := io.Copy(io.Discard, c.body); err != nil {
@@ -95,7 +95,7 @@ func parseNewc(h [newcHeaderBytes]byte) (e cpioEntry, nameBytes int64, err error
 		text := string(h[len(newcMagic)+8*i:][:8])
 		n, err := strconv.ParseUint(text, 16, 32)
 		if err != nil {
-			return cpioEntry{}, 0, fmt.Errorf("%q in a cpio header is no number", text)
+			return cpioEntry{}, 0, fmt.Errorf("%q in a cpio header is not a number", text)
 		}
 		fields[i] = uint32(n)
 	}
@@ -110,7 +110,7 @@ func parseNewc(h [newcHeaderBytes]byte) (e cpioEntry, nameBytes int64, err error
 	return e, nameBytes, nil
 }
 
-// unexpected is for the end of input where more has to come.
+// unexpected turns an end of input where more has to come into io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

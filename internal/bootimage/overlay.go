@@ -6,8 +6,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// ReadOverlayOptions reads /overlay/extra-options of an installer, which is YAML: what the
-// overlay's program is given beside the machine's disk.
+// ReadOverlayOptions reads /overlay/extra-options of an installer, which is YAML:
+// the options that the overlay's program gets in addition to the machine's disk.
 func ReadOverlayOptions(r io.Reader) (map[string]any, error) {
 	const part = "overlay options"
 	src := &source{r: r}

@@ -10,7 +10,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// entry is one of a cpio archive.
+// entry is an entry of a cpio archive.
 type entry struct {
 	name, content string
 	mode          int // a regular file's if 0
@@ -20,7 +20,7 @@ type entry struct {
 
 const trailer = "TRAILER!!!"
 
-// cpio packs entries in the newc format, with a trailer behind them.
+// cpio packs entries in the newc format, followed by a trailer.
 func cpio(entries ...entry) []byte {
 	var b []byte
 	pad := func() { b = append(b, make([]byte, -len(b)&3)...) }
@@ -72,7 +72,7 @@ func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 type section struct {
 	name, content string
 	virtualSize   int // that of the content if 0
-	at            int // in memory; behind the others if 0
+	at            int // in memory; after the others if 0
 }
 
 // portable is a PE32+ file with these sections.

@@ -10,13 +10,13 @@ import (
 // spooledInMemory is the size up to which a squashfs needs no temporary file.
 const spooledInMemory = 1 << 20
 
-// spool holds what has to be read in another order than it comes.
+// spool holds input that has to be read in another order than it arrives.
 type spool struct {
 	io.ReaderAt
 	file *os.File // nil if it is in memory
 }
 
-// newSpool takes sizeBytes of r, all that there is of it; the caller closes it.
+// newSpool reads all of r, which has sizeBytes; the caller closes it.
 func newSpool(r io.Reader, sizeBytes int64, dir string) (spool, error) {
 	if sizeBytes <= spooledInMemory {
 		b := make([]byte, sizeBytes)
@@ -45,7 +45,7 @@ func (s spool) close() error {
 	return outside(errors.Join(s.file.Close(), os.Remove(s.file.Name())))
 }
 
-// writer tells an error of the temporary file, a full disk say, from one of what it is copied from.
+// writer distinguishes an error of the temporary file, such as a full disk, from one of the source.
 type writer struct{ f *os.File }
 
 func (w writer) Write(p []byte) (int, error) {

@@ -9,19 +9,19 @@ import (
 )
 
 // squashfs reads the file system of a system extension, version 4.0 of the format
-// (Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs.h of
-// Linux). The libraries for it allocate what an image's headers ask for, up to 4 GiB at
-// a time, and skip over what they do not know; this one does neither.
+// (Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs.h of Linux).
+// Existing libraries allocate what an image's headers ask for, up to 4 GiB at a
+// time, and skip what they do not know; this one does neither.
 type squashfs struct {
 	io.ReaderAt
 	super      superblock
 	compressor compressor
-	fragments  []int64 // where the metadata blocks of the fragment table lie
+	fragments  []int64 // where the metadata blocks of the fragment table are
 	budget     *budget
 
-	metas        map[int64]metaBlock // of metadata that was read lately: an inode is a small part of one
-	packed       []byte              // memory of the block that is being read
-	fragment     []byte              // the fragment block that was read last: neighbours share one
+	metas        map[int64]metaBlock // of recently read metadata: an inode is a small part of one
+	packed       []byte              // buffer for the block being read
+	fragment     []byte              // the fragment block read last: neighbours share one
 	fragmentFrom int64
 	seen         map[uint64]bool // directories, by inode reference
 }
@@ -52,7 +52,7 @@ const (
 	superblockBytes    = 96
 	squashfsMagic      = 0x73717368
 	squashfsMaxBlock   = 1 << 20
-	squashfsNone       = ^uint64(0) // for a table that is not there
+	squashfsNone       = ^uint64(0) // for a missing table
 	noFragment         = ^uint32(0)
 	metadataBytes      = 8192
 	uncompressedMeta   = 1 << 15
@@ -78,7 +78,7 @@ func readSquashfs(r io.ReaderAt, sizeBytes int64, b *budget, visit func(path str
 		return nil, fmt.Errorf("root directory: %w", err)
 	}
 	if root.kind != inodeDir {
-		return nil, errors.New("the root is no directory")
+		return nil, errors.New("the root is not a directory")
 	}
 	return tree, s.walk(tree, "", root, visit)
 }
@@ -112,11 +112,11 @@ func (s *squashfs) open(sizeBytes int64) error {
 	return err
 }
 
-// index reads where the metadata blocks lie that hold n entries.
+// index reads the positions of the metadata blocks that hold n entries.
 func (s *squashfs) index(at uint64, n, entryBytes int) ([]int64, error) {
 	blocks := (n*entryBytes + metadataBytes - 1) / metadataBytes
 	if at >= s.super.UsedBytes {
-		return nil, errors.New("a table lies behind the end")
+		return nil, errors.New("a table lies beyond the end")
 	}
 	b, err := bytesAt(s, int64(at), 8*blocks)
 	if err != nil {
@@ -126,31 +126,31 @@ func (s *squashfs) index(at uint64, n, entryBytes int) ([]int64, error) {
 	for i := range found {
 		v := binary.LittleEndian.Uint64(b[8*i:])
 		if v >= s.super.UsedBytes {
-			return nil, errors.New("a table lies behind the end")
+			return nil, errors.New("a table lies beyond the end")
 		}
 		found[i] = int64(v)
 	}
 	return found, nil
 }
 
-// metadataReader reads a table: blocks of at most 8 KiB, each behind its length.
+// metadataReader reads a table: blocks of at most 8 KiB, each after its length.
 type metadataReader struct {
 	s     *squashfs
-	next  int64 // where the next block lies
+	next  int64 // position of the next block
 	block []byte
 }
 
-// metadata reads from an offset within the metadata block at a place.
+// metadata reads from an offset in the metadata block at a position.
 func (s *squashfs) metadata(block uint64, offset int) (*metadataReader, error) {
 	if block >= s.super.UsedBytes {
-		return nil, errors.New("a reference behind the end")
+		return nil, errors.New("a reference beyond the end")
 	}
 	m := &metadataReader{s: s, next: int64(block)}
 	if err := m.advance(); err != nil {
 		return nil, err
 	}
 	if offset > len(m.block) {
-		return nil, errors.New("a reference behind the end of its block")
+		return nil, errors.New("a reference beyond the end of its block")
 	}
 	m.block = m.block[offset:]
 	return m, nil
@@ -172,7 +172,7 @@ func (m *metadataReader) advance() error {
 	return nil
 }
 
-// metaBlock is a metadata block and where the one behind it lies.
+// metaBlock is a metadata block and the position of the next one.
 type metaBlock struct {
 	content []byte
 	next    int64
@@ -213,7 +213,7 @@ func (m *metadataReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// take reads n bytes, which has to be a number that the caller checked.
+// take reads n bytes; the caller must have checked n.
 func (m *metadataReader) take(n int) ([]byte, error) {
 	b := make([]byte, n)
 	_, err := io.ReadFull(m, b)

@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// TestRealSquashfs compares with a directory what mksquashfs made of it, in the forms that it knows.
+// TestRealSquashfs compares a directory with mksquashfs' image of it, in the known forms.
 func TestRealSquashfs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

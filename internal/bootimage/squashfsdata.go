@@ -13,14 +13,14 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// compressor unpacks blocks. The result is good until the next call.
+// compressor unpacks blocks. A result is valid until the next call.
 type compressor struct {
 	unpack func(packed []byte, maxBytes int) ([]byte, error)
 	close  func()
 }
 
-// newCompressor knows those that imager asks mksquashfs for, xz before Talos 1.8 and
-// zstd since, and gzip, which is mksquashfs' own choice.
+// newCompressor supports what imager requests from mksquashfs, xz before Talos 1.8
+// and zstd since, and gzip, mksquashfs' default.
 func newCompressor(id uint16, blockBytes int) (compressor, error) {
 	out := make([]byte, 0, max(blockBytes, metadataBytes))
 	switch id {
@@ -64,7 +64,7 @@ func fill(out []byte, r io.Reader, maxBytes int) ([]byte, error) {
 		return nil, err
 	}
 	if n, err := r.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
-		return nil, errors.New("a block is larger than it may be")
+		return nil, errors.New("a block is too large")
 	}
 	return out, nil
 }
@@ -74,7 +74,7 @@ type squashfsContent struct {
 	s     *squashfs
 	i     squashfsInode
 	at    int64 // in the image, of the next block
-	left  int64 // bytes of the file that are not yet in block
+	left  int64 // bytes of the file not yet in block
 	block []byte
 }
 
@@ -126,7 +126,7 @@ func (c *squashfsContent) dataBlock(size int) error {
 	return err
 }
 
-// data reads a block of file data; it is good until the next one is read.
+// data reads a block of file data; it is valid until the next one is read.
 func (s *squashfs) data(at int64, length uint32) ([]byte, error) {
 	size := length &^ uncompressedData
 	if size > s.super.BlockBytes {
@@ -142,7 +142,7 @@ func (s *squashfs) data(at int64, length uint32) ([]byte, error) {
 	return s.compressor.unpack(s.packed, int(s.super.BlockBytes))
 }
 
-// inFragment is the end of a file, which lies in a block together with others'.
+// inFragment returns the end of a file, which shares a block with the ends of others.
 func (s *squashfs) inFragment(n uint32, offset, size int) ([]byte, error) {
 	if n >= s.super.Fragments {
 		return nil, fmt.Errorf("no fragment %d", n)
@@ -158,7 +158,7 @@ func (s *squashfs) inFragment(n uint32, offset, size int) ([]byte, error) {
 	}
 	from := int64(binary.LittleEndian.Uint64(e))
 	if from < 0 {
-		return nil, errors.New("a fragment behind the end")
+		return nil, errors.New("a fragment beyond the end")
 	}
 	if s.fragment == nil || s.fragmentFrom != from {
 		b, err := s.data(from, binary.LittleEndian.Uint32(e[8:]))

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The types of inodes; those with more fields are 7 greater.
+// The types of inodes; extended ones are 7 greater.
 const (
 	inodeDir      = 1
 	inodeRegular  = 2
@@ -16,7 +16,7 @@ const (
 	inodeExtended = 7
 )
 
-// squashfsInode is what an inode says, for the types that an extension may have.
+// squashfsInode is a parsed inode, for the types that an extension may have.
 type squashfsInode struct {
 	ref    uint64
 	kind   uint16
@@ -28,10 +28,10 @@ type squashfsInode struct {
 	start    uint64
 	offset   int // in a metadata block, or in the fragment
 	fragment uint32
-	blocks   *metadataReader // stands at the list of the file's block sizes
+	blocks   *metadataReader // at the list of the file's block sizes
 }
 
-// inode reads the inode at a reference: the place of a metadata block and an offset therein.
+// inode reads the inode at a reference: a metadata block's position and an offset in it.
 func (s *squashfs) inode(ref uint64) (squashfsInode, error) {
 	m, err := s.metadata(s.super.InodeTable+ref>>16, int(ref&0xffff))
 	if err != nil {
@@ -114,10 +114,10 @@ func (i *squashfsInode) link(m *metadataReader) error {
 	return err
 }
 
-// walk adds what is in a directory to the tree.
+// walk adds a directory's content to the tree.
 func (s *squashfs) walk(tree Tree, dir string, d squashfsInode, visit func(string, io.Reader) error) error {
 	if s.seen[d.ref] || strings.Count(dir, "/") > maxDepth || len(dir) > maxPathBytes {
-		return fmt.Errorf("%s/: the directory is in itself, or too deep", dir)
+		return fmt.Errorf("%s/: the directory contains itself, or is too deep", dir)
 	}
 	s.seen[d.ref] = true
 	return s.list(d, func(name string, ref uint64) error {
@@ -190,10 +190,10 @@ func (s *squashfs) list(d squashfsInode, each func(name string, ref uint64) erro
 	return nil
 }
 
-// fileName refuses what can be no name in a directory.
+// fileName refuses an invalid name in a directory.
 func fileName(name string) error {
 	if len(name) > 256 || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return fmt.Errorf("%.40q is no file name", name)
+		return fmt.Errorf("%.40q is not a file name", name)
 	}
 	return nil
 }

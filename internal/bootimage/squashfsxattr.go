@@ -15,16 +15,16 @@ const (
 	maxXattrBytes   = 64 << 10
 )
 
-// checkXattrs refuses every extended attribute but SELinux' label, which imager sets
-// (xattrPseudoFlags in Talos' internal/pkg/extensions/compress.go): others give a
-// program capabilities, or have overlayfs hide files.
+// checkXattrs refuses every extended attribute except SELinux' label, which imager
+// sets (xattrPseudoFlags in Talos' internal/pkg/extensions/compress.go): others give
+// a program capabilities, or make overlayfs hide files.
 func (s *squashfs) checkXattrs() error {
 	le := binary.LittleEndian
 	if s.super.XattrTable == squashfsNone {
 		return nil
 	}
 	if s.super.XattrTable >= s.super.UsedBytes {
-		return errors.New("the table lies behind the end")
+		return errors.New("the table lies beyond the end")
 	}
 	h, err := bytesAt(s, int64(s.super.XattrTable), 16)
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *squashfs) checkXattrs() error {
 	}
 	first, sets := le.Uint64(h), le.Uint32(h[8:])
 	if sets > maxXattrSets || first >= s.super.UsedBytes {
-		return errors.New("the table is too large, or lies behind the end")
+		return errors.New("the table is too large, or lies beyond the end")
 	}
 	blocks, err := s.index(s.super.XattrTable+16, int(sets), xattrEntryBytes)
 	if err != nil {
@@ -73,7 +73,7 @@ func (s *squashfs) checkXattrSet(first, ref uint64, count uint32) error {
 			return err
 		}
 		if space := le.Uint16(h) &^ xattrOutOfLine; space != xattrSecurity || string(name) != "selinux" {
-			return fmt.Errorf("%.40q, of name space %d, does not belong into an extension", name, space)
+			return fmt.Errorf("%.40q, of name space %d, does not belong in an extension", name, space)
 		}
 		size, err := m.take(4)
 		if err != nil {

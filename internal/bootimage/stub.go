@@ -10,15 +10,16 @@ import (
 	"io"
 )
 
-// buildSections are the sections of a UKI that another build may have otherwise: those that
-// recast reads itself, later profiles, and what is signed of them for a TPM.
+// buildSections are the sections of a UKI that may differ between builds: those that
+// recast reads itself, later profiles, and their signature for a TPM.
 var buildSections = map[string]bool{
 	".osrel": true, ".cmdline": true, ".uname": true, ".linux": true, ".initrd": true, ".profile": true, ".pcrsig": true,
 }
 
-// stubSum identifies the program that a UKI is, whatever it boots: systemd-stub, with the
-// boot picture and the TPM's public key that imager adds. Imager writes the headers anew
-// (AssembleNative in internal/pkg/uki/internal/pe of Talos), and they tell sizes and the time.
+// stubSum identifies a UKI's program, independently of what it boots: systemd-stub,
+// with the boot picture and the TPM's public key that imager adds. It excludes what
+// imager rewrites in the headers (AssembleNative in internal/pkg/uki/internal/pe of
+// Talos): sizes and the time.
 func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
 	if !ok {
@@ -34,8 +35,8 @@ func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 	}
 	own, end := true, int64(0)
 	for _, s := range file.Sections {
-		if int64(s.VirtualAddress) < end { // it would take the place of what is compared
-			return "", fmt.Errorf("section %s lies over another one in memory", s.Name)
+		if int64(s.VirtualAddress) < end { // it would replace what is compared
+			return "", fmt.Errorf("section %s overlaps another one in memory", s.Name)
 		}
 		end = int64(s.VirtualAddress) + int64(max(s.VirtualSize, s.Size))
 		if buildSections[s.Name] {
@@ -43,7 +44,7 @@ func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 			continue
 		}
 		place := s.VirtualAddress
-		if !own { // it lies behind sections of any length
+		if !own { // it follows sections of any length
 			place = 0
 		}
 		fmt.Fprintf(sum, "%q %t %d %d %d %d\n", s.Name, own, place, s.VirtualSize, s.Size, s.Characteristics)

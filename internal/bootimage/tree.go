@@ -17,25 +17,26 @@ type File struct {
 	SizeBytes int64       // of a regular file
 	SHA256    string      // hex, of a regular file's content
 	Link      string      // target of a symbolic link
-	// HardLink says that an image's archive has it as a hard link to an earlier file,
-	// whose content is told here. imager makes an empty file of it (Untar in pkg/archiver of Talos).
+	// HardLink says that the archive of an image has it as a hard link to an earlier
+	// file, whose content is given here. imager makes an empty file of it (Untar in
+	// pkg/archiver of Talos).
 	HardLink bool
 	LinkMode fs.FileMode // of a hard link's own entry: the empty file has these permissions
 }
 
-// Tree is the files of a file system by absolute path on the node, without its directories.
+// Tree holds the files of a file system by absolute path on the node, without directories.
 type Tree map[string]File
 
 // Contents receives each regular file while it is read: the squashfs that holds it
-// ("0.sqsh"; "" for one that lies loose) and its path. What it leaves of content is read nevertheless.
+// ("0.sqsh"; "" for a loose file) and its path. It need not read content to the end.
 type Contents func(image, path string, content io.Reader) error
 
-// What one initramfs or extension may hold. Talos' largest extensions have
-// about 5000 files and 1 GiB; a stranger's image could be a bomb.
+// Bounds of one initramfs or extension. Talos' largest extensions have about 5000
+// files and 1 GiB; an untrusted image could be a bomb.
 const (
 	maxFiles     = 100_000
 	maxFileBytes = int64(8) << 30 // of all files together
-	maxNameBytes = 32 << 20       // of all their names and links' targets together, which are kept
+	maxNameBytes = 32 << 20       // of all names and link targets together, which are kept
 	maxPathBytes = 4096           // PATH_MAX of Linux
 )
 
@@ -67,7 +68,7 @@ func (b *budget) take(sizeBytes int64) error {
 	return nil
 }
 
-// keep is for texts that are kept in memory.
+// keep counts texts that are kept in memory.
 func (b *budget) keep(texts ...string) error {
 	for _, text := range texts {
 		b.names -= len(text)
@@ -78,10 +79,10 @@ func (b *budget) keep(texts ...string) error {
 	return nil
 }
 
-// add puts a file into a tree once: which of two files of one name counts depends on who unpacks them.
+// add adds a file once: of two files with one name, it depends on the unpacker which counts.
 func (t Tree) add(name string, f File) error {
 	if _, ok := t[name]; ok {
-		return fmt.Errorf("%s is there twice", name)
+		return fmt.Errorf("%s occurs twice", name)
 	}
 	t[name] = f
 	return nil
@@ -90,7 +91,7 @@ func (t Tree) add(name string, f File) error {
 // absolute is the path on the node of a name in an archive: "rootfs/usr", "./usr" and "/usr" are usual.
 func absolute(name string) (string, error) {
 	if len(name) > maxPathBytes || strings.ContainsRune(name, 0) {
-		return "", errors.New("a file name is no path")
+		return "", errors.New("a file name is not a path")
 	}
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." {
@@ -100,7 +101,7 @@ func absolute(name string) (string, error) {
 	return path.Clean("/" + name), nil
 }
 
-// The bits of a mode as Linux, cpio and squashfs have them.
+// The bits of a mode in Linux, cpio and squashfs.
 const (
 	unixType    = 0o170000
 	unixDir     = 0o040000
@@ -108,7 +109,7 @@ const (
 	unixSymlink = 0o120000
 )
 
-// permissions turns the low bits of a Unix mode into Go's.
+// permissions converts the low bits of a Unix mode to Go's.
 func permissions(mode uint32) fs.FileMode {
 	m := fs.FileMode(mode & 0o777)
 	for bit, flag := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
@@ -144,7 +145,7 @@ func (n *countingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// readAll reads what is small by nature; more than limit is an error.
+// readAll reads a small input; more than limit is an error.
 func readAll(r io.Reader, limit int64) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(b)) > limit {

@@ -16,7 +16,7 @@ import (
 type UKI struct {
 	Arch    string // "amd64" or "arm64", of the PE machine type
 	Talos   string // "v1.13.9", VERSION_ID of .osrel
-	Uname   string // kernel release; empty where the UKI has no .uname
+	Uname   string // kernel release; empty if the UKI has no .uname
 	Cmdline string // kernel command line
 	Stub    string // identifies systemd-stub, the program that boots all this: SHA-256, in hex
 	Kernel  *io.SectionReader
@@ -26,11 +26,11 @@ type UKI struct {
 
 const (
 	ukiPart        = "UKI"
-	maxTextBytes   = 64 << 10 // of .osrel, .cmdline and .uname; x86 takes a command line of 2 KiB
+	maxTextBytes   = 64 << 10 // of .osrel, .cmdline and .uname; x86 accepts a command line of 2 KiB
 	maxUKISections = 128
 )
 
-// OpenUKI reads the headers of a UKI of sizeBytes; kernel and initrd are read from r when they are asked for.
+// OpenUKI reads the headers of a UKI of sizeBytes; kernel and initrd are read from r on demand.
 func OpenUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
 	src := &sourceAt{r: r}
 	u, err := openUKI(io.NewSectionReader(src, 0, sizeBytes), sizeBytes)
@@ -79,8 +79,8 @@ func openUKI(r io.ReaderAt, sizeBytes int64) (*UKI, error) {
 	return u, nil
 }
 
-// checkHeader looks for what debug/pe does not mind: it reads an object file as well as a
-// program, and takes a whole symbol table into memory. imager makes no UKI with one
+// checkHeader refuses what debug/pe accepts: debug/pe reads object files as well as
+// programs, and loads a whole symbol table into memory. imager's UKIs have none
 // (AssembleNative in internal/pkg/uki/internal/pe of Talos).
 func checkHeader(r io.ReaderAt) error {
 	const at, symbols = 0x3c, 4 + 8 // of the PE header, and of PointerToSymbolTable in it
@@ -105,7 +105,7 @@ func (u *UKI) readTexts(r io.ReaderAt, main map[string]*pe.Section, sizeBytes in
 	texts := map[string]string{}
 	for _, name := range []string{".osrel", ".cmdline", ".uname"} {
 		if name == ".uname" && main[name] == nil {
-			continue // imager leaves it out where the kernel does not tell its release
+			continue // imager omits it if the kernel does not state its release
 		}
 		s, err := sectionOf(r, main, name, sizeBytes)
 		if err != nil {
@@ -127,9 +127,9 @@ func (u *UKI) readTexts(r io.ReaderAt, main map[string]*pe.Section, sizeBytes in
 }
 
 // mainProfile finds the sections of a UKI's first profile as systemd-stub does: of
-// equal names the first counts, and what follows the first .profile covers what
-// stands before it (pe_locate_profile_sections in systemd's pe.c). Later profiles may
-// change the command line only, as Talos' own do.
+// equal names the first counts, and sections after the first .profile override those
+// before it (pe_locate_profile_sections in systemd's pe.c). Later profiles may only
+// change the command line, as Talos' own do.
 func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
 	common, first := map[string]*pe.Section{}, map[string]*pe.Section{}
 	profiles := 0
@@ -139,8 +139,8 @@ func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
 			profiles++
 			continue
 		case ".ucode", ".dtb", ".dtbauto", ".hwids", ".efifw":
-			// systemd-stub would hand these to the kernel or the firmware; Talos' images have none.
-			return nil, fmt.Errorf("section %s does not belong into an image of Talos", s.Name)
+			// systemd-stub would pass these to the kernel or the firmware; Talos' images have none.
+			return nil, fmt.Errorf("section %s does not belong in an image of Talos", s.Name)
 		case ".linux", ".initrd":
 			if profiles > 1 {
 				return nil, fmt.Errorf("profile %d has a %s of its own", profiles-1, s.Name)
@@ -158,7 +158,7 @@ func mainProfile(sections []*pe.Section) (map[string]*pe.Section, error) {
 	return common, nil
 }
 
-// sectionOf is the content of a section: what the loader would put into memory, without the file's padding.
+// sectionOf is the content of a section as the loader would put it into memory, without the file's padding.
 func sectionOf(r io.ReaderAt, sections map[string]*pe.Section, name string, sizeBytes int64) (*io.SectionReader, error) {
 	s := sections[name]
 	if s == nil {
@@ -170,7 +170,7 @@ func sectionOf(r io.ReaderAt, sections map[string]*pe.Section, name string, size
 	return io.NewSectionReader(r, int64(s.Offset), int64(s.VirtualSize)), nil
 }
 
-// versionOf is VERSION_ID of an os-release file of Talos.
+// versionOf is VERSION_ID of a Talos os-release file.
 func versionOf(osRelease string) (string, error) {
 	var version string
 	lines := bufio.NewScanner(strings.NewReader(osRelease))

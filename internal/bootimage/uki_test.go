@@ -92,7 +92,7 @@ func TestUKIRefused(t *testing.T) {
 		"kernel of another":      {portable(t, amd64, append(sections(), section{name: ".profile"}, section{name: ".profile"}, section{name: ".linux", content: "x"})...), "profile 1 has a .linux"},
 		"a hidden argument":      {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: "a\x00b"})...), "zero byte"},
 		"larger in memory":       {portable(t, amd64, append(without(".initrd"), section{name: ".initrd", content: "x", virtualSize: 4096})...), ".initrd ends after"},
-		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile lies over another one in memory"},
+		"a section over another": {portable(t, amd64, append(sections(), section{name: ".profile", content: "x", at: 4096})...), ".profile overlaps another one in memory"},
 		"a long text":            {portable(t, amd64, append(without(".cmdline"), section{name: ".cmdline", content: strings.Repeat("x", 65<<10)})...), "too large"},
 	}
 	for name, tt := range tests {
@@ -115,7 +115,7 @@ func symbols(b []byte) []byte {
 	return b
 }
 
-// requireRefused takes an error of the format that names its part.
+// requireRefused requires a format error that names its part.
 func requireRefused(t *testing.T, err error, part, want string) {
 	t.Helper()
 	if !errors.Is(err, bootimage.ErrFormat) || !strings.HasPrefix(err.Error(), part) || !strings.Contains(err.Error(), want) {
@@ -123,7 +123,7 @@ func requireRefused(t *testing.T, err error, part, want string) {
 	}
 }
 
-// TestStub: what a UKI boots is not the program that boots it.
+// TestStub: the stub's sum does not depend on what the UKI boots.
 func TestStub(t *testing.T) {
 	t.Parallel()
 	stub := func(machine uint16, sections ...section) string {

@@ -10,13 +10,13 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// xzStream passes the bytes of exactly one .xz stream (the .xz file format, 1.1.0) and
-// then ends. It walks the chunks of LZMA2 without unpacking them, and refuses what the
-// kernel can't unpack or what would take a dictionary out of proportion.
+// xzStream passes the bytes of exactly one .xz stream (the .xz file format, 1.1.0)
+// and then ends. It walks the LZMA2 chunks without unpacking them, and refuses what
+// the kernel cannot unpack and dictionaries that are too large.
 type xzStream struct {
 	r     *bufio.Reader
 	ready []byte
-	left  int64 // bytes to pass on unseen
+	left  int64 // bytes to pass on without parsing
 	block int64 // bytes of the block's chunks
 	sum   int64 // bytes of a block's check
 	next  func() error
@@ -52,7 +52,7 @@ func (x *xzStream) Read(p []byte) (int, error) {
 	return n, unexpected(err)
 }
 
-// take reads n bytes that are to be passed on and understood.
+// take reads n bytes to pass on and parse.
 func (x *xzStream) take(n int) ([]byte, error) {
 	at := len(x.ready)
 	x.ready = append(x.ready, make([]byte, n)...)
@@ -86,7 +86,7 @@ func (x *xzStream) blockHeader() error {
 	if size[0] == 0 {
 		return x.index()
 	}
-	h, err := x.take(4*int(size[0]) + 3) // the size counts itself, and so does the CRC32
+	h, err := x.take(4*int(size[0]) + 3) // the size includes itself and the CRC32
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (x *xzStream) blockHeader() error {
 		if flags&bit != 0 {
 			_, n := binary.Uvarint(rest)
 			if n <= 0 {
-				return errors.New("xz: a size that is no number")
+				return errors.New("xz: a size that is not a number")
 			}
 			rest = rest[n:]
 		}
@@ -142,16 +142,16 @@ func (x *xzStream) chunk() error {
 		return err
 	}
 	x.left = int64(binary.BigEndian.Uint16(h[2:])) + 1
-	if c >= 0xc0 { // the properties are new
+	if c >= 0xc0 { // new properties follow
 		x.left++
 	}
 	x.block += 4 + x.left
 	return nil
 }
 
-// index passes the index and the stream's footer; whoever unpacks the stream compares them with it.
+// index passes the index and the stream's footer; the unpacker compares them with the stream.
 func (x *xzStream) index() error {
-	size := int64(1) // with the indicator that was read already
+	size := int64(1) // includes the indicator, which was read already
 	number := func() (uint64, error) {
 		var n uint64
 		for shift := 0; shift < 63; shift += 7 {
@@ -184,7 +184,7 @@ func (x *xzStream) index() error {
 	return nil
 }
 
-// newXZ unpacks a stream whose end is the end of r.
+// newXZ unpacks a stream that ends where r ends.
 func newXZ(r io.Reader) (io.Reader, error) {
 	return xz.ReaderConfig{SingleStream: true}.NewReader(r)
 }

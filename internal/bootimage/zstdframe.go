@@ -9,10 +9,10 @@ import (
 )
 
 // zstdFrame passes the bytes of exactly one Zstandard frame (RFC 8878, 3.1.1) and
-// then ends, so that what follows the frame stays in the reader below.
+// then ends, so that what follows the frame stays in the underlying reader.
 type zstdFrame struct {
 	r       *bufio.Reader
-	ready   []byte // a header that was read and is not yet passed on
+	ready   []byte // a header that was read and not yet passed on
 	left    int64  // bytes of the block to pass on
 	started bool
 	last    bool // block

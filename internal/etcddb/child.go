@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// The limits of the process that reads a database. Reading looks at a few pages,
+// The limits of the process that reads a database. Reading needs only a few pages,
 // however large the file is.
 const (
 	readCPU    = 5         // seconds
-	readMemory = 256 << 20 // bytes, beside what the program itself takes and the file, which is only mapped
+	readMemory = 256 << 20 // bytes, in addition to the program itself and the file, which is only mapped
 	readWithin = time.Minute
 )
 
-// childSize is the variable that makes this program a reader: the size of the database
-// that it finds as its file descriptor 3.
+// childSize is the variable that makes this program a reader: the size of the
+// database at its file descriptor 3.
 const childSize = "RECAST_READ_ETCD_DATABASE"
 
 // answer is what the reader prints.
@@ -32,11 +32,11 @@ type answer struct {
 	Damage   string `json:",omitempty"`
 }
 
-// Read reads a database of so many bytes; what follows it in the file (a snapshot's
-// checksum) is left alone. bbolt trusts what it maps: of a damaged or a crafted file it
-// panics, follows pages in a circle for ever, or eats all memory. So this very program
-// reads it in a process of its own, which has limits and no environment; where that
-// does not end well, the error is ErrDamaged.
+// Read reads a database of size bytes and ignores what follows it in the file (a
+// snapshot's checksum). bbolt trusts what it maps: on a damaged or crafted file it
+// panics, follows pages in a circle for ever, or uses up all memory. So this program
+// reads it in a child process, with limits and no environment; if that fails, the
+// error is ErrDamaged.
 func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -52,7 +52,7 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(limited, self)
 	cmd.Env = []string{childSize + "=" + strconv.FormatInt(size, 10)}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C on the terminal is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C on the terminal must not reach it
 	cmd.ExtraFiles, cmd.Stdout = []*os.File{f}, &out
 	err = cmd.Run()
 	var a answer
@@ -65,7 +65,7 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 		return Contents{}, fmt.Errorf("read a database in a process of its own: %w", err)
 	}
 	if err := json.Unmarshal(out.Bytes(), &a); err != nil {
-		return Contents{}, fmt.Errorf("%w: what was read of it makes no sense: %w", ErrDamaged, err)
+		return Contents{}, fmt.Errorf("%w: the reader's output is invalid: %w", ErrDamaged, err)
 	}
 	if a.Damage != "" {
 		return Contents{}, fmt.Errorf("%w%s", ErrDamaged, strings.TrimPrefix(a.Damage, ErrDamaged.Error()))
@@ -73,8 +73,8 @@ func Read(ctx context.Context, file string, size int64) (Contents, error) {
 	return a.Contents, nil
 }
 
-// init makes a process that Read has started the reader, before anything else of the
-// program runs. As an init it is so in every program that reads databases, tests too.
+// init turns a process that Read has started into the reader, before anything else
+// runs. As an init it works in every program that reads databases, including tests.
 func init() {
 	if v, child := os.LookupEnv(childSize); child {
 		os.Exit(serve(v))
@@ -115,8 +115,8 @@ func limit() error {
 	return nil
 }
 
-// data is what already counts towards RLIMIT_DATA: proc_pid_statm(5). Where there is no
-// /proc it is taken for nothing.
+// data is what already counts towards RLIMIT_DATA: proc_pid_statm(5). It is 0
+// without /proc.
 func data() (uint64, error) {
 	b, err := os.ReadFile("/proc/self/statm")
 	if errors.Is(err, os.ErrNotExist) {

@@ -61,7 +61,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadEndsThoughPagesGoInACircle: every branch page of the file leads to itself
+// TestReadEndsThoughPagesGoInACircle: every branch page of the file refers to itself
 // (bbolt internal/common/page.go has the layout).
 func TestReadEndsThoughPagesGoInACircle(t *testing.T) {
 	t.Parallel()

@@ -1,4 +1,4 @@
-// Package etcddb reads the database that a snapshot of etcd is.
+// Package etcddb reads the database in a snapshot of etcd.
 package etcddb
 
 import (
@@ -15,22 +15,22 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// ErrDamaged is a file that is no database, or no longer what etcd wrote.
-var ErrDamaged = errors.New("no database of etcd, or a damaged one")
+// ErrDamaged says that a file is not a database, or no longer what etcd wrote.
+var ErrDamaged = errors.New("not an etcd database, or a damaged one")
 
-// Contents is what a database says of itself.
+// Contents is what a database records about itself.
 type Contents struct {
 	Revision uint64 // of the last change; 0: nothing was ever written
 	Members  []Member
 }
 
-// Member is one of etcd's members, as one of them has written it down.
+// Member is one of etcd's members, as recorded by one of them.
 type Member struct {
 	Name  string   `json:"name"`
 	Peers []string `json:"peerURLs"`
 }
 
-// read reads the database that f is, which bbolt closes.
+// read reads the database in f, which bbolt closes.
 func read(f *os.File, size int64) (c Contents, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -65,7 +65,7 @@ func (c *Contents) revision(tx *bbolt.Tx) error {
 	switch last, _ := keys.Cursor().Last(); {
 	case last == nil:
 	case len(last) < 17:
-		return fmt.Errorf("%w: %x is no revision", ErrDamaged, last)
+		return fmt.Errorf("%w: %x is not a revision", ErrDamaged, last)
 	default:
 		c.Revision = binary.BigEndian.Uint64(last)
 	}

@@ -22,12 +22,12 @@ var (
 // Options says which factory, and how to reach it.
 type Options struct {
 	URL string // "https://factory.talos.dev"
-	// Transport carries every request. Nil: one of the client's own, with the
-	// system's proxy and root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and
+	// root certificates.
 	Transport http.RoundTripper
-	CAFile    string                                    // PEM file of CAs beside the system's; "": none
-	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
-	// Note is told what is asked again and why, but for ISOs, whose caller is told. May be nil.
+	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
+	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
+	// Note receives each retry and its reason, except for ISOs, whose caller has a note. May be nil.
 	Note func(text string)
 }
 
@@ -38,13 +38,13 @@ type Client struct {
 	note func(text string)
 }
 
-// New does not talk to the factory yet. A URL that can't be one is an error of kind Config.
+// New returns a client without connecting. An invalid URL is an error of kind Config.
 func New(o Options) (*Client, error) {
 	base, err := url.Parse(o.URL)
 	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
 		return nil, fault.Configf("image factory: %q is not an HTTP URL", o.URL)
 	}
-	if base.User != nil { // it would be in errors, and in what hosts are told to download
+	if base.User != nil { // it would appear in errors, and in the URLs that hosts download
 		return nil, fault.Configf("image factory: the URL of %s holds a user or password", base.Host)
 	}
 	transport := o.Transport
@@ -71,12 +71,12 @@ func newTransport(caFile string) (*http.Transport, error) {
 	}
 	t.DialContext = (&net.Dialer{Timeout: 15 * time.Second, KeepAlive: 15 * time.Second}).DialContext
 	t.TLSHandshakeTimeout = 15 * time.Second
-	// A build sends nothing for minutes; pings tell a slow factory from a connection that is dead.
+	// A build sends nothing for minutes; pings distinguish a slow factory from a dead connection.
 	t.HTTP2 = &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}
 	return t, nil
 }
 
-// Close closes idle connections. Requests under way end with their contexts.
+// Close closes idle connections. Requests in flight end with their contexts.
 func (c *Client) Close() error {
 	c.http.CloseIdleConnections()
 	return nil

@@ -122,7 +122,7 @@ func TestRegister(t *testing.T) {
 	})
 }
 
-// TestRefusals: what the factory says reaches the reader, with the right kind.
+// TestRefusals: the factory's message is passed on, with the right kind.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	extensions := func(c *Client, ctx context.Context) error {

@@ -13,40 +13,41 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// heldBack is how much of what has come is not given on yet. Where the factory's
-// own store breaks, "internal server error" ends up in the body: it answers an
-// error by http.Error, and has sent half the image by then (image-factory,
-// internal/frontend/http/image.go). What is held back when a connection breaks is dropped.
+// heldBack is how many of the received bytes are not yet passed on. If the factory's
+// own store breaks, "internal server error" ends up in the body: the factory answers
+// by http.Error after sending half the image (image-factory,
+// internal/frontend/http/image.go). The held bytes are dropped when a connection
+// breaks.
 const heldBack = 64
 
-// download is an ISO on its way. The factory does not look at Range, so that
-// after a break it is read from the beginning again, up to where it broke. What
-// comes then must be what came before: the factory does not build the same bytes twice.
+// download is an ISO in transit. The factory ignores Range, so that an interrupted
+// download is read again from its beginning. The bytes up to the break must be the
+// same: the factory does not build the same bytes twice.
 type download struct {
 	open    func(after time.Duration) (io.ReadCloser, int64, error)
 	note    func(string)
 	explain func(error) error
 
-	body   io.ReadCloser // nil between two connections
-	size   int64         // announced; -1: unknown
-	came   int64         // of this connection
-	given  int64         // to the reader
-	sum    hash.Hash     // of what was given
-	buffer [heldBack + 32<<10]byte
-	held   []byte // in buffer: came and not given
-	whole  bool
-	breaks int
-	failed error
+	body     io.ReadCloser // nil between two connections
+	size     int64         // announced; -1: unknown
+	received int64         // received on this connection
+	passed   int64         // passed to the reader
+	sum      hash.Hash     // of what was passed on
+	buffer   [heldBack + 32<<10]byte
+	held     []byte // in buffer: received, not passed on
+	whole    bool
+	breaks   int
+	failed   error
 }
 
-// Read gives all but the last bytes of what has come; those once it is whole.
+// Read returns all but the last bytes received; those once the ISO is complete.
 func (d *download) Read(p []byte) (int, error) {
 	for d.failed == nil {
-		if give := d.givable(); give > 0 {
+		if give := d.readable(); give > 0 {
 			n := copy(p, d.held[:give])
 			d.held = d.held[n:]
 			d.sum.Write(p[:n]) // never fails
-			d.given += int64(n)
+			d.passed += int64(n)
 			return n, nil
 		}
 		if d.whole {
@@ -57,21 +58,21 @@ func (d *download) Read(p []byte) (int, error) {
 	return 0, d.failed
 }
 
-func (d *download) givable() int {
+func (d *download) readable() int {
 	if d.whole {
 		return len(d.held)
 	}
 	return len(d.held) - heldBack
 }
 
-// fill takes more from the connection, or makes another one.
+// fill reads more from the connection, or opens a new one.
 func (d *download) fill() error {
 	kept := copy(d.buffer[:], d.held)
 	n, err := d.body.Read(d.buffer[kept:])
 	d.held = d.buffer[:kept+n]
-	d.came += int64(n)
+	d.received += int64(n)
 	switch {
-	case errors.Is(err, io.EOF) && (d.size < 0 || d.came == d.size):
+	case errors.Is(err, io.EOF) && (d.size < 0 || d.received == d.size):
 		d.whole = true
 		return nil
 	case errors.Is(err, io.EOF):
@@ -82,7 +83,7 @@ func (d *download) fill() error {
 	return d.again(err)
 }
 
-// again opens the download anew and goes to where it broke.
+// again reopens the download and skips to where it broke.
 func (d *download) again(cause error) error {
 	d.held = nil
 	for {
@@ -93,33 +94,33 @@ func (d *download) again(cause error) error {
 		case errors.Is(cause, context.Canceled), errors.Is(cause, context.DeadlineExceeded):
 			return d.explain(cause)
 		case d.breaks == attempts:
-			return d.explain(fmt.Errorf("the download broke off %d times, at last after %d MiB: %w", attempts, d.given>>20, cause))
+			return d.explain(fmt.Errorf("the download broke off %d times, at last after %d MiB: %w", attempts, d.passed>>20, cause))
 		}
 		wait := time.Second << (d.breaks - 1)
 		d.note(fmt.Sprintf("the download broke off after %d MiB (%s), beginning again in %s (%d of %d)",
-			d.given>>20, innermost(cause), wait, d.breaks+1, attempts))
+			d.passed>>20, innermost(cause), wait, d.breaks+1, attempts))
 		body, size, err := d.open(wait)
 		if err != nil {
 			return err
 		}
 		d.body = body
 		if size != d.size {
-			return d.another()
+			return d.differentISO()
 		}
 		same := sha256.New()
-		if d.came, cause = io.CopyN(same, body, d.given); cause != nil {
+		if d.received, cause = io.CopyN(same, body, d.passed); cause != nil {
 			continue
 		}
 		if !bytes.Equal(same.Sum(nil), d.sum.Sum(nil)) {
-			return d.another()
+			return d.differentISO()
 		}
 		return nil
 	}
 }
 
-func (d *download) another() error {
+func (d *download) differentISO() error {
 	return fault.WithHint(d.explain(errors.New("after the download broke off, the factory sends another ISO than before")),
-		"it has built the ISO anew, which never gives the same bytes: run it again")
+		"it has rebuilt the ISO, and a rebuild never has the same bytes: run it again")
 }
 
 // Close ends the download.

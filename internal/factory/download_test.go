@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
-// TestBuiltAnew: after a break the factory has other bytes, or another number of them.
-func TestBuiltAnew(t *testing.T) {
+// TestISORebuiltDuringDownload: after a break the factory has other bytes, or another number of them.
+func TestISORebuiltDuringDownload(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a", 500)
 	for name, second := range map[string]string{"other bytes": "b" + long[1:], "more of them": long + "a"} {
@@ -51,7 +51,7 @@ func TestBuiltAnew(t *testing.T) {
 	}
 }
 
-// TestUnannouncedSize: a proxy that passes an ISO on in chunks, and breaks once.
+// TestUnannouncedSize: a proxy that forwards an ISO in chunks, and breaks once.
 func TestUnannouncedSize(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestUnannouncedSize(t *testing.T) {
 	})
 }
 
-// TestCancelledDownload: it is the caller who ends it, so nothing is tried again.
+// TestCancelledDownload: the caller ends it, so nothing is retried.
 func TestCancelledDownload(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

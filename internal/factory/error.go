@@ -16,14 +16,14 @@ import (
 	"github.com/recast-sh/recast/internal/trust"
 )
 
-// Error is an answer that says no.
+// Error is an answer other than success.
 type Error struct {
 	Factory string // its URL
-	Via     string // the host that it redirected to, if that is who answered
+	Via     string // the host that it redirected to, if that one answered
 	Status  int    // of HTTP
-	Message string // in the words of who answered; may be empty
+	Message string // the server's message; may be empty
 
-	retryAfter time.Duration // as asked for; 0: nothing was said
+	retryAfter time.Duration // requested by the server; 0: none
 }
 
 func (e *Error) Error() string {
@@ -38,7 +38,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// status is "503 Service Unavailable"; numbers of proxies' own have no name.
+// status is "503 Service Unavailable"; proxies' own numbers have no name.
 func (e *Error) status() string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", e.Status, http.StatusText(e.Status)))
 }
@@ -48,7 +48,7 @@ func hasStatus(err error, status int) bool {
 	return ok && e.Status == status
 }
 
-// refusal reads why an answer is none.
+// refusal returns an error for an answer that is not a success.
 func (c *Client) refusal(resp *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
 	if err != nil {
@@ -65,7 +65,7 @@ func (c *Client) refusal(resp *http.Response) error {
 	return e.hinted()
 }
 
-// hinted says what to do about it. See image-factory, internal/frontend/http/http.go, MatchError.
+// hinted adds a remedy. See image-factory, internal/frontend/http/http.go, MatchError.
 func (e *Error) hinted() error {
 	switch e.Status {
 	case http.StatusBadRequest:
@@ -78,9 +78,9 @@ func (e *Error) hinted() error {
 		}
 		return err
 	case http.StatusUnauthorized:
-		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, wants a login, and recast has none for it")
+		return fault.WithHint(fault.BuildFailed.Of(e), "this factory, or a proxy before it, requires a login, which recast does not have")
 	case http.StatusForbidden:
-		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic is someone else's, or a proxy lets nobody through from here")
+		return fault.WithHint(fault.BuildFailed.Of(e), "the schematic belongs to someone else, or a proxy denies access from here")
 	case http.StatusPaymentRequired:
 		return fault.WithHint(fault.BuildFailed.Of(e), "this is for customers of the Enterprise edition only")
 	case http.StatusInternalServerError:
@@ -93,14 +93,14 @@ func (e *Error) hinted() error {
 
 var (
 	tags  = regexp.MustCompile(`<[^>]*>`)
-	title = regexp.MustCompile(`(?is)<(?:title|message)[^>]*>(.*?)</`) // of HTML; of what S3 says in XML
+	title = regexp.MustCompile(`(?is)<(?:title|message)[^>]*>(.*?)</`) // of HTML; of S3's XML errors
 	noise = regexp.MustCompile(`(?is)<(?:style|script|head)\b.*?</(?:style|script|head)>|<!--.*?-->`)
 )
 
-// maxPage is how much of a page's text is worth showing.
+// maxPage bounds the text shown of a page.
 const maxPage = 200
 
-// message is what a text says; of a page made for browsers, its beginning.
+// message returns the text; of a web page, its title or the beginning of its text.
 func message(text []byte) string {
 	s := strings.TrimSpace(string(text))
 	if strings.HasPrefix(s, "<") {
@@ -117,7 +117,7 @@ func message(text []byte) string {
 	return foreign.Line(s)
 }
 
-// unreachable is an error on the way to the factory or back.
+// unreachable wraps an error on the way to the factory or back.
 func (c *Client) unreachable(err error) error {
 	err = fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -129,7 +129,7 @@ func (c *Client) unreachable(err error) error {
 	return fault.WithHint(fault.Unreachable.Of(err), "see whether images.factory in recast.yaml is right and reachable from here")
 }
 
-// foreign is an answer that no Image Factory gives.
+// foreign wraps an answer that no Image Factory gives.
 func (c *Client) foreign(err error) error {
 	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
 }

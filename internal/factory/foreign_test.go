@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-// What a factory, or a proxy before it, says is one line without escape sequences.
+// Everything that a factory, or a proxy before it, says becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"

@@ -12,8 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
-// TestInstallerOfSlowFactory: who asks for the manifest waits for the build, the
-// registry's client as well as BuildInstaller, but only the latter sits out a proxy.
+// TestInstallerOfSlowFactory: a request for the manifest waits for the build, from
+// the registry's client as well as BuildInstaller, but only the latter outlasts a
+// proxy's timeout.
 func TestInstallerOfSlowFactory(t *testing.T) {
 	t.Parallel()
 	digest := func(ctx context.Context, s *site, req images.ISORequest) error {
@@ -57,8 +58,8 @@ func TestInstallerOfSlowFactory(t *testing.T) {
 	}
 }
 
-// TestInstallerInAnotherRegistry: what is built is there, wherever the factory
-// sends for it, and whoever may pull it.
+// TestInstallerInAnotherRegistry: the installer exists, whatever registry the
+// factory redirects to, even if pulling it there needs a login.
 func TestInstallerInAnotherRegistry(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]http.HandlerFunc{

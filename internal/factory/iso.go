@@ -15,17 +15,17 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// tellEvery is how often a long build is worth a word.
+// tellEvery is how often a long build is reported.
 const tellEvery = 30 * time.Second
 
-// ISOURL is where the factory serves a boot ISO, built once somebody asks for it.
+// ISOURL is where the factory serves a boot ISO, which it builds on the first request.
 func (c *Client) ISOURL(req images.ISORequest) string {
 	return c.base.JoinPath("image", req.SchematicID, req.Talos, req.Platform+"-"+req.Arch+suffix(req)+".iso").String()
 }
 
-// ISO asks for a boot ISO. There is no HEAD before it: the factory would build the image for that, too.
+// ISO requests a boot ISO. No HEAD comes first: the factory would build the image for that, too.
 func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	note = oneByOne(note)
+	note = serialize(note)
 	open := func(after time.Duration) (io.ReadCloser, int64, error) {
 		if err := pause(ctx, after); err != nil {
 			return nil, 0, c.unreachable(err)
@@ -40,30 +40,30 @@ func (c *Client) ISO(ctx context.Context, req images.ISORequest, note func(strin
 }
 
 func (c *Client) openISO(ctx context.Context, req images.ISORequest, note func(string)) (io.ReadCloser, int64, error) {
-	defer tell(note, "the factory is building the ISO")()
+	defer reportEvery(note, "the factory is building the ISO")()
 	var resp *http.Response
-	err := persist(ctx, asset, note, func() (err error) {
-		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.ISOURL(req), within: buildTakes})
+	err := retry(ctx, asset, note, func() (err error) {
+		resp, err = c.send(ctx, request{method: http.MethodGet, link: c.ISOURL(req), within: buildTimeout})
 		return err
 	})
 	if err != nil {
-		return nil, 0, c.noImage(err, req)
+		return nil, 0, c.explainMissing(err, req)
 	}
 	return resp.Body, resp.ContentLength, nil
 }
 
-func (c *Client) noImage(err error, req images.ISORequest) error {
+func (c *Client) explainMissing(err error, req images.ISORequest) error {
 	if !hasStatus(err, http.StatusNotFound) {
 		return err
 	}
 	if e, ok := errors.AsType[*Error](err); ok && strings.Contains(e.Message, unknownSchematic) {
-		return fault.WithHint(err, "the factory does not know the schematic any more: `recast build` registers it again")
+		return fault.WithHint(err, "the factory no longer knows the schematic: `recast build` registers it again")
 	}
 	return fault.WithHint(err, "the factory does not know Talos %s: %s/versions lists what it builds", req.Talos, c.base)
 }
 
-// oneByOne lets a note be told from several goroutines, or to nobody.
-func oneByOne(note func(string)) func(string) {
+// serialize makes note safe for several goroutines; nil becomes a no-op.
+func serialize(note func(string)) func(string) {
 	if note == nil {
 		return func(string) {}
 	}
@@ -75,8 +75,8 @@ func oneByOne(note func(string)) func(string) {
 	}
 }
 
-// tell notes now and then how long something takes, until it is stopped.
-func tell(note func(string), what string) (stop func()) {
+// reportEvery reports every tellEvery how long something takes, until it is stopped.
+func reportEvery(note func(string), what string) (stop func()) {
 	begun, over := time.Now(), make(chan struct{})
 	var telling sync.WaitGroup
 	telling.Go(func() {

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/factoryapi"
 )
 
-// agents registers a schematic and returns what asks for its ISO.
+// agents registers a schematic and returns the request for its ISO.
 func (s *site) agents(t *testing.T) images.ISORequest {
 	t.Helper()
 	id, _, err := s.client.Register(t.Context(), "customization: {systemExtensions: {officialExtensions: [siderolabs/qemu-guest-agent]}}\n")
@@ -47,7 +47,7 @@ const (
 	off   = "the download broke off after 0 MiB "
 )
 
-// isoTroubles are troubles on the way to an ISO that is got in the end, and what the user is told.
+// isoTroubles are troubles on the way to an ISO that is downloaded in the end, and what the user is told.
 func isoTroubles() map[string]struct {
 	troubles []factoryapi.Trouble
 	notes    []string
@@ -94,8 +94,8 @@ func isoTroubles() map[string]struct {
 	}
 }
 
-// TestISOTrouble: whatever happens, the bytes are those of an undisturbed
-// download, and the factory builds them once.
+// TestISOTrouble: whatever happens, the bytes are those of an undisturbed download,
+// and the factory builds them once.
 func TestISOTrouble(t *testing.T) {
 	t.Parallel()
 	for name, tc := range isoTroubles() {
@@ -167,7 +167,7 @@ func TestSlowBuild(t *testing.T) {
 					}
 				}
 				if told != 20 || impatient != (gaveUp == 8) || s.notes[len(s.notes)-1] != "the factory is building the ISO, 10m0s" {
-					t.Errorf("told %d times of the build, %d of the proxy: %q", told, gaveUp, s.notes)
+					t.Errorf("reported the build %d times, the proxy %d times: %q", told, gaveUp, s.notes)
 				}
 				s.built(t, "iso "+req.SchematicID+" v1.13.9 nocloud-amd64")
 			})
@@ -175,7 +175,7 @@ func TestSlowBuild(t *testing.T) {
 	}
 }
 
-// TestISOFails: what is not got, and what the user is told of it.
+// TestISOFails: which ISOs are not downloaded, and what the user is told.
 func TestISOFails(t *testing.T) {
 	t.Parallel()
 	const who = "image factory http://" + addr + ": "
@@ -195,7 +195,7 @@ func TestISOFails(t *testing.T) {
 		},
 		"unknown for ever": {
 			factoryapi.Unaware(), `404 Not Found: schematic ID "`,
-			"the factory does not know the schematic any more: `recast build` registers it again", 40 * time.Second,
+			"the factory no longer knows the schematic: `recast build` registers it again", 40 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -223,8 +223,8 @@ func TestISOFails(t *testing.T) {
 	}
 }
 
-// TestRedirectToStore: a factory with a store of its own sends clients there, for
-// each attempt with another signed URL.
+// TestRedirectToStore: a factory with its own store redirects clients there, with a
+// new signed URL for each attempt.
 func TestRedirectToStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -266,7 +266,7 @@ func TestRedirectToStore(t *testing.T) {
 	})
 }
 
-// TestISOPath: what is asked for, and that nothing but GET is: a HEAD builds the image without sending it.
+// TestISOPath: the requested path, with GET only: a HEAD builds the image without sending it.
 func TestISOPath(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -292,7 +292,7 @@ func TestISOPath(t *testing.T) {
 	})
 }
 
-// TestNothingIsBuiltUnasked: only ISO, and the installer's manifest, have anything built.
+// TestNothingIsBuiltUnasked: only requests for an ISO, or an installer's manifest, start a build.
 func TestNothingIsBuiltUnasked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// TestOldContentUnderANewLabel: somebody asks a stale factory for the new
-// schematic's installer. It is built of the old extension, and served for ever,
-// also by a factory that was restarted and has the new list.
+// TestOldContentUnderANewLabel: someone asks a stale factory for the new schematic's
+// installer. It is built from the old extension, and served for ever, even by a
+// restarted factory with the new list.
 func TestOldContentUnderANewLabel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -45,21 +45,21 @@ func TestOldContentUnderANewLabel(t *testing.T) {
 				t.Errorf("error\n got %v\nwant it to hold %q", err, want)
 			}
 		}
-		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves for ever") || !strings.Contains(hints, "recast lock --rebuild") {
+		if hints := strings.Join(fault.Hints(err), "; "); !strings.Contains(hints, "serves an installer for ever") || !strings.Contains(hints, "recast lock --rebuild") {
 			t.Errorf("hint = %q", hints)
 		}
 		if got := s.lock.Schematics["default"]; got.Installer != "" || got.ISO.SHA256 != "" {
-			t.Errorf("recorded all the same: %q %+v", got.Installer, got.ISO)
+			t.Errorf("recorded despite the error: %q %+v", got.Installer, got.ISO)
 		}
 		t.Attr("corruptions-caught", "1")
 
-		// The factory goes on serving it under that name. Under another it has nothing yet.
+		// The factory keeps serving it under that name. Under another it has nothing yet.
 		if err := s.build(t); fault.KindOf(err) != fault.Refused {
 			t.Errorf("the same again: %v", err)
 		}
 		s.relock(t, "default")
 		if got := s.lock.Schematics["default"]; got.Rebuild != 1 || got.SchematicID == e.SchematicID || cmp.Diff(e.Extensions, got.Extensions) != "" {
-			t.Fatalf("locked to be built anew: %+v", got)
+			t.Fatalf("locked for a rebuild: %+v", got)
 		}
 		if err := s.build(t); err != nil {
 			t.Fatal(err)

@@ -18,8 +18,8 @@ func (c *Client) Versions(ctx context.Context) ([]string, error) {
 	return versions, err
 }
 
-// Broken lists the Talos versions that the factory has marked as broken. It does
-// not build them.
+// Broken lists the Talos versions that the factory has marked as broken and does not
+// build.
 func (c *Client) Broken(ctx context.Context) ([]string, error) {
 	var broken []string
 	r := c.get("versions")
@@ -31,7 +31,7 @@ func (c *Client) Broken(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A factory that does not know the question lists what it builds.
+	// A factory that does not know the parameter lists what it builds.
 	if slices.ContainsFunc(broken, func(v string) bool { return slices.Contains(versions, v) }) {
 		return nil, nil
 	}
@@ -59,8 +59,8 @@ func (c *Client) Overlays(ctx context.Context, talos string) ([]schematics.Offic
 	var list []client.OverlayInfo
 	if err := c.askJSON(ctx, c.get("version", talos, "overlays", "official"), &list); err != nil {
 		if hasStatus(err, http.StatusInternalServerError) {
-			// So does the real one: its list of overlays must not be empty.
-			err = fault.WithHint(err, "a factory that has no overlays for Talos %s answers so, too", talos)
+			// The real one does so, too: its list of overlays must not be empty.
+			err = fault.WithHint(err, "a factory without overlays for Talos %s gives this answer, too", talos)
 		}
 		return nil, c.unknownVersion(err)
 	}
@@ -79,7 +79,7 @@ func (c *Client) unknownVersion(err error) error {
 	return err
 }
 
-// splitTag cuts a reference at its tag; a port is none.
+// splitTag cuts a reference at its tag; a port is not a tag.
 func splitTag(ref string) (repository, tag string) {
 	i := strings.LastIndex(ref, ":")
 	if i < strings.LastIndex(ref, "/") {

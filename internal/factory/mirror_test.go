@@ -15,9 +15,9 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestMirroredInstaller is the story of an installer that goes, with the factory's
-// signature, from the factory into a registry of the user's own, and is all that
-// is needed when the factory is gone.
+// TestMirroredInstaller is the story of an installer that is copied, with the
+// factory's signature, to the user's own registry, and suffices when the factory is
+// gone.
 func TestMirroredInstaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestMirroredInstaller(t *testing.T) {
 		}
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation {
-				t.Errorf("nothing is to be done, but %+v", c)
+				t.Errorf("there is nothing to do, but %+v", c)
 			}
 		}
 	})

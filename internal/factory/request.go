@@ -14,29 +14,29 @@ import (
 )
 
 const (
-	// answerWithin bounds the wait for an answer that needs no build. The factory
-	// fetches a list from its registry first, if nobody has asked for it before.
+	// answerWithin bounds the wait for an answer that needs no build. On the first
+	// request for a list, the factory fetches it from its registry.
 	answerWithin = 3 * time.Minute
 	// maxAnswerBytes bounds lists and schematics; the real ones have some tens of KiB.
 	maxAnswerBytes = 16 << 20
-	// maxErrorText is how much of an error's text is read.
+	// maxErrorText bounds how much of an error's text is read.
 	maxErrorText = 8 << 10
 )
 
-// request is something to ask the factory for.
+// request is one request to the factory.
 type request struct {
 	method, link string
 	body         []byte
 	accept       string
-	within       time.Duration // to the first byte of an answer
-	stay         bool          // a redirect is answer enough
+	within       time.Duration // until the first byte of an answer
+	stay         bool          // a redirect counts as success
 }
 
 func (c *Client) get(path ...string) request {
 	return request{method: http.MethodGet, link: c.base.JoinPath(path...).String(), within: answerWithin}
 }
 
-// send asks once. Whatever is not a success is an error; of a success the caller closes the body.
+// send sends a request once. Anything but success is an error; on success the caller closes the body.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	patience := time.AfterFunc(r.within, func() { cancel(fmt.Errorf("no answer within %s", r.within)) })
@@ -69,7 +69,7 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	req.Header.Set("Accept-Encoding", "identity") // else a proxy may compress, and the size is lost
+	req.Header.Set("Accept-Encoding", "identity") // otherwise a proxy may compress, and the size is lost
 	if len(r.body) > 0 {
 		req.Header.Set("Content-Type", "application/yaml")
 	}
@@ -87,8 +87,8 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	return resp, err
 }
 
-// withoutQuery shortens the URL of a store to which the factory redirects: its
-// query is a signature that lets anybody download.
+// withoutQuery shortens the URL of a store to which the factory redirects: its query
+// is a signature that lets anyone download.
 func withoutQuery(link string) string {
 	u, err := url.Parse(link)
 	if err != nil {
@@ -98,16 +98,16 @@ func withoutQuery(link string) string {
 	return u.Redacted()
 }
 
-// isPage says whether the answer was made for people: the factory's API has none.
+// isPage reports whether the answer is a web page: the factory's API has none.
 func isPage(resp *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	return err == nil && kind == "text/html"
 }
 
-// ask asks until the answer has come whole, or it makes no sense to go on.
+// ask retries until the answer is complete or a retry is pointless.
 func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 	var answer []byte
-	err := persist(ctx, api, c.note, func() error {
+	err := retry(ctx, api, c.note, func() error {
 		resp, err := c.send(ctx, r)
 		if err != nil {
 			return err

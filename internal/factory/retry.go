@@ -16,68 +16,70 @@ const (
 	attempts    = 5 // with pauses of 1, 2, 4 and 8 s
 	attempts500 = 3 // of the factory's own "internal server error", which may be for good
 	maxPause    = 2 * time.Minute
-	// buildTakes is how long a build may take: the factory gives up after 20
-	// minutes, those included that it waits for a worker (image-factory, internal/asset/asset.go).
-	buildTakes = 25 * time.Minute
-	// forgetsIn is the pause after a schematic that was just registered isn't known:
-	// each of several factories remembers for 30 s that it knew of none
-	// (image-factory, cmd/options.go, NegativeTTL).
-	forgetsIn = 10 * time.Second
-	// unknownSchematic tells that from an unknown version (image-factory, internal/schematic/storage).
+	// buildTimeout is how long a build may take: the factory gives up after 20
+	// minutes, including the wait for a worker (image-factory,
+	// internal/asset/asset.go).
+	buildTimeout = 25 * time.Minute
+	// unknownPause is the pause after a newly registered schematic is unknown: each of
+	// several factories caches for 30 s that it did not exist (image-factory,
+	// cmd/options.go, NegativeTTL).
+	unknownPause = 10 * time.Second
+	// unknownSchematic distinguishes that from an unknown version (image-factory, internal/schematic/storage).
 	unknownSchematic = "schematic ID"
 )
 
-// errand is what a request is for, which decides what is worth asking again.
-type errand int
+// purpose is the purpose of a request, which decides what is worth a retry.
+type purpose int
 
 const (
-	api   errand = iota // lists and schematics
-	asset               // an image, which may have to be built first
+	api   purpose = iota // lists and schematics
+	asset                // an image, which may have to be built first
 )
 
-// permanent marks an error that comes again whenever it is asked.
+// permanent marks an error that a retry would not fix.
 type permanent struct{ error }
 
 func (p permanent) Unwrap() error { return p.error }
 
-// persist repeats ask while its error may go away by itself. Every request of
-// ours may be repeated: those that are not GET register a schematic, whose ID is its content's.
-func persist(ctx context.Context, e errand, note func(string), ask func() error) error {
+// retry retries ask while its error may be temporary. All our requests are
+// repeatable: those other than GET register a schematic, whose ID is its content's
+// hash.
+func retry(ctx context.Context, e purpose, note func(string), ask func() error) error {
 	start := time.Now()
-	counted := 0 // attempts, without those after which the factory is still building
+	counted := 0 // attempts, except those during which the factory is still building
 	for {
 		err := ask()
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		if e == asset && gaveUpWaiting(err) && time.Since(start) < buildTakes {
-			note(fmt.Sprintf("%s; the factory is still building, asking again in %s", words(err), forgetsIn))
-			if err := pause(ctx, forgetsIn); err != nil {
+		if e == asset && gaveUpWaiting(err) && time.Since(start) < buildTimeout {
+			note(fmt.Sprintf("%s; the factory is still building, asking again in %s", summary(err), unknownPause))
+			if err := pause(ctx, unknownPause); err != nil {
 				return err
 			}
 			continue
 		}
 		counted++
-		inAll, wait := worth(err, e, counted)
+		inAll, wait := retryPolicy(err, e, counted)
 		if counted >= inAll || wait > maxPause {
 			if counted > 1 {
 				return fmt.Errorf("%w (asked %d times)", err, counted)
 			}
 			return err
 		}
-		note(fmt.Sprintf("%s, trying again in %s (%d of %d)", words(err), wait, counted+1, inAll))
+		note(fmt.Sprintf("%s, trying again in %s (%d of %d)", summary(err), wait, counted+1, inAll))
 		if err := pause(ctx, wait); err != nil {
 			return err
 		}
 	}
 }
 
-// worth says how many attempts an error is worth in all, and how long to wait after this one.
-func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Duration) {
+// retryPolicy returns how many attempts an error is worth, and how long to wait after this one.
+func retryPolicy(err error, e purpose, attempt int) (attemptsInAll int, wait time.Duration) {
 	wait = time.Second << (attempt - 1)
 	answer, ok := errors.AsType[*Error](err)
 	if !ok {
-		if lasting(err) {
+		if isConfigError(err) {
 			return 1, 0
 		}
 		return attempts, wait
@@ -85,7 +87,7 @@ func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Durat
 	wait = max(wait, answer.retryAfter)
 	switch status := answer.Status; {
 	case status == http.StatusNotFound && e == asset && strings.Contains(answer.Message, unknownSchematic):
-		return attempts, forgetsIn
+		return attempts, unknownPause
 	case status == http.StatusInternalServerError && answer.Via == "":
 		return attempts500, wait
 	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests,
@@ -96,13 +98,13 @@ func worth(err error, e errand, attempt int) (attemptsInAll int, wait time.Durat
 	return 1, 0
 }
 
-// gaveUpWaiting says whether a proxy was less patient than a build takes, which goes on without it.
+// gaveUpWaiting reports whether a proxy timed out during a build, which continues.
 func gaveUpWaiting(err error) bool {
 	return hasStatus(err, http.StatusGatewayTimeout) || hasStatus(err, 524)
 }
 
-// lasting says whether an error on the way to the factory is one of the configuration's.
-func lasting(err error) bool {
+// isConfigError reports whether an error on the way to the factory is due to the configuration.
+func isConfigError(err error) bool {
 	if _, ok := errors.AsType[permanent](err); ok {
 		return true
 	}
@@ -116,15 +118,15 @@ func lasting(err error) bool {
 	return ok && dns.IsNotFound || errors.Is(err, http.ErrSchemeMismatch)
 }
 
-// words says shortly what went wrong.
-func words(err error) string {
+// summary summarises what went wrong.
+func summary(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		if e.Via != "" {
 			return e.Via + " answered " + e.status()
 		}
 		return "the factory answered " + e.status()
 	}
-	return "no whole answer from the factory (" + innermost(err) + ")"
+	return "no complete answer from the factory (" + innermost(err) + ")"
 }
 
 func innermost(err error) string {

@@ -26,14 +26,14 @@ func register(ctx context.Context, c *Client) error {
 	return err
 }
 
-// TestTrouble has the simulated factory, or what lies before it, misbehave, and
-// looks at what the user is told and how long it takes.
+// TestTrouble makes the simulated factory, or a proxy before it, misbehave, and
+// checks what the user is told and how long it takes.
 func TestTrouble(t *testing.T) {
 	t.Parallel()
 	const who = "image factory http://" + addr + ": "
 	again := func(what, wait, n string) string { return what + ", trying again in " + wait + " (" + n + ")" }
 	const down, limited = "the factory answered 503 Service Unavailable", "the factory answered 429 Too Many Requests"
-	const failing, broke = "the factory answered 500 Internal Server Error", "no whole answer from the factory"
+	const failing, broke = "the factory answered 500 Internal Server Error", "no complete answer from the factory"
 	for name, tc := range map[string]struct {
 		trouble factoryapi.Trouble
 		times   int
@@ -75,7 +75,7 @@ func TestTrouble(t *testing.T) {
 		"a schematic, answer lost": {factoryapi.Cut(0), 1, register, []string{again(broke+" (unexpected EOF)", "1s", "2 of 5")}, time.Second, "", ""},
 		"a refusal": {
 			factoryapi.Down(403, 0), 1, register, nil, 0, who + "403 Forbidden: 403 Forbidden",
-			"the schematic is someone else's, or a proxy lets nobody through from here",
+			"the schematic belongs to someone else, or a proxy denies access from here",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestCancelEndsRetry(t *testing.T) {
 	})
 }
 
-// TestSilentFactory: a factory that takes a question and never answers.
+// TestSilentFactory: a factory that accepts a request and never answers.
 func TestSilentFactory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -140,7 +140,7 @@ func TestSilentFactory(t *testing.T) {
 	})
 }
 
-// TestUntrusted: what comes again whenever it is asked is asked once.
+// TestUntrusted: an error that would repeat is not retried.
 func TestUntrusted(t *testing.T) {
 	t.Parallel()
 	requests := 0
@@ -175,7 +175,7 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// TestPages: an answer that was made for people is told in a line.
+// TestPages: a web page is reported in one line.
 func TestPages(t *testing.T) {
 	t.Parallel()
 	page := func(status int, kind, body string) http.HandlerFunc {
@@ -234,7 +234,7 @@ func TestRedirects(t *testing.T) {
 		"in a circle": {to("/versions"), getVersions, "redirected more than 5 times"},
 		"a POST": {
 			to("https://factory.example/schematics"), register,
-			"redirected to https://factory.example, where a POST can't follow: name that in images.factory",
+			"redirected to https://factory.example, which a POST does not follow: use that URL in images.factory",
 		},
 		"nowhere": {to("http://store.example/a?X-Amz-Signature=secret"), getVersions, `Get "http://store.example/a": `},
 	} {
@@ -256,7 +256,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// TestBroken: what a factory that does not know the question answers is no list of broken versions.
+// TestBroken: a factory that does not know the parameter has no list of broken versions.
 func TestBroken(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -287,7 +287,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestKeys: a key, none, and what is none.
+// TestKeys: a key, none, and an invalid one.
 func TestKeys(t *testing.T) {
 	t.Parallel()
 	const block = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"

@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// Knows says whether a schematic is registered.
+// Knows reports whether a schematic is registered.
 func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
 	_, err := c.ask(ctx, c.get("schematics", id))
 	if hasStatus(err, http.StatusNotFound) {
@@ -16,8 +16,8 @@ func (c *Client) Knows(ctx context.Context, id string) (bool, error) {
 	return err == nil, err
 }
 
-// Register registers a schematic. One that the factory does not take is an error
-// of kind Config with the factory's words.
+// Register registers a schematic. One that the factory rejects is an error of kind
+// Config with the factory's message.
 func (c *Client) Register(ctx context.Context, canonical string) (id, stored string, err error) {
 	r := c.get("schematics")
 	r.method, r.body = http.MethodPost, []byte(canonical)
@@ -34,7 +34,7 @@ func (c *Client) Register(ctx context.Context, canonical string) (id, stored str
 	if answer.Schematic != "" {
 		return answer.ID, answer.Schematic, nil
 	}
-	text, err := c.ask(ctx, c.get("schematics", answer.ID)) // older ones say the ID alone
+	text, err := c.ask(ctx, c.get("schematics", answer.ID)) // older ones return only the ID
 	if err != nil {
 		return "", "", fmt.Errorf("read the schematic back: %w", err)
 	}

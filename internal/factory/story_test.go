@@ -30,7 +30,7 @@ const (
 	talos        = "v1.13.9"
 )
 
-// site is a simulated factory and registry with the adapters to them, all in one bubble.
+// site is a simulated factory and registry with their adapters, all in one bubble.
 type site struct {
 	factory  *factoryapi.Factory
 	catalog  factoryapi.Catalog
@@ -105,7 +105,7 @@ func listen(t *testing.T, n *network.Network, at string, h http.Handler) error {
 	return nil
 }
 
-// relock resolves one schematic against what is published now, to be built anew if it is named.
+// relock resolves one schematic against what is published now, to be rebuilt if it is named.
 func (s *site) relock(t *testing.T, rebuild ...string) ([]schematics.Warning, []schematics.Change) {
 	t.Helper()
 	old := s.lock
@@ -139,7 +139,7 @@ func (s *site) build(t *testing.T) error {
 	return new(step.Runner).Run(t.Context(), b.Step())
 }
 
-// iso reads what the cached ISO of the lock holds.
+// iso reads the content of the lock's cached ISO.
 func (s *site) iso(t *testing.T) artefact.Image {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(s.cache, s.lock.Schematics["default"].ISO.Name))
@@ -153,8 +153,8 @@ func (s *site) iso(t *testing.T) artefact.Image {
 	return img
 }
 
-// TestPatchedExtension is the story of an extension that is published again
-// under the same version while the factory still has its old list.
+// TestPatchedExtension is the story of an extension that is republished under the
+// same version while the factory still has its old list.
 func TestPatchedExtension(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -210,14 +210,14 @@ func TestPatchedExtension(t *testing.T) {
 		}
 		for _, c := range s.recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/image/") {
-				t.Errorf("nothing is to be done, but %+v", c)
+				t.Errorf("there is nothing to do, but %+v", c)
 			}
 		}
 		s.built(t, append(builds(before), builds(after)...)...)
 	})
 }
 
-// digestOf is the digest of the extension image with the content that a boot image has, which tells none.
+// digestOf is the digest of the extension image with a boot image's content, which names none.
 func digestOf(t *testing.T, e artefact.Extension) string {
 	t.Helper()
 	idx, err := artefact.ExtensionIndex(e)
@@ -231,7 +231,7 @@ func digestOf(t *testing.T, e artefact.Extension) string {
 	return digest.String()
 }
 
-// holds checks the bytes of ISO and installer against the lock.
+// holds checks the content of ISO and installer against the lock.
 func (s *site) holds(t *testing.T, e schematics.Locked) {
 	t.Helper()
 	iso := s.iso(t)
@@ -239,7 +239,7 @@ func (s *site) holds(t *testing.T, e schematics.Locked) {
 	for _, x := range iso.Extensions {
 		got = append(got, x.Name+" "+digestOf(t, x))
 	}
-	for _, name := range []string{"qemu-guest-agent", "iscsi-tools"} { // as the schematic has them
+	for _, name := range []string{"qemu-guest-agent", "iscsi-tools"} { // in the schematic's order
 		for _, x := range e.Extensions {
 			if x.Name == name {
 				want = append(want, x.Name+" "+x.Digest)
@@ -275,7 +275,7 @@ func TestUnknownTalosVersion(t *testing.T) {
 	})
 }
 
-// TestExamples posts every example to the factory: it must give the IDs that we compute.
+// TestExamples posts every example to the factory: its IDs must be those that we compute.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -294,7 +294,7 @@ func TestExamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			if id, _, err := s.client.Register(t.Context(), parsed.Canonical()); err != nil || id != parsed.ID() {
-				t.Errorf("%s: the factory gives it %s, we %s; %v", name, id, parsed.ID(), err)
+				t.Errorf("%s: the factory computes %s, recast %s; %v", name, id, parsed.ID(), err)
 			}
 		}
 	})

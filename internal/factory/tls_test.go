@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A factory's certificate counts by the system's CAs, and by those of a file.
+// A factory's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewUnstartedServer(answer(http.StatusOK, `["v1.13.9"]`))
@@ -39,7 +39,7 @@ func TestCAFile(t *testing.T) {
 	}
 	defer other.Close()
 	_, err = other.Versions(t.Context())
-	hint := "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
 	}

@@ -13,10 +13,10 @@ const stallAfter = time.Minute
 
 var errStalled = fmt.Errorf("nothing came for %s", stallAfter)
 
-// watched is a body that ends with errStalled when nothing comes any more.
+// watched is a body that ends with errStalled when no more data comes.
 type watched struct {
 	body   io.ReadCloser
-	ctx    func() error // why the request was ended
+	ctx    func() error // the cause, if the request was cancelled
 	cancel context.CancelCauseFunc
 	timer  *time.Timer
 }
@@ -24,7 +24,7 @@ type watched struct {
 // watch takes over cancel, which ends the body's request.
 func watch(ctx context.Context, cancel context.CancelCauseFunc, body io.ReadCloser) io.ReadCloser {
 	timer := time.AfterFunc(stallAfter, func() { cancel(errStalled) })
-	timer.Stop() // time counts while somebody reads
+	timer.Stop() // only the time during a Read counts
 	return &watched{body: body, ctx: func() error { return context.Cause(ctx) }, cancel: cancel, timer: timer}
 }
 

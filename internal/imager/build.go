@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Build runs the imager once, as images.Imager has it.
+// Build runs the imager once: see images.Imager.
 func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, note func(text string)) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -38,28 +38,28 @@ func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, no
 	if err := c.run(ctx, p, profile, note); err != nil {
 		return "", fmt.Errorf("run %s: %w", p.args[0], err)
 	}
-	if err := whole(filepath.Join(dir, file)); err != nil {
-		return "", fault.WithHint(fmt.Errorf("%s ended well, but %w", p.args[0], err),
+	if err := checkOutput(filepath.Join(dir, file)); err != nil {
+		return "", fault.WithHint(fmt.Errorf("%s succeeded, but %w", p.args[0], err),
 			"it has to read a profile on its standard input and to write %s where %s stands", file, outArgument)
 	}
 	return file, nil
 }
 
-// whole says what is wrong with what was made.
-func whole(path string) error {
+// checkOutput says what is wrong with the output.
+func checkOutput(path string) error {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("has not made %s", filepath.Base(path))
+		return fmt.Errorf("did not make %s", filepath.Base(path))
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular() || info.Size() == 0:
-		return fmt.Errorf("%s is no file with content", filepath.Base(path))
+		return fmt.Errorf("%s is not a file with content", filepath.Base(path))
 	}
 	return nil
 }
 
-// outputName is where the imager puts what it makes: siderolabs/talos
+// outputName is the imager's name for its output: siderolabs/talos
 // pkg/imager/profile/profile.go, OutputPath.
 func outputName(job images.ImagerJob) string {
 	if job.Output == images.OutputInstaller {

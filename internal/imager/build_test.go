@@ -179,8 +179,8 @@ output:
 func TestBuildThatGoesWrong(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct{ way, want string }{
-		"nothing made": {"nothing", "ended well, but has not made installer-amd64.tar"},
-		"empty file":   {"empty", "ended well, but installer-amd64.tar is no file with content"},
+		"nothing made": {"nothing", "succeeded, but did not make installer-amd64.tar"},
+		"empty file":   {"empty", "succeeded, but installer-amd64.tar is not a file with content"},
 		"failure":      {"half", "exit status 3: it said last: " + strings.Repeat("x", 400) + "; no space left on device"},
 	}
 	for name, c := range cases {
@@ -195,7 +195,7 @@ func TestBuildThatGoesWrong(t *testing.T) {
 	}
 }
 
-// What an earlier run has left must not pass for what this one made.
+// Leftovers of an earlier run must not count as this run's output.
 func TestBuildTakesNothingOldForNew(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
@@ -203,12 +203,12 @@ func TestBuildTakesNothingOldForNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "nothing", "{out}"}}).Build(t.Context(), dir, installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "has not made") {
+	if err == nil || !strings.Contains(err.Error(), "did not make") {
 		t.Errorf("err = %v", err)
 	}
 }
 
-// Nothing that the program has started runs on, though it does not listen to SIGTERM.
+// Nothing that the program has started keeps running, although it ignores SIGTERM.
 func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 	t.Parallel()
 	dir := workDir(t)
@@ -236,7 +236,7 @@ func TestACancelledBuildEndsWithEverythingItStarted(t *testing.T) {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
 	if err != nil {
-		t.Errorf("the program's child runs on: %v", err)
+		t.Errorf("the program's child is still running: %v", err)
 	}
 }
 
@@ -244,7 +244,7 @@ func TestABuildThatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	_, err := client(t, Options{Command: []string{os.Args[0], fakeArg, "linger", "{out}"}, Timeout: 100 * time.Millisecond}).
 		Build(t.Context(), workDir(t), installerJob(), nil)
-	if err == nil || !strings.Contains(err.Error(), "it was stopped, as it had not ended after 100ms") || errors.Is(err, context.Canceled) {
+	if err == nil || !strings.Contains(err.Error(), "it was stopped because it had not ended after 100ms") || errors.Is(err, context.Canceled) {
 		t.Errorf("err = %v", err)
 	}
 }

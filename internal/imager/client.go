@@ -1,5 +1,5 @@
 // Package imager is the adapter to Talos' imager, the program that builds boot
-// images: in a container by docker or podman, or a program of the user's.
+// images: in a container by docker or podman, or as a program of the user.
 package imager
 
 import (
@@ -25,16 +25,16 @@ const DefaultImage = "ghcr.io/siderolabs/imager"
 // outArgument stands for the output directory in a configured command.
 const outArgument = "{out}"
 
-// Options says what is run.
+// Options says what to run.
 type Options struct {
-	// Command is a program of the user's and its arguments, in which {out} stands for
+	// Command is a program of the user and its arguments, in which {out} stands for
 	// the output directory. None: the imager's image, by docker or else podman.
 	Command []string
-	Env     []string      // names of variables that it gets beside those of command.Environ and of engines
+	Env     []string      // names of variables that it gets in addition to those of command.Environ and of engines
 	Image   string        // repository of the imager's image; "": DefaultImage
 	Timeout time.Duration // for one run; 0: half an hour
-	// Run does what a program would, given its arguments and its standard input. Nil:
-	// a process does.
+	// Run replaces the program; it gets the arguments and the standard input. Nil: a
+	// process runs.
 	Run func(ctx context.Context, args []string, stdin []byte) error
 }
 
@@ -74,7 +74,7 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Image is the repository of the image that is run; "" with a command of the user's.
+// Image is the repository of the image that is run; "" for a user's command.
 func (c *Client) Image() string {
 	if len(c.command) > 0 {
 		return ""
@@ -82,8 +82,8 @@ func (c *Client) Image() string {
 	return c.image
 }
 
-// Ready says what is run. A program or a container engine that isn't there, or an
-// engine that does not work, is an error with what to do.
+// Ready says what will be run. A missing program or container engine, or an engine
+// that does not work, is an error with a hint.
 func (c *Client) Ready(ctx context.Context) (string, error) {
 	p, err := c.program("", c.image, "")
 	if err != nil {
@@ -113,18 +113,18 @@ var engineEnv = []string{
 	"DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK",
 }
 
-// engineWithin is how long a container engine may take to say how it is.
+// engineWithin bounds the wait for a container engine's status.
 const engineWithin = 30 * time.Second
 
-// program is what is run for one job.
+// program is the command for one job.
 type program struct {
 	args []string
 	seen string // the job's directory as the program sees it
 	env  []string
-	stop []string // ends what a signal to the program may not reach; nil: there is no such thing
+	stop []string // ends what a signal to the program may not reach; nil: nothing
 }
 
-// program chooses it. name is that of the container, if it is one.
+// program chooses the command. name is that of the container, if any.
 func (c *Client) program(dir, image, name string) (program, error) {
 	if len(c.command) > 0 {
 		var args []string
@@ -149,12 +149,12 @@ func (c *Client) program(dir, image, name string) (program, error) {
 		"install one of them, or name a program that builds images in images.imager.command")
 }
 
-// container runs the imager without privileges and without a network: an ISO and
-// an installer need no devices, and all that it reads is in the directory already.
-// SELinux lets a container into a directory only if that is relabelled (Z), which does
-// nothing elsewhere.
+// container runs the imager without privileges and without a network: an ISO and an
+// installer need no devices, and all inputs are already in the directory. SELinux
+// lets a container into a directory only if it is relabelled (Z), which has no
+// effect elsewhere.
 func container(engine, dir, image, name string) program {
-	const mounted = "/out" // where the imager writes without being told
+	const mounted = "/out" // the imager's default output directory
 	return program{
 		args: []string{
 			engine, "run", "--rm", "--interactive", "--quiet", "--network", "none",

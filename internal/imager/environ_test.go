@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestImagerGetsNoSecrets: what runs the imager gets what docker and podman need, and
-// what its configuration names.
+// TestImagerGetsNoSecrets: the imager gets only the variables that docker and podman
+// need, and those that its configuration names.
 func TestImagerGetsNoSecrets(t *testing.T) {
 	for _, name := range []string{"GITHUB_TOKEN", "PROXMOX_VE_API_TOKEN", "OTEL_EXPORTER_OTLP_HEADERS"} {
 		t.Setenv(name, "planted")

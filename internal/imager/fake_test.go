@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// fakeArg makes this test binary a program that stands in for the imager.
+// fakeArg turns this test binary into a program that replaces the imager.
 const fakeArg = "-fake-imager"
 
 func TestMain(m *testing.M) {
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeImager behaves in one way, and leaves the profile that it was given in out.
+// fakeImager behaves in one way, and writes the profile that it got to out.
 func fakeImager(way, out string) int {
 	profile, err := io.ReadAll(os.Stdin)
 	if err == nil {
@@ -59,7 +59,7 @@ func fakeImager(way, out string) int {
 		fmt.Println("building")
 		time.Sleep(time.Minute)
 	case "stay":
-		// What it holds shows that it runs, whoever has reaped it.
+		// Its lock on the file shows that it runs, whichever process reaps it.
 		signal.Ignore(syscall.SIGTERM)
 		f, err := os.Create(filepath.Join(out, "held"))
 		if err == nil {
@@ -74,8 +74,8 @@ func fakeImager(way, out string) int {
 	return code(err)
 }
 
-// fakeEngine writes down what it is asked for, beside itself, and runs the fake
-// imager where the volume is.
+// fakeEngine records its arguments beside itself, and runs the fake imager on the
+// volume.
 func fakeEngine(args []string) int {
 	log, err := os.OpenFile(os.Args[0]+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 // siderolabs/talos pkg/imager/imager.go prints "profile ready:", then the profile.
 var yamlLine = regexp.MustCompile(`^(\s|- |[A-Za-z]+:( |$))`)
 
-// newLines reads what the imager prints, without its profile, which says nothing
-// new, and the headings that it repeats above each line that it indents.
+// newLines reads the imager's output, without its profile, which adds nothing, and
+// the headings that it repeats above each indented line.
 func newLines(note func(string)) *command.Lines {
 	dump, heading := false, ""
 	return &command.Lines{Note: note, Drop: func(line string) bool {
@@ -30,7 +30,7 @@ func newLines(note func(string)) *command.Lines {
 	}}
 }
 
-// last is what was printed last; nil if nothing was.
+// last is the last line that was printed; nil if there was none.
 func last(said *command.Lines) error {
 	if said.Last() == "" {
 		return nil

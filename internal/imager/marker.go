@@ -12,8 +12,8 @@ import (
 // markerFile is the schematic's entry in the job's directory.
 const markerFile = "in/schematic.tar"
 
-// Author is how the schematic's entry of an image that was built here tells it from
-// one of an Image Factory, whose entries say "Image Factory (<url>)".
+// Author distinguishes the schematic's entry of an image that was built here from
+// that of an Image Factory, whose entries say "Image Factory (<url>)".
 const Author = "recast"
 
 // manifest is manifest.yaml of an extension: siderolabs/talos pkg/machinery/extensions.
@@ -37,8 +37,8 @@ type compatibility struct {
 	} `yaml:"talos"`
 }
 
-// writeMarker writes the extension that says on a node which schematic it runs. It
-// is the Image Factory's but for the author: siderolabs/image-factory
+// writeMarker writes the extension that tells on a node which schematic it runs. It
+// is the Image Factory's, except for the author: siderolabs/image-factory
 // internal/artifacts/schematic.go.
 func writeMarker(path, id, canonical string) error {
 	m := manifest{Version: "v1alpha1", Metadata: metadata{

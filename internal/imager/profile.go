@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/images"
 )
 
-// profile is the part that is needed of siderolabs/talos
-// pkg/imager/profile/{profile,input,output,customization}.go. What is not in it
-// the imager fills in: kernel and initramfs are those that it comes with.
+// profile is the part that we need of siderolabs/talos
+// pkg/imager/profile/{profile,input,output,customization}.go. The imager fills in
+// the rest: kernel and initramfs are its own.
 type profile struct {
 	Arch          string        `yaml:"arch"`
 	Platform      string        `yaml:"platform"`
@@ -61,9 +61,9 @@ type isoOptions struct {
 	Bootloader string `yaml:"bootloader"`
 }
 
-// profileOf writes what the imager reads. seen is the job's directory as the
-// imager sees it. META values are for the ISO only: the imager refuses them for an
-// installer, and the Image Factory leaves them out there, too.
+// profileOf writes the imager's input. seen is the job's directory as the imager
+// sees it. META values are for the ISO only: the imager refuses them for an
+// installer, and the Image Factory omits them there, too.
 func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 	file := func(name string) string { return path.Join(seen, name) }
 	p := profile{

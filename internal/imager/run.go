@@ -11,13 +11,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// stopWithin is what the engine gets to stop a container.
+// stopWithin bounds the time to stop a container.
 const stopWithin = 10 * time.Second
 
-// run runs the program to its end. Where the context ends first, so does the
-// program, with all that it started.
+// run runs the program to its end. If the context ends first, the program and all
+// that it started end, too.
 func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, note func(string)) error {
-	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped, as it had not ended after %v", timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it was stopped because it had not ended after %v", timeout))
 	defer cancel()
 	said := newLines(note)
 	err := command.Program{Args: p.args, Env: p.env, Stdin: stdin, Stop: func() { p.stopContainer(ctx) }}.Run(limited, said)
@@ -27,8 +27,8 @@ func (p program) run(ctx context.Context, timeout time.Duration, stdin []byte, n
 	return errors.Join(err, last(said))
 }
 
-// stopContainer ends the container, if there is one: whoever runs it only asked a
-// daemon to. An error means that it is gone, or that the daemon is.
+// stopContainer ends the container, if there is one: the program only asked a daemon
+// to run it. An error means that the container, or the daemon, is gone.
 func (p program) stopContainer(ctx context.Context) {
 	if p.stop == nil {
 		return
@@ -40,7 +40,7 @@ func (p program) stopContainer(ctx context.Context) {
 	_ = cmd.Run()
 }
 
-// explain adds what the program said to how it ended.
+// explain adds the program's last line to how it ended.
 func (p program) explain(err error, said *command.Lines) error {
 	if err == nil {
 		return nil

@@ -26,7 +26,7 @@ func TestBuilt(t *testing.T) {
 		t.Errorf("runs (-want +got):\n%s", d)
 	}
 
-	t.Log("with nothing to do, nothing is done")
+	t.Log("with nothing to do, nothing runs")
 	before := s.lock
 	s.revive(0, false)
 	if err := s.build(t.Context(), t); err != nil {
@@ -50,7 +50,7 @@ func TestBuilt(t *testing.T) {
 		t.Error(err)
 	}
 
-	t.Log("whoever resolves the same build has the same images, and has verified them")
+	t.Log("everyone who resolves the same build gets the same, verified images")
 	if err := os.RemoveAll(filepath.Join(s.dir, "iso")); err != nil {
 		t.Fatal(err)
 	}
@@ -59,12 +59,12 @@ func TestBuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := s.runs(t); len(got) > 0 || !cmp.Equal(before.Schematics, s.lock.Schematics) {
-		t.Errorf("resolved anew: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
+		t.Errorf("resolved again: runs %q, lock\n%s", got, cmp.Diff(before, s.lock))
 	}
 }
 
-// A run that dies at any change to the mirror is finished by the next one, and
-// until then no tag names what was not verified.
+// A run that dies at any change to the mirror is finished by the next one, and until
+// then no tag names unverified content.
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -98,16 +98,16 @@ func TestKilledAtEveryChange(t *testing.T) {
 	t.Attr("kills", strconv.Itoa(2*undisturbed.changes))
 }
 
-func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
+func TestRefusesUnlockedContent(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		way       string
 		want      string
-		installer bool // is recorded all the same
+		installer bool // is recorded anyway
 	}{
 		"another file":           {way: "build-swapped", want: "frr"},
 		"another Talos":          {way: "build-other-version", want: "v1.13.8"},
-		"another base":           {way: "build-other-base", want: "the image was not built upon "},
+		"another base":           {way: "build-other-base", want: "the image is not based on "},
 		"an ISO with too little": {way: "build-other-iso", want: "boot ISO", installer: true},
 		"half an ISO":            {way: "build-cut-iso", want: "boot ISO", installer: true},
 	}
@@ -135,7 +135,7 @@ func TestWhatIsNotAsLockedIsRefused(t *testing.T) {
 	}
 }
 
-// A tag of ours that names something else is neither believed nor moved.
+// One of our tags on something else is neither trusted nor moved.
 func TestForeignTagIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -150,7 +150,7 @@ func TestForeignTagIsRefused(t *testing.T) {
 	}
 }
 
-// An installer with the right content that somebody else's programs install is not taken over.
+// An installer with the right content but another base's programs is not taken over.
 func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -162,7 +162,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	s.lock, s.base = lock, s.host+"/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
 	err := s.build(t.Context(), t)
-	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was not built upon "+s.base) || s.entry().Installer != "" {
+	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is not based on "+s.base) || s.entry().Installer != "" {
 		t.Errorf("err = %v", err)
 	}
 	if got := s.runs(t); len(got) > 0 {
@@ -170,7 +170,7 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	}
 }
 
-// What is lost for good is said to be: another build would make every node stale.
+// A definite loss is reported: another build would make every node stale.
 func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
@@ -210,7 +210,7 @@ func TestProgramThatFails(t *testing.T) {
 	s.checkNothingLeft(t)
 }
 
-// What the imager can't build is said before anything is fetched or pushed.
+// What the imager cannot build is reported before anything is fetched or pushed.
 func TestWhatTheImagerCannotBuild(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -218,7 +218,7 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 		want   string
 		kind   fault.Kind
 	}{
-		"without a mirror": {func(s *story) { s.mirror = "" }, "no place to be pulled from", fault.Config},
+		"without a mirror": {func(s *story) { s.mirror = "" }, "no repository to pull its installer from", fault.Config},
 		"for Secure Boot":  {func(s *story) { s.lock.SecureBoot = true }, "no key to sign", fault.Refused},
 		"with a machine configuration": {func(s *story) {
 			e := s.entry()

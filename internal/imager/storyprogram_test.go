@@ -15,8 +15,8 @@ import (
 	sim "github.com/recast-sh/recast/internal/sim/imager"
 )
 
-// build does what the imager does. way is "build", or "build-" and what goes
-// wrong. Each run is counted in the file runs, beside the directory of all runs.
+// build does what the imager does. way is "build", or "build-" and the fault. Each
+// run is counted in the file runs, beside the directory of all runs.
 func build(way string, profile []byte, out string) error {
 	kind := sim.ISO
 	if strings.Contains(string(profile), "kind: installer") {
@@ -50,7 +50,7 @@ func spoil(way, kind string, img *artefact.Image) {
 	}
 }
 
-// otherBase puts another image in the place of the one that is to be built upon.
+// otherBase replaces the base image of the build.
 func otherBase(dir string) error {
 	img, err := random.Image(512, 1)
 	if err != nil {

@@ -30,23 +30,23 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// story is a registry with what the imager needs, a lock whose schematic "bgp"
-// it builds, and a project's directory.
+// story is a registry with the imager's inputs, a lock whose schematic "bgp" it
+// builds, and a project's directory.
 type story struct {
 	host     string
 	mirror   string // repository
-	base     string // the same, of the installer that is built upon
+	base     string // the repository of the base installer
 	registry *registry.Client
-	lock     schematics.Lock // as it was saved last
+	lock     schematics.Lock // as saved last
 	dir      string
 	program  bool   // the imager is a process
-	way      string // that it works in
+	way      string // its behaviour
 	notes    []string
 
 	mu      sync.Mutex
 	changes int  // requests that change something in the mirror
 	killAt  int  // the change at which the run dies; 0: none
-	after   bool // it dies when that change was made, not before
+	after   bool // it dies after that change, not before
 	killed  bool
 	kill    context.CancelFunc // ends the run
 }
@@ -73,7 +73,7 @@ func newStory(t *testing.T) *story {
 	return s
 }
 
-// takes says whether a request comes from a run that still lives.
+// takes reports whether a request comes from a live run.
 func (s *story) takes(r *http.Request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,14 +90,14 @@ func (s *story) takes(r *http.Request) bool {
 	return true
 }
 
-// revive ends the death, counts anew, and says when the next one comes.
+// revive ends the death, restarts the count, and sets the next death.
 func (s *story) revive(killAt int, after bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changes, s.killAt, s.after, s.killed = 0, killAt, after, false
 }
 
-// fill pushes the imager, the installer that is built upon, and two extensions.
+// fill pushes the imager, the base installer, and two extensions.
 func (s *story) fill(t *testing.T) {
 	t.Helper()
 	s.put(t, "siderolabs/imager", "v1.13.9", random.Index, nil)
@@ -114,7 +114,7 @@ func (s *story) fill(t *testing.T) {
 	})
 }
 
-// baseImages are what installers are built upon; no two are the same.
+// baseImages are base images of installers; no two are equal.
 func baseImages() (v1.ImageIndex, error) {
 	index := v1.ImageIndex(empty.Index)
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -164,7 +164,7 @@ func (s *story) put(t *testing.T, repository, tag string, random func(int64, int
 	}
 }
 
-// resolve makes the lock anew, as `recast lock` does.
+// resolve makes the lock again, as `recast lock` does.
 func (s *story) resolve(t *testing.T) {
 	t.Helper()
 	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
@@ -193,12 +193,12 @@ func (c catalog) Official(context.Context, string) ([]schematics.OfficialExtensi
 	return c, nil
 }
 
-// nowhere is a factory that has nothing to do with what is built here.
+// nowhere is a factory that is not involved in these builds.
 type nowhere struct{ images.Factory }
 
 func (nowhere) InstallerRepository(images.ISORequest) string { return "factory.example/installer" }
 
-// build builds as `recast build` does, with what is in the files.
+// build builds as `recast build` does, from the files.
 func (s *story) build(ctx context.Context, t *testing.T) error {
 	t.Helper()
 	s.notes = nil
@@ -241,7 +241,7 @@ func (s *story) killedNow() bool {
 	return s.killed
 }
 
-// runs is what the program was run for since it was last asked.
+// runs returns the program's runs since the last call.
 func (s *story) runs(t *testing.T) []string {
 	t.Helper()
 	file := filepath.Join(s.dir, "runs")
@@ -261,7 +261,7 @@ func (s *story) tag() string {
 	return s.host + "/acme/talos:v1.13.9-" + schematics.Short(s.entry().BuildID)
 }
 
-// checkBuilt says that everything is there that a lock which was built names.
+// checkBuilt checks that everything exists that a built lock names.
 func (s *story) checkBuilt(t *testing.T) {
 	t.Helper()
 	e := s.entry()
@@ -283,6 +283,6 @@ func (s *story) checkNothingLeft(t *testing.T) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(s.dir, "imager"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
-		t.Errorf("left in the directory to build in: %v, %v", left, err)
+		t.Errorf("left in the build directory: %v, %v", left, err)
 	}
 }

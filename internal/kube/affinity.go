@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// allowed lists the nodes on which a volume may be used. Most selectors name theirs,
-// so that not every volume is held against every node.
-func (l *localLook) allowed(s *corev1.NodeSelector) []*localNode {
+// allowed lists the nodes on which a volume may be used. Most selectors name their
+// nodes, which avoids checking every volume against every node.
+func (l *localScan) allowed(s *corev1.NodeSelector) []*localNode {
 	if s == nil {
 		return l.nodes
 	}
@@ -35,8 +35,8 @@ func (l *localLook) allowed(s *corev1.NodeSelector) []*localNode {
 	return at
 }
 
-// namedBy lists the names or hostnames of which a node must have one to meet the
-// term; ok is false where it demands none.
+// namedBy lists the names or hostnames that the term accepts; ok is false if it
+// restricts neither.
 func namedBy(t corev1.NodeSelectorTerm) (names []string, ok bool) {
 	for _, r := range t.MatchExpressions {
 		if r.Key == corev1.LabelHostname && isList(r) {
@@ -51,14 +51,14 @@ func namedBy(t corev1.NodeSelectorTerm) (names []string, ok bool) {
 	return nil, false
 }
 
-// isList says whether a requirement lists the values of which it takes one, and can be read: see meets.
+// isList reports whether a requirement lists the accepted values and is valid: see meets.
 func isList(r corev1.NodeSelectorRequirement) bool {
 	_, err := labels.NewRequirement(r.Key, selection.In, r.Values)
 	return r.Operator == corev1.NodeSelectorOpIn && err == nil
 }
 
-// allows says whether a volume may be used on the node: one term must match, as
-// for the scheduler.
+// allows reports whether a volume may be used on the node: as for the scheduler, one
+// term must match.
 func allows(s *corev1.NodeSelector, n *localNode) bool {
 	byName := labels.Set{metav1.ObjectNameField: n.name}
 	return slices.ContainsFunc(s.NodeSelectorTerms, func(t corev1.NodeSelectorTerm) bool {
@@ -72,8 +72,7 @@ func allows(s *corev1.NodeSelector, n *localNode) bool {
 	})
 }
 
-// meets says whether the labels meet a requirement. One that can't be read is
-// met: it might be.
+// meets reports whether the labels meet a requirement. An invalid one counts as met.
 func meets(set labels.Set, r corev1.NodeSelectorRequirement) bool {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
@@ -84,10 +83,9 @@ func meets(set labels.Set, r corev1.NodeSelectorRequirement) bool {
 	return err != nil || requirement.Matches(set)
 }
 
-// pinned lists the node on which alone a volume can be used: each term has a
-// requirement that is for that node's own name. Labels that several nodes may share, such
-// as a zone, pin nothing.
-func (l *localLook) pinned(s *corev1.NodeSelector) []*localNode {
+// pinned lists the node that a volume is confined to: each term requires that node's
+// own name. Labels that several nodes may share, such as a zone, pin nothing.
+func (l *localScan) pinned(s *corev1.NodeSelector) []*localNode {
 	if s == nil || len(s.NodeSelectorTerms) == 0 {
 		return nil
 	}

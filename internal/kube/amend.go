@@ -19,13 +19,13 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// amendTimeout bounds how long others may keep changing the node under us, and
-// how long the API may be without a usable answer.
+// amendTimeout bounds how long others may keep changing the node meanwhile, and how
+// long the API may give no usable answer.
 const amendTimeout = time.Minute
 
-// nodePatch is a merge patch of a node. Its revision makes sure that the node
-// is the one which was read: taints are a list, which such a patch replaces
-// whole, and a mark must not be laid over one that came meanwhile.
+// nodePatch is a merge patch of a node. Its revision ensures that the node is the
+// one that was read: such a patch replaces the whole list of taints, and a mark must
+// not overwrite a concurrent one.
 type nodePatch struct {
 	Metadata struct {
 		ResourceVersion string             `json:"resourceVersion"`
@@ -46,39 +46,39 @@ func (p *nodePatch) annotate(key string, value *string) {
 	p.Metadata.Annotations[key] = value
 }
 
-// amendment says what to change on a node as it is; nil for nothing.
+// amendment returns the change to a node as it is; nil for none.
 type amendment func(n *corev1.Node) (*nodePatch, error)
 
-// amend changes a node in one write. If somebody else writes between our read
-// and our write, or the answer is lost, the node is read and the amendment asked
-// again: the revision keeps what has been written already from being written twice.
+// amend changes a node in one write. If someone else writes between our read and our
+// write, or the answer is lost, the node is read again and change called again: the
+// revision prevents a second write of the same change.
 func (c *Client) amend(ctx context.Context, what, node string, change amendment) error {
 	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
-	var passes error
+	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		err := c.amendOnce(ctx, node, change)
 		switch {
 		case apierrors.IsConflict(err):
-			passes = nil
+			transient = nil
 			return false, "changed by someone else meanwhile", nil
-		case ctx.Err() != nil: // says nothing of the node
+		case ctx.Err() != nil: // says nothing about the node
 			return err == nil, "", err
-		case mayPass(err):
-			passes = c.translate(err)
-			return false, "", passes
+		case isTransient(err):
+			transient = c.translate(err)
+			return false, "", transient
 		}
 		return err == nil, "", wait.Stop(c.translate(err))
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		for _, hint := range fault.Hints(passes) {
+		for _, hint := range fault.Hints(transient) {
 			err = fault.WithHint(err, "%s", hint)
 		}
 	}
 	return err
 }
 
-// mayPass says whether the API gave no answer, or one that is about itself.
-func mayPass(err error) bool {
+// isTransient reports whether the API gave no answer, or an error of its own.
+func isTransient(err error) bool {
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return false
 	}

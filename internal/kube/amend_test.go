@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// TestCordonOutlivesTrouble: what an answer that was lost has done is seen at the
-// next look, and what it has not is done then.
-func TestCordonOutlivesTrouble(t *testing.T) {
+// TestCordonSurvivesFaults: the effect of a change with a lost answer is seen at
+// the next look, and what is missing is then done.
+func TestCordonSurvivesFaults(t *testing.T) {
 	t.Parallel()
 	first := func(act func()) func(record.Call) {
 		struck := false
@@ -76,7 +76,7 @@ func TestCordonOutlivesTrouble(t *testing.T) {
 	}
 }
 
-// TestCordonGivesUp: at once where nothing changes by waiting, else within its minute.
+// TestCordonGivesUp: at once if waiting cannot help, else within its minute.
 func TestCordonGivesUp(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -92,7 +92,7 @@ func TestCordonGivesUp(t *testing.T) {
 				})
 			}, time.Second, "not during trading hours", 1,
 		},
-		"the API is away": {
+		"the API is unavailable": {
 			func(l *lab) {
 				l.calls.Hooks(func(record.Call) error { return errors.New("connection reset by peer") }, nil)
 			},

@@ -18,10 +18,10 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// direct is the way to API servers at addresses other than the kubeconfig's: with
-// the same credentials, and believing whoever has a certificate for the kubeconfig's
-// one. Each request has a connection of its own: one that is open says nothing of a
-// server that has taken the port over.
+// direct is the transport to API servers at addresses other than the kubeconfig's.
+// It has the same credentials, and accepts a certificate for the kubeconfig's
+// address. Each request has a new connection: an open one proves nothing about a
+// server that has taken over the port.
 func direct(tc *transport.Config, base *http.Transport, host string) (http.RoundTripper, error) {
 	d := base.Clone()
 	d.DisableKeepAlives = true
@@ -36,7 +36,7 @@ func direct(tc *transport.Config, base *http.Transport, host string) (http.Round
 }
 
 // APIServer asks the API server at that address itself whether it is ready, and
-// which it is. It answers for its version long before it is.
+// returns its version. A server reports its version long before it is ready.
 func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, error) {
 	code, body, err := c.ask(ctx, addr, "/readyz")
 	switch {
@@ -45,14 +45,14 @@ func (c *Client) APIServer(ctx context.Context, addr netip.AddrPort) (string, er
 	case code == http.StatusInternalServerError: // with a line for each check (healthz.go of k8s.io/apiserver)
 		return "", fmt.Errorf("%s is not ready: %s", addr, failedChecks(body))
 	case code != http.StatusOK:
-		return "", refusesUs(addr, code)
+		return "", unexpectedStatus(addr, code)
 	}
 	code, body, err = c.ask(ctx, addr, "/version")
 	switch {
 	case err != nil:
 		return "", err
 	case code != http.StatusOK:
-		return "", refusesUs(addr, code)
+		return "", unexpectedStatus(addr, code)
 	}
 	var info version.Info
 	if err := json.Unmarshal(body, &info); err != nil {
@@ -70,7 +70,7 @@ func (c *Client) ask(ctx context.Context, addr netip.AddrPort, path string) (cod
 	}
 	response, err := (&http.Client{Transport: c.direct}).Do(request)
 	if err != nil {
-		return 0, nil, fault.WithHint(fault.Unreachable.Of(foreign.Error(err)), "recast has to reach the API server of every control plane, not only where the kubeconfig leads to: port %d", addr.Port())
+		return 0, nil, fault.WithHint(fault.Unreachable.Of(foreign.Error(err)), "recast has to reach the API server of every control plane, not only the kubeconfig's: port %d", addr.Port())
 	}
 	defer response.Body.Close()
 	if body, err = io.ReadAll(io.LimitReader(response.Body, 1<<16)); err != nil {
@@ -79,11 +79,11 @@ func (c *Client) ask(ctx context.Context, addr netip.AddrPort, path string) (cod
 	return response.StatusCode, body, nil
 }
 
-func refusesUs(addr netip.AddrPort, code int) error {
+func unexpectedStatus(addr netip.AddrPort, code int) error {
 	return fmt.Errorf("%s answers %d %s", addr, code, http.StatusText(code))
 }
 
-// failedChecks are those that the API server lists as failed.
+// failedChecks returns the checks that the API server lists as failed.
 func failedChecks(body []byte) string {
 	var failed []string
 	for line := range strings.Lines(string(body)) {

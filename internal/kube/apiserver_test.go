@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 )
 
-// TestAPIServer: each server is asked at its own address, which its certificate need
-// not be for, whether it serves, and one that only answers does not.
+// TestAPIServer: each server is asked at its own address, for which its certificate
+// need not be, whether it serves; a mere answer does not count.
 func TestAPIServer(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -43,8 +43,8 @@ func TestAPIServer(t *testing.T) {
 	}
 }
 
-// TestAPIServerOfSomebodyElse is not believed.
-func TestAPIServerOfSomebodyElse(t *testing.T) {
+// TestForeignAPIServer is not trusted.
+func TestForeignAPIServer(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)
 	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))

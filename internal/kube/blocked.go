@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// explain says which pods are left and why, and what can be done about it. The API
-// server does not say which budgets it means where there are two, so we look.
+// explain records which pods are left and why, and what can be done. The API server
+// does not name the budgets if there are two, so they are read.
 func (d *draining) explain(ctx context.Context) error {
 	budgets, err := d.budgets(ctx)
 	if err != nil {
@@ -36,12 +36,12 @@ func (d *draining) explain(ctx context.Context) error {
 	return nil
 }
 
-// budgets lists every budget of the cluster, unless no pod may wait for two. They
-// are for words only: who may not read them is answered without.
+// budgets lists every budget of the cluster, unless no pod can be covered by two.
+// They only improve messages: without the right to read them there are none.
 func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
 	waits := false
 	for _, l := range d.pods {
-		waits = waits || mayBeTwo(l.answer)
+		waits = waits || mayBeTwoBudgets(l.answer)
 	}
 	if !waits {
 		return nil, nil
@@ -56,14 +56,14 @@ func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget,
 	return list.Items, nil
 }
 
-// mayBeTwo says whether an answer can be that of two budgets on one pod, which is a
-// 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
-func mayBeTwo(answer error) bool {
+// mayBeTwoBudgets reports whether an answer may come from two budgets on one pod, which is
+// a 500 without a reason (registry/core/pod/storage/eviction.go in Kubernetes).
+func mayBeTwoBudgets(answer error) bool {
 	status, ok := answer.(apierrors.APIStatus)
 	return ok && status.Status().Code == http.StatusInternalServerError
 }
 
-// why says why a pod is still there, and whether that is somebody's refusal.
+// why says why a pod is still there, and whether it was refused.
 func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why string, refused bool) {
 	covering := slices.DeleteFunc(slices.Clone(budgets), func(b policyv1.PodDisruptionBudget) bool { return !covers(b, &l.pod) })
 	budget, byBudget := apierrors.StatusCause(l.answer, policyv1.DisruptionBudgetCause)
@@ -73,37 +73,37 @@ func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why 
 		return d.terminating(&l.pod), false
 	case l.answer == nil:
 		return "still running", false
-	case mayBeTwo(l.answer) && len(covering) > 1:
-		d.hint("have one PodDisruptionBudget only cover a pod, then run again%s", d.orDelete())
+	case mayBeTwoBudgets(l.answer) && len(covering) > 1:
+		d.hint("change the PodDisruptionBudgets so that only one covers a pod, then run again%s", d.deleteHint())
 		return "PodDisruptionBudgets " + names(covering) + " cover it, and Kubernetes evicts no pod that more than one covers", true
-	case byBudget && later: // it was not asked yet: createTooManyRequestsError in that file
-		return inWords(&l.pod, budget.Message), false
+	case byBudget && later: // the budget was not checked yet: createTooManyRequestsError in that file
+		return budgetMessage(&l.pod, budget.Message), false
 	case byBudget:
-		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.orDelete())
-		return inWords(&l.pod, budget.Message), true
+		d.hint("give the workload a replica to spare or loosen its budget, then run again%s", d.deleteHint())
+		return budgetMessage(&l.pod, budget.Message), true
 	case apierrors.HasStatusCause(l.answer, corev1.NamespaceTerminatingCause):
 		return "its namespace is being terminated", false
-	case denies(l.answer) && l.condemned:
-		d.hint("have what denies it allow the deletion of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies")
-		return d.words(l.answer), true
+	case denies(l.answer) && l.toDelete:
+		d.hint("change the webhook or policy that denies it to allow the deletion of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies")
+		return d.answerText(l.answer), true
 	case denies(l.answer):
-		d.hint("have what denies it allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.orDelete())
-		return d.words(l.answer), true
+		d.hint("change the webhook or policy that denies it to allow the eviction of that pod, then run again: kubectl get validatingwebhookconfigurations, validatingadmissionpolicies%s", d.deleteHint())
+		return d.answerText(l.answer), true
 	}
-	return d.words(l.answer), false
+	return d.answerText(l.answer), false
 }
 
-// orDelete is the way out of who can't have a pod evicted, unless it is taken already.
-func (d *draining) orDelete() string {
+// deleteHint suggests the deletion of pods, unless it is enabled.
+func (d *draining) deleteHint() string {
 	if d.Delete {
 		return ""
 	}
 	return fmt.Sprintf("; roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (%s)", d.Timeout)
 }
 
-// inWords is what the server says of a pod's budget, by its full name: only the
-// server knows which numbers it has decided by.
-func inWords(p *corev1.Pod, cause string) string {
+// budgetMessage is the server's message about a pod's budget, with the budget's full name:
+// only the server knows the numbers that it decided by.
+func budgetMessage(p *corev1.Pod, cause string) string {
 	cause = foreign.Line(cause)
 	if rest, ok := strings.CutPrefix(cause, "The disruption budget "); ok {
 		return "PodDisruptionBudget " + p.Namespace + "/" + rest
@@ -111,8 +111,8 @@ func inWords(p *corev1.Pod, cause string) string {
 	return "PodDisruptionBudget in " + p.Namespace + ": " + cause
 }
 
-// terminating says what a pod that was told to end waits for. Its kubelet kills
-// what has not ended when its grace period is over, which the timestamp is.
+// terminating says what a terminating pod waits for. At the timestamp its grace
+// period ends, and its kubelet kills it.
 func (d *draining) terminating(p *corev1.Pod) string {
 	over := time.Since(p.DeletionTimestamp.Time)
 	switch {
@@ -130,8 +130,8 @@ func (d *draining) terminating(p *corev1.Pod) string {
 	return why
 }
 
-// covers says whether a budget is one of the pod's. One with an empty selector
-// covers every pod of its namespace.
+// covers reports whether a budget covers the pod. One with an empty selector covers
+// every pod of its namespace.
 func covers(b policyv1.PodDisruptionBudget, p *corev1.Pod) bool {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	return err == nil && b.Namespace == p.Namespace && selector.Matches(labels.Set(p.Labels))

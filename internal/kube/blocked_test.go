@@ -15,14 +15,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// byBudget is the answer of an API server whose budget does not let a pod go.
+// byBudget is an API server's answer when a budget forbids an eviction.
 func byBudget(retry int, cause string) error {
 	err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry)
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err
 }
 
-// covering are budgets of that name for every pod of the shop.
+// covering returns budgets with those names for every pod of the shop.
 func covering(names ...string) []policyv1.PodDisruptionBudget {
 	var budgets []policyv1.PodDisruptionBudget
 	for _, name := range names {
@@ -35,8 +35,8 @@ func covering(names ...string) []policyv1.PodDisruptionBudget {
 	return budgets
 }
 
-// TestWhy: a pod's budget is told of in the server's words, and what is no no of
-// anybody is not taken for one: that pod would be deleted.
+// TestWhy: a pod's budget is quoted in the server's words, and only a refusal counts
+// as one: its pod would be deleted.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	two := &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."}}
@@ -49,16 +49,16 @@ func TestWhy(t *testing.T) {
 		refused bool
 		hint    string
 	}{
-		"by its numbers":         {byBudget(0, numbers), covering("web"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
-		"nobody listed":          {byBudget(0, numbers), nil, "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
-		"a second one since":     {byBudget(0, numbers), covering("web", "web-too"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
-		"its sync failed":        {byBudget(0, failed), covering("web"), "PodDisruptionBudget shop/web does not allow evicting pods currently because it failed sync: jobs.batch does not implement the scale subresource", true, "loosen its budget"},
-		"in other words":         {byBudget(0, "no"), covering("web"), "PodDisruptionBudget in shop: no", true, "loosen its budget"},
-		"still processed":        {byBudget(10, "The disruption budget web is still being processed by the server."), covering("web"), "PodDisruptionBudget shop/web is still being processed by the server.", false, ""},
-		"two of them":            {two, covering("web", "web-too"), "PodDisruptionBudgets shop/web and shop/web-too cover it, and Kubernetes evicts no pod that more than one covers", true, "have one PodDisruptionBudget only cover a pod"},
-		"two that nobody listed": {two, nil, two.ErrStatus.Message, false, ""},
-		"denied":                 {denied, nil, "not during trading hours", true, "allow the eviction of that pod"},
-		"too busy":               {apierrors.NewTooManyRequestsError("slowly"), nil, "Too many requests: slowly", false, ""},
+		"by its numbers":          {byBudget(0, numbers), covering("web"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
+		"none listed":             {byBudget(0, numbers), nil, "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
+		"a second one since":      {byBudget(0, numbers), covering("web", "web-too"), "PodDisruptionBudget shop/web needs 2 healthy pods and has 2 currently", true, "loosen its budget"},
+		"its sync failed":         {byBudget(0, failed), covering("web"), "PodDisruptionBudget shop/web does not allow evicting pods currently because it failed sync: jobs.batch does not implement the scale subresource", true, "loosen its budget"},
+		"in other words":          {byBudget(0, "no"), covering("web"), "PodDisruptionBudget in shop: no", true, "loosen its budget"},
+		"still processed":         {byBudget(10, "The disruption budget web is still being processed by the server."), covering("web"), "PodDisruptionBudget shop/web is still being processed by the server.", false, ""},
+		"two of them":             {two, covering("web", "web-too"), "PodDisruptionBudgets shop/web and shop/web-too cover it, and Kubernetes evicts no pod that more than one covers", true, "change the PodDisruptionBudgets so that only one covers a pod"},
+		"two that are not listed": {two, nil, two.ErrStatus.Message, false, ""},
+		"denied":                  {denied, nil, "not during trading hours", true, "allow the eviction of that pod"},
+		"too busy":                {apierrors.NewTooManyRequestsError("slowly"), nil, "Too many requests: slowly", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -78,7 +78,7 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestRefusedSince counts from the first no, and afresh after anything else.
+// TestRefusedSince counts from the first refusal, and again after anything else.
 func TestRefusedSince(t *testing.T) {
 	t.Parallel()
 	l := &leaving{}
@@ -95,7 +95,7 @@ func TestRefusedSince(t *testing.T) {
 func TestMayPass(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errors.New("annotation"), apierrors.NewUnauthorized("no"), apierrors.NewBadRequest("no")} {
-		if mayPass(err) {
+		if isTransient(err) {
 			t.Errorf("%v may pass", err)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
-// PendingCertificates lists the serving certificates that the node's kubelet
-// has asked for and nobody has decided on, by name. Without one the kubelet
-// can't be asked for logs, metrics or an exec.
+// PendingCertificates lists, by name, the serving certificates that the node's
+// kubelet has requested and that are undecided. Without one the kubelet cannot be
+// asked for logs, metrics or an exec.
 func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string, error) {
 	selector := fields.OneTermEqualSelector("spec.signerName", certificatesv1.KubeletServingSignerName).String()
 	list, err := c.api.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{FieldSelector: selector})
@@ -29,8 +29,8 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 	return names, nil
 }
 
-// decided says whether a request was approved, denied, failed or served. An
-// approved one waits for the signer, not for anybody's approval.
+// decided reports whether a request was approved, denied, failed or served. An
+// approved one waits for the signer, not for approval.
 func decided(s certificatesv1.CertificateSigningRequestStatus) bool {
 	return len(s.Certificate) > 0 || slices.ContainsFunc(s.Conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {
 		switch c.Type {

@@ -1,5 +1,5 @@
-// Package kube is recast's way into the Kubernetes API of a cluster: nodes,
-// drains and attached volumes, over client-go and kubectl's drain.
+// Package kube talks to the Kubernetes API of a cluster: nodes, drains and attached
+// volumes, over client-go and kubectl's drain.
 package kube
 
 import (
@@ -19,33 +19,33 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// requestTimeout bounds one request that is no watch.
+// requestTimeout bounds one request other than a watch.
 const requestTimeout = 30 * time.Second
 
-// Options are what a client takes from outside.
+// Options configure a client.
 type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
-	Wrap func(http.RoundTripper) http.RoundTripper                         // put around what carries each request; nil: nothing
-	Poll time.Duration                                                     // pause before asking again; 0: 5 s
+	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps what carries each request; nil: nothing
+	Poll time.Duration                                                     // pause between polls; 0: 5 s
 }
 
 // Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
 type Client struct {
 	api kubernetes.Interface
-	// streams is for watches, which last as long as they are wanted.
+	// streams is for watches, which have no timeout.
 	streams kubernetes.Interface
 
 	host string
 	poll time.Duration
 	base *http.Transport
 	rt   http.RoundTripper // base with the credentials of the kubeconfig
-	// direct leads to API servers by their own addresses.
+	// direct reaches API servers at their own addresses.
 	direct http.RoundTripper
 }
 
 var _ cluster.Kube = (*Client)(nil)
 
-// New makes a client of a kubeconfig's current context. It talks to nobody yet.
+// New returns a client for a kubeconfig's current context, without connecting.
 func New(kubeconfig []byte, o Options) (*Client, error) {
 	quiet()
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
@@ -75,8 +75,8 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	return c, nil
 }
 
-// newTransports makes transports of our own. client-go's are kept in a global
-// cache, where nobody can close them.
+// newTransports makes transports of our own. client-go keeps its transports in a
+// global cache, where they cannot be closed.
 func newTransports(cfg *rest.Config) (base *http.Transport, rt, toServer http.RoundTripper, err error) {
 	tc, err := cfg.TransportConfig()
 	if err != nil {
@@ -109,7 +109,7 @@ func newTransports(cfg *rest.Config) (base *http.Transport, rt, toServer http.Ro
 	return base, rt, toServer, err
 }
 
-// Close ends the connections that no request uses.
+// Close closes idle connections.
 func (c *Client) Close() error {
 	c.base.CloseIdleConnections()
 	return nil

@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// groups lists the named API groups that the cluster serves: who is not among
-// them is not installed. client-go's own discovery takes a 403 or 404 for an
-// empty list, which would hide what is there.
+// groups lists the API groups that the cluster serves; a missing one is not
+// installed. client-go's own discovery takes a 403 or 404 for an empty list, which
+// would hide what exists.
 func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	var list metav1.APIGroupList
 	if err := c.api.Discovery().RESTClient().Get().AbsPath("/apis").Do(ctx).Into(&list); err != nil {
@@ -25,8 +25,8 @@ func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 	return list.Groups, nil
 }
 
-// preferred is the version of a group that the cluster prefers; ok is false if
-// the group is not installed.
+// preferred is the cluster's preferred version of a group; ok is false if the group
+// is not installed.
 func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, ok bool) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == name })
 	if i < 0 {
@@ -35,9 +35,9 @@ func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, o
 	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
 }
 
-// understood says whether a group is installed. To be installed without the
-// version whose fields we know is an error: others could hide data.
-func understood(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
+// supports reports whether a group is installed. It is an error if the version
+// whose fields we know is missing: other versions could hide data.
+func supports(groups []metav1.APIGroup, gv schema.GroupVersion) (bool, error) {
 	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == gv.Group })
 	if i < 0 {
 		return false, nil
@@ -65,8 +65,8 @@ func (c *Client) resources(ctx context.Context, gv schema.GroupVersion) ([]metav
 	return slices.DeleteFunc(list.APIResources, func(r metav1.APIResource) bool { return strings.Contains(r.Name, "/") }), nil
 }
 
-// listCustom lists custom resources of all namespaces; named restricts it to those of
-// that name, "" does not.
+// listCustom lists custom resources of all namespaces; named restricts them to that
+// name, "" does not.
 func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, named string) ([]T, error) {
 	if named == "" {
 		return listSelected[T](ctx, c, r, "", "")
@@ -74,7 +74,7 @@ func listCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionReso
 	return listSelected[T](ctx, c, r, "fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, named).String())
 }
 
-// listLabelled is listCustom of those that a label selector picks; "" picks all.
+// listLabelled is listCustom for those that a label selector picks; "" picks all.
 func listLabelled[T any](ctx context.Context, c *Client, r schema.GroupVersionResource, labels string) ([]T, error) {
 	return listSelected[T](ctx, c, r, "labelSelector", labels)
 }

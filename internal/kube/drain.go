@@ -21,16 +21,16 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// evictions is how many pods are asked to go at the same time.
+// evictions is how many pods are evicted concurrently.
 const evictions = 10
 
-// Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods. Its
-// own loop ends at the first answer that it does not expect, so this one is ours.
-// say is called by one goroutine at a time and must not block.
+// Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but its
+// own loop ends at the first unexpected answer, so this one is ours. say is called
+// by one goroutine at a time and must not block.
 func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
-	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.condemn() {
+	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
@@ -46,41 +46,41 @@ type draining struct {
 	*Client
 	cluster.DrainOptions
 	node  string
-	uid   types.UID // of the Node when it began
-	ready bool      // whether that was Ready at the last look
+	uid   types.UID // of the Node at the start
+	ready bool      // whether the Node was Ready at the last look
 	pods  map[types.UID]*leaving
 	left  string   // which pods are left, and why, at the last look
-	hints []string // what can be done about those
+	hints []string // what can be done about them
 
-	mu   sync.Mutex // of what follows: pods are asked in parallel
+	mu   sync.Mutex // guards what follows: pods are evicted in parallel
 	say  func(string)
 	said map[string]bool
 	from map[string]bool // the namespaces of the pods
 }
 
-func (d *draining) leaves(namespace string) {
+func (d *draining) addNamespace(namespace string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.from[namespace] = true
 }
 
-func (d *draining) leftFrom(namespace string) bool {
+func (d *draining) hadPodsIn(namespace string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.from[namespace]
 }
 
-// leaving is a pod that is to go.
+// leaving is a pod that has to go.
 type leaving struct {
 	pod       corev1.Pod
-	answer    error     // of the API server when it was asked last; nil: it was let go
+	answer    error     // the API server's last answer; nil: accepted
 	notBefore time.Time // when to ask again
-	refused   time.Time // since when a budget or admission has, not an API that could not answer; zero: it was not
-	why       string    // it is still there
-	condemned bool      // to be deleted, not evicted
+	refused   time.Time // since when a budget or admission has refused it, other than an API that could not answer; zero: not refused
+	why       string    // why it is still there
+	toDelete  bool      // to be deleted instead of evicted
 }
 
-// judge keeps what was found of a pod.
+// judge records the reason, and since when the pod is refused.
 func (l *leaving) judge(why string, refused bool) {
 	l.why = why
 	switch {
@@ -98,7 +98,7 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
 		Watches: []wait.Watch{
 			func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) },
-			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.leftFrom, tell) },
+			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.hadPodsIn, tell) },
 		},
 	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -109,7 +109,7 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 		if fatal(err) {
 			return false, "", wait.Stop(err)
 		}
-		d.once(err.Error())
+		d.sayOnce(err.Error())
 		if d.left != "" {
 			err = fmt.Errorf("%w; before that: %s", err, d.left)
 		}
@@ -117,13 +117,13 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 	})
 }
 
-// fatal says whether no waiting mends it: our credentials, our rights, the Node
-// itself, or what was refused.
+// fatal reports whether waiting cannot help: our credentials, our rights, the Node
+// itself, or a refusal.
 func fatal(err error) bool {
 	return apierrors.IsUnauthorized(err) || fault.KindOf(err) == fault.Refused
 }
 
-// sweep looks at what is left and asks that to go.
+// sweep evicts what is left.
 func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 	if err := d.sameNode(ctx); err != nil {
 		return false, err
@@ -142,19 +142,19 @@ func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 	return false, d.explain(ctx)
 }
 
-// sameNode makes sure that an empty node is one that was emptied. The pods of a
-// Node that was deleted vanish from the API while they still run, and one that is
-// schedulable gets new ones.
+// sameNode ensures that an empty node was emptied by the drain. The pods of a
+// deleted Node vanish from the API while they still run, and a schedulable one gets
+// new ones.
 func (d *draining) sameNode(ctx context.Context) error {
 	n, err := d.api.CoreV1().Nodes().Get(ctx, d.node, metav1.GetOptions{})
-	const again = "what ran on it may run still. Restart its kubelet, which makes the Node again: talosctl -n %s service kubelet restart. Then run the same command again"
+	const again = "its pods may still run. Restart its kubelet, which registers the Node again: talosctl -n %s service kubelet restart. Then run the same command again"
 	switch {
 	case missing(err):
 		return fault.WithHint(fault.DrainBlocked.Refusedf("Kubernetes has no node %s any more: %w", d.node, d.translate(err)), again, d.node)
 	case err != nil:
 		return d.translate(err)
 	case d.uid != "" && n.UID != d.uid:
-		return fault.WithHint(fault.DrainBlocked.Refusedf("somebody deleted node %s meanwhile, and its kubelet has made another one", d.node), "what ran on it may run still: run the same command again")
+		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s was deleted meanwhile, and its kubelet registered a new one", d.node), "its pods may still run: run the same command again")
 	case !n.Spec.Unschedulable:
 		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s is schedulable: somebody has uncordoned it meanwhile", d.node), "see who did; then run the same command again")
 	}
@@ -162,18 +162,18 @@ func (d *draining) sameNode(ctx context.Context) error {
 	return nil
 }
 
-// choose lists the pods that have to go. kubectl tells those from what belongs to
-// the node. Of pods that nothing makes again it would take Force for an answer
-// even where they are on their way out already, so those are judged here.
+// choose lists the pods that have to go. kubectl separates them from those that
+// belong to the node. For pods without a controller it would require Force even if
+// they are already terminating, so those are judged here.
 func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 	var lost []string
 	h := &drain.Helper{
 		Ctx: ctx, Client: d.api, Force: true,
 		GracePeriodSeconds:  -1, // each pod's own
 		IgnoreAllDaemonSets: true,
-		DeleteEmptyDirData:  true, // the disk that holds it goes away with the node's system disk
+		DeleteEmptyDirData:  true, // its disk is replaced with the node's system disk
 		AdditionalFilters: []drain.PodFilter{func(p corev1.Pod) drain.PodDeleteStatus {
-			if ofForeignDaemonSet(&p) && !finished(&p) { // kubectl has done so with those of apps/v1
+			if ofForeignDaemonSet(&p) && !finished(&p) { // kubectl has already skipped those of apps/v1
 				return drain.MakePodDeleteStatusSkip()
 			}
 			if !d.Force && irreplaceable(&p) {
@@ -198,8 +198,9 @@ func (d *draining) choose(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Pods(), nil
 }
 
-// irreplaceable says whether nobody makes a pod that has to go again: a bare one,
-// or one whose DaemonSet is gone. kubectl has kept those of others back already.
+// irreplaceable reports whether no controller would recreate the pod: a bare one, or
+// one whose DaemonSet is gone. kubectl has already held back those of other
+// DaemonSets.
 func irreplaceable(p *corev1.Pod) bool {
 	return (metav1.GetControllerOfNoCopy(p) == nil || ofDaemonSet(p)) && !finished(p) && p.DeletionTimestamp == nil
 }
@@ -208,8 +209,8 @@ func finished(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// daemonSets asks again what kubectl could not read, of whose answer it passes on
-// the words alone.
+// daemonSets repeats the read that failed in kubectl, which passes on only the
+// error's text.
 func (d *draining) daemonSets(ctx context.Context, words error) error {
 	if _, err := d.api.AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
 		return fmt.Errorf("list daemon sets: %w", d.translate(err))
@@ -217,7 +218,7 @@ func (d *draining) daemonSets(ctx context.Context, words error) error {
 	return words
 }
 
-// follow tells which of the pods are gone and which came. A pod is its UID: a
+// follow reports which pods are gone, and adds new ones. A pod is its UID: a
 // StatefulSet's next one has the same name.
 func (d *draining) follow(pods []corev1.Pod) {
 	present := map[types.UID]bool{}
@@ -227,7 +228,7 @@ func (d *draining) follow(pods []corev1.Pod) {
 			l.pod = p
 		} else {
 			d.pods[p.UID] = &leaving{pod: p}
-			d.leaves(p.Namespace)
+			d.addNamespace(p.Namespace)
 		}
 	}
 	for uid, l := range d.pods {
@@ -238,7 +239,7 @@ func (d *draining) follow(pods []corev1.Pod) {
 	}
 }
 
-// ask asks every pod that is not on its way out yet to go.
+// ask evicts or deletes every pod that is not yet terminating.
 func (d *draining) ask(ctx context.Context) error {
 	var g errgroup.Group
 	g.SetLimit(evictions)
@@ -250,8 +251,8 @@ func (d *draining) ask(ctx context.Context) error {
 	return g.Wait()
 }
 
-// once says a line that was not said yet.
-func (d *draining) once(line string) {
+// sayOnce says a line unless it was said before.
+func (d *draining) sayOnce(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.said[line] {

@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// web is a Deployment with as many pods and an emptyDir in each.
+// web is a Deployment with that many pods and an emptyDir in each.
 func web(replicas int32) *appsv1.Deployment {
 	labels := map[string]string{"app": "web"}
 	return &appsv1.Deployment{
@@ -87,7 +87,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 			return strings.HasPrefix(s, "pod default/web-") && strings.HasSuffix(s, " is gone")
 		})
 		if gone < 0 {
-			t.Errorf("nothing said of a pod of web: %q", said)
+			t.Errorf("no line about a pod of web: %q", said)
 		}
 	})
 }

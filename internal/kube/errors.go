@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// translate turns an error of client-go into ours. All that this client changes may
-// be changed twice, so a change whose answer was lost is cluster.ErrNotNow as well.
+// translate turns an error of client-go into ours. All changes of this client are
+// repeatable, so one whose answer was lost is cluster.ErrNotNow as well.
 func (c *Client) translate(err error) error {
 	err = foreign.Error(err)
 	switch {
@@ -52,7 +52,7 @@ func (c *Client) translate(err error) error {
 	return err
 }
 
-// isBusy says whether the server, or what stands before it, could not answer just now.
+// isBusy reports whether the server, or a proxy in front of it, could not answer for now.
 func isBusy(code int32) bool {
 	return code >= http.StatusInternalServerError || code == http.StatusTooManyRequests
 }
@@ -63,8 +63,8 @@ type silentError struct{ error }
 func (e *silentError) Unwrap() error        { return e.error }
 func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
-// missing says whether the API itself answered that there is no object of that
-// name; a proxy's 404, or one for an unknown path, is no such answer.
+// missing reports whether the API itself answered that there is no object of that
+// name; a proxy's 404, or one for an unknown path, does not count.
 func missing(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || !apierrors.IsNotFound(err) || status.ErrStatus.Details == nil {

@@ -18,29 +18,29 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// longestPause is the most that is waited because a server asks for it.
+// longestPause bounds the pause that a server can ask for.
 const longestPause = 30 * time.Second
 
-// askOne asks for one pod. What is answered is kept; an error ends the drain.
+// askOne evicts or deletes one pod. It records the answer; an error ends the drain.
 func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	let := d.evict
-	if l.condemned {
+	if l.toDelete {
 		let = d.remove
 	} else {
-		d.once(fmt.Sprintf("evicting pod %s", l))
+		d.sayOnce(fmt.Sprintf("evicting pod %s", l))
 	}
 	err := let(ctx, &l.pod)
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // cut short: it says nothing of the pod
+		return nil //nolint:nilerr // cancelled: it says nothing about the pod
 	}
 	l.answer, l.notBefore = nil, time.Time{}
 	switch {
 	case err == nil, missing(err), apierrors.IsConflict(err):
-		return nil // on its way out, gone, or another one has its name: the next look tells
+		return nil // terminating, gone, or replaced by a pod of the same name: the next look tells
 	case apierrors.IsUnauthorized(err):
 		return d.translate(err)
 	case isForbidden(err):
-		if err := d.requireMay(ctx, &l.pod, l.condemned, err); err != nil {
+		if err := d.requireMay(ctx, &l.pod, l.toDelete, err); err != nil {
 			return err
 		}
 	}
@@ -48,39 +48,39 @@ func (d *draining) askOne(ctx context.Context, l *leaving) error {
 	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
 		l.notBefore = time.Now().Add(min(time.Duration(seconds)*time.Second, longestPause))
 	}
-	d.once(fmt.Sprintf("pod %s can't go yet: %s", l, d.words(err)))
+	d.sayOnce(fmt.Sprintf("pod %s can't go yet: %s", l, d.answerText(err)))
 	return nil
 }
 
-// evict asks the API server to end this very pod, without client-go's own retries:
-// those would wait here for a budget that is being worked on.
+// evict asks the API server to evict this very pod, without client-go's own retries:
+// those would wait here for a budget.
 func (d *draining) evict(ctx context.Context, p *corev1.Pod) error {
 	return d.api.PolicyV1().RESTClient().Post().MaxRetries(0).
 		AbsPath("/api/v1").Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("eviction").
 		Body(&policyv1.Eviction{
 			ObjectMeta:    metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-			DeleteOptions: only(p),
+			DeleteOptions: onlyThisPod(p),
 		}).Do(ctx).Error()
 }
 
-// remove deletes this very pod, with the grace period that is its own.
+// remove deletes this very pod, with its own grace period.
 func (d *draining) remove(ctx context.Context, p *corev1.Pod) error {
-	return d.api.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *only(p))
+	return d.api.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *onlyThisPod(p))
 }
 
-func only(p *corev1.Pod) *metav1.DeleteOptions {
+func onlyThisPod(p *corev1.Pod) *metav1.DeleteOptions {
 	return &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &p.UID}}
 }
 
-// isForbidden says whether a 403 may be about our rights: neither a budget's nor
-// that of a namespace which is being terminated (plugin/namespace/lifecycle in apiserver) is.
+// isForbidden reports whether a 403 may be about our rights, rather than a budget's
+// or that of a terminating namespace (plugin/namespace/lifecycle in apiserver).
 func isForbidden(err error) bool {
 	return apierrors.IsForbidden(err) &&
 		!apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && !apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause)
 }
 
-// requireMay tells missing rights, which no waiting brings, from an admission
-// webhook that denies with the same code: the API server knows what we may do.
+// requireMay distinguishes missing rights, which waiting does not fix, from an
+// admission webhook that denies with the same code: the API server knows our rights.
 func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, denied error) error {
 	what := &authorizationv1.ResourceAttributes{Namespace: p.Namespace, Name: p.Name, Verb: "create", Resource: "pods", Subresource: "eviction"}
 	if remove {
@@ -90,31 +90,31 @@ func (d *draining) requireMay(ctx context.Context, p *corev1.Pod, remove bool, d
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: what},
 	}, metav1.CreateOptions{})
 	if err != nil || review.Status.Allowed {
-		return nil //nolint:nilerr // unknown: it is asked again until the timeout
+		return nil //nolint:nilerr // unknown: it is retried until the timeout
 	}
 	return d.translate(denied)
 }
 
-// words are what the API server answered, with the causes that it gives beside.
-func (d *draining) words(err error) string {
+// answerText is the API server's answer, with its additional causes.
+func (d *draining) answerText(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok {
 		return d.translate(err).Error()
 	}
-	words := status.ErrStatus.Message
+	text := status.ErrStatus.Message
 	if details := status.ErrStatus.Details; details != nil {
 		for _, cause := range details.Causes {
-			if cause.Message != "" && !strings.Contains(words, cause.Message) {
-				words += " " + cause.Message
+			if cause.Message != "" && !strings.Contains(text, cause.Message) {
+				text += " " + cause.Message
 			}
 		}
 	}
-	return foreign.Line(words)
+	return foreign.Line(text)
 }
 
-// denies says whether an answer is somebody's no: a webhook's or a policy's, whose
-// code is theirs to choose (admission/plugin/webhook/errors in apiserver), not a
-// server's that can't answer.
+// denies reports whether an answer is a refusal by a webhook or a policy, which
+// choose their code (admission/plugin/webhook/errors in apiserver), and not that of
+// a server that cannot answer.
 func denies(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -128,14 +128,14 @@ func denies(err error) bool {
 	}
 }
 
-// condemn has the pods deleted that were refused to the end, and says whether
-// there are any. Those that merely take their time are not touched.
-func (d *draining) condemn() bool {
+// deleteRefused marks the pods for deletion that were refused to the end, and reports
+// whether there are any. Pods that are merely slow are not touched.
+func (d *draining) deleteRefused() bool {
 	found := false
 	for _, l := range d.pods {
 		if !l.refused.IsZero() && l.pod.DeletionTimestamp == nil {
-			l.condemned, l.notBefore, found = true, time.Time{}, true
-			d.tell(fmt.Sprintf("deleting pod %s, for it was refused for %s (roll.drain.onTimeout: delete): %s", l, time.Since(l.refused).Round(time.Second), l.why))
+			l.toDelete, l.notBefore, found = true, time.Time{}, true
+			d.tell(fmt.Sprintf("deleting pod %s, which was refused for %s (roll.drain.onTimeout: delete): %s", l, time.Since(l.refused).Round(time.Second), l.why))
 		}
 	}
 	return found

@@ -27,9 +27,9 @@ func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	return o.(*corev1.Pod)
 }
 
-// TestDrainSparesTheNextOfThatName: between our look and our eviction somebody
+// TestDrainSparesNextPodOfSameName: between our look and our eviction someone
 // deletes a StatefulSet's pod, and the next one of its name starts elsewhere.
-func TestDrainSparesTheNextOfThatName(t *testing.T) {
+func TestDrainSparesNextPodOfSameName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.StatefulSets(), &appsv1.StatefulSet{
@@ -66,9 +66,9 @@ func TestDrainSparesTheNextOfThatName(t *testing.T) {
 	})
 }
 
-// TestDrainComesBackWhenAsked: how long an answer asks to wait is heeded, but
-// never for so long that the deadline passes meanwhile.
-func TestDrainComesBackWhenAsked(t *testing.T) {
+// TestDrainRespectsRequestedPause: a requested pause is respected, but never beyond the
+// deadline.
+func TestDrainRespectsRequestedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Deployments(), web(1))
@@ -102,7 +102,7 @@ func TestDrainComesBackWhenAsked(t *testing.T) {
 	})
 }
 
-// TestDrainDeletesOnlyWhatWasRefused: a pod that merely takes its time keeps it.
+// TestDrainDeletesOnlyWhatWasRefused: a pod that is merely slow is not deleted.
 func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -144,9 +144,9 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 	})
 }
 
-// TestDrainWaitsForABarePodThatGoes: nobody would bring it back, but
-// somebody has deleted it.
-func TestDrainWaitsForABarePodThatGoes(t *testing.T) {
+// TestDrainWaitsForTerminatingBarePod: no controller would recreate it, but someone
+// has deleted it.
+func TestDrainWaitsForTerminatingBarePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		l.put(t, store.Pods(), &corev1.Pod{

@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Expires is when the client certificate of a kubeconfig's current context ends;
-// zero where it has none that can be read.
+// Expires is when the client certificate of a kubeconfig's current context expires;
+// zero if it has none that can be read.
 func Expires(kubeconfig []byte) time.Time {
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
 	if err != nil {

@@ -17,15 +17,15 @@ const (
 	// exprCost bounds one evaluation, as the API server does for its own
 	// (k8s.io/apiserver/pkg/apis/cel/config.go, PerCallLimit).
 	exprCost = 1_000_000
-	// exprCheck is after how many turns of a comprehension a deadline is looked at.
+	// exprCheck is the number of iterations between two checks of the deadline.
 	exprCheck = 1000
 )
 
-// exprRoots are the variables of an expression beside "now". tuppr's health checks have
-// the first two (internal/healthcheck/checker.go), so that those can be taken over.
+// exprRoots are the variables of an expression besides "now". tuppr's health checks
+// have the first two (internal/healthcheck/checker.go), so that they work here.
 var exprRoots = []string{"object", "status", "spec", "metadata"}
 
-// expression is one that has been compiled.
+// expression is a compiled expression.
 type expression struct {
 	program cel.Program
 	reads   [][]string // the paths that it reads, as written: {"status", "ceph", "health"}
@@ -39,14 +39,14 @@ var exprEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(options...)
 })
 
-// CheckExpr says what is wrong with an expression, and where in it.
+// CheckExpr returns what is wrong with an expression, and where.
 func CheckExpr(expr string) error {
 	_, err := compile(expr)
 	return err
 }
 
-// compile reads an expression whose value is true or false, as far as that can
-// be told before it has seen an object.
+// compile compiles an expression. Its value must be true or false, as far as that is
+// known without an object.
 func compile(expr string) (*expression, error) {
 	env, err := exprEnv()
 	if err != nil {
@@ -71,8 +71,8 @@ func compile(expr string) (*expression, error) {
 	return &expression{program: program, reads: reads(ast.NativeRep().Expr())}, nil
 }
 
-// holds evaluates the expression. Where it can't be, as for want of a field, err
-// says why in a few words.
+// holds evaluates the expression. If that fails, for example for a missing field,
+// err says why in a few words.
 func (e *expression) holds(ctx context.Context, object map[string]any) (bool, error) {
 	out, _, err := e.program.ContextEval(ctx, variables(object))
 	if err != nil {
@@ -85,8 +85,8 @@ func (e *expression) holds(ctx context.Context, object map[string]any) (bool, er
 	return holds, nil
 }
 
-// variables are those of an expression. What an object has not is empty, so that
-// only the field that is read is missing.
+// variables returns an expression's variables. Sections that the object lacks are
+// empty, so that an error is about the field only.
 func variables(object map[string]any) map[string]any {
 	vars := map[string]any{"object": object, "now": time.Now()}
 	for _, name := range exprRoots[1:] {
@@ -99,5 +99,5 @@ func variables(object map[string]any) map[string]any {
 	return vars
 }
 
-// invalid is the error of an expression that is found wrong only when it is used.
+// invalid is the error for an expression that turns out to be wrong only in use.
 func invalid(expr string, err error) error { return fault.Configf("expression %q: %w", expr, err) }

@@ -87,7 +87,7 @@ func TestJudgeOne(t *testing.T) {
 	}
 }
 
-// An expression that would take for ever ends by its cost, and by its deadline.
+// An endless expression ends by its cost limit, and by its deadline.
 func TestExprEnds(t *testing.T) {
 	t.Parallel()
 	items := make([]any, 3000)

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 )
 
-// What Kubernetes and its objects say is one line without escape sequences.
+// Everything that Kubernetes and its objects say becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")

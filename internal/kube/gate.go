@@ -18,8 +18,8 @@ import (
 
 var _ cluster.ObjectJudge = (*Client)(nil)
 
-// Judge evaluates a gate's expression on every object that it selects, as they
-// are now. That the kind is not served is no error.
+// Judge evaluates a gate's expression on the current state of every object that it
+// selects. A kind that is not served is not an error.
 func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judged, error) {
 	expr, err := compile(g.Expr)
 	if err != nil {
@@ -32,7 +32,7 @@ func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judge
 	j := judge{expr: expr}
 	err = c.eachObject(ctx, g, resource, func() { j.Judged = cluster.Judged{} }, func(object map[string]any) { j.see(ctx, object) })
 	if err == nil {
-		err = ctx.Err() // an evaluation that was cut short says nothing about its object
+		err = ctx.Err() // a cancelled evaluation says nothing about its object
 	}
 	return j.Judged, err
 }
@@ -64,7 +64,7 @@ func nameOf(object map[string]any) string {
 	return foreign.Line(strings.TrimPrefix(namespace+"/"+name, "/"))
 }
 
-// resourceOf asks the API which resource a kind is; unserved says in words why there is none.
+// resourceOf asks the API for a kind's resource; unserved says why there is none.
 func (c *Client) resourceOf(ctx context.Context, g cluster.ObjectGate) (r metav1.APIResource, unserved string, err error) {
 	gv, err := schema.ParseGroupVersion(g.APIVersion)
 	if err != nil {
@@ -119,7 +119,7 @@ func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (str
 	return "", nil
 }
 
-// eachObject shows every selected object to see, from begin on. A named one that is not there is none.
+// eachObject passes every selected object to see, after begin. A missing named object is skipped.
 func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, begin func(), see func(map[string]any)) error {
 	what := "read " + r.Name
 	path := collectionPath(g, r)

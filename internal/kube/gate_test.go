@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// volumes is a gate that a volume fails whose robustness is anything else.
+// volumes is a gate that volumes pass only with that robustness.
 func volumes(edit func(*cluster.ObjectGate)) cluster.ObjectGate {
 	g := cluster.ObjectGate{APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'"}
 	if edit != nil {
@@ -70,7 +70,7 @@ func TestJudge(t *testing.T) {
 	})
 }
 
-// More objects than fit into one answer are all looked at.
+// More objects than fit into one answer are all evaluated.
 func TestJudgePages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestJudgePages(t *testing.T) {
 	})
 }
 
-// What can't be asked is an error with its cause; who may not look is refused.
+// What cannot be read is an error with its cause; missing rights are refused.
 func TestJudgeErrors(t *testing.T) {
 	t.Parallel()
 	resources := page{200, `{"kind":"APIResourceList","groupVersion":"longhorn.io/v1beta2","resources":[` +
@@ -114,7 +114,7 @@ func TestJudgeErrors(t *testing.T) {
 		kind  fault.Kind
 	}{
 		"forbidden":     {volumes(nil), map[string]page{list: forbidden(t, "volumes", "longhorn.io")}, "volumes: ", fault.Refused},
-		"no list":       {volumes(nil), map[string]page{list: {200, `{"kind":"Volume"}`}}, "read volumes: the answer is no list", fault.Failed},
+		"no list":       {volumes(nil), map[string]page{list: {200, `{"kind":"Volume"}`}}, "read volumes: the answer is not a list", fault.Failed},
 		"not JSON":      {volumes(nil), map[string]page{list: {200, `<html>`}}, "read volumes: read the answer: ", fault.Failed},
 		"out of date":   {volumes(nil), map[string]page{list: {410, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`}}, "read volumes: the list went out of date while it was read, 3 times in a row: too old", fault.Failed},
 		"no discovery":  {volumes(nil), map[string]page{"/apis": {503, "upgrading"}}, "list API groups: ", fault.Failed},

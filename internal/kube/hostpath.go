@@ -15,20 +15,20 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// managed is a directory of the node in which a storage system says by itself what
-// there is: what its own pods write there needs no second name.
+// managed is a directory of the node whose contents a storage system reports itself:
+// what its own pods write there is not reported again.
 type managed struct {
 	namespace string
-	app       string // what the label app of its pods begins with; "": every pod of the namespace
+	app       string // prefix of its pods' label app; "": every pod of the namespace
 	dir       string
 }
 
-// hostPaths finds the directories and files of each node that its pods write to, by
-// hostPath volumes. A pod that has ended, or is gone, is not there to tell. Of one node
-// alone the API server picks the pods.
-func (l *localLook) hostPaths(ctx context.Context) error {
+// hostPaths finds the directories and files of each node that its pods write to
+// through hostPath volumes. Pods that have ended do not count. For a single node the
+// API server selects the pods.
+func (l *localScan) hostPaths(ctx context.Context) error {
 	err := inPages(func(o metav1.ListOptions) (string, error) {
-		if node := l.only(); node != "" {
+		if node := l.singleNode(); node != "" {
 			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 		}
 		pods, err := l.api.CoreV1().Pods("").List(ctx, o)
@@ -57,11 +57,11 @@ func (n *localNode) addWriter(p *corev1.Pod) {
 	if finished(p) {
 		return
 	}
-	for _, at := range writes(&p.Spec) {
-		told := func(m managed) bool {
+	for _, at := range writablePaths(&p.Spec) {
+		isManaged := func(m managed) bool {
 			return m.namespace == p.Namespace && strings.HasPrefix(p.Labels["app"], m.app) && within(at, m.dir)
 		}
-		if madeAnew(p, at) || slices.ContainsFunc(n.managed, told) {
+		if isRegenerated(p, at) || slices.ContainsFunc(n.managed, isManaged) {
 			continue
 		}
 		if n.writers[at] == nil {
@@ -71,7 +71,7 @@ func (n *localNode) addWriter(p *corev1.Pod) {
 	}
 }
 
-// paths are those that pods write to.
+// paths returns the paths that pods write to.
 func (n *localNode) paths() (data []cluster.LocalData) {
 	for _, at := range slices.Sorted(maps.Keys(n.writers)) {
 		by := slices.Sorted(maps.Keys(n.writers[at]))
@@ -80,9 +80,9 @@ func (n *localNode) paths() (data []cluster.LocalData) {
 	return data
 }
 
-// writes lists the paths on the node that lasting data can be at and that a
-// container of the pod may write to.
-func writes(spec *corev1.PodSpec) []string {
+// writablePaths lists the paths on the node that may hold lasting data and that a container
+// of the pod may write to.
+func writablePaths(spec *corev1.PodSpec) []string {
 	sources := map[string]string{}
 	for _, v := range spec.Volumes {
 		if v.HostPath != nil && !isDevice(v.HostPath.Type) {
@@ -93,7 +93,7 @@ func writes(spec *corev1.PodSpec) []string {
 	look := func(mounts []corev1.VolumeMount) {
 		for _, m := range mounts {
 			source, ok := sources[m.Name]
-			if at := path.Join("/", source, m.SubPath); ok && !m.ReadOnly && lasts(at) {
+			if at := path.Join("/", source, m.SubPath); ok && !m.ReadOnly && isPersistent(at) {
 				paths = append(paths, at)
 			}
 		}
@@ -111,26 +111,27 @@ func writes(spec *corev1.PodSpec) []string {
 	return slices.Compact(paths)
 }
 
-// isDevice says whether a hostPath is a socket or a device, which hold no data.
+// isDevice reports whether a hostPath is a socket or a device, which hold no data.
 func isDevice(t *corev1.HostPathType) bool {
 	return t != nil && slices.Contains([]corev1.HostPathType{corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev}, *t)
 }
 
-// lasts says whether what is written to a path of a Talos node is there after a
-// restart and is more than configuration. Beside /var that is /opt, an overlay
-// whose writes go to /var/system/overlays, as are /etc/cni, /etc/kubernetes and
-// /usr/libexec/kubernetes, which the CNI, Talos and the kubelet fill (constants.Overlays of
-// Talos). /var/run leads to /run; all else is read-only or in memory.
-func lasts(at string) bool {
+// isPersistent reports whether data written to a path of a Talos node survives a restart
+// and is more than configuration. Besides /var that is /opt, an overlay whose writes
+// go to /var/system/overlays. So are /etc/cni, /etc/kubernetes and
+// /usr/libexec/kubernetes, but the CNI, Talos and the kubelet fill those
+// (constants.Overlays of Talos). /var/run leads to /run; the rest is read-only or in
+// memory.
+func isPersistent(at string) bool {
 	return at == "/" || (within(at, "/var") || within(at, "/opt")) && !within(at, "/var/run")
 }
 
-// within says whether a path is dir or below it.
+// within reports whether a path is dir or below it.
 func within(at, dir string) bool {
 	return at == dir || strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// workload is what made the pod, by a name that outlives it: "DaemonSet default/agent".
+// workload names what created the pod, by a name that outlives it: "DaemonSet default/agent".
 func workload(p *corev1.Pod) string {
 	kind, name := "pod", p.Name
 	if ref := metav1.GetControllerOfNoCopy(p); ref != nil && ref.Kind != "Node" {

@@ -39,7 +39,7 @@ func mount(p *corev1.Pod, at string, how corev1.VolumeMount, of ...corev1.HostPa
 	return p
 }
 
-// owned says which controller a pod is of.
+// owned sets a pod's controller.
 func owned(p *corev1.Pod, apiVersion, kind, name string) *corev1.Pod {
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, Name: name, UID: "0b5f", Controller: new(true)}}
 	return p
@@ -131,8 +131,8 @@ func TestLocalDataOfPods(t *testing.T) {
 	}
 }
 
-// The programs of an ordinary cluster, with the paths that their manifests have,
-// keep no node from being made anew.
+// The programs of an ordinary cluster, with the paths in their manifests, keep no
+// node from being recreated.
 func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	t.Parallel()
 	daemons := map[string][]string{ // DaemonSets, by namespace/name
@@ -178,8 +178,8 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 	})
 }
 
-// What a storage system writes to directories of which it says itself what they
-// hold has that name alone.
+// What a storage system writes to directories whose contents it reports itself is
+// reported only by it.
 func TestManagedDirectoriesHaveOneName(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

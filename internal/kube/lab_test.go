@@ -25,7 +25,7 @@ import (
 
 const apiAddr = "127.42.7.10:6443"
 
-// lab is an API in memory with three workers coming up.
+// lab is an API in memory with three workers starting up.
 type lab struct {
 	*kubeapi.Server
 	net   *network.Network
@@ -99,7 +99,7 @@ func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.
 	return c
 }
 
-// change edits a node past the API.
+// change edits a node, bypassing the API.
 func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
 	t.Helper()
 	n, err := l.Node(t.Context(), name)
@@ -112,7 +112,7 @@ func (l *lab) change(t *testing.T, name string, edit func(n *corev1.Node)) {
 	}
 }
 
-// put makes an object of the lab, past its API.
+// put creates an object of the lab, bypassing its API.
 func (l *lab) put(t *testing.T, r schema.GroupVersionResource, o store.Object) {
 	t.Helper()
 	if _, err := l.Store().Create(t.Context(), r, o); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// The Lease that is the claim of a run.
+// The Lease that holds the claim of a run.
 const (
 	leaseNamespace  = metav1.NamespaceSystem
 	leaseName       = "recast"
@@ -50,19 +50,19 @@ func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	return out, nil
 }
 
-// CreateLease makes the claim's Lease.
+// CreateLease creates the claim's Lease.
 func (c *Client) CreateLease(ctx context.Context, l cluster.Lease) error {
 	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Create(ctx, leaseOf(l), metav1.CreateOptions{})
 	return c.translateLeaseChange(err)
 }
 
-// UpdateLease writes the claim's Lease, as it was read.
+// UpdateLease writes the claim's Lease if it is as it was read.
 func (c *Client) UpdateLease(ctx context.Context, l cluster.Lease) error {
 	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Update(ctx, leaseOf(l), metav1.UpdateOptions{})
 	return c.translateLeaseChange(err)
 }
 
-// DeleteLease deletes the claim's Lease, as it was read. One that is gone is no error.
+// DeleteLease deletes the claim's Lease if it is as it was read. A missing one is not an error.
 func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	err := c.translateLeaseChange(c.api.CoordinationV1().Leases(leaseNamespace).Delete(ctx, leaseName,
 		metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(l.UID)), ResourceVersion: &l.Revision}}))
@@ -72,9 +72,9 @@ func (c *Client) DeleteLease(ctx context.Context, l cluster.Lease) error {
 	return err
 }
 
-// leaseOf is the Lease whole: whatever else somebody wrote into it goes. Without
-// the UID an update would make one anew that was deleted meanwhile: of Leases the
-// API server allows that (AllowCreateOnUpdate in registry/coordination/lease/strategy.go).
+// leaseOf is the complete Lease: anything else in it is dropped. Without the UID an
+// update would recreate a Lease that was deleted meanwhile, which the API server
+// allows (AllowCreateOnUpdate in registry/coordination/lease/strategy.go).
 func leaseOf(l cluster.Lease) *coordinationv1.Lease {
 	acquired, renewed := metav1.NewMicroTime(l.Acquired), metav1.NewMicroTime(l.Renewed)
 	return &coordinationv1.Lease{
@@ -100,20 +100,20 @@ func (c *Client) translateLease(err error) error {
 	switch {
 	case answered && status.ErrStatus.Code >= http.StatusInternalServerError: // etcd's time-outs are 500 (apiserver's etcd3, interpret.go)
 		return fmt.Errorf("%w: %w", cluster.ErrNoAnswer, err)
-	case unreached(err):
+	case isUnanswered(err):
 		return fmt.Errorf("%w from %s: %w", cluster.ErrNoAnswer, c.host, err)
 	}
 	return c.translate(err)
 }
 
-// unreached says whether a request came to no server, or to one that fell silent.
-func unreached(err error) bool {
+// isUnanswered reports whether a request reached no server, or one that fell silent.
+func isUnanswered(err error) bool {
 	_, request := errors.AsType[*url.Error](err)
-	_, stranger := errors.AsType[*tls.CertificateVerificationError](err)
-	return request && !stranger && !errors.Is(err, context.Canceled)
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	return request && !untrusted && !errors.Is(err, context.Canceled)
 }
 
-// translateLeaseChange is translateLease for a write, which may have been made where no answer came.
+// translateLeaseChange is translateLease for a write, which may have been made without an answer.
 func (c *Client) translateLeaseChange(err error) error {
 	switch {
 	case err == nil:

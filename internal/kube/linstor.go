@@ -14,9 +14,10 @@ import (
 
 var piraeusVersion = schema.GroupVersion{Group: "piraeus.io", Version: "v1"}
 
-// linstorSatellite is what we read of the Piraeus operator's LinstorSatellite, which
-// is named as its node and has what every LinstorSatelliteConfiguration gives it
-// (piraeus-operator, api/v1/linstorsatellite_types.go, storagepool.go).
+// linstorSatellite is the part that we read of the Piraeus operator's
+// LinstorSatellite. It has its node's name and the merged
+// LinstorSatelliteConfigurations (piraeus-operator,
+// api/v1/linstorsatellite_types.go, storagepool.go).
 type linstorSatellite struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -41,13 +42,13 @@ type linstorKind struct {
 	Directory   string `json:"directory"`
 }
 
-// linstorPools finds the storage pools that LINSTOR has on each node. Nothing in
-// Kubernetes says which volumes are in one.
-func (l *localLook) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, piraeusVersion); !installed {
+// linstorPools finds LINSTOR's storage pools on each node. Kubernetes does not
+// record which volumes are in which pool.
+func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, piraeusVersion); !installed {
 		return err
 	}
-	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.only())
+	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.singleNode())
 	if err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func (l *localLook) linstorPools(ctx context.Context, groups []metav1.APIGroup) 
 	return nil
 }
 
-// local says where a pool is. What is not given has the defaults of PoolName and
+// local says where a pool is. Missing fields have the defaults of PoolName and
 // DirectoryOrDefault in storagepool.go.
 func (p linstorPool) local() cluster.LocalData {
 	data := cluster.LocalData{Name: "linstor/" + p.Name}

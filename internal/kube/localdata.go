@@ -17,11 +17,11 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// LocalData lists, for each of the nodes, what is on that very node and nowhere else,
-// by name. Storage systems that are not installed have none; one that can't be read is
-// an error. Everything is listed once, whatever the number of nodes, and afresh each time.
+// LocalData lists, by name, the data that exists on only one of the nodes, for each.
+// Storage systems that are not installed have none; one that cannot be read is an
+// error. Everything is listed once for all nodes, and again for each call.
 func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
-	l := newLocalLook(c, nodes)
+	l := newLocalScan(c, nodes)
 	groups, errGroups := c.groups(ctx)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
@@ -51,8 +51,8 @@ func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[
 	return data, nil
 }
 
-// localLook is one look at what is on some nodes.
-type localLook struct {
+// localScan is one search for data on some nodes.
+type localScan struct {
 	*Client
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
@@ -66,11 +66,11 @@ type localNode struct {
 
 	pools, volumes, disks, directories []cluster.LocalData // of LINSTOR, PersistentVolumes, Longhorn, Rook
 	managed                            []managed
-	writers                            map[string]map[string]bool // what writes to a path by hostPath
+	writers                            map[string]map[string]bool // the workloads that write to a path by hostPath
 }
 
-func newLocalLook(c *Client, nodes []cluster.KubeNode) *localLook {
-	l := &localLook{Client: c, named: map[string][]*localNode{}}
+func newLocalScan(c *Client, nodes []cluster.KubeNode) *localScan {
+	l := &localScan{Client: c, named: map[string][]*localNode{}}
 	for _, k := range nodes {
 		n := &localNode{name: k.Name, labels: k.Metadata.Labels, writers: map[string]map[string]bool{}}
 		l.nodes = append(l.nodes, n)
@@ -82,19 +82,19 @@ func newLocalLook(c *Client, nodes []cluster.KubeNode) *localLook {
 	return l
 }
 
-// hostname is that of the node's label, by which volumes and pods are tied to it.
+// hostname is the node's hostname label, which ties volumes and pods to it.
 func (n *localNode) hostname() string { return cmp.Or(n.labels[corev1.LabelHostname], n.name) }
 
-// only is the name of the one node that is looked at; "" where there are several.
-func (l *localLook) only() string {
+// singleNode is the name of the single node of the search; "" if there are several.
+func (l *localScan) singleNode() string {
 	if len(l.nodes) == 1 {
 		return l.nodes[0].name
 	}
 	return ""
 }
 
-// byName is the node of that name; nil for one that is not looked at.
-func (l *localLook) byName(name string) *localNode {
+// byName is the node of that name; nil if it is not part of the search.
+func (l *localScan) byName(name string) *localNode {
 	i := slices.IndexFunc(l.named[name], func(n *localNode) bool { return n.name == name })
 	if i < 0 {
 		return nil
@@ -102,7 +102,7 @@ func (l *localLook) byName(name string) *localNode {
 	return l.named[name][i]
 }
 
-// data is all that was found, by name.
+// data returns everything that was found, by name.
 func (n *localNode) data() []cluster.LocalData {
 	data := slices.Concat(n.volumes, n.pools, n.disks, n.directories)
 	for _, p := range n.paths() {
@@ -114,9 +114,9 @@ func (n *localNode) data() []cluster.LocalData {
 	return data
 }
 
-// localVolumes finds the volumes that are on each node. Those of LINSTOR are in the
-// pools that it has there.
-func (l *localLook) localVolumes(ctx context.Context) error {
+// localVolumes finds the volumes on each node. Those of LINSTOR are in its pools
+// there.
+func (l *localScan) localVolumes(ctx context.Context) error {
 	err := inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := l.api.CoreV1().PersistentVolumes().List(ctx, o)
 		if err != nil {
@@ -139,7 +139,7 @@ func (l *localLook) localVolumes(ctx context.Context) error {
 	return nil
 }
 
-func (l *localLook) addVolume(pv *corev1.PersistentVolume) {
+func (l *localScan) addVolume(pv *corev1.PersistentVolume) {
 	if csi := pv.Spec.CSI; csi != nil && csi.Driver == proxmoxDriver {
 		l.pods = append(l.pods, cluster.LocalData{Name: "pv/" + pv.Name, What: foreign.Line(describe(pv)), Handle: csi.VolumeHandle})
 	}
@@ -148,15 +148,15 @@ func (l *localLook) addVolume(pv *corev1.PersistentVolume) {
 	}
 	path, at := l.localTo(pv)
 	for _, n := range at {
-		for _, place := range places(pv, path, n.pools) {
-			place.Name, place.What = "pv/"+pv.Name, foreign.Line(describe(pv))
-			n.volumes = append(n.volumes, place)
+		for _, location := range locations(pv, path, n.pools) {
+			location.Name, location.What = "pv/"+pv.Name, foreign.Line(describe(pv))
+			n.volumes = append(n.volumes, location)
 		}
 	}
 }
 
-// holdsData says whether somebody's data is on the volume: a claim has it, or
-// had it and the volume is to be kept.
+// holdsData reports whether the volume holds data: a claim uses it, or used it and
+// the volume is retained.
 func holdsData(pv *corev1.PersistentVolume) bool {
 	switch pv.Status.Phase {
 	case corev1.VolumeBound:
@@ -167,10 +167,11 @@ func holdsData(pv *corev1.PersistentVolume) bool {
 	return false
 }
 
-// localTo lists the nodes that the volume is on, or may be, and nowhere else, and its path there.
-// A hostPath volume without affinity is wherever its pod happened to run. Local
-// CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin theirs to the node by its name.
-func (l *localLook) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
+// localTo lists the nodes that the volume is, or may be, confined to, and its path
+// there. A hostPath volume without affinity is wherever its pod happened to run.
+// Local CSI drivers (TopoLVM, OpenEBS' LVM and ZFS) pin theirs to the node by its
+// name.
+func (l *localScan) localTo(pv *corev1.PersistentVolume) (path string, at []*localNode) {
 	var required *corev1.NodeSelector
 	if pv.Spec.NodeAffinity != nil {
 		required = pv.Spec.NodeAffinity.Required
@@ -184,9 +185,9 @@ func (l *localLook) localTo(pv *corev1.PersistentVolume) (path string, at []*loc
 	return "", l.pinned(required)
 }
 
-// pooled are the CSI drivers whose volumes are in LVM or ZFS: what of it, and the
-// attribute of the volume that names its group or pool. TopoLVM keeps that name in
-// the configuration of its lvmd.
+// pooled are the CSI drivers whose volumes are in LVM or ZFS: the format, and the
+// volume attribute that names the group or pool. TopoLVM keeps that name in its
+// lvmd's configuration.
 var pooled = map[string]struct{ format, attribute string }{
 	"topolvm.io":           {format: cluster.FormatLVM},
 	"topolvm.cybozu.com":   {format: cluster.FormatLVM},                                   // its name before 0.10
@@ -197,12 +198,12 @@ var pooled = map[string]struct{ format, attribute string }{
 // proxmoxDriver is sergelogvinov/proxmox-csi-plugin (pkg/csi/driver.go, DriverName).
 const proxmoxDriver = "csi.proxmox.sinextra.dev"
 
-// linstorDriver has volumes in the pools that LINSTOR has on the node; which of
-// them a volume is in, its PersistentVolume does not say.
+// linstorDriver keeps its volumes in LINSTOR's pools on the node; a PersistentVolume
+// does not say in which.
 const linstorDriver = "linstor.csi.linbit.com"
 
-// places are where the volume may be, as far as it tells: none of them has a name.
-func places(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
+// locations are where the volume may be, as far as known, without names.
+func locations(pv *corev1.PersistentVolume, path string, pools []cluster.LocalData) []cluster.LocalData {
 	csi := pv.Spec.CSI
 	switch {
 	case csi == nil:

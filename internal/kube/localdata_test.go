@@ -17,7 +17,7 @@ import (
 
 const hostname = "kubernetes.io/hostname"
 
-// volume is a PersistentVolume that a claim has.
+// volume is a PersistentVolume that a claim uses.
 func volume(name string, source corev1.PersistentVolumeSource, terms ...corev1.NodeSelectorTerm) *corev1.PersistentVolume {
 	pv := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -78,7 +78,7 @@ func TestLocalDataOfVolumes(t *testing.T) {
 		pv     *corev1.PersistentVolume
 		phase  corev1.PersistentVolumePhase
 		retain bool
-		what   string // "" for no data of wk1
+		what   string // "" for no data on wk1
 		path   string
 		format string
 		group  string
@@ -148,7 +148,7 @@ func daemonPod(namespace, app, node string, paths map[string]string) *corev1.Pod
 	return p
 }
 
-// Volumes of Proxmox' CSI driver are on no node for good: their handles say which they are.
+// Volumes of Proxmox' CSI driver belong to no node: their handles identify them.
 func TestPodVolumes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 
 var longhornVersion = schema.GroupVersion{Group: "longhorn.io", Version: "v1beta2"}
 
-// longhornNode is what we read of Longhorn's own Node, which is named as the
-// Kubernetes one (longhorn-manager, k8s/pkg/apis/longhorn/v1beta2/node.go).
+// longhornNode is the part that we read of Longhorn's own Node, which has the name
+// of the Kubernetes one (longhorn-manager, k8s/pkg/apis/longhorn/v1beta2/node.go).
 type longhornNode struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -39,7 +39,7 @@ type longhornDiskSpec struct {
 	Evicting   bool   `json:"evictionRequested"`
 }
 
-// directory is that of the disk; "" for a whole block device. Longhorn's default ends in a slash.
+// directory is the disk's; "" for a whole block device. Longhorn's default ends in a slash.
 func (d longhornDiskSpec) directory() string {
 	if d.Type == "block" || d.Type == "lvm" {
 		return ""
@@ -52,10 +52,10 @@ type longhornDisk struct {
 	Conditions    []longhornCondition `json:"conditions"`
 	Replicas      map[string]int64    `json:"scheduledReplica"`
 	BackingImages map[string]int64    `json:"scheduledBackingImage"`
-	Scheduled     int64               `json:"storageScheduled"` // of all that Longhorn counts, in bytes
+	Scheduled     int64               `json:"storageScheduled"` // of everything that Longhorn counts, in bytes
 }
 
-// longhornCondition is no metav1.Condition: its times may be empty strings.
+// longhornCondition is not a metav1.Condition: its times may be empty strings.
 type longhornCondition struct {
 	Type   string `json:"type"`
 	Status string `json:"status"`
@@ -76,7 +76,7 @@ func (r longhornReplica) on(node, dir, uuid string) bool {
 	return uuid != "" && r.Spec.DiskUUID == uuid || r.Spec.Node == node && path.Clean("/"+r.Spec.DiskPath) == dir
 }
 
-// longhornOrphan is data on a disk that no replica has (orphan.go).
+// longhornOrphan is data on a disk that belongs to no replica (orphan.go).
 type longhornOrphan struct {
 	Spec struct {
 		Node       string            `json:"nodeID"`
@@ -89,11 +89,11 @@ func (o longhornOrphan) on(node, dir string) bool {
 	return o.Spec.Node == node && o.Spec.Type == "replica" && path.Clean("/"+o.Spec.Parameters["DiskPath"]) == dir
 }
 
-// longhornContents is what is on a disk of Longhorn.
+// longhornContents is what is on a Longhorn disk.
 type longhornContents struct {
 	replicas        []string
 	images, orphans int
-	known           bool // that there is no more
+	known           bool // whether that is all
 }
 
 func (c longhornContents) empty() bool {
@@ -114,26 +114,27 @@ func (c longhornContents) String() string {
 	return text
 }
 
-// known says whether Longhorn tells all that is on the disk. It counts that by the disk's
-// UUID, and only while the disk is ready. That its node is down changes none of it; since
-// 1.12 the disk is not ready then (node_controller.go, markAllDisksNotReadyWhenNodeNotReady).
+// known reports whether Longhorn lists everything on the disk. It does so by the
+// disk's UUID, and only while the disk is ready. A node that is down changes nothing
+// on it; since 1.12 the disk is then not ready (node_controller.go,
+// markAllDisksNotReadyWhenNodeNotReady).
 func (d *longhornDisk) known() bool {
 	return d != nil && d.UUID != "" && slices.ContainsFunc(d.Conditions, func(c longhornCondition) bool {
 		return c.Type == "Ready" && (c.Status == "True" || c.Reason == "NodeNotReady")
 	})
 }
 
-// longhornLook is what Longhorn has of the nodes that are looked at.
-type longhornLook struct {
+// longhornState is Longhorn's state of the nodes of the search.
+type longhornState struct {
 	nodes    []longhornNode
 	replicas []longhornReplica
 	orphans  []longhornOrphan
 }
 
-// longhornLook reads what Longhorn says of the nodes. Replicas and orphans by themselves are
-// asked for where a disk would be empty without.
-func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err error) {
-	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.only())
+// longhornState reads Longhorn's state of the nodes. It lists replicas and orphans
+// only if a disk would otherwise seem empty.
+func (l *localScan) longhornState(ctx context.Context) (look longhornState, err error) {
+	look.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), l.singleNode())
 	if err != nil || !slices.ContainsFunc(look.nodes, longhornNode.seemsEmpty) {
 		return look, err
 	}
@@ -146,7 +147,7 @@ func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err er
 	}
 	if serves("replicas") {
 		labels := ""
-		if node := l.only(); node != "" {
+		if node := l.singleNode(); node != "" {
 			labels = "longhornnode=" + node // on every replica that has a node (datastore/longhorn.go, labelNode)
 		}
 		if look.replicas, err = listLabelled[longhornReplica](ctx, l.Client, longhornVersion.WithResource("replicas"), labels); err != nil {
@@ -159,17 +160,17 @@ func (l *localLook) longhornLook(ctx context.Context) (look longhornLook, err er
 	return look, err
 }
 
-// seemsEmpty says whether some directory of the node would hold nothing, by what its status says.
+// seemsEmpty reports whether a directory of the node is empty according to its status alone.
 func (n longhornNode) seemsEmpty() bool {
 	for id, disk := range n.Spec.Disks {
-		if disk.directory() != "" && (longhornLook{}).contents(n, id).empty() {
+		if disk.directory() != "" && (longhornState{}).contents(n, id).empty() {
 			return true
 		}
 	}
 	return false
 }
 
-func (look longhornLook) contents(node longhornNode, id string) longhornContents {
+func (look longhornState) contents(node longhornNode, id string) longhornContents {
 	status, dir := node.Status.Disks[id], node.Spec.Disks[id].directory()
 	c := longhornContents{known: status.known() && status.Scheduled == 0}
 	uuid, names := "", map[string]bool{}
@@ -193,14 +194,13 @@ func (look longhornLook) contents(node longhornNode, id string) longhornContents
 	return c
 }
 
-// longhornDisks finds the directories of each node in which Longhorn has
-// replicas, or may have, and all that it looks after. Its other disks are whole
-// block devices.
-func (l *localLook) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, longhornVersion); !installed {
+// longhornDisks finds the directories of each node in which Longhorn has, or may
+// have, replicas, and all that it manages. Its other disks are whole block devices.
+func (l *localScan) longhornDisks(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, longhornVersion); !installed {
 		return err
 	}
-	look, err := l.longhornLook(ctx)
+	look, err := l.longhornState(ctx)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (l *localLook) longhornDisks(ctx context.Context, groups []metav1.APIGroup)
 	return nil
 }
 
-// longhornVolume is that which a replica is of: Longhorn names it after it
+// longhornVolume is the volume of a replica, whose name begins with the volume's
 // (types/types.go, GenerateReplicaNameForVolume).
 func longhornVolume(replica string) string {
 	if i := strings.LastIndex(replica, "-r-"); i > 0 {

@@ -80,7 +80,7 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 	}
 }
 
-// Longhorn's own objects say that a disk is not empty, whatever its Node's status says.
+// Longhorn's own objects prove that a disk is not empty, whatever its Node's status says.
 func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 	t.Parallel()
 	replica := func(node, uuid, path string) map[string]any {
@@ -143,7 +143,7 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 	}
 }
 
-// What Longhorn can move to another node has the command that asks it to.
+// For what Longhorn can move to another node, the hint has the command that requests it.
 func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 	t.Parallel()
 	const evict = `kubectl -n longhorn-system patch nodes.longhorn.io wk1 --type merge -p '{"spec":{"allowScheduling":false,"evictionRequested":true,"disks":{"default":{"allowScheduling":false}}}}'`
@@ -187,7 +187,7 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 				add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
 				add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
 				if tc.other != nil {
-					add("longhorn-system", "wk3", tc.other) // of which the lab knows no node: nothing is moved there
+					add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
 				}
 				data := l.localData(t, l.client(t, "system:masters"), "wk1")
 				if len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "" {

@@ -10,40 +10,41 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// longhornMoves is what Longhorn could move replicas to.
+// longhornMoves holds the nodes that Longhorn could move replicas to.
 type longhornMoves struct {
 	nodes []longhornNode // all that it has
 }
 
-// longhornMoves is of what was listed, or of all nodes where that was only one.
-func (l *localLook) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
-	if moves.nodes = listed; l.only() == "" {
+// longhornMoves uses the listed nodes, or lists all if that was only one.
+func (l *localScan) longhornMoves(ctx context.Context, listed []longhornNode) (moves longhornMoves, err error) {
+	if moves.nodes = listed; l.singleNode() == "" {
 		return moves, nil
 	}
 	moves.nodes, err = listCustom[longhornNode](ctx, l.Client, longhornVersion.WithResource("nodes"), "")
 	return moves, err
 }
 
-// lift says how a disk becomes empty, in words, and the command that begins it; both are
-// "" where Longhorn can't move what is there. Eviction is only for a node that takes no
-// new replicas (webhook/resources/node/validator.go, Update). Afterwards the disk has to be
-// taken out and added again: Longhorn gives a new directory another UUID, and takes a disk with
-// another one for changed (node_controller.go, findNotReadyAndReadyDiskMaps). Only a
-// disk that takes no replicas can be taken out, so that it is told so at once.
+// lift describes how a disk becomes empty, and the command that starts it; both are
+// "" if Longhorn cannot move its contents. Only a node that accepts no new replicas
+// can be evicted (webhook/resources/node/validator.go, Update). Afterwards the disk
+// has to be removed and added again: Longhorn gives a new directory another UUID,
+// and takes such a disk for changed (node_controller.go,
+// findNotReadyAndReadyDiskMaps). Only a disk that accepts no replicas can be
+// removed, so the command disables scheduling at once.
 func (m longhornMoves) lift(n longhornNode, id string, c longhornContents) (words, command string) {
-	const then = "roll once the disk has no replicas, then undo that: take the disk out of the Longhorn node, as the new one has another UUID, " +
+	const then = "roll once the disk has no replicas, then undo that: remove the disk from the Longhorn node, because the new one has another UUID, " +
 		"and add it again with scheduling allowed for both (docs/notes/local-data.md, Longhorn on the system disk)"
 	switch {
-	case !c.known && len(c.replicas)+c.images == 0, !m.takes(n.Metadata.Name, ""): // nobody knows what there is to move, or it has nowhere to go
+	case !c.known && len(c.replicas)+c.images == 0, !m.takes(n.Metadata.Name, ""): // unknown contents, or nowhere to move them
 		return "", ""
 	case c.orphans > 0:
-		return "keep what you need of the orphaned directories, of which Longhorn moves none, and delete them (kubectl -n " + n.Metadata.Namespace + " get orphans.longhorn.io)", ""
+		return "Longhorn does not move orphaned directories: save what you need of them and delete them (kubectl -n " + n.Metadata.Namespace + " get orphans.longhorn.io)", ""
 	case n.Spec.Evicting || n.Spec.Disks[id].Evicting:
 		return "Longhorn was asked to move it: " + then, ""
 	}
 	for _, r := range c.replicas {
 		if !m.takes(n.Metadata.Name, longhornVolume(r)) {
-			return foreign.Line(fmt.Sprintf("every other Longhorn node that takes replicas has one of volume %s: add a node, or have the volume keep a replica less", longhornVolume(r))), ""
+			return foreign.Line(fmt.Sprintf("every other Longhorn node that takes replicas has one of volume %s: add a node, or reduce the volume's replicas by one", longhornVolume(r))), ""
 		}
 	}
 	command = evictCommand(n, id)
@@ -67,8 +68,9 @@ func evictCommand(n longhornNode, id string) string {
 	return foreign.Line(fmt.Sprintf("kubectl -n %s patch nodes.longhorn.io %s --type merge -p %s", n.Metadata.Namespace, n.Metadata.Name, patch))
 }
 
-// takes says whether another node than that one may get a replica of the volume. With
-// Longhorn's own settings no node gets two of one volume (replica-soft-anti-affinity).
+// takes reports whether a node other than not may get a replica of the volume. By
+// default, Longhorn puts no two replicas of a volume on one node
+// (replica-soft-anti-affinity).
 func (m longhornMoves) takes(not, volume string) bool {
 	return slices.ContainsFunc(m.nodes, func(n longhornNode) bool {
 		if n.Metadata.Name == not || !n.Spec.Scheduling || n.Spec.Evicting || denied(n.Status.Conditions, "Ready", "Schedulable") {
@@ -91,7 +93,7 @@ func (m longhornMoves) takes(not, volume string) bool {
 	})
 }
 
-// denied says whether one of those conditions is anything but true.
+// denied reports whether one of those conditions is not true.
 func denied(conditions []longhornCondition, of ...string) bool {
 	return slices.ContainsFunc(conditions, func(c longhornCondition) bool { return slices.Contains(of, c.Type) && c.Status != "True" })
 }

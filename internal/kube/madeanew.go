@@ -6,22 +6,23 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// remade is a directory of the node, with all below it (but for /), that some pods write to and
-// that holds no data: on a new machine they fill it again.
-type remade struct {
-	pods      string // what the pod is, as stays says it: "DaemonSet", "static"; "" for any
+// regenerated is a directory of the node, including all below it (except for /), that
+// some pods write to and that holds no data: they fill it again on a new machine.
+type regenerated struct {
+	pods      string // the pod's kind, as stayingKind returns it: "DaemonSet", "static"; "" for any
 	namespace string // of the pod; "" for any
 	path      string
 	why       string
 }
 
-// remades is the whole list. What is not in it is data. Each row is of the manifests
-// of those programs as they come; docs/notes/local-data.md shows it to users.
-var remades = []remade{
-	{"DaemonSet", "", "/var/lib/kubelet", "sockets of device plugins and CSI drivers, and mounts of pods: the kubelet makes its directory anew"},
+// regeneratedPaths is the complete list; everything else is data. Each row follows the
+// standard manifests of its program; docs/notes/local-data.md shows the list to
+// users.
+var regeneratedPaths = []regenerated{
+	{"DaemonSet", "", "/var/lib/kubelet", "sockets of device plugins and CSI drivers, and mounts of pods: the kubelet recreates its directory"},
 	{"DaemonSet", "", "/var/log", "logs of the machine and its pods, and how far a collector has read them"},
 	{"static", "kube-system", "/var/log", "the API server's audit log"},
-	{"static", "kube-system", "/var/lib/etcd", "etcd's data is looked at by itself, not as a path"},
+	{"static", "kube-system", "/var/lib/etcd", "etcd's data is checked separately, not as a path"},
 
 	// CNI: calico.yaml and the Tigera operator; Cilium's and flannel's state is below /run.
 	{"DaemonSet", "", "/opt/cni", "the CNI's programs, which it installs"},
@@ -29,8 +30,8 @@ var remades = []remade{
 	{"DaemonSet", "", "/var/lib/calico", "Calico's name and MTU of this machine"},
 
 	// Metrics and logs: node-exporter's textfile collector, and the positions of log collectors.
-	{"DaemonSet", "", "/var/lib/node_exporter", "metrics in files, written again and again"},
-	{"DaemonSet", "", "/var/lib/node-exporter", "metrics in files, written again and again"},
+	{"DaemonSet", "", "/var/lib/node_exporter", "metrics in files, rewritten regularly"},
+	{"DaemonSet", "", "/var/lib/node-exporter", "metrics in files, rewritten regularly"},
 	{"DaemonSet", "", "/var/lib/alloy", "how far Grafana Alloy has read this machine's logs"},
 	{"DaemonSet", "", "/var/lib/promtail", "how far Promtail has read this machine's logs"},
 	{"DaemonSet", "", "/var/lib/vector", "how far Vector has read this machine's logs"},
@@ -39,7 +40,7 @@ var remades = []remade{
 	{"DaemonSet", "", "/var/lib/filebeat-data", "how far Filebeat has read this machine's logs"},
 	{"DaemonSet", "", "/var/lib/docker", "other runtimes' logs: Talos has no Docker, and the directory is empty"},
 
-	// Storage systems, which tell by themselves what they have on a node.
+	// Storage systems that report themselves what they have on a node.
 	{"", "longhorn-system", "/var/lib/longhorn", "Longhorn's own Node says which of its disks hold replicas; the rest is programs and sockets"},
 	{"", "longhorn-system", "/var/lib/kubelet/plugins", "the socket of Longhorn's CSI driver, which its sidecars use too"},
 	{"", "longhorn-system", "/", "Longhorn's instance managers reach their disks by it: its own Node says what those hold"},
@@ -48,10 +49,10 @@ var remades = []remade{
 	{"DaemonSet", "", "/var/openebs/ndm", "OpenEBS' list of this machine's disks"},
 }
 
-// madeAnew says whether the pod fills the path again on a new machine.
-func madeAnew(p *corev1.Pod, at string) bool {
-	return slices.ContainsFunc(remades, func(r remade) bool {
-		return (r.pods == "" || r.pods == stays(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
+// isRegenerated reports whether the pod fills the path again on a new machine.
+func isRegenerated(p *corev1.Pod, at string) bool {
+	return slices.ContainsFunc(regeneratedPaths, func(r regenerated) bool {
+		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
 			(at == r.path || r.path != "/" && within(at, r.path))
 	})
 }

@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// The list of what is no data is shown to users, with the reasons.
-func TestWhatIsMadeAnewIsDocumented(t *testing.T) {
+// The list of paths without data is shown to users, with the reasons.
+func TestRegeneratedPathsAreDocumented(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/notes/local-data.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range remades {
+	for _, r := range regeneratedPaths {
 		who := map[string]string{"DaemonSet": "DaemonSets", "static": "static pods", "": "any pod"}[r.pods]
 		if r.namespace != "" {
 			who += " of `" + r.namespace + "`"

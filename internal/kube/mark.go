@@ -13,17 +13,17 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// The annotations in which recast says on a Node what it does to it. A kubelet
-// that registers again leaves them alone.
+// The annotations in which recast records on a Node what it does to it. A kubelet
+// that registers again keeps them.
 const (
 	rollAnnotation        = "recast.dev/roll" // JSON of a cluster.Mark
 	failedBuildAnnotation = "recast.dev/failed-build"
 	bootedAnnotation      = "recast.dev/booted"
 )
 
-// Cordon makes the node unschedulable and marks it with why, in one write. Who
-// finds the node unschedulable without a mark, or with a Foreign one, has
-// somebody else's cordon before him: Foreign is set in the new mark too.
+// Cordon makes the node unschedulable and marks it with why, in one write. A node
+// that was unschedulable without a mark, or with a Foreign one, was cordoned by
+// someone else: then the new mark is Foreign, too.
 func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
 	return c.amend(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
@@ -63,8 +63,8 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 	})
 }
 
-// SetFailedBuild remembers a build on the Node as one that it came back from as
-// the old system; "" forgets it.
+// SetFailedBuild records on the Node a build that it came back from as the old
+// system; "" removes the record.
 func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	return c.amend(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
@@ -96,7 +96,7 @@ func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) e
 	})
 }
 
-// bootedOf is nothing where somebody has edited it: then the machine is believed.
+// bootedOf is empty if someone has edited the annotation: then the machine is believed.
 func bootedOf(n *corev1.Node) (b cluster.Booted) {
 	if json.Unmarshal([]byte(n.Annotations[bootedAnnotation]), &b) != nil {
 		return cluster.Booted{}
@@ -104,8 +104,8 @@ func bootedOf(n *corev1.Node) (b cluster.Booted) {
 	return b
 }
 
-// markOf reads the node's mark; nil if it has none. What can't be read is an
-// error: whose the cordon is could not be told.
+// markOf reads the node's mark; nil if it has none. An unreadable one is an error:
+// it would be unclear whose cordon it is.
 func markOf(n *corev1.Node) (*cluster.Mark, error) {
 	text, ok := n.Annotations[rollAnnotation]
 	if !ok {

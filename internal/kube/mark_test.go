@@ -53,8 +53,8 @@ func TestCordonAndUncordon(t *testing.T) {
 		writes int // of Cordon
 		after  cordoned
 	}{
-		"nobody's":            {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
-		"somebody else's":     {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
+		"uncordoned":          {why: mark("r2"), during: cordoned{true, ours}, writes: 1},
+		"someone else's":      {cordoned{true, ""}, mark("r2"), cordoned{true, foreign}, 1, cordoned{true, ""}},
 		"ours of this run":    {cordoned{true, ours}, mark("r2"), cordoned{true, ours}, 0, cordoned{}},
 		"ours of another run": {cordoned{true, `{"run":"r1"}`}, mark("r2"), cordoned{true, ours}, 1, cordoned{}},
 		"foreign in another run": {
@@ -123,8 +123,8 @@ func TestUncordonLeavesACordonWithoutMark(t *testing.T) {
 	})
 }
 
-// Somebody cordons the node between our read and our write: his cordon must
-// not pass for ours.
+// Someone cordons the node between our read and our write: that cordon must not
+// count as ours.
 func TestCordonSeesWhoWasFaster(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,7 +164,7 @@ func TestCordonGivesUpOnANodeThatNeverRests(t *testing.T) {
 			t.Errorf("err = %v", err)
 		}
 		if l.cordon(t).Unschedulable {
-			t.Error("the node is cordoned all the same")
+			t.Error("the node is cordoned despite the error")
 		}
 	})
 }
@@ -198,7 +198,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		}
 		want := view{"boot-2-wk1", "9c41", true, new(mark("r2"))}
 		if diff := cmp.Diff(want, view{nodes[0].BootID, nodes[0].FailedBuild, nodes[0].Unschedulable, nodes[0].Mark}); diff != "" {
-			t.Errorf("node after its new boot (-want +got):\n%s", diff)
+			t.Errorf("node after its reboot (-want +got):\n%s", diff)
 		}
 		if err := c.RestoreMetadata(t.Context(), "wk1", cluster.NodeMetadata{Annotations: map[string]string{rollAnnotation: "{}"}}); err != nil {
 			t.Fatal(err)

@@ -10,21 +10,21 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// RestoreMetadata gives the node back what people had put on it. A node that
-// lacks nothing is not written to.
+// RestoreMetadata restores what people had put on the node. A node that lacks
+// nothing is not written to.
 func (c *Client) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
 	return c.amend(ctx, "restore labels, annotations and taints of", node, func(n *corev1.Node) (*nodePatch, error) {
-		return lacks(n, m), nil
+		return missingMetadata(n, m), nil
 	})
 }
 
-// lacks is the patch that gives n what m has and nobody else will give it; nil
-// if there is no such thing.
-func lacks(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
+// missingMetadata is the patch that gives n the keys of m that no other program writes; nil if
+// there are none.
+func missingMetadata(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	o := ownership(n, m)
 	p := &nodePatch{}
-	p.Metadata.Labels = different(n.Labels, m.Labels, o.label)
-	for k, v := range different(n.Annotations, m.Annotations, o.annotation) {
+	p.Metadata.Labels = differing(n.Labels, m.Labels, o.label)
+	for k, v := range differing(n.Annotations, m.Annotations, o.annotation) {
 		p.annotate(k, &v)
 	}
 	taints := slices.Clone(n.Spec.Taints)
@@ -50,7 +50,7 @@ func lacks(n *corev1.Node, m cluster.NodeMetadata) *nodePatch {
 	return p
 }
 
-func different(have, want map[string]string, skip func(string) bool) map[string]string {
+func differing(have, want map[string]string, skip func(string) bool) map[string]string {
 	d := maps.Clone(want)
 	maps.DeleteFunc(d, func(k, v string) bool {
 		is, there := have[k]

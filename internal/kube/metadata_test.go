@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// lacking is a node as it is, what it had, and what it is to be given back.
+// lacking is a node as it is, what it had, and what has to be restored.
 type lacking struct {
 	node        corev1.Node
 	had         cluster.NodeMetadata
@@ -101,7 +101,7 @@ func checkLacks(t *testing.T, cases map[string]lacking) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := lacks(&tc.node, tc.had)
+			got := missingMetadata(&tc.node, tc.had)
 			var want *nodePatch
 			if len(tc.labels)+len(tc.annotations)+len(tc.taints) > 0 {
 				want = &nodePatch{}

@@ -93,7 +93,7 @@ func TestRestoreMetadata(t *testing.T) {
 				{Key: "gpu", Effect: "NoSchedule"}, {Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"},
 			},
 		}
-		// Somebody else writes between our read and our write.
+		// Someone else writes between our read and our write.
 		raced := false
 		l.calls.Hooks(func(call record.Call) error {
 			if call.Method != http.MethodPatch || raced {
@@ -127,7 +127,7 @@ func TestRestoreMetadata(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l.calls.Mutations() != writes {
-			t.Error("a node that lacks nothing was written to")
+			t.Error("a complete node was written to")
 		}
 	})
 }
@@ -151,7 +151,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 				return connect(t, l.net, newAuthority(t).cert, l.ca.issue(t, "admin", nil))
 			}, fault.Failed, "is not the server that the kubeconfig names",
 		},
-		"nobody listens": {
+		"nothing listens": {
 			func(t *testing.T, l *lab) *kube.Client {
 				return connect(t, network.Memory(), l.ca.cert, l.ca.issue(t, "admin", nil))
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",

@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// owners tells whose a key on a Node is. What a program writes by itself must
-// not be carried over: at best it is written again, at worst the old value
-// belongs to a machine that is gone (flannel's MAC, a CSI node ID).
+// owners knows which program owns a key on a Node. What a program writes itself must
+// not be carried over: at best it is written again, at worst the old value belongs
+// to a machine that is gone (flannel's MAC, a CSI node ID).
 type owners struct {
-	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos notes
-	cloud                                      bool     // a cloud controller looks after the node
+	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos records them
+	cloud                                      bool     // a cloud controller manages the node
 }
 
 // Talos lists the keys that it took from the machine configuration.
@@ -35,7 +35,7 @@ func ownership(n *corev1.Node, m cluster.NodeMetadata) owners {
 	}
 }
 
-// keyList reads a JSON list of keys; what is none lists nothing.
+// keyList reads a JSON list of keys; anything else lists nothing.
 func keyList(s string) []string {
 	var keys []string
 	if json.Unmarshal([]byte(s), &keys) != nil {
@@ -70,7 +70,7 @@ func (o owners) annotation(key string) bool {
 		return true
 	}
 	return slices.Contains(o.talosAnnotations, key) || below(key,
-		"recast.dev",               // ours: what we say of a roll is changed by Cordon and its like only
+		"recast.dev",               // ours: only Cordon and similar methods change it
 		"talos.dev",                // Talos: owned-…, KubeSpan keys, the discovery's node ID
 		"flannel.alpha.coreos.com", // flannel: the VXLAN device's MAC is the old machine's
 		"network.cilium.io",        // Cilium agent
@@ -92,7 +92,7 @@ func (o owners) taint(key string) bool {
 		"node.cloudprovider.kubernetes.io") // cloud controller
 }
 
-// below says whether the key's prefix is one of the domains or a part of one.
+// below reports whether the key's prefix is one of the domains or a subdomain of one.
 func below(key string, domains ...string) bool {
 	prefix, _, ok := strings.Cut(key, "/")
 	return ok && slices.ContainsFunc(domains, func(d string) bool { return prefix == d || strings.HasSuffix(prefix, "."+d) })

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// pageSize is how many objects are asked for at a time.
+	// pageSize is the number of objects per request.
 	pageSize = 500
-	// listBegins bounds how often a list is begun that goes out of date while it is read.
+	// listBegins bounds how often a list is restarted that expires while it is read.
 	listBegins = 3
 )
 
-// inPages reads a list page by page: read asks for one with these options and returns
-// the token of the next. All pages are of one revision, which etcd drops after some minutes
-// (kube-apiserver's --etcd-compaction-interval). Then the list is begun again: read drops
-// what it has wherever o.Continue is "".
+// inPages reads a list page by page: read requests one with these options and
+// returns the token of the next. All pages are of one revision, which etcd drops
+// after some minutes (kube-apiserver's --etcd-compaction-interval). Then the list is
+// restarted: read must drop its results whenever o.Continue is "".
 func inPages(read func(o metav1.ListOptions) (next string, err error)) error {
 	for begun := 1; ; begun++ {
 		err := pagesOnce(read)
@@ -46,8 +46,8 @@ func pagesOnce(read func(o metav1.ListOptions) (next string, err error)) error {
 	}
 }
 
-// eachJSON shows every object of a list to see, read as JSON. begin comes before the
-// first of them, and again where the list is begun again.
+// eachJSON passes every object of a list to see, decoded from JSON. begin is called
+// before the first one, and again if the list is restarted.
 func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, begin func(), see func(T)) error {
 	return inPages(func(o metav1.ListOptions) (string, error) {
 		request := list().Param("limit", strconv.FormatInt(o.Limit, 10))
@@ -62,7 +62,7 @@ func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, 
 			return "", err
 		}
 		if page.Items == nil {
-			return "", errors.New("the answer is no list")
+			return "", errors.New("the answer is not a list")
 		}
 		if o.Continue == "" {
 			begin()
@@ -74,8 +74,8 @@ func eachJSON[T any](ctx context.Context, c *Client, list func() *rest.Request, 
 	})
 }
 
-// getJSON reads an answer with whole numbers as such: an expression compares them.
-// Names of fields have to be written as they are in the answer.
+// getJSON reads an answer and keeps integers, because an expression compares them.
+// Field names are case-sensitive.
 func (c *Client) getJSON(ctx context.Context, request *rest.Request, into any) error {
 	result := request.SetHeader("Accept", "application/json").Do(ctx)
 	if err := result.Error(); err != nil {

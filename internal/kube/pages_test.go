@@ -13,9 +13,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestListThatGoesOutOfDate: a list whose revision etcd drops while it is read is begun
-// again, without what was read of it; not for ever.
-func TestListThatGoesOutOfDate(t *testing.T) {
+// TestListThatExpires: a list whose revision etcd drops while it is read is
+// restarted, without what was read of it; not for ever.
+func TestListThatExpires(t *testing.T) {
 	t.Parallel()
 	const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,"message":"too old"}`
 	for name, tc := range map[string]struct {
@@ -59,8 +59,8 @@ func TestListThatGoesOutOfDate(t *testing.T) {
 	}
 }
 
-// TestLocalDataAsksOnce: everything is listed once for all nodes that are looked at,
-// whatever storage systems there are.
+// TestLocalDataAsksOnce: everything is listed once for all nodes, whatever storage
+// systems there are.
 func TestLocalDataAsksOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

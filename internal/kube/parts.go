@@ -27,15 +27,15 @@ import (
 const (
 	systemNamespace = "kube-system"
 	proxyName       = string(cluster.KubeProxy)
-	partLabel       = "k8s-app" // by which Talos labels the pods of its own manifests
-	// configRevision is the revision of the configuration from which Talos has made a
-	// static pod (AnnotationStaticPodConfigVersion in constants.go).
+	partLabel       = "k8s-app" // Talos' label on the pods of its own manifests
+	// configRevision is the revision of the configuration from which Talos generated
+	// a static pod (AnnotationStaticPodConfigVersion in constants.go).
 	configRevision = "talos.dev/config-version"
-	// fieldManager is the one that Talos applies its manifests by: the image stays its.
+	// fieldManager is Talos' own for its manifests, which keeps it the owner of the image.
 	fieldManager = "talos"
 )
 
-// StaticPods lists the mirror pods of what Talos runs as static pods.
+// StaticPods lists the mirror pods of Talos' static pods.
 func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 	selector := fmt.Sprintf("%s in (%s, %s, %s)", partLabel, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler)
 	list, err := c.api.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -56,7 +56,7 @@ func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 
 func staticPod(p corev1.Pod) cluster.StaticPod {
 	s := cluster.StaticPod{Node: p.Spec.NodeName, Component: cluster.Component(p.Labels[partLabel])}
-	s.Revision, _ = strconv.ParseUint(p.Annotations[configRevision], 10, 64) // none is older than any
+	s.Revision, _ = strconv.ParseUint(p.Annotations[configRevision], 10, 64) // without one it is older than any
 	for _, container := range p.Spec.Containers {
 		if container.Name == string(s.Component) {
 			s.Image = container.Image
@@ -101,8 +101,8 @@ func proxyImage(set *appsv1.DaemonSet) (string, error) {
 	return "", fault.Refusedf("DaemonSet %s has no container of that name: it is not Talos' own", proxyName)
 }
 
-// SetProxyImage gives the DaemonSet of kube-proxy another image, in one write
-// that fails if somebody else writes meanwhile.
+// SetProxyImage sets the image of kube-proxy's DaemonSet, in one write that fails if
+// someone else writes meanwhile.
 func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
 	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
 	if err != nil {
@@ -130,8 +130,8 @@ func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
 	return c.translate(err)
 }
 
-// RemovedObjects counts the objects of resources that the next version serves no
-// more, by Sidero's own table.
+// RemovedObjects counts the objects of resources that the next version no longer
+// serves, by Sidero's own table.
 func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string, error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string,
 	if !path.IsSupported() {
 		return nil, fault.WithHint(fault.Refusedf("this recast does not know what Kubernetes %s has removed", to), "use a newer recast")
 	}
-	// With a transport that has TLS and credentials already, client-go takes none of its own from its cache.
+	// With a transport that has TLS and credentials, client-go takes none from its cache.
 	config := &rest.Config{Host: c.host, Transport: c.rt, Timeout: requestTimeout, WarningHandler: rest.NewWarningWriter(io.Discard, rest.WarningWriterOptions{})}
 	checks, err := upgrade.NewChecksWithStateProvider(path, nil, config, nil, nil, func(string, ...any) {})
 	if err != nil {
@@ -153,7 +153,7 @@ func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string,
 	}
 	var out []string
 	for resource, count := range removed.APIResources {
-		out = append(out, fmt.Sprintf("Kubernetes %s serves %s no more, and there are %d of them: bring them to a newer version, or delete them", to, resource, count))
+		out = append(out, fmt.Sprintf("Kubernetes %s no longer serves %s, and there are %d of them: convert them to a newer version, or delete them", to, resource, count))
 	}
 	slices.Sort(out)
 	return out, nil

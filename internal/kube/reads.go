@@ -20,7 +20,7 @@ const (
 )
 
 // reads lists the fields of the object that an expression reads, in its order.
-// What it reads of the items of a list is shown as that list.
+// Fields of a list's items are shown as that list.
 func reads(e ast.Expr) [][]string {
 	var found [][]string
 	var visit func(ast.Expr)
@@ -39,7 +39,7 @@ func reads(e ast.Expr) [][]string {
 	return found
 }
 
-// pathOf is the path from a variable of ours to the field that e is; nil if it is none.
+// pathOf is the path from one of our variables to the field that e is; nil if e is not a field.
 func pathOf(e ast.Expr) []string {
 	extend := func(operand ast.Expr, key string) []string {
 		path := pathOf(operand)
@@ -94,7 +94,7 @@ func children(e ast.Expr) []ast.Expr {
 	return nil
 }
 
-// shows says what the expression read of an object: "status.robustness=degraded".
+// shows formats what the expression read of an object: "status.robustness=degraded".
 func (e *expression) shows(object map[string]any) string {
 	var texts []string
 	for _, path := range e.reads[:min(len(e.reads), shownReads)] {
@@ -124,7 +124,7 @@ func lookUp(value any, path []string) (any, bool) {
 	return value, true
 }
 
-// brief writes a value on one short line. Of conditions it takes what matters.
+// brief writes a value on one short line; of conditions only type and status.
 func brief(value any) string {
 	if text, ok := value.(string); ok {
 		return cut(foreign.Line(text))

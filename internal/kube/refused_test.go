@@ -24,8 +24,8 @@ type page struct {
 	body string
 }
 
-// serve answers each path with its page, and others as an API server does
-// where nothing is served.
+// serve answers each path with its page, and others as an API server does for
+// unknown paths.
 func serve(t *testing.T, pages map[string]page) *kube.Client {
 	t.Helper()
 	return serveEach(t, func(r *http.Request) (page, bool) {
@@ -62,7 +62,7 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	return c
 }
 
-// forbidden is the answer to whom RBAC allows nothing.
+// forbidden is the answer without any RBAC rights.
 func forbidden(t *testing.T, resource, group string) page {
 	t.Helper()
 	b, err := json.Marshal(metav1.Status{
@@ -77,8 +77,7 @@ func forbidden(t *testing.T, resource, group string) page {
 	return page{http.StatusForbidden, string(b)}
 }
 
-// finePages are the answers of a server that has everything installed and
-// nothing in it.
+// finePages are the answers of a server with everything installed and nothing in it.
 func finePages() map[string]page {
 	group := func(name, version string) string {
 		return fmt.Sprintf(`{"name":%q,"versions":[{"groupVersion":"%s/%s","version":%q}],"preferredVersion":{"groupVersion":"%s/%s","version":%q}}`,
@@ -101,7 +100,7 @@ func finePages() map[string]page {
 	}
 }
 
-// What can't be read must not pass for what isn't there.
+// What cannot be read must not count as missing.
 func TestReadsFailClosed(t *testing.T) {
 	t.Parallel()
 	fine := finePages()
@@ -116,7 +115,7 @@ func TestReadsFailClosed(t *testing.T) {
 	}
 	cases := map[string]struct {
 		read func(*kube.Client, *testing.T) error
-		path string // "": all is fine
+		path string // "": no fault
 		page page
 		want string
 		kind fault.Kind
@@ -136,7 +135,7 @@ func TestReadsFailClosed(t *testing.T) {
 			`list nodes.longhorn.io: nodes is forbidden: User "ci" cannot list resource "nodes" in API group "longhorn.io"`, fault.Refused,
 		},
 		"Longhorn gone meanwhile": {data, "/apis/longhorn.io/v1beta2/nodes", page{404, "404 page not found"}, "list nodes.longhorn.io: ", fault.Failed},
-		"no list":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `{"kind":"Other"}`}, "list nodes.longhorn.io: the answer is no list", fault.Failed},
+		"no list":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `{"kind":"Other"}`}, "list nodes.longhorn.io: the answer is not a list", fault.Failed},
 		"no JSON":                 {data, "/apis/longhorn.io/v1beta2/nodes", page{200, `<html>`}, "list nodes.longhorn.io: read the answer", fault.Failed},
 		"Rook forbidden": {
 			data, "/apis/ceph.rook.io/v1/cephclusters", forbidden(t, "cephclusters", "ceph.rook.io"), "list cephclusters.ceph.rook.io: ", fault.Refused,

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// TestDrainTellsHowLongItWasRefused: an API that is busy refuses nobody.
+// TestDrainTellsHowLongItWasRefused: a busy API refuses nothing.
 func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -42,13 +42,13 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 		if err := c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute, Delete: true}, func(s string) { told = append(told, s) }); err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Join(told, "\n"); !strings.Contains(said, "for it was refused for 40s (roll.drain.onTimeout: delete)") {
+		if said := strings.Join(told, "\n"); !strings.Contains(said, "which was refused for 40s (roll.drain.onTimeout: delete)") {
 			t.Errorf("said:\n%s", said)
 		}
 	})
 }
 
-// TestDrainWithoutTheRightToReadBudgets: they are for words only.
+// TestDrainWithoutTheRightToReadBudgets: budgets only improve messages.
 func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
@@ -74,8 +74,8 @@ func TestDrainWithoutTheRightToReadBudgets(t *testing.T) {
 	})
 }
 
-// TestDrainLeavesForeignDaemonSets: another group's kind of that name brings its
-// pods back to a cordoned node as Kubernetes' own does.
+// TestDrainLeavesForeignDaemonSets: another group's kind of that name recreates its
+// pods on a cordoned node as Kubernetes' own does.
 func TestDrainLeavesForeignDaemonSets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, "wk1")

@@ -26,10 +26,10 @@ type cephCluster struct {
 	} `json:"spec"`
 }
 
-// rookDirectories finds the directories in which monitors and OSDs of Rook have
-// their state on each node, and those of every CephCluster.
-func (l *localLook) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := understood(groups, rookVersion); !installed {
+// rookDirectories finds the directories in which Rook's monitors and OSDs keep their
+// state on each node, and those of every CephCluster.
+func (l *localScan) rookDirectories(ctx context.Context, groups []metav1.APIGroup) error {
+	if installed, err := supports(groups, rookVersion); !installed {
 		return err
 	}
 	clusters, err := listCustom[cephCluster](ctx, l.Client, rookVersion.WithResource("cephclusters"), "")
@@ -56,10 +56,10 @@ func (l *localLook) rookDirectories(ctx context.Context, groups []metav1.APIGrou
 	return nil
 }
 
-// rookDaemons lists the kinds of daemons of a Ceph cluster that keep state
-// below dir on each node. Deployments count beside pods: Rook ties a daemon to
-// its node there, and no pod is left on a drained node.
-func (l *localLook) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
+// rookDaemons lists the kinds of daemons of a Ceph cluster that keep state below dir
+// on each node. Deployments count as well as pods: they pin a daemon to its node,
+// and a drained node has no pods left.
+func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map[*localNode]map[string]bool, error) {
 	kinds := map[*localNode]map[string]bool{}
 	note := func(app map[string]string, spec *corev1.PodSpec) {
 		if !keepsState(spec, dir) {
@@ -110,8 +110,9 @@ func (l *localLook) rookDaemons(ctx context.Context, namespace, dir string) (map
 	return kinds, nil
 }
 
-// keepsState says whether the pod has a directory at or below dir that nothing makes anew.
-// Every daemon has its logs, crash dumps and sockets there, whose loss loses no data.
+// keepsState reports whether the pod has a directory at or below dir that is not
+// regenerated. The loss of a daemon's logs, crash dumps and sockets there loses no
+// data.
 func keepsState(spec *corev1.PodSpec, dir string) bool {
 	activated := activatedVolumes(spec)
 	return slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
@@ -120,14 +121,15 @@ func keepsState(spec *corev1.PodSpec, dir string) bool {
 	})
 }
 
-// activatedVolumes are the volumes of an OSD that its init container activate fills at every
-// start from what BlueStore or LVM's tags have on the device: ceph-volume raw activate,
-// ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool prime-osd-dir (rook,
-// pkg/operator/ceph/cluster/osd, activate-osd.sh and getActivatePVCInitContainer in spec.go).
-// Such an OSD mounts rook-data, the whole directory, as well and has none of its own there.
-// OSDs in a directory or on a partition of Rook before 1.3 have no such container. The mode is
-// what Rook itself reads back from the Deployment (getOSDInfo in osd.go). A loop device may be a
-// file of the system disk: nothing is proven of it.
+// activatedVolumes returns the volumes of an OSD that its init container activate
+// fills at every start from BlueStore or LVM's tags on the device: ceph-volume raw
+// activate, ceph-volume lvm activate, or, on a claim, ceph-bluestore-tool
+// prime-osd-dir (rook, pkg/operator/ceph/cluster/osd, activate-osd.sh and
+// getActivatePVCInitContainer in spec.go). Such an OSD also mounts rook-data, the
+// whole directory, but keeps nothing of its own there. OSDs in a directory or on a
+// partition, of Rook before 1.3, have no such container. The mode is what Rook
+// itself reads back from the Deployment (getOSDInfo in osd.go). A loop device may be
+// a file on the system disk: it proves nothing.
 func activatedVolumes(spec *corev1.PodSpec) []string {
 	i := slices.IndexFunc(spec.InitContainers, func(c corev1.Container) bool { return c.Name == "activate" })
 	osd := slices.IndexFunc(spec.Containers, func(c corev1.Container) bool { return c.Name == "osd" })

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// What an OSD's own device brings back at every start is no loss.
+// What an OSD restores from its own device at every start is no loss.
 func TestLocalDataOfOSDs(t *testing.T) {
 	t.Parallel()
 	data := func(daemons string) []cluster.LocalData {
@@ -25,7 +25,7 @@ func TestLocalDataOfOSDs(t *testing.T) {
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "set1-data-0"},
 	}})
 	onClaimOldMode := onClaim.DeepCopy()
-	onClaimOldMode.Spec.InitContainers[0].Name = "blkdevmapper" // and no container that activates, with the mode lvm
+	onClaimOldMode.Spec.InitContainers[0].Name = "blkdevmapper" // without an activating container, in the mode lvm
 	cases := map[string]struct {
 		pods    []*corev1.Pod
 		drained bool // the pods are gone, their Deployments are not
@@ -71,8 +71,9 @@ func TestLocalDataOfOSDs(t *testing.T) {
 	}
 }
 
-// osdVolumes are those that Rook gives an OSD on a device of the node (rook,
-// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and getActivateOSDInitContainer).
+// osdVolumes are Rook's volumes for an OSD on a device of the node (rook,
+// pkg/operator/ceph/cluster/osd/spec.go, makeDeployment and
+// getActivateOSDInitContainer).
 var osdVolumes = map[string]string{
 	"rook-data": "/var/lib/rook", "activate-osd": "/var/lib/rook/rook-ceph/f_1", "ceph-daemons-sock-dir": "/var/lib/rook/exporter",
 	"rook-ceph-log": "/var/lib/rook/rook-ceph/log", "rook-ceph-crash": "/var/lib/rook/rook-ceph/crash",

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ParseSelector reads what kubectl -l takes: "zone=a,!gpu,tier in (web,db)".
+// ParseSelector parses the syntax of kubectl -l: "zone=a,!gpu,tier in (web,db)".
 func ParseSelector(text string) (cluster.Selector, error) {
 	s, err := labels.Parse(text)
 	switch {

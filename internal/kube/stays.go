@@ -7,9 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// stays says what a pod is that a drain leaves on its node, in a word; "" for one
-// that it does not leave, or that has ended.
-func stays(p *corev1.Pod) string {
+// stayingKind returns the kind of a pod that a drain leaves on its node, in a word; "" for
+// one that it evicts, or that has ended.
+func stayingKind(p *corev1.Pod) string {
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	switch {
 	case finished(p):
@@ -22,15 +22,14 @@ func stays(p *corev1.Pod) string {
 	return ""
 }
 
-// ofDaemonSet says whether a pod is that of one of Kubernetes' own.
+// ofDaemonSet reports whether a pod belongs to a DaemonSet of Kubernetes itself.
 func ofDaemonSet(p *corev1.Pod) bool {
 	kind, group := controllerOf(p)
 	return kind == "DaemonSet" && group == appsv1.GroupName
 }
 
-// ofForeignDaemonSet says whether a pod is that of somebody else's kind of the
-// same name, such as OpenKruise's: it too is made again wherever it ends, cordon
-// or not.
+// ofForeignDaemonSet reports whether a pod belongs to another kind of that name,
+// such as OpenKruise's: it, too, is recreated on its node, cordoned or not.
 func ofForeignDaemonSet(p *corev1.Pod) bool {
 	kind, group := controllerOf(p)
 	return kind == "DaemonSet" && group != appsv1.GroupName

@@ -21,7 +21,7 @@ func TestStays(t *testing.T) {
 	for name, c := range map[string]struct {
 		pod           corev1.Pod
 		want          string
-		irreplaceable bool // once kubectl has let it pass
+		irreplaceable bool // after kubectl's own filter
 	}{
 		"bare":                  {corev1.Pod{}, "", true},
 		"of a ReplicaSet":       {of("apps/v1", "ReplicaSet"), "", false},
@@ -32,7 +32,7 @@ func TestStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := stays(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
+			if got := stayingKind(&c.pod); got != c.want || irreplaceable(&c.pod) != c.irreplaceable {
 				t.Errorf("%q, irreplaceable: %t", got, irreplaceable(&c.pod))
 			}
 		})

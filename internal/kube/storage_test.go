@@ -101,7 +101,7 @@ func TestLocalDataOfRook(t *testing.T) {
 	}
 }
 
-// tied is the Deployment that a daemon's pod comes from, without any pod.
+// tied is the Deployment of a daemon's pod, without any pod.
 func tied(p *corev1.Pod) *appsv1.Deployment {
 	spec := p.Spec
 	spec.NodeSelector, spec.NodeName = map[string]string{hostname: spec.NodeName}, ""

@@ -16,12 +16,12 @@ import (
 
 const (
 	tuppr         = "tuppr.home-operations.com"
-	tupprSuspend  = tuppr + "/suspend" // with any value: tuppr only looks whether it is there
+	tupprSuspend  = tuppr + "/suspend" // with any value: tuppr only checks that it exists
 	systemUpgrade = "upgrade.cattle.io"
 )
 
-// OtherOwners names, in words, what in the cluster upgrades its nodes by itself
-// and would undo a roll, or run beside it. Suspended ones do neither.
+// OtherOwners describes what in the cluster upgrades its nodes itself and would undo
+// a roll, or run at the same time. Suspended upgraders do neither.
 func (c *Client) OtherOwners(ctx context.Context) ([]string, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
@@ -72,8 +72,8 @@ func (c *Client) tupprUpgrades(ctx context.Context, groups []metav1.APIGroup) ([
 	return owners, nil
 }
 
-// talosPlans lists plans of the system-upgrade-controller that have to do with
-// Talos: that is in the name of an image, a Secret or an argument.
+// talosPlans lists plans of the system-upgrade-controller that concern Talos: an
+// image, a Secret or an argument mentions it.
 func (c *Client) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]string, error) {
 	gv, ok := preferred(groups, systemUpgrade)
 	if !ok {

@@ -27,7 +27,7 @@ func TestOtherOwners(t *testing.T) {
 		kubernetes := l.install(t, "tuppr.home-operations.com", "v1alpha1", "kubernetesupgrades", "KubernetesUpgrade", false)
 		plans := l.install(t, "upgrade.cattle.io", "v1", "plans", "Plan", true)
 		if got := owners(); len(got) != 0 {
-			t.Errorf("nothing is to be upgraded, but: %q", got)
+			t.Errorf("there is nothing to upgrade, but: %q", got)
 		}
 		version := func(of, v string) map[string]any {
 			return map[string]any{"spec": map[string]any{of: map[string]any{"version": v}}}

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// AttachedVolumes lists what the node's VolumeAttachments say, by name.
+// AttachedVolumes lists the volumes of the node's VolumeAttachments, by name.
 func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.AttachedVolume, error) {
 	// The API can't select VolumeAttachments by node.
 	list, err := c.api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
@@ -67,7 +67,7 @@ func (c *Client) PodVolumes(ctx context.Context) (handles []string, err error) {
 	return handles, nil
 }
 
-// stayingUsers are the pods that a drain leaves on the node, by the claims that they use.
+// stayingUsers returns the pods that a drain leaves on the node, by the claims that they use.
 func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]string, error) {
 	pods, err := c.api.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]stri
 	users := map[string]string{}
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if kind := stays(p); kind != "" {
+		if kind := stayingKind(p); kind != "" {
 			for _, claim := range claimsOf(p) {
 				users[p.Namespace+"/"+claim] = kind + " pod " + p.Namespace + "/" + p.Name
 			}
@@ -85,7 +85,7 @@ func (c *Client) stayingUsers(ctx context.Context, node string) (map[string]stri
 	return users, nil
 }
 
-// claimsOf names the claims that a pod uses, those made for it alone too.
+// claimsOf names the claims that a pod uses, including those created for it alone.
 func claimsOf(p *corev1.Pod) []string {
 	var claims []string
 	for _, v := range p.Spec.Volumes {
@@ -113,8 +113,8 @@ func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
 	return v
 }
 
-// bind adds what its PersistentVolume tells. If there is none, or it can't be read,
-// the volume counts without it, too.
+// bind adds the details of its PersistentVolume. Without one, or if it cannot be
+// read, the volume still counts.
 func (c *Client) bind(ctx context.Context, v *cluster.AttachedVolume) {
 	if v.Volume == "" {
 		return

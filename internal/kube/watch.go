@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// errWatchEnded says that the API server, or what is in between, ended a watch.
+// errWatchEnded says that the API server, or something in between, ended a watch.
 var errWatchEnded = errors.New("the watch has ended")
 
 // WatchNode implements cluster.KubeReader.
@@ -35,7 +35,7 @@ func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool
 
 // WatchDetached implements cluster.KubeReader.
 func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
-	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API knows no selector for their node
+	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
 	if err != nil {
 		return fmt.Errorf("watch volume attachments: %w", c.translate(err))
 	}
@@ -45,7 +45,7 @@ func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look 
 	})
 }
 
-// watchPods tells of pods that have left the node.
+// watchPods reports pods that have left the node.
 func (c *Client) watchPods(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *Client) watchPods(ctx context.Context, node string, tell func(look bool
 	return follow(ctx, stream, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
 }
 
-// watchBudgets tells of disruption budgets of the namespaces asked about that let a pod go again.
+// watchBudgets reports budgets, in the namespaces that in accepts, that allow a disruption again.
 func (c *Client) watchBudgets(ctx context.Context, in func(namespace string) bool, tell func(look bool)) error {
 	stream, err := c.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -66,7 +66,7 @@ func (c *Client) watchBudgets(ctx context.Context, in func(namespace string) boo
 	})
 }
 
-// follow says that the watch is in place, and passes on what is worth a look.
+// follow reports that the watch is in place, and then every event worth a look.
 func follow(ctx context.Context, stream watch.Interface, tell func(look bool), worth func(watch.Event) bool) error {
 	defer stream.Stop()
 	tell(false)

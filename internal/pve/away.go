@@ -11,38 +11,38 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// awayHosts gathers the hosts that do not answer, and what is on them.
-type awayHosts struct {
+// unreachableHosts collects the hosts that do not answer, and the VMs on them.
+type unreachableHosts struct {
 	mu  sync.Mutex
 	why map[string]string // by host
 	vms []cluster.VM
 }
 
-// offline are the hosts that the cluster has lost. Each of them would take a
-// request 30 s to fail: what they have is not asked for. Proxmox says so to
-// everybody, and from the membership of the moment (pve-manager, API2Tools.pm,
-// extract_node_stats); the state of a VM there stays what it was for minutes.
-func (c *Client) offline(ctx context.Context) (*awayHosts, error) {
+// offline returns the hosts that the cluster reports as offline. They are not
+// queried: each request would take 30 s to fail. Proxmox reports this to every user,
+// from its current membership (pve-manager, API2Tools.pm, extract_node_stats); the
+// state of a VM there stays unchanged for minutes.
+func (c *Client) offline(ctx context.Context) (*unreachableHosts, error) {
 	_, offline, err := c.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	away := &awayHosts{why: map[string]string{}}
+	away := &unreachableHosts{why: map[string]string{}}
 	for _, host := range offline {
 		away.why[host] = cluster.IsOffline
 	}
 	return away, nil
 }
 
-func (a *awayHosts) has(host string) bool {
+func (a *unreachableHosts) has(host string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.why[host] != ""
 }
 
-// because says whether an error of reading a VM is that its host does not answer.
-// It notes both: the host's other VMs need not be asked for.
-func (a *awayHosts) because(vm cluster.VM, err error) bool {
+// noteIfUnreachable reports whether err means that the VM's host does not answer. If so, it
+// records both, so that the host's other VMs need not be queried.
+func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if moved, ok := errors.AsType[*cluster.HostsAway](err); ok {
@@ -61,16 +61,16 @@ func (a *awayHosts) because(vm cluster.VM, err error) bool {
 	return true
 }
 
-// missing notes a VM that is on such a host.
-func (a *awayHosts) missing(vm cluster.VM) {
+// addVM records a VM on such a host.
+func (a *unreachableHosts) addVM(vm cluster.VM) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.vms = append(a.vms, vm)
 }
 
-// err is nil as long as nothing is missing, though hosts may be away. Nobody
-// else may use a any more.
-func (a *awayHosts) err() error {
+// err is nil while no VM is missing, even if hosts are unreachable. It must be the
+// last call on a.
+func (a *unreachableHosts) err() error {
 	if len(a.vms) == 0 {
 		return nil
 	}
@@ -85,22 +85,23 @@ func (a *awayHosts) err() error {
 	return e.Hinted()
 }
 
-// away is the error of a VM whose host is offline, or did not answer for that cause.
-func (c *Client) away(ctx context.Context, vm cluster.VM, cause error) error {
+// unreachable returns the error for a VM whose host is offline, or failed to answer with
+// cause.
+func (c *Client) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
 	hosts, err := c.offline(ctx)
 	switch {
 	case err != nil:
 		return errors.Join(cause, err)
 	case hosts.has(vm.Host):
-		hosts.missing(vm)
+		hosts.addVM(vm)
 	default:
-		hosts.because(vm, cause)
+		hosts.noteIfUnreachable(vm, cause)
 	}
 	return hosts.err()
 }
 
-// isUnanswered says that the host which was asked about something of its own did
-// not answer the one that was to pass it on.
+// isUnanswered reports whether the node we asked got no answer from the host that it
+// forwarded the request to.
 func isUnanswered(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status >= 590 && e.Status <= 599

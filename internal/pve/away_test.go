@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// threeHosts is pve1 with VM 101 as it answers itself, and pve2, of which pve1 knows two VMs.
+// threeHosts is pve1 with VM 101, for which it answers itself, and pve2, of which pve1 knows two VMs.
 func threeHosts(pve1 *fake, pve2 string) {
 	vm101(pve1)
 	pve1.on(listPath, data(`[{"type":"qemu","vmid":202,"node":"pve2","status":"unknown"},
@@ -76,8 +76,8 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 	}
 }
 
-// TestAHostWithoutVMsIsNotMissed: nothing that decides can be on it.
-func TestAHostWithoutVMsIsNotMissed(t *testing.T) {
+// TestUnreachableHostWithoutVMs: nothing relevant can be on it.
+func TestUnreachableHostWithoutVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -96,7 +96,7 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 	cases := map[string]struct {
 		id     cluster.VMID
 		state  string
-		answer route // to whoever asks for the VM; nil: nobody may
+		answer route // for the VM; nil: nobody may ask
 		want   string
 		within time.Duration
 	}{

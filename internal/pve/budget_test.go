@@ -19,8 +19,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// dead is an address whose packets nobody answers; deaf one where somebody
-// accepts connections and never speaks.
+// dead is an address that drops packets; deaf one that accepts connections and never
+// answers.
 func (s *site) dialing(dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch {
@@ -34,8 +34,8 @@ func (s *site) dialing(dead, deaf map[string]bool) func(context.Context, string,
 	}
 }
 
-// TestReadsAreBounded holds reads to a time within which they have asked
-// everybody who may know, or give up.
+// TestReadsAreBounded bounds the time in which reads ask every endpoint that may
+// know, or give up.
 func TestReadsAreBounded(t *testing.T) {
 	t.Parallel()
 	const config = "GET /nodes/pve9/qemu/101/config"
@@ -43,10 +43,10 @@ func TestReadsAreBounded(t *testing.T) {
 	downAfter30s := after(30*time.Second, raw("595 Connection timed out", ""))
 	cases := map[string]struct {
 		dead, deaf map[string]bool
-		answers    map[string]route // of the hosts that live
+		answers    map[string]route // of the hosts that are up
 		within     time.Duration
 		err        string
-		asked      int // hosts that were asked
+		asked      int // number of hosts asked
 	}{
 		"the first endpoint is without power": {
 			dead: map[string]bool{"pve1:8006": true}, answers: map[string]route{"pve2": ok, "pve3": ok}, within: dialTimeout + time.Second, asked: 1,
@@ -62,7 +62,7 @@ func TestReadsAreBounded(t *testing.T) {
 		},
 		"all hang": {
 			answers: map[string]route{"pve1": after(time.Hour, ok), "pve2": after(time.Hour, ok), "pve3": after(time.Hour, ok)},
-			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no whole answer within 40s",
+			within:  2*readTimeout + time.Second, asked: 2, err: "GET /nodes/pve9/qemu/101/config: pve2:8006: no complete answer within 40s",
 		},
 		"the host asked about is down": {
 			answers: map[string]route{"pve1": downAfter30s, "pve2": downAfter30s, "pve3": downAfter30s},
@@ -113,8 +113,8 @@ func TestReadsAreBounded(t *testing.T) {
 	}
 }
 
-// TestAnEndpointIsNotBlamedForAnother has a read about a host that is down leave
-// the endpoint that said so the first to be asked.
+// TestAnEndpointIsNotBlamedForAnother: an endpoint that reports another host as down
+// stays the preferred one.
 func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	})
 }
 
-// slowBody is a body that takes its time.
+// slowBody is a body that is read slowly.
 type slowBody struct {
 	left  int
 	pause time.Duration
@@ -153,8 +153,8 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestABodyMayTakeItsTime sends a body for an hour, and to a server that stops taking it.
-func TestABodyMayTakeItsTime(t *testing.T) {
+// TestSlowBody sends a body for an hour, and another to a server that stops reading it.
+func TestSlowBody(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		taken int64
@@ -219,7 +219,7 @@ func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 	})
 }
 
-// TestPasswordIsNeverShown has a server that repeats what it does not like.
+// TestPasswordIsNeverShown has a server that echoes what it rejects.
 func TestPasswordIsNeverShown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -232,8 +232,8 @@ func TestPasswordIsNeverShown(t *testing.T) {
 	})
 }
 
-// TestHTTP2IsNotSpoken offers it: its answers have no reason phrase.
-func TestHTTP2IsNotSpoken(t *testing.T) {
+// TestHTTP2IsNotUsed offers HTTP/2, whose answers have no reason phrase.
+func TestHTTP2IsNotUsed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)

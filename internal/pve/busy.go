@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// backups says, in words, which backups of the VM run or are due.
+// backups describes the VM's running and due backups.
 func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]UPID, error) { return l.activeTasks(ctx, vm.Host) })
 	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
@@ -23,9 +23,9 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	if err := errors.Join(errTasks, errJobs); err != nil {
 		return nil, err
 	}
-	// Whoever answered has reckoned it by the clock that is in the answer's header.
+	// Proxmox computed NextRun by the clock in the answer's Date header.
 	jobs, now := schedule.jobs, schedule.asOf
-	if now.IsZero() && len(jobs) > 0 { // a proxy in front has taken it away
+	if now.IsZero() && len(jobs) > 0 { // a proxy removed the header
 		var err error
 		if now, err = l.clockOf(ctx, vm.Host); err != nil {
 			return nil, err
@@ -66,25 +66,26 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	return busy, nil
 }
 
-// backupSchedule is that of the cluster.
+// backupSchedule is the cluster's backup schedule.
 type backupSchedule struct {
 	jobs []backupJob
-	asOf time.Time // by the clock of the host that has reckoned it; zero where that is not told
+	asOf time.Time // by the clock of the host that computed it; zero if unknown
 }
 
 // backupJob is an entry of the cluster's backup schedule.
 type backupJob struct {
 	ID                        string
-	Enabled                   json.RawMessage // on where it is not said
+	Enabled                   json.RawMessage // absent means on
 	Node, Pool, VMID, Exclude string
 	All                       json.RawMessage
-	NextRun                   flexInt `json:"next-run"` // reckoned by Proxmox from now on
+	NextRun                   flexInt `json:"next-run"` // computed by Proxmox for each request
 }
 
-// includes says whether an enabled job takes in the VM, chosen as
-// get_included_guests does (VZDump.pm): a pool goes before a list, a list before all.
+// includes reports whether the job is enabled and covers the VM. As in
+// get_included_guests (VZDump.pm), a pool takes precedence over a list, and a list
+// over all.
 func (j backupJob) includes(vm cluster.VM) bool {
-	if len(j.Enabled) > 0 && !truth(j.Enabled) || j.Node != "" && j.Node != vm.Host {
+	if len(j.Enabled) > 0 && !toBool(j.Enabled) || j.Node != "" && j.Node != vm.Host {
 		return false
 	}
 	id := strconv.Itoa(int(vm.ID))
@@ -94,23 +95,23 @@ func (j backupJob) includes(vm cluster.VM) bool {
 	case j.VMID != "":
 		return slices.Contains(splitList(j.VMID), id)
 	}
-	// A list of exceptions alone means all others (verify_vzdump_parameters).
-	return (truth(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
+	// A list of exclusions alone means all others (verify_vzdump_parameters).
+	return (toBool(j.All) || j.Exclude != "") && !slices.Contains(splitList(j.Exclude), id)
 }
 
-// splitList takes a Proxmox list apart: commas, semicolons, blanks.
+// splitList splits a Proxmox list at commas, semicolons and blanks.
 func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune(",; \t\n\x00", r) })
 }
 
-// due says when a backup begins that starts at that Unix time; "" if that is
-// later than cluster.BusyWithin. now is what the host has for the time that has
-// reckoned it: ours may be another. 0 is a time that Proxmox does not tell.
+// due says when a backup with that start time (Unix seconds) is due; "" if later
+// than cluster.BusyWithin. now is the time at the host that computed it: our clock
+// may differ. 0 means that Proxmox does not report the time.
 func due(unix int64, now time.Time) string {
 	at := time.Unix(unix, 0)
 	switch {
 	case unix == 0:
-		return "due at a time that Proxmox does not tell"
+		return "due at a time that Proxmox does not report"
 	case at.After(now.Add(cluster.BusyWithin)):
 		return ""
 	}
@@ -130,23 +131,22 @@ func (l *look) replicationJobs(ctx context.Context, id cluster.VMID) ([]cluster.
 		jobs := map[cluster.VMID][]cluster.ReplicationJob{}
 		for _, r := range rows {
 			id := cluster.VMID(r.Guest)
-			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: truth(r.Disable)})
+			jobs[id] = append(jobs[id], cluster.ReplicationJob{ID: r.ID, Target: r.Target, Schedule: r.Schedule, Rate: scalar(r.Rate), Disabled: toBool(r.Disable)})
 		}
 		return jobs, err
 	})
 	return byGuest[id], err
 }
 
-// replication is a job as the host of its guest knows it.
+// replication is a job as its guest's host reports it.
 type replication struct {
 	ID    string
 	Guest flexInt
 	PID   flexInt // of the running worker
 }
 
-// replications says, in words, which of the VM's replication jobs run. One that is
-// due is no hindrance: most are, every few minutes. Only the host that the VM is
-// on knows.
+// replications describes the VM's running replication jobs. A job that is only due
+// does not block: most are due every few minutes. Only the VM's host knows.
 func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.ReplicationJob) ([]string, error) {
 	if len(jobs) == 0 {
 		return nil, nil
@@ -167,7 +167,7 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 	return busy, nil
 }
 
-// clockOf is what time it is on a host.
+// clockOf returns the time of a host's clock.
 func (l *look) clockOf(ctx context.Context, host string) (time.Time, error) {
 	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.clock(ctx, host) })
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// readsAtOnce bounds how many requests one list is gathered with. A host answers
-// as many at once as pveproxy has workers, three unless told otherwise, and the
-// rest waits there: enough to keep them at work while answers are on their way.
+// readsAtOnce bounds the concurrent requests for one list. A host serves as many at
+// once as pveproxy has workers, three by default, and queues the rest: this keeps
+// them busy while answers are in transit.
 const readsAtOnce = 16
 
 // Options say where the Proxmox cluster is and how to prove who we are.
@@ -35,9 +35,9 @@ type Options struct {
 	CAFile      string         // PEM file; wins over RootCAs
 	RootCAs     *x509.CertPool
 	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
-	Poll        time.Duration                                                     // pause between two looks at a task or a VM, shorter at the beginning of a task; 0: 1 s
-	Wrap        func(http.RoundTripper) http.RoundTripper                         // put around what carries each attempt at a request; nil: nothing
-	Warn        func(text string)                                                 // told what tasks warn about that succeed all the same; may be nil
+	Poll        time.Duration                                                     // pause between two polls of a task or a VM, shorter at the start of a task; 0: 1 s
+	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps what carries each attempt at a request; nil: nothing
+	Warn        func(text string)                                                 // receives the warnings of tasks that succeed; may be nil
 }
 
 // Client talks to one Proxmox cluster. It is safe for concurrent use.
@@ -51,7 +51,7 @@ type Client struct {
 	poll      time.Duration
 	warn      func(string)
 	workers   knownTasks
-	lasted    durations
+	durations durations
 	seen      lastSeen
 	slots     slots
 	memory    *memory // nil: see Remember
@@ -65,7 +65,7 @@ var (
 
 var tokenForm = regexp.MustCompile(`^([^@!=\s]+@[^@!=\s]+![^@!=\s]+)=(\S+)$`)
 
-// New makes a client; it talks to nobody yet. The caller closes it.
+// New returns a client without connecting. The caller closes it.
 func New(o Options) (*Client, error) {
 	m := tokenForm.FindStringSubmatch(strings.TrimSpace(string(o.Token)))
 	if m == nil {
@@ -85,7 +85,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An answer that points elsewhere is not followed: the token would go along.
+	// Redirects are not followed: the token would be sent along.
 	hc := &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	c := &Client{
 		http: hc, transport: t, base: endpoints[0].String() + apiPrefix,
@@ -103,7 +103,7 @@ func New(o Options) (*Client, error) {
 
 const userAgent = "recast"
 
-// Close ends the connections to Proxmox. No request may be under way.
+// Close closes the connections to Proxmox. No request may be in flight.
 func (c *Client) Close() { c.transport.close() }
 
 // String names the client without its secret.
@@ -118,7 +118,7 @@ func parseEndpoints(list []string) ([]*url.URL, error) {
 	}
 	var endpoints []*url.URL
 	for _, s := range list {
-		if strings.ContainsAny(s, "@?") { // be it no URL otherwise: a secret is not shown
+		if strings.ContainsAny(s, "@?") { // checked first: an invalid URL must not echo a secret
 			return nil, fault.WithHint(fault.Credentials.Configf("a Proxmox endpoint holds a user, a password or a query"),
 				"write it as https://pve1.example:8006; who we are is in PROXMOX_VE_API_TOKEN")
 		}
@@ -136,14 +136,14 @@ func parseEndpoints(list []string) ([]*url.URL, error) {
 
 func (c *Client) get(ctx context.Context, path string, out any) error {
 	ask := func(out any) error { return c.clean(http.MethodGet, path, c.px.Get(ctx, path, out)) }
-	if c.memory != nil && lasting(path) {
+	if c.memory != nil && cacheable(path) {
 		return c.memory.get(ctx, path, out, ask)
 	}
 	return ask(out)
 }
 
-// change sends a change. Its error wraps cluster.ErrLostAnswer where the change
-// may have happened all the same.
+// change sends a change. Its error wraps cluster.ErrLostAnswer if the change may
+// have happened anyway.
 func (c *Client) change(ctx context.Context, method, path string, params map[string]string, out any) error {
 	var err error
 	switch method {
@@ -162,8 +162,8 @@ func (c *Client) change(ctx context.Context, method, path string, params map[str
 	return c.clean(method, path, err)
 }
 
-// clean takes off what net/http and go-proxmox put around our own errors, and
-// adds what helps.
+// clean removes the wrapping that net/http and go-proxmox put around our own errors,
+// and adds hints.
 func (c *Client) clean(method, path string, err error) error {
 	if err == nil {
 		return nil

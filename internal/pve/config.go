@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// rawConfig is a VM's configuration as the API gives it: values are strings,
-// numbers or booleans, and which it is changes with the version.
+// rawConfig is a VM's configuration as the API returns it. Values are strings,
+// numbers or booleans, depending on the version.
 type rawConfig map[string]json.RawMessage
 
 // normalise turns every value into the string that Proxmox would accept back,
@@ -24,10 +24,10 @@ func (r rawConfig) normalise() (config map[string]string, digest string, err err
 		switch {
 		case len(raw) == 0 || bytes.Equal(raw, []byte("null")):
 		case raw[0] == '{' && (key == "cloudinit" || key == "special-sections"):
-			// The section [special:cloudinit] has what the cloud-init drive was made
-			// from, fleecing that of a backup. parse_vm_config of QemuServer.pm keeps
-			// them beside the settings, and load_current_config (pve-guest-common,
-			// AbstractConfig.pm) hands them out.
+			// The section [special:cloudinit] holds what the cloud-init drive was
+			// made from, fleecing the images of a backup. parse_vm_config of
+			// QemuServer.pm keeps them beside the settings, and load_current_config
+			// (pve-guest-common, AbstractConfig.pm) returns them.
 		case raw[0] == '{' || raw[0] == '[':
 			return nil, "", foreign.Error(fmt.Errorf("%s is neither a text nor a number: %s", key, raw))
 		case key == "digest":
@@ -55,8 +55,8 @@ func scalar(raw json.RawMessage) string {
 	}
 }
 
-// truth reads the API's booleans: 1, "1", true.
-func truth(raw json.RawMessage) bool {
+// toBool reads the API's booleans: 1, "1", true.
+func toBool(raw json.RawMessage) bool {
 	if len(raw) == 0 {
 		return false
 	}
@@ -64,10 +64,10 @@ func truth(raw json.RawMessage) bool {
 	return s != "" && s != "0"
 }
 
-// flexInt is a whole number that Proxmox writes as one or as a string; null is 0.
+// flexInt is an integer that Proxmox writes as a number or a string; null is 0.
 type flexInt int64
 
-// UnmarshalJSON reads each form.
+// UnmarshalJSON reads either form.
 func (n *flexInt) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
 		*n = 0
@@ -86,11 +86,11 @@ type pendingRow struct {
 	Delete  json.RawMessage `json:"delete"`
 }
 
-// pendingKeys are the keys whose change waits for the VM's next start, sorted.
+// pendingKeys returns the keys whose change waits for the VM's next start, sorted.
 func pendingKeys(rows []pendingRow) []string {
 	var keys []string
 	for _, r := range rows {
-		if len(r.Pending) > 0 || truth(r.Delete) {
+		if len(r.Pending) > 0 || toBool(r.Delete) {
 			keys = append(keys, r.Key)
 		}
 	}
@@ -98,10 +98,10 @@ func pendingKeys(rows []pendingRow) []string {
 	return keys
 }
 
-// mergePending gives a VM's configuration with its pending changes, as Proxmox
-// does where it is asked for that alone (pve-guest-common, AbstractConfig.pm,
-// load_current_config): there, too, what is to be deleted stays while it is "0".
-// The digest is a row like any other (GuestHelpers.pm, config_with_pending_array).
+// mergePending returns a VM's configuration with its pending changes applied, as
+// load_current_config does (pve-guest-common, AbstractConfig.pm). As there, a key to
+// be deleted stays if its value is "0". The digest is a row like any other
+// (GuestHelpers.pm, config_with_pending_array).
 func mergePending(rows []pendingRow) rawConfig {
 	config := make(rawConfig, len(rows))
 	for _, r := range rows {
@@ -109,7 +109,7 @@ func mergePending(rows []pendingRow) rawConfig {
 		if len(r.Pending) > 0 {
 			value = r.Pending
 		}
-		if len(value) > 0 && !(truth(r.Delete) && truth(value)) {
+		if len(value) > 0 && !(toBool(r.Delete) && toBool(value)) {
 			config[r.Key] = value
 		}
 	}
@@ -118,8 +118,8 @@ func mergePending(rows []pendingRow) rawConfig {
 
 var diskKey = regexp.MustCompile(`^(?:scsi|virtio|sata|ide|efidisk|tpmstate|unused)\d+$`)
 
-// touchesDisk says whether a change works on a drive. Allocating, detaching and
-// freeing may outlast the 30 s after which a synchronous request is given up.
+// touchesDisk reports whether a change affects a drive. Allocating, detaching and
+// freeing may exceed the 30 s timeout of a synchronous request.
 func touchesDisk(set map[string]string, del []string) bool {
 	for key := range set {
 		if diskKey.MatchString(key) {

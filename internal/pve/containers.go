@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Containers lists every container that the token may see, by number. They share the
-// numbers with VMs.
+// Containers lists every container that the token may see, sorted by number. VMs and
+// containers share one range of numbers.
 func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
 	var rows []resource
 	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {

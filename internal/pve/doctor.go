@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Hosts lists the nodes of the Proxmox cluster, each with what could be read of
-// it. A token without Sys.Audit on / is shown less.
+// Hosts lists the nodes of the Proxmox cluster with their readable details. A token
+// without Sys.Audit on / sees fewer.
 func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
 	hosts, err := c.HostList(ctx)
 	if err != nil {
@@ -31,7 +31,7 @@ func (c *Client) Hosts(ctx context.Context) ([]cluster.Host, error) {
 	return hosts, g.Wait()
 }
 
-// HostList is Hosts without what is read of each of them.
+// HostList is Hosts without the details of each node.
 func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	var hosts []cluster.Host
 	var status []struct {
@@ -41,7 +41,7 @@ func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	err := c.get(ctx, "/cluster/status", &status)
 	for _, s := range status {
 		if s.Type == "node" {
-			hosts = append(hosts, cluster.Host{Name: s.Name, Online: truth(s.Online), Entry: truth(s.Local)})
+			hosts = append(hosts, cluster.Host{Name: s.Name, Online: toBool(s.Online), Entry: toBool(s.Local)})
 		}
 	}
 	if !isForbidden(err) {
@@ -81,7 +81,7 @@ func (c *Client) readHost(ctx context.Context, h *cluster.Host) {
 
 	var status struct{ RootFS struct{ Avail json.Number } }
 	read("/status", &status)
-	h.SpoolFree, _ = status.RootFS.Avail.Int64() // 0 where it could not be read, which is told already
+	h.SpoolFree, _ = status.RootFS.Avail.Int64() // 0 if it could not be read; h.Errs then says why
 
 	h.ThinPools, h.ErrPools = c.thinPools(ctx, at)
 }

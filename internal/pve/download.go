@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/images"
 )
 
-// MayDownload implements images.Store. It is what API2/Storage/Status.pm,
+// MayDownload implements images.Store. It checks what API2/Storage/Status.pm,
 // download_url, and API2/Nodes.pm, query_url_metadata, check.
 func (c *Client) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
 	on, node, root := "/storage/"+storage, "/nodes/"+host, "/"
@@ -32,14 +32,14 @@ func (c *Client) MayDownload(ctx context.Context, host, storage string) (why str
 
 // URLSize implements images.Store.
 func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
-	var told struct{ Size flexInt }
+	var meta struct{ Size flexInt }
 	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
-	err = c.get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &told)
-	return int64(told.Size), err
+	err = c.get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
+	return int64(meta.Size), err
 }
 
-// otherContent is what a download says of a file whose checksum is not the one
-// that was asked for, downloaded or there already (Tools.pm, download_file_from_url).
+// otherContent matches the error of a download whose file, new or existing, does not
+// have the requested checksum (Tools.pm, download_file_from_url).
 var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
 
 // Download implements images.Store.
@@ -54,7 +54,7 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 			"checksum": d.SHA256, "checksum-algorithm": "sha256",
 		},
 		worker: worker{d.Host, "download", d.Name},
-		// Sent twice, the second one finds the file of the first one, or loads the same.
+		// A second download finds the first one's file, or loads the same one.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
 			size, found, err := c.ISO(ctx, d.Host, d.Storage, d.Name)

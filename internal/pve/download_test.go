@@ -25,7 +25,7 @@ func TestMayDownload(t *testing.T) {
 	t.Parallel()
 	const template = "Datastore.AllocateTemplate"
 	for name, tc := range map[string]struct {
-		storage, node, root string // what is held there
+		storage, node, root string // privileges held there
 		want                string
 	}{
 		"Sys.AccessNetwork":        {storage: template, node: "Sys.AccessNetwork"},
@@ -58,7 +58,7 @@ func TestMayDownload(t *testing.T) {
 		s := newSite(t)
 		s.node(t, "pve1")
 		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
-			t.Error("no error although nobody answers")
+			t.Error("no error although no host answers")
 		}
 	})
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// TestDurations: tasks of a kind are asked about when they end, hardly late and
-// hardly more often than once, however long the first one of them took.
+// TestDurations: tasks of a kind are polled when they end, with little delay and few
+// polls, however long the first one took.
 func TestDurations(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		first, others time.Duration
-		looks         int           // at the last ten together
-		late          time.Duration // all together
+		looks         int           // of the last ten together
+		late          time.Duration // of all together
 	}{
 		"always alike":       {time.Second, time.Second, 20, 200 * time.Millisecond},
 		"longer from now":    {time.Second, 1300 * time.Millisecond, 20, 200 * time.Millisecond},
@@ -65,7 +65,7 @@ func TestDurations(t *testing.T) {
 					t.Errorf("one of another type is expected to take %s", other)
 				}
 				if other := d.expected(UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
-					t.Errorf("nothing is known of one of another drive")
+					t.Errorf("no estimate for a task of another drive")
 				}
 			})
 		})

@@ -20,7 +20,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	params := maps.Clone(config)
 	for _, key := range []string{"start", "force", "archive", "vmid", "digest"} {
 		if _, has := params[key]; has {
-			return fmt.Errorf("create VM %d: %q is no key of a configuration", id, key)
+			return fmt.Errorf("create VM %d: %q is not a configuration key", id, key)
 		}
 	}
 	if params == nil {
@@ -37,8 +37,8 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	return err
 }
 
-// SetConfig implements cluster.Editor. When it fails, nothing of it is left to
-// happen at the VM's next stop or start.
+// SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for
+// the VM's next stop or start.
 func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
@@ -61,14 +61,14 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	return nil
 }
 
-// refused is the error of a change of those keys that did not succeed, after
-// what it left pending is taken back.
+// refused returns the error of a failed change of those keys, after reverting what
+// the change left pending.
 func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
-	// A device that is to go leaves the boot order first, with a pending change of
-	// its own that outlives the reverted one (Qemu.pm, update_vm_api).
+	// Deleting a device first removes it from the boot order. That pending change
+	// outlives the revert of the other one (Qemu.pm, update_vm_api).
 	touched = append(touched, "boot")
 	if revertErr := c.revertPending(ctx, vm, touched); revertErr != nil {
 		return errors.Join(err, revertErr)
@@ -76,8 +76,8 @@ func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, e
 	return err
 }
 
-// configChange is a change of a configuration: by a worker where it is slow,
-// because a request that lasts is given up by the node that handed it on.
+// configChange returns a change of a configuration. A slow one runs in a worker,
+// because the node that forwards a long request gives up.
 func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 	m := mutation{method: http.MethodPut, path: vmPath(vm, "config"), params: params, repeatable: true}
 	if slow {
@@ -86,10 +86,10 @@ func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 	return m
 }
 
-// revertPending takes back what a refused change has left pending: Proxmox keeps
-// a delete that the running guest did not follow, or that it could not carry out
-// on a stopped one, and tries it again when the VM stops or starts (QemuServer.pm,
-// vmconfig_apply_pending). What was pending before is left alone.
+// revertPending reverts what a refused change left pending: Proxmox keeps a delete
+// that the running guest did not follow, or that failed on a stopped one, and
+// retries it when the VM stops or starts (QemuServer.pm, vmconfig_apply_pending).
+// What was pending before stays.
 func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
 	now := was
 	if err := c.readConfig(ctx, &now); isNoConfig(err) {
@@ -110,7 +110,7 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 	m := configChange(now, params, false)
 	m.look = c.seeReverted(now, left)
 	if err := c.carryOut(ctx, m); err != nil {
-		return fmt.Errorf("take back what the refused change left pending (%s): %w", strings.Join(left, ", "), err)
+		return fmt.Errorf("revert what the refused change left pending (%s): %w", strings.Join(left, ", "), err)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// sent keeps the parameters of the last change and answers with then.
+// sent records the parameters of the last change and answers with then.
 func sent(params *map[string]string, then route) route {
 	return func(w http.ResponseWriter, r *http.Request) {
 		*params = nil
@@ -161,7 +161,7 @@ func TestNothingIsSent(t *testing.T) {
 			func(t *testing.T, c *Client) error {
 				return c.CreateVM(t.Context(), "pve1", 101, map[string]string{"start": "1"})
 			},
-			`create VM 101: "start" is no key of a configuration`,
+			`create VM 101: "start" is not a configuration key`,
 		},
 	}
 	for name, tc := range cases {
@@ -203,7 +203,7 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	})
 }
 
-// TestRefusedUnplugOfABootDisk: the disk stays in the boot order that the VM starts with next.
+// TestRefusedUnplugOfABootDisk: the disk stays in the boot order of the VM's next start.
 func TestRefusedUnplugOfABootDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
 		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
-			"take back what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
+			"revert what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
 		if fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
 		}

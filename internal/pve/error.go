@@ -17,10 +17,10 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNoSpace says that a storage has no room for what was asked.
+// ErrNoSpace says that a storage has no room for the request.
 var ErrNoSpace = errors.New("no space left")
 
-// Error is an answer of Proxmox other than success.
+// Error is a Proxmox answer other than success.
 type Error struct {
 	Method, Path string // Path without the /api2/json prefix and the query
 	Status       int
@@ -45,8 +45,8 @@ func (e *Error) Error() string {
 	return foreign.Line(b.String())
 }
 
-// said is the server's message: the body's, which a proxy in front does not
-// lose, else the status line's.
+// said is the server's message: the body's, which proxies do not lose, else the
+// status line's.
 func (e *Error) said() string {
 	if e.Message != "" {
 		return e.Message
@@ -54,7 +54,7 @@ func (e *Error) said() string {
 	return e.Reason
 }
 
-// text is everything that the server said, to be searched for known wordings.
+// text is everything that the server said, to match known wordings against.
 func (e *Error) text() string {
 	parts := []string{e.Reason, e.Message}
 	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
@@ -63,10 +63,10 @@ func (e *Error) text() string {
 	return strings.Join(parts, "\n")
 }
 
-// Unwrap gives the sentinels that the answer amounts to.
+// Unwrap returns the sentinels that the answer amounts to.
 func (e *Error) Unwrap() []error {
 	errs := sentinels(e.text())
-	if e.Method == http.MethodGet && len(errs) == 0 && e.says5xx() {
+	if e.Method == http.MethodGet && len(errs) == 0 && e.isTemporary() {
 		errs = append(errs, cluster.ErrNotNow)
 	}
 	if e.Method != http.MethodGet && (isGateway(e.Status) || isSuccess(e.Status)) {
@@ -75,21 +75,21 @@ func (e *Error) Unwrap() []error {
 	return errs
 }
 
-// says5xx says that whoever was asked could not answer just now: an error of the
-// server itself, or too many requests.
-func (e *Error) says5xx() bool {
+// isTemporary reports whether the server could not answer for now: a server error, or
+// too many requests.
+func (e *Error) isTemporary() bool {
 	return e.Status >= http.StatusInternalServerError || e.Status == http.StatusTooManyRequests
 }
 
-// isGateway says that the entry node, or a proxy in front, got no answer from
-// whoever should have done the work. Proxmox uses 595, 596 and 599.
+// isGateway reports whether the entry node, or a proxy in front, got no answer from
+// the server that should have done the work. Proxmox uses 595, 596 and 599.
 func isGateway(status int) bool {
 	return status >= 590 && status <= 599 ||
 		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// stopOnAnswer ends a wait over an error that is Proxmox's own answer; one that
-// says that nobody answered may pass.
+// stopOnAnswer ends a wait if the error is Proxmox's own answer; a missing answer
+// may be temporary.
 func stopOnAnswer(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
 		return wait.Stop(err)
@@ -97,9 +97,9 @@ func stopOnAnswer(err error) error {
 	return err
 }
 
-// saysInternally finds a wording in an answer with status 500, which Proxmox gives
-// for whatever its code dies of, things that are not there among them.
-func saysInternally(err error, what *regexp.Regexp) bool {
+// isInternal matches the text of an answer with status 500, which Proxmox
+// returns for every error in its code, including missing objects.
+func isInternal(err error, what *regexp.Regexp) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status == http.StatusInternalServerError && what.MatchString(e.text())
 }
@@ -116,14 +116,14 @@ var wordings = []struct {
 	{regexp.MustCompile(`(?m)^(?:VM|CT) is locked(?: \([^()]*\))?\s*$`), cluster.ErrLocked},
 	{regexp.MustCompile(`(?:VM|CT) \d+ already exists on node`), cluster.ErrExists},
 	{regexp.MustCompile(`storage '[^']+' (?:does not exist|is disabled|is not available on node '[^']*')`), images.ErrNoStorage},
-	// The worker is at work; only the list of tasks could not be written (RESTEnvironment.pm, fork_worker).
+	// The worker runs; only the task list could not be written (RESTEnvironment.pm, fork_worker).
 	{regexp.MustCompile(`can't lock file '/var/log/pve/tasks/\.active\.lock'`), cluster.ErrLostAnswer},
 	{busyRename, cluster.ErrStorageBusy},
 	{regexp.MustCompile(`(?i)no space left|not enough (?:free )?space|insufficient free space|out of space|disk quota exceeded`), ErrNoSpace},
 }
 
-// sentinels are the errors that callers branch on, found in Proxmox's wording:
-// its status codes do not tell them apart.
+// sentinels returns the errors that callers branch on, matched by Proxmox's wording:
+// its status codes do not distinguish them.
 func sentinels(text string) []error {
 	var errs []error
 	for _, w := range wordings {
@@ -134,8 +134,8 @@ func sentinels(text string) []error {
 	return errs
 }
 
-// parseError reads an answer other than success. Either half may be missing:
-// 401 and 59x come without a body, HTTP/2 proxies lose the reason.
+// parseError reads an answer other than success. Either part may be missing: 401 and
+// 59x have no body, HTTP/2 proxies drop the reason.
 func parseError(method, path string, status int, statusLine string, body []byte) *Error {
 	e := &Error{Method: method, Path: path, Status: status}
 	reason := strings.TrimPrefix(statusLine, fmt.Sprint(status))
@@ -144,9 +144,10 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 		Message any            `json:"message"`
 		Errors  map[string]any `json:"errors"`
 	}
-	// A body that is not Proxmox's JSON adds nothing to the status line: a proxy's page,
-	// or the plain text of the HTTP server itself, which begins with what that line says
-	// (pve-http-server, AnyEvent.pm, error). A proxy that loses the line leaves the text.
+	// A body that is not Proxmox's JSON adds nothing to the status line: it is a
+	// proxy's page, or the HTTP server's plain text, which starts with the same
+	// words (pve-http-server, AnyEvent.pm, error). If a proxy dropped the reason,
+	// that text is used.
 	if err := json.Unmarshal(body, &answer); err != nil {
 		if e.Reason == "" && !isHTML(body) {
 			e.Message, _, _ = strings.Cut(strings.TrimSpace(string(body)), "\n")
@@ -167,10 +168,10 @@ func parseError(method, path string, status int, statusLine string, body []byte)
 
 func isHTML(body []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(body), []byte("<")) }
 
-// noUser is what Proxmox dies of, before anything is done, when the user of a
-// request was forgotten meanwhile: it is one variable for the whole of a pvedaemon
-// process, which each request's auth_handler sets and its end clears, while the
-// body of another is still being read (pve-manager, HTTPServer.pm).
+// noUser reports whether Proxmox failed, before doing anything, because it lost the
+// request's user: that is one variable per pvedaemon process, which auth_handler
+// sets and the end of any request clears, even while another request's body is still
+// being read (pve-manager, HTTPServer.pm).
 func (e *Error) noUser() bool {
 	return e.Status == http.StatusInternalServerError && strings.TrimSpace(e.said()) == "user name not set"
 }

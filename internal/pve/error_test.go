@@ -87,7 +87,7 @@ func TestSentinels(t *testing.T) {
 		"gateway on a read":    {&Error{Method: "GET", Status: 595, Reason: "Connection refused"}, nil},
 		"killed task":          {&TaskError{Exit: "unexpected status"}, []error{cluster.ErrLostAnswer}},
 		"its log was lost":     {&TaskError{Exit: "unable to read tail (got 0 bytes)"}, []error{cluster.ErrLostAnswer}},
-		"its log is away":      {&TaskError{Exit: "unable to open file - No such file or directory"}, []error{cluster.ErrLostAnswer}},
+		"its log is missing":   {&TaskError{Exit: "unable to open file - No such file or directory"}, []error{cluster.ErrLostAnswer}},
 		"no quorum":            {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, nil},
 		"file system full":     {&TaskError{Exit: "qemu-img: /x: error while writing: No space left on device"}, []error{ErrNoSpace}},
 		"volume group full":    {&TaskError{Exit: `lvcreate error: Volume group "pve" has insufficient free space (0 extents): 1280 required.`}, []error{ErrNoSpace}},

@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// Untrusted says why the server's certificate is not trusted; "" where err is
-// something else. Where it is for other names, wrongName says so: to pin it would be
-// to pin whoever answers at that one.
+// Untrusted returns why the server's certificate is not trusted; "" if err is
+// something else. wrongName says that it is for other names: pinning it would mean
+// pinning any server at that address.
 func Untrusted(err error) (why string, wrongName bool) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return "nobody that this machine trusts vouches for it", false
+		return "its issuer is not trusted by this machine", false
 	}
 	if e, ok := errors.AsType[x509.HostnameError](err); ok {
 		return e.Error(), true
@@ -27,9 +27,9 @@ func Untrusted(err error) (why string, wrongName bool) {
 	return "", false
 }
 
-// Fingerprint reads the SHA-256 fingerprint of the certificate that a server shows.
-// Nothing is sent to it, and nothing is proven by it: a person has to compare it.
-// dial nil is the machine's network.
+// Fingerprint reads the SHA-256 fingerprint of the certificate that a server
+// presents. It sends nothing and proves nothing: a person has to compare it. A nil
+// dial uses the machine's network.
 func Fingerprint(ctx context.Context, endpoint string, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (string, error) {
 	urls, err := parseEndpoints([]string{endpoint})
 	if err != nil {

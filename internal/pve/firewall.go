@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster/firewall"
 )
 
-// derived are the fields of an entry that Proxmox adds when it shows it.
+// derived are the fields that Proxmox adds when it shows an entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
 // Firewall implements cluster.Inventory.
@@ -26,8 +26,8 @@ func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, 
 	return f, err
 }
 
-// firewall reads a VM's firewall, and says of each rule that Proxmox itself does not
-// take any more, because an alias of the cluster's is gone, say, what is wrong.
+// firewall reads a VM's firewall. wrong lists the rules that Proxmox itself no
+// longer accepts, for example because a cluster alias was deleted.
 func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
@@ -66,8 +66,8 @@ func firewallEntries(list []map[string]json.RawMessage) (out []firewall.Entry) {
 	return out
 }
 
-// firewallEntry is what is shown without what Proxmox derives. It shows numbers as
-// such, or as text.
+// firewallEntry returns the fields without the derived ones. Proxmox shows numbers
+// as numbers or as text.
 func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
 	out := firewall.Entry{}
 	for name, raw := range fields {
@@ -82,7 +82,7 @@ func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
 	return out
 }
 
-// SetFirewall implements cluster.Editor. No part of it is a worker's.
+// SetFirewall implements cluster.Editor. None of its changes runs in a worker.
 func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	now, err := c.Firewall(ctx, vm)
 	if err != nil {
@@ -95,14 +95,14 @@ func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.C
 	}
 	now, err = c.Firewall(ctx, vm)
 	if err == nil && now.Sum() != want.Sum() {
-		err = fmt.Errorf("the firewall of %s is not as it was written: Proxmox shows %s: %w", vm, cmp.Or(now.String(), "none"), cluster.ErrChanged)
+		err = fmt.Errorf("the firewall of %s differs from what was written: Proxmox shows %s: %w", vm, cmp.Or(now.String(), "none"), cluster.ErrChanged)
 	}
 	return err
 }
 
-// firewallChanges makes one firewall of another: a part that differs is written anew.
-// Aliases come before the sets that name them, and both before the rules. A rule is
-// added before all others, whatever position it asks for (pve-firewall,
+// firewallChanges turns one firewall into another: a part that differs is rewritten.
+// Aliases come before the sets that name them, and both before the rules. A new rule
+// always goes to the top, whatever position is requested (pve-firewall,
 // PVE/API2/Firewall/Rules.pm, create_rule).
 func firewallChanges(vm cluster.VM, now, want firewall.Config) (list []mutation) {
 	change := func(method, path string, params map[string]string) {

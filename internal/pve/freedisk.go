@@ -10,15 +10,15 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// FreeDisk implements cluster.Editor. Proxmox would drop the key of a volume
-// that another VM owns and leave the volume; here that is refused.
+// FreeDisk implements cluster.Editor. It refuses a volume that another VM owns:
+// Proxmox would drop the key and leave the volume.
 func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
 	disk, err := cluster.ParseDisk(key, vm.Config[key])
 	if err != nil {
 		return fmt.Errorf("free a disk of %s: %w", vm, err)
 	}
 	if disk.Owner != vm.ID {
-		return fault.PruneRefused.Refusedf("%s of %s: %s is not its own to be freed", key, vm, disk.Volid)
+		return fault.PruneRefused.Refusedf("%s of %s: %s is not a volume of this VM, so it is not freed", key, vm, disk.Volid)
 	}
 	params := map[string]string{"delete": key, "force": "1"}
 	if err := withDigest(params, vm); err != nil {
@@ -32,8 +32,8 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 	return c.checkFreed(ctx, vm, disk)
 }
 
-// checkFreed looks at what has become of the disk: a task may end well while a
-// running guest holds on to it, or while its storage does not free it.
+// checkFreed checks that the disk is gone: a task may succeed while a running guest
+// still holds the disk, or while its storage does not free it.
 func (c *Client) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
 	now := vm
 	if err := c.readConfig(ctx, &now); err != nil {

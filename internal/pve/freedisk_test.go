@@ -97,9 +97,9 @@ func TestFreeDiskRefuses(t *testing.T) {
 		want    string
 		refused bool
 	}{
-		"another VM's volume": {disks101, "scsi2", `scsi2 of VM 101 "wk1" on pve1: data:200/vm-200-disk-0.raw is not its own to be freed`, true},
-		"ISO":                 {disks101, "ide2", `ide2 of VM 101 "wk1" on pve1: isos:iso/x.iso is not its own to be freed`, true},
-		"empty drive":         {disks101, "ide0", `ide0 of VM 101 "wk1" on pve1: none is not its own to be freed`, true},
+		"another VM's volume": {disks101, "scsi2", `scsi2 of VM 101 "wk1" on pve1: data:200/vm-200-disk-0.raw is not a volume of this VM, so it is not freed`, true},
+		"ISO":                 {disks101, "ide2", `ide2 of VM 101 "wk1" on pve1: isos:iso/x.iso is not a volume of this VM, so it is not freed`, true},
+		"empty drive":         {disks101, "ide0", `ide0 of VM 101 "wk1" on pve1: none is not a volume of this VM, so it is not freed`, true},
 		"no such drive":       {disks101, "scsi7", `free a disk of VM 101 "wk1" on pve1: scsi7: no volume in ""`, false},
 		"no drive":            {disks101, "name", `free a disk of VM 101 "wk1" on pve1: "name" is not a drive`, false},
 		"no digest":           {undigested, "scsi1", `VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`, false},

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// FreeMemory implements cluster.Inventory. What is used is less what Linux can
-// give back; before Proxmox 9 "available" is not told (API2/Nodes.pm, status).
+// FreeMemory implements cluster.Inventory. "used" excludes what Linux can reclaim;
+// before Proxmox 9 there is no "available" (API2/Nodes.pm, status).
 func (c *Client) FreeMemory(ctx context.Context, host string) (int64, error) {
 	var status struct {
 		Memory struct{ Total, Used, Available json.Number }
@@ -28,8 +28,8 @@ func (c *Client) FreeMemory(ctx context.Context, host string) (int64, error) {
 	return bytesOf(m.Total) - bytesOf(m.Used), nil
 }
 
-// GuestAddrs implements cluster.Inventory. Every error of an agent, and of a VM
-// without one, is a status of 500 (API2/Qemu/Agent.pm).
+// GuestAddrs implements cluster.Inventory. Every error of the agent, including a
+// missing agent, has status 500 (API2/Qemu/Agent.pm).
 func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
 	var answer struct {
 		Result []struct {

@@ -18,14 +18,14 @@ import (
 
 const haResources = "/cluster/ha/resources"
 
-// sid is a VM's name in Proxmox HA.
+// sid is a VM's ID in Proxmox HA.
 func sid(id cluster.VMID) string { return fmt.Sprintf("vm:%d", id) }
 
 var (
-	// noResource is how a resource that is not there is answered, with status 500
+	// noResource matches the answer about a resource that does not exist, status 500
 	// (API2/HA/Resources.pm, api_copy_config).
 	noResource = regexp.MustCompile(`no such resource '[^']*'`)
-	// notManaged is how the removal of one is answered; "resource 'vm:101' is not HA
+	// notManaged matches the answer to its removal; "resource 'vm:101' is not HA
 	// managed" before pve-ha-manager 2.0-7.
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
@@ -34,7 +34,7 @@ var (
 func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
 	if err := c.get(ctx, haResources+"/"+sid(id), &raw); err != nil {
-		if saysInternally(err, noResource) {
+		if isInternal(err, noResource) {
 			return nil, nil
 		}
 		return nil, err
@@ -47,7 +47,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 	if err != nil {
 		return nil, fmt.Errorf("HA resource %s: %w", sid(id), err)
 	}
-	// Without a state it is to be started (HA/Config.pm, read_and_check_resources_config).
+	// Without a state it is started (HA/Config.pm, read_and_check_resources_config).
 	r := &cluster.HAResource{VMID: id, State: cmp.Or(settings["state"], "started"), Settings: settings}
 	for _, key := range []string{"sid", "type", "state"} {
 		delete(settings, key)
@@ -55,8 +55,8 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 	return r, nil
 }
 
-// haResource finds the VM's resource in the list of all. What is wrong with a resource is
-// beside its settings there (API2/HA/Resources.pm, index).
+// haResource finds the VM's resource in the list of all, where each row also has the
+// resource's errors (API2/HA/Resources.pm, index).
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
@@ -74,9 +74,9 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 	return nil, err
 }
 
-// RemoveHA implements cluster.HA. It returns when the cluster's resource manager
-// has let go of the VM: until it has made its round, about every 10 s, it would
-// start a VM again that is stopped.
+// RemoveHA implements cluster.HA. It returns when the cluster's resource manager has
+// released the VM: until its next round, about every 10 s, it would restart a
+// stopped VM.
 func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
@@ -88,9 +88,9 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	return c.awaitHA(ctx, id, false)
 }
 
-// removeResource sends purge=0, because Proxmox would otherwise take the VM out
-// of the rules that name it. Where it does not know the parameter, there either
-// are no rules yet or it does as it likes with them.
+// removeResource sends purge=0, because Proxmox would otherwise remove the VM from
+// the rules that name it. A Proxmox that does not know the parameter either has no
+// rules or removes the VM from them anyway.
 func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
@@ -102,7 +102,7 @@ func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 		remove.path = path
 		err = c.carryOut(ctx, remove)
 	}
-	if saysInternally(err, notManaged) {
+	if isInternal(err, notManaged) {
 		return nil
 	}
 	return err
@@ -128,7 +128,7 @@ func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 		return nil
 	}
 	return fault.WithHint(
-		fault.Refusedf("HA rules name %s (%s), and this Proxmox VE cannot leave them alone when the resource goes", sid(id), strings.Join(named, ", ")),
+		fault.Refusedf("HA rules name %s (%s), and this Proxmox VE would change them when the resource is removed", sid(id), strings.Join(named, ", ")),
 		"update pve-ha-manager, or take the VM out of these rules by hand")
 }
 
@@ -144,7 +144,7 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params := make(map[string]string, len(r.Settings)+2)
 	maps.Copy(params, r.Settings)
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
-	// A resource that is there already is refused, so that a second one does no harm.
+	// Proxmox refuses a resource that exists, so a second request is harmless.
 	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
 	if err := c.carryOut(ctx, add); err != nil {
 		return err
@@ -152,7 +152,7 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	return c.awaitHA(ctx, r.VMID, true)
 }
 
-// sameHA is an error that names what is not as wanted.
+// sameHA returns an error that names the settings that differ.
 func sameHA(now, want cluster.HAResource) error {
 	is, should := haValues(now), haValues(want)
 	var differ []string
@@ -184,11 +184,11 @@ func haValues(r cluster.HAResource) map[string]string {
 	return all
 }
 
-// awaitHA waits until Proxmox HA knows the VM, or no longer does. Its status
-// lists what is configured and what the resource manager still looks after; the
-// VM's own status shows the first alone.
+// awaitHA waits until Proxmox HA manages the VM, or no longer does. The HA status
+// lists what is configured and what the resource manager still manages; the VM's own
+// status shows only the former.
 func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
-	name := "Proxmox HA lets go of " + sid(id)
+	name := "Proxmox HA releases " + sid(id)
 	if managed {
 		name = "Proxmox HA takes over " + sid(id)
 	}

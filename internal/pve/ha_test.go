@@ -29,7 +29,7 @@ var (
 		`{"errors":{"purge":"property is not defined in schema and the schema does not allow additional properties"},"data":null}`)
 )
 
-// removal is one way in which a VM is taken out of HA.
+// removal is one way in which a VM is removed from HA.
 type removal struct {
 	answers  map[string][]route
 	want     string
@@ -76,7 +76,7 @@ func TestRemoveHA(t *testing.T) {
 			"<nil>",
 			[]string{haGet, haStatus, haStatus},
 		},
-		"somebody else was quicker": {
+		"someone else was faster": {
 			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {raw("500 cannot delete service 'vm:101', not HA managed!", "")}, haStatus: {haUnlisted}},
 			"<nil>",
 			[]string{haGet, haDelete + "?purge=0", haStatus},
@@ -98,7 +98,7 @@ func TestRemoveHA(t *testing.T) {
 		},
 		"a fault in between": {
 			map[string][]route{haGet: {noHA}, haStatus: {raw("500 boom", "")}},
-			"Proxmox HA lets go of vm:101: GET /cluster/ha/status/current: 500 boom",
+			"Proxmox HA releases vm:101: GET /cluster/ha/status/current: 500 boom",
 			[]string{haGet, haStatus},
 		},
 	})
@@ -119,7 +119,7 @@ func TestRemoveHAKeepsRules(t *testing.T) {
 		},
 		"no purge, but a rule": {
 			map[string][]route{haGet: {inHA}, haDelete + "?purge=0": {noPurge}, haRules: {data(`[{"rule":"apart","resources":"vm:100,vm:101"}]`)}},
-			"HA rules name vm:101 (apart), and this Proxmox VE cannot leave them alone when the resource goes",
+			"HA rules name vm:101 (apart), and this Proxmox VE would change them when the resource is removed",
 			[]string{haGet, haDelete + "?purge=0", haRules},
 		},
 		"no purge, rules unreadable": {
@@ -137,7 +137,7 @@ func TestRemoveHAGivesUp(t *testing.T) {
 		pve1 := s.node(t, "pve1")
 		pve1.on(haGet, noHA)
 		pve1.on(haStatus, haListed)
-		const want = "Proxmox HA lets go of vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
+		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
 		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
 		}
@@ -180,7 +180,7 @@ func TestAddHA(t *testing.T) {
 			sent: map[string]string{"sid": "vm:101", "state": "started"}, requests: []string{haGet, post, haStatus, haStatus},
 		},
 		"there": {want: was, get: inHA, err: "<nil>", requests: []string{haGet}},
-		"there, by its old word": {
+		"there, by the old state": {
 			want: was, get: data(`{"sid":"vm:101","type":"vm","state":"enabled","max_restart":"2"}`), err: "<nil>", requests: []string{haGet},
 		},
 		"there, otherwise": {
@@ -192,7 +192,7 @@ func TestAddHA(t *testing.T) {
 			want: cluster.HAResource{VMID: 101, State: "started"}, get: inHA, requests: []string{haGet},
 			err: `vm:101 is in Proxmox HA already with other settings: max_restart is "2", not ""`,
 		},
-		"made by somebody else meanwhile": {
+		"made by someone else meanwhile": {
 			want: was, get: noHA, post: raw("500 create resource failed: resource ID 'vm:101' already defined", ""),
 			err:  "POST /cluster/ha/resources: 500 create resource failed: resource ID 'vm:101' already defined",
 			sent: map[string]string{"sid": "vm:101", "state": "started", "max_restart": "2"}, requests: []string{haGet, post},

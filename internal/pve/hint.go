@@ -42,14 +42,14 @@ func (c *Client) explain(err error) error {
 			"what is served now: openssl s_client -connect %s </dev/null | openssl x509 -noout -fingerprint -sha256", e.Addr)
 	}
 	if e, ok := errors.AsType[x509.HostnameError](err); ok {
-		hint := "the certificate names nobody: pvecm updatecerts --force on that node makes one with its names"
+		hint := "the certificate has no names: pvecm updatecerts --force on that node makes one with its names"
 		if names := namesOf(e.Certificate); len(names) > 0 {
 			hint = "name the endpoint as the certificate does: " + strings.Join(names, ", ")
 		}
-		return fault.WithHint(fault.TLS.Of(err), "%s. Beside proxmox.fingerprint names are not looked at", hint)
+		return fault.WithHint(fault.TLS.Of(err), "%s. With proxmox.fingerprint, names are not checked", hint)
 	}
 	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
-		return fault.WithHint(fault.TLS.Of(err), "see whether this machine's clock is right; a certificate that has run out is made anew on its node: pvecm updatecerts --force, or pvenode acme cert renew")
+		return fault.WithHint(fault.TLS.Of(err), "check this machine's clock; an expired certificate is renewed on its node: pvecm updatecerts --force, or pvenode acme cert renew")
 	}
 	if isCertificate(err) {
 		return fault.WithHint(fault.TLS.Of(err), "set proxmox.caFile to a copy of /etc/pve/pve-root-ca.pem, or proxmox.fingerprint to the node's own")
@@ -69,7 +69,7 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, ErrNoSpace):
 		return fault.WithHint(fault.StorageFull.Of(err), "free space on that storage or choose another one")
 	case errors.Is(err, cluster.ErrChanged):
-		return fault.WithHint(fault.VMChanged.Of(err), "somebody changed that VM at the same moment: see what they did (its tasks in Proxmox), then run the same command again")
+		return fault.WithHint(fault.VMChanged.Of(err), "another process changed that VM at the same time: look at its tasks in Proxmox, then run the same command again")
 	case noQuorum.MatchString(said):
 		return fault.WithHint(fault.NoQuorum.Of(err), "without quorum nothing can be written to /etc/pve: look at pvecm status on a Proxmox node, then run the same command again")
 	case noStorage.MatchString(said):
@@ -88,7 +88,7 @@ func (c *Client) hintForbidden(e *Error, err error) error {
 
 func (c *Client) hintPrivilege(err error, path, privilege string) error {
 	return fault.WithHint(fault.TokenPrivileges.Of(err), "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
-		"an entry made by hand takes the place of those above it", c.tokenID, privilege, path)
+		"an ACL entry made by hand overrides those above it", c.tokenID, privilege, path)
 }
 
 // hintGateway says who did not answer whom: the node that was asked is well.

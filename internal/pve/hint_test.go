@@ -22,8 +22,8 @@ func TestHints(t *testing.T) {
 		"a lock without quorum":       {&Error{Method: "PUT", Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!\n"}, quorum},
 		"a write without quorum":      {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, quorum},
 		"a file of another directory": {&TaskError{Exit: "unable to open file '/mnt/pve/x/1.raw' - Permission denied"}, ""},
-		"a directory that is away":    {&TaskError{Exit: "unable to activate storage 'fast' - directory '/mnt/fast' does not exist or is unreachable"}, storage},
-		"a share that is away":        {&Error{Method: "GET", Status: 500, Reason: "storage 'nfs' is not online"}, storage},
+		"a missing directory":         {&TaskError{Exit: "unable to activate storage 'fast' - directory '/mnt/fast' does not exist or is unreachable"}, storage},
+		"an unavailable share":        {&Error{Method: "GET", Status: 500, Reason: "storage 'nfs' is not online"}, storage},
 		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
 	}

@@ -20,14 +20,15 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// listLag bounds how long the cluster's list of VMs may be behind: Proxmox renews it about every 10 s.
+// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
+// every 10 s.
 const listLag = 30 * time.Second
 
 // TokenID implements cluster.Access.
 func (c *Client) TokenID() string { return c.tokenID }
 
-// Permissions implements cluster.Access. It asks for the one path: Proxmox's list
-// of all leaves out those where an entry takes everything away
+// Permissions implements cluster.Access. It asks for this path only: Proxmox's list
+// of all paths omits those where an entry removes every privilege
 // (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
 	return c.permissions(ctx, path, "")
@@ -40,12 +41,12 @@ func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Priv
 	}
 	held := make(cluster.Privileges, len(paths[path]))
 	for privilege, propagates := range paths[path] {
-		held[privilege] = truth(propagates) // listed is granted
+		held[privilege] = toBool(propagates) // every listed privilege is granted
 	}
 	return held, nil
 }
 
-// Quorate implements cluster.Inventory. A node that is in no cluster is quorate.
+// Quorate implements cluster.Inventory. A node outside a cluster is quorate.
 func (c *Client) Quorate(ctx context.Context) (bool, error) {
 	var rows []struct {
 		Type    string          `json:"type"`
@@ -58,7 +59,7 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 	for _, row := range rows {
 		switch row.Type {
 		case "cluster":
-			return truth(row.Quorate), nil
+			return toBool(row.Quorate), nil
 		case "node":
 			nodes++
 		}
@@ -70,14 +71,14 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 }
 
 // VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
-// read, because a volume may be referenced by any of them; where that is because
-// hosts do not answer, the error is a *cluster.HostsAway, and comes with all others.
+// read, because any VM may reference a volume. If unreachable hosts are the only
+// cause, the error is a *cluster.HostsAway and all other VMs are returned.
 //
-// The list is the register of guests as the node that we ask knows it, and shows the
-// lock of each VM as of then (pve-manager, PVE/API2/Cluster.pm, resources). Every node
-// applies all changes in one order, but one may be behind. Where the list shows a VM
-// that is being created, and its host shows that it is complete, other VMs may be
-// missing that were complete before it: then it is asked for again.
+// The list is the guest register of the node that answers, with each VM's lock at
+// that time (pve-manager, PVE/API2/Cluster.pm, resources). All nodes apply changes
+// in the same order, but a node may lag. If the list shows a VM in creation that its
+// host shows as complete, VMs completed before it may be missing: the list is read
+// again.
 func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
 		rows, err := c.resources(ctx)
@@ -95,10 +96,11 @@ func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
 	return nil, fmt.Errorf("list the VMs: the list is behind their configurations, %d times in a row", relists)
 }
 
-// relists bounds how often the list is asked for because VMs were created meanwhile.
+// relists bounds how often the list is read again because VMs were created
+// meanwhile.
 const relists = 10
 
-// behind says whether a VM is complete whose creation was in progress in the list.
+// behind reports whether a VM is complete that the list shows in creation.
 func behind(rows []resource, vms []cluster.VM) bool {
 	return slices.ContainsFunc(vms, func(vm cluster.VM) bool {
 		return vm.Lock != createLock && slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == vm.ID && r.Lock == createLock })
@@ -109,27 +111,27 @@ func behind(rows []resource, vms []cluster.VM) bool {
 // PVE/API2/Qemu.pm, create_vm; pve-guest-common, AbstractConfig.pm, create_and_lock_config).
 const createLock = "create"
 
-// configsOf reads the configurations of the VMs in the list. away is the error of
+// configsOf reads the configurations of the listed VMs. lacking is the error for
 // those on hosts that do not answer; nil if there are none.
 func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluster.VM, lacking, err error) {
 	away, err := c.offline(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	vms := make([]*cluster.VM, len(rows)) // nil: gone, or away
+	vms := make([]*cluster.VM, len(rows)) // nil: deleted, or unreachable
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readsAtOnce)
 	for i, row := range rows {
 		g.Go(func() error {
 			listed := fromResource(row)
 			if away.has(listed.Host) {
-				away.missing(listed)
+				away.addVM(listed)
 				return nil
 			}
 			vm := listed
 			err := c.readConfig(ctx, &vm)
 			if isNoConfig(err) {
-				// Deleted or moved since the list was made: ask about this one alone.
+				// Deleted or moved since the list was read: look up this VM alone.
 				if vm, err = c.VM(ctx, vm.ID); err == nil {
 					vm.Pool = listed.Pool
 				}
@@ -137,7 +139,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluste
 			switch {
 			case errors.Is(err, cluster.ErrNotFound):
 				return nil
-			case away.because(listed, err):
+			case away.noteIfUnreachable(listed, err):
 				return nil
 			}
 			vms[i] = &vm
@@ -156,8 +158,8 @@ func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluste
 	return found, away.err(), nil
 }
 
-// Listed lists every VM as the cluster's list has it: without configurations, and
-// about 10 s late.
+// Listed lists every VM in the cluster's list: without configurations, and about 10
+// s late.
 func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
@@ -170,7 +172,7 @@ func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	return vms, nil
 }
 
-// reading fills in what is wanted of a VM whose host is known.
+// reading fills in one part of a VM whose host is known.
 type reading func(ctx context.Context, vm *cluster.VM) error
 
 // VM implements cluster.Inventory.
@@ -190,8 +192,8 @@ func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, erro
 	return c.find(ctx, id, c.readState, isOn)
 }
 
-// isOn is so for a VM that is where it was seen: what is off there may run
-// elsewhere by now, and its old host, cut off from the cluster, not know of it.
+// isOn proves that a VM is where it was seen. One that is off there may run
+// elsewhere by now, unknown to its old host if that is cut off from the cluster.
 func isOn(vm cluster.VM) bool { return vm.Running }
 
 // Pool implements cluster.Inventory.
@@ -211,8 +213,8 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	return rows[i].Pool, nil
 }
 
-// find reads a VM wherever it is. What is read where it was seen of late holds
-// only if it proves that it is there still; nil: any does.
+// find reads a VM on whichever host it is. A read at the host where it was last seen counts
+// only if proves accepts it; nil accepts any.
 func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
 	vm, found, err := c.whereSeen(ctx, id, read)
 	if found && (err != nil || proves == nil || proves(vm)) {
@@ -231,11 +233,11 @@ func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves
 	if isStale(err) {
 		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
 	}
-	vm.Pool = "" // as where the list was not asked
+	vm.Pool = "" // whereSeen does not know it either
 	return vm, err
 }
 
-// staleError says that Proxmox's list of VMs and its VMs do not agree just now.
+// staleError says that Proxmox's list of VMs and its VMs currently disagree.
 type staleError struct{ error }
 
 func (e *staleError) Unwrap() error { return e.error }
@@ -245,8 +247,8 @@ func isStale(err error) bool {
 	return ok
 }
 
-// lookup reads a VM where the cluster's list says it is. Where the list and the
-// nodes disagree, only Proxmox's own register of numbers can say that it does not exist.
+// lookup reads a VM where the cluster's list says it is. If the list and the nodes
+// disagree, only Proxmox's register of numbers can tell that it does not exist.
 func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
 	asked := time.Now()
 	rows, err := c.resources(ctx)
@@ -257,7 +259,7 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (clu
 	if i >= 0 {
 		vm := fromResource(rows[i])
 		if rows[i].Status == "unknown" { // its host has not reported for minutes
-			if err := c.away(ctx, vm, nil); err != nil {
+			if err := c.unreachable(ctx, vm, nil); err != nil {
 				return cluster.VM{}, err
 			}
 		}
@@ -266,7 +268,7 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (clu
 			c.seen.add(id, vm.Host, asked)
 		}
 		if isUnanswered(err) {
-			return cluster.VM{}, c.away(ctx, vm, err)
+			return cluster.VM{}, c.unreachable(ctx, vm, err)
 		}
 		if !isNoConfig(err) {
 			return vm, err
@@ -282,7 +284,8 @@ func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (clu
 	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
 }
 
-// isFree asks Proxmox's register of VMIDs, which also knows what our token may not see.
+// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
+// see.
 func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	var next json.RawMessage
 	err := c.get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
@@ -292,7 +295,7 @@ func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	return err == nil, err
 }
 
-// resource is a row of the cluster's list of VMs, without its figures.
+// resource is a row of the cluster's list of VMs, without metrics.
 type resource struct {
 	Type, Node, Name, Pool, Status, HAState, Lock string
 
@@ -314,11 +317,11 @@ func (c *Client) resources(ctx context.Context) ([]resource, error) {
 func fromResource(r resource) cluster.VM {
 	return cluster.VM{
 		ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node, Pool: r.Pool,
-		Running: r.Status == "running", Template: truth(r.Template), HA: r.HAState != "",
+		Running: r.Status == "running", Template: toBool(r.Template), HA: r.HAState != "",
 	}
 }
 
-// readVM fills in the configuration and the state of the moment.
+// readVM fills in the configuration and the current state.
 func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	if err := c.readConfig(ctx, vm); err != nil {
 		return err
@@ -326,26 +329,26 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	return c.readState(ctx, vm)
 }
 
-// readState fills in the state of the moment.
+// readState fills in the current state.
 func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
 		return err
 	}
 	vm.Name = cmp.Or(vm.Name, s.Name)
-	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, truth(s.HA.Managed)
+	vm.Running, vm.QMP, vm.HA = s.Status == "running", s.QMP, toBool(s.HA.Managed)
 	return nil
 }
 
-// readConfig fills in what the configuration says. The digest is that of the
-// configuration as read: a change while the rest is read is found when it is used.
+// readConfig fills in the configuration. Digest is that of the configuration read
+// here: a concurrent change is detected when the digest is used.
 func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 	var rows []pendingRow
 	if err := c.get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
 		return err
 	}
 	raw := mergePending(rows)
-	if len(raw["digest"]) == 0 { // nothing in Proxmox's schema promises it
+	if len(raw["digest"]) == 0 { // Proxmox's schema does not promise a digest
 		raw = nil
 		if err := c.get(ctx, vmPath(*vm, "config"), &raw); err != nil {
 			return err
@@ -365,7 +368,7 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 type vmStatus struct {
 	Name   string `json:"name"`
 	Status string `json:"status"`    // "running" or "stopped"
-	QMP    string `json:"qmpstatus"` // what QEMU itself says
+	QMP    string `json:"qmpstatus"` // QEMU's own status
 	HA     struct {
 		Managed json.RawMessage `json:"managed"`
 	} `json:"ha"`
@@ -388,7 +391,7 @@ func vmPath(vm cluster.VM, what string) string {
 
 var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 
-// isNoConfig says that the host that was asked has no such VM; another one may.
+// isNoConfig reports whether the host has no such VM; another host may have it.
 func isNoConfig(err error) bool {
-	return saysInternally(err, noConfig)
+	return isInternal(err, noConfig)
 }

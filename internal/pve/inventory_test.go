@@ -38,7 +38,7 @@ var wantVM101 = cluster.VM{
 	Pending: []string{"ide2", "memory"},
 }
 
-// wantVM101Alone is VM 101 when it is not read in a list: the pool is in none of its own.
+// wantVM101Alone is VM 101 when read alone: its own answers do not name the pool.
 func wantVM101Alone() cluster.VM {
 	vm := wantVM101
 	vm.QMP, vm.Pool = "io-error", ""
@@ -193,7 +193,7 @@ func TestQuorate(t *testing.T) {
 		"cluster":            {`[{"type":"node","name":"pve1"},{"type":"cluster","quorate":1},{"type":"node","name":"pve2"}]`, true, false},
 		"number as text":     {`[{"type":"cluster","quorate":"1"}]`, true, false},
 		"lost":               {`[{"type":"cluster","quorate":0},{"type":"node","name":"pve1"}]`, false, false},
-		"not said":           {`[{"type":"cluster"},{"type":"node","name":"pve1"}]`, false, false},
+		"unknown":            {`[{"type":"cluster"},{"type":"node","name":"pve1"}]`, false, false},
 		"single node":        {`[{"type":"node","name":"pve1"}]`, true, false},
 		"nothing":            {`[]`, false, true},
 		"nodes, no cluster":  {`[{"type":"node"},{"type":"node"}]`, false, true},

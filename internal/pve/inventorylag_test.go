@@ -5,8 +5,8 @@ import (
 	"testing/synctest"
 )
 
-// TestVMsOfAListThatIsBehind: the list still shows a VM as being created that its host
-// shows as complete. What was complete before that VM may be missing from the list.
+// TestVMsOfAListThatIsBehind: the list shows a VM as being created, but its host
+// shows it as complete. VMs completed before it may be missing from the list.
 func TestVMsOfAListThatIsBehind(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -32,8 +32,8 @@ func (c *Client) Nodes(ctx context.Context) (online, offline []string, err error
 	return online, offline, nil
 }
 
-// ISOs implements images.Shelf. What a download has not finished is not among
-// them: it is called <name>.iso.tmp_dwnl.<pid>, and not listed as an ISO.
+// ISOs implements images.Shelf. Unfinished downloads are not included: they are
+// called <name>.iso.tmp_dwnl.<pid>, and Proxmox does not list them as ISOs.
 func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
 	var rows []struct {
 		Volid string
@@ -63,8 +63,8 @@ func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.Store
 	return isos, nil
 }
 
-// DeleteISO implements images.Shelf. Proxmox's task ends well for a file that is
-// not there, too.
+// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
+// not exist.
 func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	volid := iso.Storage + ":iso/" + iso.Name
 	err := c.carryOut(ctx, mutation{

@@ -21,7 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// obedient is a guest that powers itself off when asked to, after a while.
+// obedient is a guest that powers off on request, after a while.
 type obedient struct{ hw *world.Hardware }
 
 func (g obedient) PowerOn(hw *world.Hardware) world.Guest { return obedient{hw} }
@@ -120,7 +120,7 @@ func TestRecreate(t *testing.T) {
 		}
 		volid, _, _ := strings.Cut(now.Config["scsi1"], ",")
 		if m := l.world.Media(volid, "pve1"); m == nil || !bytes.Equal(m.Bytes(), []byte("precious")) {
-			t.Errorf("%s does not hold what it held", volid)
+			t.Errorf("the content of %s changed", volid)
 		}
 		if has, err := l.HasVolume(ctx, "pve1", volid); err != nil || !has {
 			t.Errorf("%s is listed: %v, error %v", volid, has, err)
@@ -144,7 +144,7 @@ func TestRecreate(t *testing.T) {
 	})
 }
 
-// refusal is something that Proxmox does not do.
+// refusal is something that Proxmox refuses.
 type refusal struct {
 	do   func(*testing.T, lab) error
 	is   error
@@ -310,8 +310,8 @@ func TestLabUpload(t *testing.T) {
 	})
 }
 
-// TestVolumesOfEachHost: on a storage that is not shared the same volid is
-// another volume on every host, or none.
+// TestVolumesOfEachHost: on a local storage, the same volid names a different volume
+// on each host, or none.
 func TestVolumesOfEachHost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -73,7 +73,7 @@ func TestLabTies(t *testing.T) {
 	})
 }
 
-// TestLabHA takes a running VM out of HA, deletes it, and puts its successor back.
+// TestLabHA removes a running VM from HA, deletes it, and adds its successor.
 func TestLabHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -99,7 +99,7 @@ func TestLabHA(t *testing.T) {
 		must(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
 		time.Sleep(5 * time.Minute)
 		if l.read(t, 9011).Running {
-			t.Fatal("started again by nobody that we know of")
+			t.Fatal("started again by an unknown party")
 		}
 		if rules := l.world.HARules(); len(rules) != 1 || len(rules[0].Resources) != 1 {
 			t.Errorf("rules are now %v", rules)
@@ -116,7 +116,7 @@ func TestLabHA(t *testing.T) {
 	})
 }
 
-// TestLabPowerByHA switches a VM that HA manages, whose tasks end before anything has happened.
+// TestLabPowerByHA powers a VM that HA manages on and off; its tasks end before anything has happened.
 func TestLabPowerByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestLabPowerByHA(t *testing.T) {
 				t.Fatalf("after %s: running %v, HA %v", step.name, vm.Running, vm.HA)
 			}
 			if time.Since(began) < 5*time.Second {
-				t.Errorf("%s was not HA's", step.name)
+				t.Errorf("%s was not managed by HA", step.name)
 			}
 		}
 	})
@@ -186,7 +186,7 @@ func TestLabFreeDiskRefused(t *testing.T) {
 				must(t, l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{"scsi2": "fast:9090/vm-9090-disk-0.raw"}, nil))
 				return l.FreeDisk(t.Context(), l.read(t, 9011), "scsi2")
 			},
-			nil, "fast:9090/vm-9090-disk-0.raw is not its own to be freed",
+			nil, "fast:9090/vm-9090-disk-0.raw is not a volume of this VM, so it is not freed",
 		},
 		"in a snapshot": {
 			func(t *testing.T, l lab) error {
@@ -218,9 +218,9 @@ func TestLabStorages(t *testing.T) {
 	})
 }
 
-// TestDueByTheirClock: what Proxmox is about to do is told by the clock of the host
-// that has reckoned with it, which may be a day ahead of ours, or behind.
-func TestDueByTheirClock(t *testing.T) {
+// TestDueByHostClock: due times follow the clock of the host that computed them,
+// which may be a day ahead of ours, or behind.
+func TestDueByHostClock(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day behind": -24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -243,8 +243,9 @@ func TestDueByTheirClock(t *testing.T) {
 	}
 }
 
-// TestLostAnswerAndAClockThatJumps: a worker is found though the clock of its host
-// was set by a day while its answer was lost: that it has failed is known, and nothing is sent twice.
+// TestLostAnswerAndAClockThatJumps: a worker is found although its host's clock
+// jumped by a day while the answer was lost: its failure is known, and nothing is
+// sent twice.
 func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"a day ahead": 24 * time.Hour, "a day back": -24 * time.Hour} {

@@ -10,13 +10,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// seenFor is how long a VM is looked for where it was seen, before the cluster's
-// list is asked where it is. A host that still shows a VM which is elsewhere by
-// now is cut off from the cluster; it can change nothing, and that a VM is off is
-// not believed of it (see isOn).
+// seenFor is how long a VM is first looked for where it was seen, before the
+// cluster's list is read. A host that still shows a VM that has moved is cut off
+// from the cluster: it cannot change anything, and its report that a VM is off is
+// not trusted (see isOn).
 const seenFor = 15 * time.Second
 
-// lastSeen is on which hosts VMs were of late.
+// lastSeen records on which hosts VMs were recently seen.
 type lastSeen struct {
 	mu    sync.Mutex
 	hosts map[cluster.VMID]sighting
@@ -27,8 +27,8 @@ type sighting struct {
 	at   time.Time
 }
 
-// list notes what the cluster's list, asked for at that time, says. Where it has
-// no state of a VM, the host may be away.
+// list records the cluster's list, requested at that time. If it has no state for a
+// VM, the host may be unreachable.
 func (l *lastSeen) list(rows []resource, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -40,8 +40,8 @@ func (l *lastSeen) list(rows []resource, at time.Time) {
 	}
 }
 
-// add notes that Proxmox has put a VM on that host, or has read it there after
-// its list was asked for at that time.
+// add records that Proxmox put a VM on that host, or that it was read there after
+// the list was requested at that time.
 func (l *lastSeen) add(id cluster.VMID, host string, at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +55,7 @@ func (l *lastSeen) of(id cluster.VMID) (host string, found bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s, found := l.hosts[id]
-	passed := max(time.Since(s.at), time.Now().Round(0).Sub(s.at.Round(0))) // by the wall's clock where this machine slept
+	passed := max(time.Since(s.at), time.Now().Round(0).Sub(s.at.Round(0))) // the wall clock counts if this machine was suspended
 	return s.host, found && passed < seenFor
 }
 
@@ -65,10 +65,10 @@ func (l *lastSeen) forget(id cluster.VMID) {
 	delete(l.hosts, id)
 }
 
-// whereSeen reads a VM where it was of late; found is false where it is to be
-// looked for: no VM is known there any more, or none that we may know of (a token
-// whose rights come with a pool has none to a VM that is gone). Of a host that does
-// not answer the list decides whether the VM is still there; it is not asked twice.
+// whereSeen reads a VM where it was last seen. found is false if it must be looked
+// up: the host no longer shows it, or the token no longer may (rights from a pool
+// end with the VM). If the host does not answer, the list decides whether the VM is
+// still there; the host is not asked again.
 func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {
@@ -85,7 +85,7 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (
 		rows, errList := c.resources(ctx)
 		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })
 		if errList != nil || still {
-			return cluster.VM{}, true, errors.Join(c.away(ctx, vm, err), errList)
+			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
 	}

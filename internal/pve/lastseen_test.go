@@ -25,9 +25,9 @@ func on101(pve1 *fake, host, what string) {
 	}
 }
 
-// TestVMWhereItWas: a VM is read where it was of late, and looked for where it is
-// not, where it may have moved, and where that is too long ago to be relied upon.
-func TestVMWhereItWas(t *testing.T) {
+// TestVMWhereLastSeen: a VM is read where it was last seen, and looked up if it is not
+// there, may have moved, or was seen too long ago.
+func TestVMWhereLastSeen(t *testing.T) {
 	t.Parallel()
 	moved := func(what string) func(pve1 *fake) {
 		return func(pve1 *fake) {
@@ -36,10 +36,10 @@ func TestVMWhereItWas(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		then    func(pve1 *fake) // after it was read once
+		then    func(pve1 *fake) // after the first read
 		later   time.Duration
 		host    string
-		listed  int // how often the list is asked for the second time
+		listed  int // how often the second read asks for the list
 		missing bool
 	}{
 		"there still":              {host: "pve1"},
@@ -101,8 +101,8 @@ func TestVMWhereItWas(t *testing.T) {
 	}
 }
 
-// TestVMWhoseHostIsUnknown: where the list has no state of a VM its host may be
-// away, which the next read has to find out as well.
+// TestVMWhoseHostIsUnknown: if the list has no state of a VM, its host may be
+// unreachable, which the next read has to find out as well.
 func TestVMWhoseHostIsUnknown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,8 +121,8 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 	})
 }
 
-// TestVMWhereItWasUnanswered asks no host again that does not answer: that takes half a minute.
-func TestVMWhereItWasUnanswered(t *testing.T) {
+// TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
+func TestVMWhereLastSeenUnanswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
@@ -143,12 +143,12 @@ func TestVMWhereItWasUnanswered(t *testing.T) {
 			return len(slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		if had, once := asked(c), asked(s.client(t, "pve1")); had != once {
-			t.Errorf("asked %d times, by who had not seen it %d times", had, once)
+			t.Errorf("asked %d times, a new client asked %d times", had, once)
 		}
 	})
 }
 
-// TestVMConfig asks for nothing but the configuration, and lets nobody believe that the VM is off.
+// TestVMConfig asks only for the configuration, and never reports the VM as off.
 func TestVMConfig(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,22 +13,24 @@ import (
 )
 
 const (
-	// lockTime bounds how long a change is tried again because of somebody's lock.
+	// lockTime bounds how long a change is retried because of a lock.
 	lockTime = 2 * time.Minute
 	// lockPause is added to the 10 s that Proxmox itself waits for most locks.
 	lockPause = 3 * time.Second
 )
 
 var (
-	// lockTimeout is a lock that was not to be had in time (PVE/Tools.pm,
-	// lock_file_full; pve-cluster, Cluster.pm, cfs_lock). Only as the whole message:
-	// in the middle of one, or for one parameter of several, other work was done.
+	// lockTimeout matches a lock that was not acquired in time (PVE/Tools.pm,
+	// lock_file_full; pve-cluster, Cluster.pm, cfs_lock). It must be the whole
+	// message: within a longer one, or for one parameter of several, other work was
+	// done.
 	lockTimeout = regexp.MustCompile(`^(?:unable to create VM \d+ - )?(?:can't lock file '[^']+' - got timeout|cfs-lock '[^']+' error: got lock request timeout)\s*$`)
-	// vmLocked is the lock that a VM's configuration carries (AbstractConfig.pm, check_lock).
+	// vmLocked matches the lock in a VM's configuration (AbstractConfig.pm,
+	// check_lock).
 	vmLocked = regexp.MustCompile(`^(?:VM|CT) is locked(?: \([^()]*\))?\s*$`)
 )
 
-// isLock says whether nothing was done because of a lock.
+// isLock reports whether nothing was done because of a lock.
 func isLock(err error, what *regexp.Regexp) bool {
 	if errors.Is(err, cluster.ErrLostAnswer) {
 		return false
@@ -40,9 +42,9 @@ func isLock(err error, what *regexp.Regexp) bool {
 	return ok && e.Status == http.StatusInternalServerError && len(e.Params) == 0 && what.MatchString(e.said())
 }
 
-// pastLocks repeats a change for as long as it is refused because of a lock, if
-// all else is as it was.
-func (c *Client) pastLocks(ctx context.Context, m mutation, do func() error) error {
+// retryLocked retries a change while a lock blocks it, as long as nothing else
+// changed.
+func (c *Client) retryLocked(ctx context.Context, m mutation, do func() error) error {
 	start := time.Now()
 	for {
 		err := do()
@@ -59,7 +61,7 @@ func (c *Client) pastLocks(ctx context.Context, m mutation, do func() error) err
 		case lookErr != nil:
 			return errors.Join(err, lookErr)
 		case seen.state == reached && m.lockable:
-			return nil // the VM is on, or off, whoever has switched it
+			return nil // the VM is on, or off, whoever switched it
 		case seen.is != nil:
 			return fmt.Errorf("%w; %w: %s", err, seen.is, seen.what)
 		case seen.state != untouched:
@@ -72,8 +74,8 @@ func (c *Client) pastLocks(ctx context.Context, m mutation, do func() error) err
 func hintLock(err error) error {
 	switch {
 	case isLock(err, vmLocked):
-		return fault.WithHint(fault.VMLocked.Of(err), "a backup, a migration or a snapshot is at work on the VM, or died over it: wait for it; "+
-			"qm unlock takes the lock away, which is right only if no task of the VM runs any more")
+		return fault.WithHint(fault.VMLocked.Of(err), "a backup, a migration or a snapshot holds the VM's lock, or failed and left it: wait for it; "+
+			"qm unlock removes the lock, which is right only if no task of the VM is running")
 	case isLock(err, lockTimeout):
 		return fault.WithHint(fault.VMLocked.Of(err), "Proxmox is at work on the same VM or storage: see its running tasks, then run this again")
 	}

@@ -17,11 +17,11 @@ import (
 const (
 	flock   = "can't lock file '/var/lock/qemu-server/lock-9011.conf' - got timeout"
 	cfsLock = "cfs-lock 'storage-fast' error: got lock request timeout"
-	// activeLock comes when the worker runs already.
+	// activeLock comes when the worker is already running.
 	activeLock = "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"
 )
 
-// someoneElse changes the VM.
+// someoneElse changes the VM concurrently.
 func someoneElse(t *testing.T, l lab) {
 	t.Helper()
 	must(t, l.world.SetConfig("recast@pve!roll", "pve1", world.ChangeRequest{ID: 9011, Set: map[string]string{"cores": "3"}}))
@@ -59,7 +59,7 @@ func TestIsLock(t *testing.T) {
 	}
 }
 
-// TestLocksAreWaitedFor has changes refused because of a lock until it is gone,
+// TestLocksAreWaitedFor: changes are refused because of a lock until it is released,
 // the VM is changed, or time is up.
 func TestLocksAreWaitedFor(t *testing.T) {
 	t.Parallel()
@@ -76,7 +76,7 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		meanwhile      func(*testing.T, lab)
 		do             func(*testing.T, lab) error
 		is             error
-		want           string // of the error
+		want           string // expected error
 		hint           string
 	}{
 		"gone in time":        {match: "PUT /nodes/pve1/qemu/9011/config", message: flock, times: 3, do: onboot},
@@ -95,7 +95,7 @@ func TestLocksAreWaitedFor(t *testing.T) {
 			match: "qmstart", message: "VM is locked (backup)", times: 3,
 			do: func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) },
 		},
-		"a backup's, and it goes off by itself": {
+		"a backup's, and the VM stops by itself": {
 			match: "qmstop", message: "VM is locked (backup)", times: 1000,
 			meanwhile: func(t *testing.T, l lab) { must(t, l.world.PowerOff(9011)) },
 			do: func(t *testing.T, l lab) error {
@@ -173,12 +173,12 @@ func TestSlots(t *testing.T) {
 	})
 }
 
-// TestSlotsLimitWorkers makes many VMs at once, and shuts one down meanwhile.
+// TestSlotsLimitWorkers creates many VMs at once, and shuts one down meanwhile.
 func TestSlotsLimitWorkers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
-		l.world.SetFirmware(nil) // nobody follows the power button
+		l.world.SetFirmware(nil) // nothing reacts to the power button
 		must(t, l.Start(t.Context(), l.read(t, 9011)))
 		vm := l.read(t, 9011)
 		shutdowns, end := context.WithCancel(t.Context())
@@ -220,7 +220,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		}
 		creates.Wait()
 		if took := time.Since(start); took > 30*time.Second {
-			t.Errorf("the shutdowns held them up: %s", took)
+			t.Errorf("the shutdowns delayed them: %s", took)
 		}
 		close(stop)
 		end()

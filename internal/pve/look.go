@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// look is one look at many VMs: what Proxmox keeps in one place for all of them it reads
-// once. It is dropped with its answers when the VMs have been looked at: what comes later has to be seen.
+// look reads many VMs and reads only once what Proxmox keeps in one place for all of
+// them. It is dropped with its answers afterwards, so that later reads are fresh.
 type look struct {
 	*Client
 
@@ -19,7 +19,8 @@ type look struct {
 	reads map[string]*onceRead
 }
 
-// once is what read returns, for everybody in the look who asks for it by that name.
+// once returns what read returns, shared by all callers in the look that use that
+// name.
 func once[T any](ctx context.Context, l *look, name string, read func() (T, error)) (T, error) {
 	l.mu.Lock()
 	r, begun := l.reads[name]
@@ -50,7 +51,7 @@ type onceRead struct {
 	err    error
 }
 
-// getDated is get, with the time that the answer bears; zero where there is none.
+// getDated is get, and returns the answer's Date header; zero if there is none.
 func (c *Client) getDated(ctx context.Context, path string, out any) (time.Time, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, http.NoBody)
 	if err != nil {

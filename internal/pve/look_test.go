@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestOneLookAtManyVMs: what is kept in one place for all VMs, or all of a host, is read
-// once for a look at many, and again for the next look.
+// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host,
+// is read once per look.
 func TestOneLookAtManyVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

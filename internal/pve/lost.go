@@ -11,41 +11,42 @@ import (
 )
 
 const (
-	// searchTime bounds how long the world is asked what became of a change,
-	// Proxmox being out of reach included.
+	// searchTime bounds how long Proxmox is asked what became of a change, including
+	// the time it is unreachable.
 	searchTime = 2 * time.Minute
 	// lateness is how long a change whose answer was lost may take to show itself or
-	// its worker. Whoever gets a request waits up to 10 s for the VM's lock
-	// (Qemu.pm, create_vm), then starts the worker.
+	// its worker. The server waits up to 10 s for the VM's lock (Qemu.pm,
+	// create_vm), then starts the worker.
 	lateness = 15 * time.Second
-	// writeLateness is the same for a change without a worker that can be sent
-	// again: the one that comes second is refused, whichever that is.
+	// writeLateness is the same for a repeatable change without a worker: whichever
+	// of two requests comes second is refused.
 	writeLateness = 5 * time.Second
-	// settled is how long after a worker's end its goal may take to show on every host.
+	// settled is how long after a worker's end its result may take to show on every
+	// host.
 	settled = 10 * time.Second
 )
 
-// state is how far a change has come, as far as the world shows.
+// state is how far a change has progressed, as observed.
 type state int
 
 const (
-	untouched  state = iota // all is as it was before
-	between                 // neither as before nor as wanted
-	superseded              // somebody else's change made ours impossible
-	reached                 // all is as wanted
+	untouched  state = iota // everything is as before
+	partial                 // neither as before nor as wanted
+	superseded              // another change made ours impossible
+	reached                 // everything is as wanted
 )
 
-// sight is what was seen of a change.
+// sight is an observation of a change.
 type sight struct {
 	state state
 	what  string
-	is    error // what a superseding change amounts to
+	is    error // the error that a superseding change amounts to
 }
 
-// findOut learns what became of a change whose answer did not come: of its
-// worker if there is one, of its goal otherwise. The error is nil when it was
-// done, and the worker's own when that failed. again says that it did not
-// happen and can be sent once more; the error is then the one it was given.
+// findOut finds out what became of a change whose answer was lost: from its worker
+// if there is one, otherwise from its goal. err is nil if the change was made, and
+// the worker's error if that failed. again says that the change did not happen and
+// can be sent again; err then wraps lost.
 func (c *Client) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
 	upid, seen := known, sight{}
 	if upid == "" {
@@ -69,7 +70,7 @@ func (c *Client) findOut(ctx context.Context, m mutation, known string, sent tim
 	}
 	switch {
 	case seen.state == reached:
-		if m.unseen && upid == "" { // somebody else may have done the same
+		if m.unseen && upid == "" { // someone else may have done the same
 			cluster.NoteUnanswered(ctx)
 		}
 		return false, nil
@@ -81,10 +82,10 @@ func (c *Client) findOut(ctx context.Context, m mutation, known string, sent tim
 	return false, fmt.Errorf("%w; since then: %s", lost, seen.what)
 }
 
-// trace looks for the worker of a change and at its goal, until one of them
-// shows or could have shown.
+// trace looks for the change's worker and at its goal, until one of them shows or
+// should have shown.
 func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
-	var since time.Time // when the world first answered
+	var since time.Time // when Proxmox first answered
 	late := lateness
 	if m.worker.kind == "" && m.repeatable {
 		late = writeLateness
@@ -106,18 +107,19 @@ func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid st
 		if since.IsZero() {
 			since = time.Now()
 		}
-		// One write makes a change without a worker: then nothing comes after somebody else's.
+		// Without a worker the change is a single write: it cannot follow another
+		// one.
 		final := seen.state == reached || seen.state == superseded && m.worker.kind == ""
 		return final || time.Since(since) >= late, seen.what, nil
 	})
 	return upid, seen, err
 }
 
-// watch looks at the goal of a change whose worker has ended, or cannot be
-// asked any more.
+// watch polls the goal of a change whose worker has ended, or can no longer be
+// asked.
 func (c *Client) watch(ctx context.Context, m mutation) (seen sight, err error) {
 	var since time.Time
-	w := wait.For{Name: "see what it has come to", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "check its outcome", Every: c.poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if seen, err = m.look(ctx); err != nil {

@@ -18,15 +18,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// loss is what becomes of a change on its way.
+// loss is the fate of a change in transit.
 type loss struct {
 	before bool                                     // it does not reach Proxmox
-	then   func(t *testing.T, l lab)                // what happens when it has
+	then   func(t *testing.T, l lab)                // what happens once it does
 	answer func(http.ResponseWriter, *http.Request) // instead of a broken connection
 	every  bool                                     // not only the first time
 }
 
-// losing is a way to Proxmox on which the answers to changes are lost.
+// losing is a connection to Proxmox that loses the answers to changes.
 type losing struct {
 	t    *testing.T
 	lab  lab
@@ -37,7 +37,7 @@ type losing struct {
 	armed bool
 }
 
-// newLosing is a lab of which the client only has that way.
+// newLosing is a lab whose client has only that connection.
 func newLosing(t *testing.T, how loss) *losing {
 	t.Helper()
 	l := newLab(t)
@@ -59,7 +59,7 @@ func (w *losing) arm() {
 	w.armed = true
 }
 
-// loses says whether the answer to this change is lost.
+// loses reports whether the answer to this change is lost.
 func (w *losing) loses() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *losing) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// killWorker ends the task that runs, as the death of its host does.
+// killWorker ends the running task, as the death of its host does.
 func killWorker(_ *testing.T, l lab) {
 	for _, task := range l.world.Tasks() {
 		if task.Running {
@@ -118,7 +118,7 @@ func lostChanges() map[string]lostChange {
 	return all
 }
 
-// lostSwitches turn the VM on and off, and Proxmox HA.
+// lostSwitches turn the VM and Proxmox HA on and off.
 func lostSwitches() map[string]lostChange {
 	running := func(l lab) bool { vm, err := l.world.LookupVM("pve1", 9011); return err == nil && vm.Running }
 	start := func(t *testing.T, l lab) { must(t, l.Start(t.Context(), l.read(t, 9011))) }
@@ -207,8 +207,8 @@ func lostEdits() map[string]lostChange {
 }
 
 // TestLostAnswer loses the answer to each change, before or after Proxmox has
-// taken it: what has happened counts as done, what has not is sent again where
-// that is safe, and is an error that says so otherwise.
+// received it: what has happened counts as done; what has not is sent again if that
+// is safe, and is otherwise an error that says so.
 func TestLostAnswer(t *testing.T) {
 	t.Parallel()
 	ways := map[string]struct {
@@ -253,8 +253,8 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// TestLostAnswerOfAFailure has the worker fail whose name was never told: its own
-// words come back, and nothing is sent again.
+// TestLostAnswerOfAFailure: a worker fails whose name was never received. Its own
+// error is returned, and nothing is sent again.
 func TestLostAnswerOfAFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -270,9 +270,9 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 	})
 }
 
-// TestLostAnswerAndSomebodyElse has another process with the same token do
-// something else meanwhile: that is never taken for our own work.
-func TestLostAnswerAndSomebodyElse(t *testing.T) {
+// TestLostAnswerAndAnotherProcess: another process with the same token does something
+// else meanwhile, which is never taken for our work.
+func TestLostAnswerAndAnotherProcess(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		meanwhile func(*testing.T, lab)

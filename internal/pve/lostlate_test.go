@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestLostAnswerOfALateChange has a change arrive after we have stopped waiting
-// for its answer.
+// TestLostAnswerOfALateChange: a change arrives after we stopped waiting for its
+// answer.
 func TestLostAnswerOfALateChange(t *testing.T) {
 	t.Parallel()
 	for name, tc := range lostChanges() {
@@ -50,8 +50,8 @@ func TestLostAnswerOfALateChange(t *testing.T) {
 	}
 }
 
-// TestLostAnswerIsOvertaken has a change arrive only when it was sent again, just
-// before the second one: that is refused, and the change is done.
+// TestLostAnswerIsOvertaken: a change arrives just before its second request: that
+// is refused, and the change is done.
 func TestLostAnswerIsOvertaken(t *testing.T) {
 	t.Parallel()
 	for name, tc := range lostChanges() {
@@ -87,8 +87,8 @@ func TestLostAnswerIsOvertaken(t *testing.T) {
 	}
 }
 
-// TestLostAnswerRightAfterAnother has a change of the same kind and object end
-// just before: its task is not taken for that of the one whose answer is lost.
+// TestLostAnswerRightAfterAnother: a change of the same kind and object ends just
+// before; its task is not taken for that of the lost one.
 func TestLostAnswerRightAfterAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestLostAnswerRightAfterAnother(t *testing.T) {
 	})
 }
 
-// TestNothingCanBeLookedUp bounds how long Proxmox is looked for after an answer was lost.
+// TestNothingCanBeLookedUp bounds the search after a lost answer.
 func TestNothingCanBeLookedUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

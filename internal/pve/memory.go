@@ -7,13 +7,13 @@ import (
 	"sync"
 )
 
-// Remember has the client read only once what the token may do, which hosts there are and
-// what storages have: for a command that changes nothing. VMs and tasks it reads
-// afresh. It is called before the client is used.
+// Remember makes the client read the token's privileges, the hosts and the storages'
+// contents only once, for a command that changes nothing. VMs and tasks are still
+// read each time. Call it before the client is used.
 func (c *Client) Remember() { c.memory = &memory{answers: map[string]*onceRead{}} }
 
-// lasting says whether an answer holds for as long as such a command runs.
-func lasting(path string) bool {
+// cacheable reports whether an answer stays valid while such a command runs.
+func cacheable(path string) bool {
 	switch path {
 	case "/cluster/status", "/nodes", "/storage":
 		return true
@@ -26,7 +26,7 @@ func lasting(path string) bool {
 	return ok && below && (strings.HasPrefix(what, "storage") || strings.HasPrefix(what, "disks/"))
 }
 
-// memory has answers by path. An error is not kept: each who waited asks again.
+// memory holds answers by path. Errors are not shared; each waiter retries.
 type memory struct {
 	mu      sync.Mutex
 	answers map[string]*onceRead

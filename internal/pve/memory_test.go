@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRemember: a client that remembers asks once for what lasts as long as a diagnosis, however
-// many want to know at the same time. An error is not kept, and VMs are read afresh.
+// TestRemember: a client with a memory reads lasting answers once, however many
+// concurrent callers there are. Errors are not kept, and VMs are read each time.
 func TestRemember(t *testing.T) {
 	t.Parallel()
 	const path = "GET /access/permissions?path=%2Fvms"

@@ -9,41 +9,41 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// mutation is one change, and what is needed to find out what became of it when
-// its answer is lost.
+// mutation is one change, with what is needed to find out its outcome if the answer
+// is lost.
 type mutation struct {
 	method, path string
 	params       map[string]string
 
-	worker worker // "" as its kind where the answer comes when all is done
+	worker worker // kind "" if the answer comes only when all is done
 	clean  bool   // a worker that ends with warnings has failed
 	slot   bool   // the worker changes storages or configurations: see slots
 
-	// repeatable says that Proxmox refuses a second one, because of its digest, the
-	// VMID that it takes, or the state that it asks for: sent twice, it is done once.
+	// repeatable says that Proxmox refuses a second request because of its digest,
+	// VMID or requested state: sent twice, it is done once.
 	repeatable bool
-	// lockable says that it goes on when whoever has locked the VM lets go of it.
-	// With a digest it cannot: the lock is part of the configuration.
+	// lockable says that the change can go on once the VM's lock is released. With a
+	// digest it cannot: the lock is part of the configuration.
 	lockable bool
 
 	look func(ctx context.Context) (sight, error)
-	// unseen says that a worker which ends well has done it, whatever look says:
-	// its effect comes later.
+	// unseen says that a successful worker proves the change, whatever look says:
+	// the effect shows later.
 	unseen bool
 }
 
-// carryOut makes a change and returns when it is done. An answer that is lost is
-// looked for in the world; a change that certainly did not happen is sent once
-// more where that is safe. A lock that somebody else holds is waited for.
+// carryOut makes a change and returns when it is done. If the answer is lost, it
+// looks for the effect; a change that certainly did not happen is sent again where
+// that is safe. It waits for locks that others hold.
 func (c *Client) carryOut(ctx context.Context, m mutation) error {
 	if m.slot {
 		release, err := c.slots.take(ctx, m.worker.host)
 		if err != nil {
-			return fmt.Errorf("wait for other tasks of ours on %s: %w", m.worker.host, err)
+			return fmt.Errorf("wait for our other tasks on %s: %w", m.worker.host, err)
 		}
 		defer release()
 	}
-	return c.pastLocks(ctx, m, func() error { return c.once(ctx, m) })
+	return c.retryLocked(ctx, m, func() error { return c.once(ctx, m) })
 }
 
 // once makes a change once, however often it has to be sent.
@@ -57,17 +57,17 @@ func (c *Client) once(ctx context.Context, m mutation) error {
 	if !again || ctx.Err() != nil {
 		return err
 	}
-	cluster.NoteUnanswered(ctx) // it may come yet, after the second one
+	cluster.NoteUnanswered(ctx) // the first one may still arrive, after the second
 	upid, err = c.submit(ctx, m)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
-	// It may also be the first one, late, that the second one runs into.
+	// The second one may also have collided with the first one, arriving late.
 	_, err = c.findOut(ctx, m, upid, sent, err)
 	return err
 }
 
-// submit sends a change and waits for its worker, whose name it returns where
+// submit sends a change and waits for its worker. It returns the worker's UPID if
 // there was one.
 func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// OwnTasks implements cluster.Tasks: work that an earlier process of ours, killed
-// since, had asked for goes on without it, on whichever host. A token always sees
-// its own tasks (API2/Tasks.pm).
+// OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
+// since, keep running, on any host. A token always sees its own tasks
+// (API2/Tasks.pm).
 func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
 	var hosts []struct{ Node, Status string }
 	if err := c.get(ctx, "/nodes", &hosts); err != nil {
@@ -39,10 +39,10 @@ func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]st
 	return running, errors.Join(errs...)
 }
 
-// taskVMs finds the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
+// taskVMs matches the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
 var taskVMs = regexp.MustCompile(`^(\d+)(?:-[a-z]+\d+>(\d+)-[a-z]+\d+)?$`)
 
-// vms are the VMs that a task is about; none for one that is about something else.
+// vms returns the VMs that a task is about; none if it is about something else.
 func (u UPID) vms() []cluster.VMID {
 	var ids []cluster.VMID
 	for _, number := range taskVMs.FindStringSubmatch(u.ID) {
@@ -53,7 +53,7 @@ func (u UPID) vms() []cluster.VMID {
 	return ids
 }
 
-// OwnTasksOf implements cluster.Tasks. A task about a VM has its number as its ID.
+// OwnTasksOf implements cluster.Tasks. The ID of a task about a VM is the VM's number.
 func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
 	tasks, err := c.activeTasks(ctx, host)
 	var running []string
@@ -65,8 +65,8 @@ func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) (
 	return running, err
 }
 
-// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on
-// it those of others. What can be read comes back beside an error.
+// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
+// those of others. What could be read is returned along with an error.
 func (c *Client) activeTasks(ctx context.Context, host string) ([]UPID, error) {
 	var rows []struct {
 		UPID    string

@@ -13,11 +13,11 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// settleTime bounds how long a VM may take to show what a finished task has
-// done. Where Proxmox HA manages it, the task only queues the request.
+// settleTime bounds how long a VM may take to show the effect of a finished task. If
+// Proxmox HA manages the VM, the task only queues the request.
 const settleTime = 2 * time.Minute
 
-// Start implements cluster.Power. A VM that runs already is started.
+// Start implements cluster.Power. A VM that already runs counts as started.
 func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
 	err := c.power(ctx, vm, "start", "running", nil)
 	if e, ok := errors.AsType[*TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
@@ -29,7 +29,7 @@ func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
 	return c.awaitState(ctx, vm, "running", settleTime)
 }
 
-// Shutdown implements cluster.Power. The VM still runs when it has not powered off in time.
+// Shutdown implements cluster.Power. The VM still runs if it did not power off in time.
 func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
 	// Rounded up: a timeout of 0 would not wait for the guest at all.
 	seconds := max(1, int((grace+time.Second-1)/time.Second))
@@ -37,7 +37,7 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 	if err := c.power(ctx, vm, "shutdown", "stopped", params); err != nil {
 		return err
 	}
-	// Where Proxmox HA manages the VM, the guest's time begins with the end of the task.
+	// If Proxmox HA manages the VM, the guest's grace period begins when the task ends.
 	return c.awaitState(ctx, vm, "stopped", grace+settleTime)
 }
 
@@ -49,8 +49,8 @@ func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
 	return c.awaitState(ctx, vm, "stopped", settleTime)
 }
 
-// power asks for another state. Where Proxmox HA manages the VM, a task of HA's
-// passes that on (Qemu.pm, vm_start, vm_stop and vm_shutdown).
+// power requests another state. If Proxmox HA manages the VM, an HA task forwards
+// the request (Qemu.pm, vm_start, vm_stop and vm_shutdown).
 func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
 	if params == nil {
 		params = map[string]string{}
@@ -65,12 +65,12 @@ func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, p
 	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
 		worker: vmWorker(vm, kind), lockable: true, unseen: true, look: c.seeState(vm, state),
-		repeatable: state == "running", // a VM that runs is not started again
+		repeatable: state == "running", // a running VM is not started again
 	})
 }
 
-// awaitState waits until QEMU itself is in that state: "running" alone may also
-// be a VM that QEMU has paused because of an error.
+// awaitState waits until QEMU itself is in that state: a "running" VM may be one
+// that QEMU has paused because of an error.
 func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
 	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

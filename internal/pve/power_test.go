@@ -27,17 +27,17 @@ func TestPower(t *testing.T) {
 		states []route
 		want   string
 	}{
-		"start":                       {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "prelaunch"), state("running", "running")}, "<nil>"},
-		"start by HA":                 {start, "start", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped"), state("stopped", "stopped"), state("running", "running")}, "<nil>"},
-		"start what runs":             {start, "start", map[string]string{}, stopped("VM 101 already running"), []route{state("running", "running")}, "<nil>"},
-		"start fails":                 {start, "start", map[string]string{}, stopped("volume 'isos:iso/x.iso' does not exist"), nil, "task qmdestroy 101 on pve1: volume 'isos:iso/x.iso' does not exist"},
-		"start into an error":         {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "io-error")}, "VM 101 running: running, io-error"},
-		"start stays paused":          {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "paused")}, "VM 101 running: gave up after 2m0s; last seen: running, paused: context deadline exceeded"},
-		"shutdown":                    {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("OK"), []route{state("running", "running"), state("stopped", "stopped")}, "<nil>"},
-		"shutdown is not followed":    {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("VM quit/powerdown failed - got timeout"), nil, "task qmdestroy 101 on pve1: VM quit/powerdown failed - got timeout"},
-		"stop":                        {stop, "stop", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped")}, "<nil>"},
-		"stop, qmp is no longer told": {stop, "stop", map[string]string{}, stopped("OK"), []route{data(`{"status":"stopped"}`)}, "<nil>"},
-		"stop of a VM that is gone":   {stop, "stop", map[string]string{}, stopped("OK"), []route{raw(noVM101, "")}, "VM 101 stopped: GET /nodes/pve1/qemu/101/status/current: " + noVM101},
+		"start":                           {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "prelaunch"), state("running", "running")}, "<nil>"},
+		"start by HA":                     {start, "start", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped"), state("stopped", "stopped"), state("running", "running")}, "<nil>"},
+		"start what runs":                 {start, "start", map[string]string{}, stopped("VM 101 already running"), []route{state("running", "running")}, "<nil>"},
+		"start fails":                     {start, "start", map[string]string{}, stopped("volume 'isos:iso/x.iso' does not exist"), nil, "task qmdestroy 101 on pve1: volume 'isos:iso/x.iso' does not exist"},
+		"start into an error":             {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "io-error")}, "VM 101 running: running, io-error"},
+		"start stays paused":              {start, "start", map[string]string{}, stopped("OK"), []route{state("running", "paused")}, "VM 101 running: gave up after 2m0s; last seen: running, paused: context deadline exceeded"},
+		"shutdown":                        {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("OK"), []route{state("running", "running"), state("stopped", "stopped")}, "<nil>"},
+		"shutdown is not followed":        {shutdown, "shutdown", map[string]string{"timeout": "2", "forceStop": "0"}, stopped("VM quit/powerdown failed - got timeout"), nil, "task qmdestroy 101 on pve1: VM quit/powerdown failed - got timeout"},
+		"stop":                            {stop, "stop", map[string]string{}, stopped("OK"), []route{state("stopped", "stopped")}, "<nil>"},
+		"stop, qmp is no longer reported": {stop, "stop", map[string]string{}, stopped("OK"), []route{data(`{"status":"stopped"}`)}, "<nil>"},
+		"stop of a VM that is gone":       {stop, "stop", map[string]string{}, stopped("OK"), []route{raw(noVM101, "")}, "VM 101 stopped: GET /nodes/pve1/qemu/101/status/current: " + noVM101},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -61,8 +61,8 @@ func TestPower(t *testing.T) {
 	}
 }
 
-// TestShutdownByHA has a guest that needs most of its time: the task of a VM that
-// Proxmox HA manages ends at once.
+// TestShutdownByHA has a guest that needs most of its grace period: the task of a VM
+// that Proxmox HA manages ends at once.
 func TestShutdownByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -2,19 +2,19 @@ package pve
 
 import "regexp"
 
-// busyRename is what pve-storage says of a volume that it could not rename because
-// something had it in use for a moment, or because it took too long. LVM renames
-// what is in use, and waits for its own locks: there is no such error of it.
+// busyRename matches pve-storage's errors for a volume that it could not rename
+// because it was briefly in use, or because renaming took too long. LVM renames
+// volumes in use and waits for its own locks: it has no such error.
 var busyRename = regexp.MustCompile(`(?m)` +
-	// ZFSPoolPlugin.pm, rename_volume, zfs_request: udev or multipathd has just opened
-	// the device, a replication takes a snapshot. Proxmox itself tries again where it
-	// destroys (zfs_delete_zvol), not where it renames.
+	// ZFSPoolPlugin.pm, rename_volume, zfs_request: udev or multipathd has just
+	// opened the device, or a replication takes a snapshot. Proxmox itself retries a
+	// destroy (zfs_delete_zvol), but not a rename.
 	`^zfs error: cannot rename '[^']*': dataset is busy\s*$` +
-	// The limit of 5 s that it asks for is one of 5 min in a worker (zfs_request). The
-	// command is killed then (pve-common, Cmd.pm, run_command), what the kernel does is not.
+	// In a worker, the limit of 5 s becomes 5 min (zfs_request). The command is then
+	// killed (pve-common, Cmd.pm, run_command), the kernel's work is not.
 	`|^command 'zfs rename [^']*' failed: got timeout\s*$` +
 	// RBDPlugin.pm, rename_volume, run_rbd_command: another client holds the image, or
 	// the cluster is slow.
 	`|^could not rename image '[^']*' to '[^']*': rbd: rename error: \((?:16|110)\) ` +
-	// Plugin.pm and BTRFSPlugin.pm, rename_volume: a file that a server of NFS or CIFS has open.
+	// Plugin.pm and BTRFSPlugin.pm, rename_volume: a server of NFS or CIFS has the file open.
 	`|^rename '[^']*' to '[^']*' failed - Device or resource busy\s*$`)

@@ -10,11 +10,11 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// storageConfig is a section of storage.cfg. Whoever may use the storage is shown
-// all of it but passwords (pve-storage, API2/Storage/Config.pm, index).
+// storageConfig is a section of storage.cfg. Whoever may use the storage sees all of
+// it except passwords (pve-storage, API2/Storage/Config.pm, index).
 type storageConfig struct {
 	Storage, Type string
-	Shared        json.RawMessage // set too for types that always are (Storage/Plugin.pm)
+	Shared        json.RawMessage // also set for types that always are (Storage/Plugin.pm)
 	Sparse        json.RawMessage
 	Preallocation string
 	VG            string `json:"vgname"`
@@ -24,8 +24,8 @@ type storageConfig struct {
 	Namespace     string
 }
 
-// Storages implements cluster.Inventory. Proxmox leaves out those on which the
-// token has neither Datastore.Audit nor Datastore.AllocateSpace.
+// Storages implements cluster.Inventory. Proxmox omits those on which the token has
+// neither Datastore.Audit nor Datastore.AllocateSpace.
 func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	var rows []storageConfig
 	if err := c.get(ctx, "/storage", &rows); err != nil {
@@ -33,31 +33,31 @@ func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	}
 	found := make([]cluster.Storage, 0, len(rows))
 	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: truth(r.Shared), Thick: r.thick(), Pool: r.pool()})
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool()})
 	}
 	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
 	return found, nil
 }
 
-// thick says whether an image takes its whole size when it is made. Files do if
-// they are told to: raw is sparse and of qcow2 only the metadata is written by
-// default (Storage/Plugin.pm, preallocation_cmd_opt). ZFS reserves the size of a
-// volume unless the storage is sparse (ZFSPoolPlugin.pm, zfs_create_zvol). LVM
-// knows nothing else, qcow2 on it included (LVMPlugin.pm, alloc_lvm_image).
+// thick reports whether an image takes its full size when it is created. File
+// storages do so only if configured: by default raw is sparse and of qcow2 only the
+// metadata is written (Storage/Plugin.pm, preallocation_cmd_opt). ZFS reserves a
+// volume's size unless the storage is sparse (ZFSPoolPlugin.pm, zfs_create_zvol).
+// LVM always does, also for qcow2 (LVMPlugin.pm, alloc_lvm_image).
 func (s storageConfig) thick() bool {
 	switch s.Type {
 	case "lvmthin", "rbd":
 		return false
 	case "zfspool", "zfs":
-		return !truth(s.Sparse)
+		return !toBool(s.Sparse)
 	case "btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs":
 		return s.Preallocation == "falloc" || s.Preallocation == "full"
 	}
 	return true
 }
 
-// pool names what storages can be defined on more than once. That two
-// directories are on one filesystem can't be told.
+// pool identifies the space that several storages may share. Two directories on one
+// filesystem cannot be detected.
 func (s storageConfig) pool() string {
 	switch s.Type {
 	case "lvm":
@@ -72,8 +72,9 @@ func (s storageConfig) pool() string {
 	return ""
 }
 
-// Room implements cluster.Inventory. Asked for a content, Proxmox lists only the
-// storages that are enabled for the host and take it (Storage.pm, storage_info).
+// Room implements cluster.Inventory. Asked for a content type, Proxmox lists only
+// the storages that are enabled for the host and accept it (Storage.pm,
+// storage_info).
 func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	at := "/nodes/" + url.PathEscape(host)
 	var rows []struct {
@@ -87,7 +88,7 @@ func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	var room cluster.Room
 	thin := false
 	for _, r := range rows {
-		s := cluster.StorageRoom{Name: r.Storage, Active: truth(r.Active)}
+		s := cluster.StorageRoom{Name: r.Storage, Active: toBool(r.Active)}
 		thin = thin || r.Type == "lvmthin"
 		if s.Active {
 			s.Total, s.Free = bytesOf(r.Total), bytesOf(r.Avail)
@@ -101,8 +102,8 @@ func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	return room, nil
 }
 
-// bytesOf reads a size, which some storages give with a fraction (a quota of
-// CephFS, say, as 1.5e+15). One that can't be read is no room.
+// bytesOf reads a size, which some storages give with a fraction (a quota of CephFS,
+// for example, as 1.5e+15). An unreadable size counts as 0.
 func bytesOf(n json.Number) int64 {
 	if i, err := n.Int64(); err == nil {
 		return i

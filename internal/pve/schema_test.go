@@ -27,7 +27,7 @@ import (
 
 // changeKind is a kind of request that changes something.
 type changeKind struct {
-	request string // method and path; "*" for what differs from one to the next
+	request string // method and path; "*" for the variable parts
 	send    func(*testing.T, lab) error
 }
 
@@ -149,7 +149,7 @@ func firewallKinds() map[string][]changeKind {
 	return map[string][]changeKind{"firewallChanges": kinds}
 }
 
-// may gives the token a privilege that an ordinary one has not.
+// may gives the token a privilege that an ordinary one lacks.
 func (l lab) may(privilege string) {
 	l.world.AddRole("More", privilege)
 	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
@@ -157,8 +157,8 @@ func (l lab) may(privilege string) {
 	}
 }
 
-// TestEveryKindOfChange sends every kind of change that this package knows, so
-// that each is held against the schema of Proxmox's API where there is one.
+// TestEveryKindOfChange sends every kind of change of this package, to check each
+// against the schema of Proxmox's API where there is one.
 func TestEveryKindOfChange(t *testing.T) {
 	t.Parallel()
 	for _, list := range kindsOfChange() {
@@ -183,8 +183,8 @@ func (c changeKind) is(call record.Call) bool {
 	return ok && err == nil
 }
 
-// TestEveryKindOfChangeIsKnown looks for the functions of this package that name
-// a method which changes something: each needs an entry above.
+// TestEveryKindOfChangeIsKnown finds the functions of this package that name a
+// changing method: each needs an entry above.
 func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
@@ -202,7 +202,7 @@ func TestEveryKindOfChangeIsKnown(t *testing.T) {
 			}
 		}
 	}
-	// These pass on what others name.
+	// These forward what others name.
 	want := append(slices.Collect(maps.Keys(kindsOfChange())), "change", "Upload")
 	slices.Sort(found)
 	slices.Sort(want)

@@ -33,10 +33,10 @@ const (
 // route answers one kind of request.
 type route func(w http.ResponseWriter, r *http.Request)
 
-// fake is a Proxmox node that answers what a test tells it to, and nothing else.
+// fake is a Proxmox node that answers only what a test tells it to.
 type fake struct {
 	mu     sync.Mutex
-	routes map[string][]route // "GET /path" -> answers in turn, the last one for ever
+	routes map[string][]route // "GET /path" -> answers in turn, the last one repeats
 	seen   []string
 }
 
@@ -52,7 +52,7 @@ func (f *fake) requests() []string {
 	return append([]string(nil), f.seen...)
 }
 
-// changes are the requests that are no reads.
+// changes are the requests other than reads.
 func changes(requests []string) []string {
 	return slices.DeleteFunc(requests, func(r string) bool { return strings.HasPrefix(r, "GET ") })
 }
@@ -95,7 +95,7 @@ func raw(status, body string) route {
 // lost breaks the connection instead of answering.
 func lost(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
-// after answers late, unless the client has gone by then.
+// after answers late, unless the client is gone by then.
 func after(d time.Duration, then route) route {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -140,7 +140,7 @@ func (s *site) serve(t *testing.T, host string, h http.Handler) {
 	})
 }
 
-// client makes a client of the given hosts that trusts the site's certificate.
+// client returns a client of the given hosts that trusts the site's certificate.
 func (s *site) client(t *testing.T, hosts ...string) *Client {
 	t.Helper()
 	return s.clientWith(t, Options{RootCAs: s.pool(), Poll: time.Second}, hosts...)

@@ -10,11 +10,11 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// seeCreated looks whether the VM is there as it was to be made. A VM that is
-// not is somebody else's, though their token may be ours too.
+// seeCreated checks whether the VM exists as it was to be created. One that differs
+// belongs to someone else, even if the same token made it.
 func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
 	want = maps.Clone(want)
-	delete(want, "pool") // is no part of the configuration
+	delete(want, "pool") // not part of the configuration
 	return func(ctx context.Context) (sight, error) {
 		vm := cluster.VM{ID: id, Host: host}
 		err := c.readConfig(ctx, &vm)
@@ -24,73 +24,73 @@ func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string
 		case err != nil:
 			return sight{}, err
 		case vm.Lock == "create":
-			return sight{state: between, what: fmt.Sprintf("VM %d is being made", id)}, nil
+			return sight{state: partial, what: fmt.Sprintf("VM %d is being created", id)}, nil
 		}
 		if differs := differing(want, vm.Config); len(differs) > 0 {
-			return sight{superseded, fmt.Sprintf("VM %d is there, but not as it was to be made: %v differ", id, differs), cluster.ErrExists}, nil
+			return sight{superseded, fmt.Sprintf("VM %d exists, but not as wanted: %v differ", id, differs), cluster.ErrExists}, nil
 		}
 		return sight{state: reached, what: fmt.Sprintf("VM %d is there", id)}, nil
 	}
 }
 
-// seeAbsent gives the sight of a VM that its host does not have, if no other host
+// seeAbsent returns absent for a VM that its host does not have, if no other host
 // has it either.
 func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
 	free, err := c.isFree(ctx, id)
 	if err != nil || free {
 		return absent, err
 	}
-	return sight{between, fmt.Sprintf("VMID %d is taken, but not on that host", id), cluster.ErrExists}, nil
+	return sight{partial, fmt.Sprintf("VMID %d is taken, but not on that host", id), cluster.ErrExists}, nil
 }
 
-// seeConfig looks whether a configuration has the keys as they were to be set.
+// seeConfig checks whether the keys were set and deleted as wanted.
 func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range del {
 			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		if differs := differing(set, now.Config); len(differs) > 0 {
-			return changedOtherwise(vm, differs...), nil
+			return conflicting(vm, differs...), nil
 		}
-		// A drive that is allocated anew is only told from the one before by its volume.
+		// Only its volume distinguishes a newly allocated drive from the one before.
 		for key, value := range set {
 			if allocates(key, value) && volid(now.Config[key]) == volid(vm.Config[key]) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		return sight{state: reached, what: vm.String() + " is as wanted"}, nil
 	})
 }
 
-// seeReverted looks whether nothing of these keys is pending any more.
+// seeReverted checks whether none of these keys is pending any more.
 func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range keys {
 			if slices.Contains(now.Pending, key) {
-				return changedOtherwise(vm, key), nil
+				return conflicting(vm, key), nil
 			}
 		}
 		return sight{state: reached, what: "nothing of it is pending"}, nil
 	})
 }
 
-// seeFreed looks whether a disk is freed.
+// seeFreed checks whether a disk is freed.
 func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
 		if err := c.checkFreed(ctx, vm, disk); err != nil {
-			return sight{state: between, what: err.Error()}, nil
+			return sight{state: partial, what: err.Error()}, nil
 		}
 		return sight{state: reached, what: disk.Volid + " is freed"}, nil
 	})
 }
 
-// seeMoved looks whether the drive is the other VM's.
+// seeMoved checks whether the drive belongs to the other VM.
 func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
 		if now.Config[key] != "" {
-			return changedOtherwise(vm, key), nil
+			return conflicting(vm, key), nil
 		}
 		target := cluster.VM{ID: to, Host: vm.Host}
 		if err := c.readConfig(ctx, &target); err != nil {
@@ -98,13 +98,13 @@ func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey stri
 		}
 		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
 		if err != nil || disk.Owner != to || !hasOptions(vm.Config[key], target.Config[toKey]) {
-			return sight{state: between, what: fmt.Sprintf("%s is gone from %s, and VM %d does not have it as %s", key, vm, to, toKey)}, nil
+			return sight{state: partial, what: fmt.Sprintf("%s is gone from %s, and VM %d does not have it as %s", key, vm, to, toKey)}, nil
 		}
 		return sight{state: reached, what: fmt.Sprintf("it is %s of VM %d", toKey, to)}, nil
 	})
 }
 
-// seeDeleted looks whether a VM is gone.
+// seeDeleted checks whether a VM is gone.
 func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host}
@@ -115,13 +115,13 @@ func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) 
 		case err != nil:
 			return sight{}, err
 		case now.Digest != vm.Digest:
-			return changedOtherwise(vm), nil
+			return conflicting(vm), nil
 		}
 		return sight{state: untouched, what: vm.String() + " is there"}, nil
 	}
 }
 
-// seeState looks whether a VM is on or off.
+// seeState checks whether a VM is on or off.
 func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		s, err := c.vmStatus(ctx, vm)
@@ -136,7 +136,7 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 	}
 }
 
-// seeHA looks whether a VM is in Proxmox HA as wanted; nil is out of it.
+// seeHA checks whether a VM is in Proxmox HA as wanted; nil means not in it.
 func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now, err := c.HAResource(ctx, id)
@@ -157,8 +157,8 @@ func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.C
 	}
 }
 
-// seeVM looks at a VM whose configuration was read before: untouched while its
-// digest is the same, what look says when it is another one.
+// seeVM observes a VM whose configuration was read before: untouched while its
+// digest is the same, otherwise what look returns.
 func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
@@ -175,15 +175,15 @@ func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (si
 	}
 }
 
-func changedOtherwise(vm cluster.VM, keys ...string) sight {
-	what := "the configuration of " + vm.String() + " is another one"
+func conflicting(vm cluster.VM, keys ...string) sight {
+	what := "the configuration of " + vm.String() + " was changed"
 	if len(keys) > 0 {
 		what += fmt.Sprintf(", but not as wanted: %v", keys)
 	}
 	return sight{superseded, what, cluster.ErrChanged}
 }
 
-// differing lists the keys, sorted, whose value is not what was asked for.
+// differing lists the keys, sorted, whose value is not the requested one.
 func differing(want, now map[string]string) []string {
 	var differ []string
 	for _, key := range slices.Sorted(maps.Keys(want)) {

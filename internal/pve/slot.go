@@ -5,11 +5,10 @@ import (
 	"sync"
 )
 
-// slotsPerHost is how many tasks of ours may change storages and configurations
-// on one host at a time. They wait for each other's locks, and Proxmox gives up
-// on a lock after 10 s (pve-cluster, Cluster.pm, cfs_lock): more of them would
-// fail, not be faster. Proxmox's own bulk actions take 4 (datacenter.cfg,
-// max_workers).
+// slotsPerHost bounds how many of our tasks change storages and configurations on
+// one host at a time. They wait for each other's locks, and Proxmox gives up on a
+// lock after 10 s (pve-cluster, Cluster.pm, cfs_lock): more tasks would fail, not be
+// faster. Proxmox's own bulk actions use 4 (datacenter.cfg, max_workers).
 const slotsPerHost = 4
 
 // slots counts our tasks on each host. It is safe for concurrent use.
@@ -30,7 +29,7 @@ func (s *slots) of(host string) chan struct{} {
 	return s.hosts[host]
 }
 
-// take waits for a free slot. The caller gives it back with release.
+// take waits for a free slot. The caller returns it with release.
 func (s *slots) take(ctx context.Context, host string) (release func(), err error) {
 	slot := s.of(host)
 	select {

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// stallTimeout is how long a peer may take nothing of what is sent to it. It
-// bounds the sending of a body however large: an ISO may take an hour.
+// stallTimeout is how long a peer may accept no data. It bounds the sending of a
+// body of any size: an ISO may take an hour.
 const stallTimeout = 60 * time.Second
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// stallBound gives every connection the bound, and every attempt to make one dialTimeout.
+// stallBound applies stallTimeout to every connection, and dialTimeout to every attempt to make one.
 func stallBound(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
@@ -27,8 +27,8 @@ func stallBound(dial dialFunc) dialFunc {
 	}
 }
 
-// stallConn fails a write that makes no progress. Reads have no such bound here:
-// net/http reads ahead for the answer while a body is still being sent.
+// stallConn fails a write that makes no progress. Reads are not bounded here:
+// net/http already reads the answer while a body is still being sent.
 type stallConn struct {
 	net.Conn
 	mu    sync.Mutex
@@ -36,7 +36,7 @@ type stallConn struct {
 	dead  error     // why nothing more can be written
 }
 
-// SetWriteDeadline implements net.Conn. It holds besides the bound.
+// SetWriteDeadline implements net.Conn. It applies in addition to the bound.
 func (c *stallConn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -50,7 +50,7 @@ func (c *stallConn) SetDeadline(t time.Time) error {
 }
 
 func (c *stallConn) Write(p []byte) (written int, err error) {
-	// In pieces, each with the whole bound: one write may be a lot for a slow line.
+	// In pieces, each with the whole bound: one large write may take long on a slow line.
 	const piece = 64 << 10
 	for written < len(p) && err == nil {
 		var n int
@@ -78,8 +78,8 @@ func (c *stallConn) begin() error {
 	return c.Conn.SetWriteDeadline(deadline)
 }
 
-// end remembers an error. TLS says goodbye on a connection whatever happened to
-// it, which would wait for the peer once more.
+// end records an error. TLS sends a close alert even on a failed connection, which
+// would wait for the peer once more.
 func (c *stallConn) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

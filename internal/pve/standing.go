@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Standing implements cluster.Access. What the token's user may do and the whole
-// access control list are shown with Sys.Audit on /access (pve-access-control,
+// Standing implements cluster.Access. Reading the user's privileges and the whole
+// access control list requires Sys.Audit on /access (pve-access-control,
 // API2/AccessControl.pm, permissions; API2/ACL.pm, read_acl).
 func (c *Client) Standing(ctx context.Context, paths []string) (map[string]cluster.Standing, error) {
 	onAccess, err := c.Permissions(ctx, "/access")
@@ -39,8 +39,8 @@ func (c *Client) Standing(ctx context.Context, paths []string) (map[string]clust
 			}
 		}
 		for _, e := range acl {
-			// One that does not propagate leaves to the paths below what comes from above.
-			if e.Path == path && truth(e.Propagate) {
+			// An entry that does not propagate leaves the entries above it in force below.
+			if e.Path == path && toBool(e.Propagate) {
 				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.tokenID
 			}
 		}

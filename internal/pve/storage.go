@@ -21,7 +21,7 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
 		return images.StorageInfo{}, err
 	}
-	// Storages that are for other hosts, or disabled, are listed too (Storage.pm, storage_info).
+	// Storages of other hosts and disabled ones are listed too (Storage.pm, storage_info).
 	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage && s.Enabled != 0 })
 	if i < 0 {
 		err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
@@ -74,7 +74,7 @@ func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
 }
 
-// volumeRow is what a storage lists about a volume.
+// volumeRow is a volume in a storage's listing.
 type volumeRow struct {
 	Volid string      `json:"volid"`
 	Size  json.Number `json:"size"`

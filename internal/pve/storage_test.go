@@ -108,7 +108,7 @@ func TestOwnedVolumes(t *testing.T) {
 			}
 		}
 		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
-			t.Errorf("lists %v of a storage that is not there", got)
+			t.Errorf("lists %v of a missing storage", got)
 		}
 	})
 }

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// firstPoll is the shortest pause between two looks at a task, or at a VM.
+	// firstPoll is the shortest pause between two polls of a task or a VM.
 	firstPoll = 20 * time.Millisecond
-	// outage is how long a task's state may be unreadable before its wait gives up.
+	// outage is how long a task's state may be unreadable before the wait gives up.
 	outage = 2 * time.Minute
 	// logTail is how many lines of a task's log go into its error.
 	logTail = 8
@@ -29,15 +29,15 @@ const (
 	logLines = 500
 )
 
-// UPID is the name of a Proxmox task, in parts.
+// UPID is the parsed name of a Proxmox task.
 type UPID struct {
 	Raw   string
 	Node  string    // where it runs
 	Type  string    // "qmcreate", "imgcopy", …
 	ID    string    // what it works on: "101", "100-scsi1>200-scsi5"; may be empty
 	User  string    // "user@realm" or "user@realm!token"
-	Start time.Time // by the clock of the host
-	Ticks uint64    // from the boot of the host to when the worker began
+	Start time.Time // by the host's clock
+	Ticks uint64    // when the worker began, since the boot of the host
 }
 
 // ParseUPID reads UPID:node:pid:pstart:starttime:type:id:user: with the numbers in hex.
@@ -66,7 +66,7 @@ func (u UPID) path(what string) string {
 	return "/nodes/" + url.PathEscape(u.Node) + "/tasks/" + url.PathEscape(u.Raw) + "/" + what
 }
 
-// TaskError is a task that did not end well, or with warnings where those count.
+// TaskError is a task that failed, or that ended with warnings where those count as failure.
 type TaskError struct {
 	UPID UPID
 	Exit string   // Proxmox's exitstatus
@@ -82,7 +82,7 @@ func (e *TaskError) Error() string {
 	return foreign.Line(s)
 }
 
-// Unwrap gives the sentinels that the task's words amount to.
+// Unwrap returns the sentinels that the task's exit status amounts to.
 func (e *TaskError) Unwrap() []error {
 	errs := sentinels(e.Exit)
 	if noStatus.MatchString(e.Exit) {
@@ -91,16 +91,16 @@ func (e *TaskError) Unwrap() []error {
 	return errs
 }
 
-// noStatus is what Proxmox says of a task whose worker was killed, with its node
-// for instance: the last line of the log, which may be lost itself, is none that
-// a worker ends with (PVE/Tools.pm, upid_read_status). How far it came is unknown.
+// noStatus matches the status of a task whose worker was killed, for example with
+// its node: the last line of the log, if not lost too, is none that a worker ends
+// with (PVE/Tools.pm, upid_read_status). How far the task got is unknown.
 var noStatus = regexp.MustCompile(`^(?:unexpected status|unable to extract last line|unable to read tail \(got \d* bytes\)|unable to open file - .*)$`)
 
 func isWarnings(exit string) bool { return strings.HasPrefix(exit, "WARNINGS:") }
 
-// finish waits for the task that a change started. The change's own error comes
-// first, so that callers can pass both on. A task that ends with warnings has
-// done its work: they are passed on to Options.Warn.
+// finish waits for the task that a change started. A non-nil err, the change's own,
+// is returned at once. A task that ends with warnings has done its work: the
+// warnings go to Options.Warn.
 func (c *Client) finish(ctx context.Context, upid string, err error) error {
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (c *Client) finish(ctx context.Context, upid string, err error) error {
 	return err
 }
 
-// finishClean is finish for work that is only done without a warning.
+// finishClean is finish for work that a warning makes incomplete.
 func (c *Client) finishClean(ctx context.Context, upid string, err error) error {
 	if err != nil {
 		return err
@@ -121,8 +121,8 @@ func (c *Client) finishClean(ctx context.Context, upid string, err error) error 
 	return c.await(ctx, upid)
 }
 
-// await waits until a task has ended and returns nil for OK alone. When it gives
-// up before, the task goes on: the error wraps cluster.ErrLostAnswer.
+// await waits until a task has ended and returns nil only for OK. If it gives up
+// earlier, the task goes on: the error wraps cluster.ErrLostAnswer.
 func (c *Client) await(ctx context.Context, raw string) error {
 	upid, err := ParseUPID(raw)
 	if err != nil {
@@ -132,11 +132,11 @@ func (c *Client) await(ctx context.Context, raw string) error {
 	exit := ""
 	begun, ran := time.Now(), time.Duration(0)
 	readable := begun
-	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll, Expected: c.lasted.expected(upid)}
+	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.poll, Expected: c.durations.expected(upid)}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		status, err := c.taskStatus(ctx, upid)
 		if err != nil {
-			// 500 is also what there is to read while the host's pmxcfs is restarted.
+			// Reads also fail with 500 while the host's pmxcfs restarts.
 			if e, ok := errors.AsType[*Error](err); ok && e.Status < http.StatusInternalServerError || time.Since(readable) > outage {
 				return false, "", wait.Stop(err)
 			}
@@ -153,7 +153,7 @@ func (c *Client) await(ctx context.Context, raw string) error {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	if exit == "OK" {
-		c.lasted.add(upid, ran, time.Since(begun))
+		c.durations.add(upid, ran, time.Since(begun))
 		return nil
 	}
 	if exit == "" {
@@ -176,8 +176,8 @@ func (c *Client) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) 
 	return s, err
 }
 
-// taskLog is the end of a task's log; empty where it cannot be read, because it
-// only illustrates an error that stands without it.
+// taskLog returns the end of a task's log; empty if it cannot be read, because it
+// only illustrates an error.
 func (c *Client) taskLog(ctx context.Context, upid UPID) []string {
 	var rows []struct {
 		T json.RawMessage `json:"t"`
@@ -187,7 +187,7 @@ func (c *Client) taskLog(ctx context.Context, upid UPID) []string {
 	}
 	var lines []string
 	for _, row := range rows {
-		// An empty log is one line of its own (PVE/Tools.pm, dump_logfile).
+		// An empty log is shown as one line (PVE/Tools.pm, dump_logfile).
 		if line := strings.TrimSpace(scalar(row.T)); line != "" && line != "no content" && !strings.HasPrefix(line, "TASK ") {
 			lines = append(lines, c.transport.redact(line))
 		}

@@ -54,7 +54,7 @@ func TestParseUPID(t *testing.T) {
 	}
 }
 
-// TestOwnTasks are those of our token about the VMs that were asked for.
+// TestOwnTasks returns the tasks of our token about the requested VMs.
 func TestOwnTasks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -149,16 +149,16 @@ func TestTask(t *testing.T) {
 	}
 }
 
-// TestTaskPolls: that a short task has ended is seen soon, and a long one is not
-// asked about much oftener than the pause between two looks has it. The next of its
-// kind is asked about when it is due.
+// TestTaskPolls: the end of a short task is seen soon, and a long one is polled
+// hardly more often than the pause says. The next of its kind is polled when it is
+// due.
 func TestTaskPolls(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		takes, late time.Duration // of the first task
 		looks       int
 		lateNext    time.Duration // of the third
-		next        int           // looks at that
+		next        int           // polls of that one
 	}{
 		"at once":     {0, 0, 1, 0, 1},
 		"short":       {250 * time.Millisecond, 60 * time.Millisecond, 11, 20 * time.Millisecond, 4},
@@ -224,8 +224,8 @@ func TestTaskWaitEnds(t *testing.T) {
 		status  route
 		within  time.Duration
 	}{
-		"with the context":       {time.Minute, running, time.Minute},
-		"when Proxmox goes away": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
+		"with the context":                 {time.Minute, running, time.Minute},
+		"when Proxmox becomes unavailable": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -20,9 +20,9 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 	return of.Ties, of.Err
 }
 
-// TiesOf implements cluster.Inventory. A VM's error is that something cannot be read, with
-// every privilege that is missing; lists that Proxmox shortens for a token
-// without rights are short without an error.
+// TiesOf implements cluster.Inventory. A VM's error says what cannot be read, with
+// every missing privilege; lists that Proxmox filters for a token without rights are
+// incomplete without an error.
 func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
 	l := &look{Client: c}
 	of := make([]cluster.TiesRead, len(vms))
@@ -64,7 +64,7 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, VNets: vnets, Snippets: snippets}, nil
 }
 
-// aclEntries are the ACL entries of the VM itself, as far as our token sees them.
+// aclEntries returns the ACL entries of the VM itself that our token sees.
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
 	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
 		var acls []struct {
@@ -74,15 +74,15 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 		err := l.get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {
-			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: truth(a.Propagate)})
+			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: toBool(a.Propagate)})
 		}
 		return entries, err
 	})
 	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
-// snapshots lists the VM's snapshots by name. Proxmox's list ends with the
-// present state, under the name "current".
+// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
+// state, named "current".
 func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var rows []struct{ Name string }
 	if err := c.get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
@@ -97,8 +97,8 @@ func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error)
 	return names, nil
 }
 
-// restrictedTags are those of the VM's tags that Proxmox lists as allowed to
-// others only: registered ones, and those beyond the cluster's user-tag-access
+// restrictedTags returns the VM's tags that Proxmox does not allow us to set:
+// registered ones, and those outside the cluster's user-tag-access
 // (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, error) {
 	mine := strings.FieldsFunc(vm.Config["tags"], func(r rune) bool { return strings.ContainsRune(";, ", r) })
@@ -118,8 +118,9 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 	return slices.DeleteFunc(mine, func(tag string) bool { return slices.Contains(allowed, tag) }), nil
 }
 
-// hostArch is the architecture of the VM's host as a VM's arch names it, which is read
-// only where that counts. Proxmox 7 does not tell it, nor is it told to everybody.
+// hostArch returns the architecture of the VM's host in a VM's spelling. It is read
+// only if the VM sets arch. Proxmox 7 does not report it; later versions not to
+// every token.
 func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 	if vm.Config["arch"] == "" {
 		return "", nil
@@ -136,7 +137,7 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 	})
 }
 
-// snippets are the files of the VM's cicustom that are there, as far as our token sees them.
+// snippets returns the files of the VM's cicustom that exist, as far as our token sees them.
 func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var there []string
 	for part := range strings.SplitSeq(vm.Config["cicustom"], ",") {

@@ -17,10 +17,10 @@ const (
 	haList  = "GET /cluster/ha/resources?type=vm"
 )
 
-// tied101 is VM 101 as the cases below have it.
+// tied101 is VM 101 in the cases below.
 var tied101 = cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Pool: "talos"}
 
-// untied makes pve1 answer about a VM 101 that nothing is tied to, beside others' things.
+// untied makes pve1 answer about a VM 101 without ties, among others' objects.
 func untied(pve1 *fake) {
 	for path, list := range map[string]string{
 		onVM101 + "/firewall/rules":                     `[]`,
@@ -142,7 +142,7 @@ func TestTiesOfAFirewall(t *testing.T) {
 	})
 }
 
-// TestTiesOfSettings: what a setting of the VM needs to be there.
+// TestTiesOfSettings: what a setting of the VM requires to exist.
 func TestTiesOfSettings(t *testing.T) {
 	t.Parallel()
 	with := func(key, value string) func(*cluster.VM) {
@@ -209,7 +209,7 @@ func TestTiesFailClosed(t *testing.T) {
 	testTies(t, cases)
 }
 
-// at is a Unix time that lies so far ahead when a test begins in its bubble.
+// at is a Unix time that far ahead of the start of a test's bubble.
 func at(ahead time.Duration) int64 {
 	return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(ahead).Unix()
 }
@@ -241,15 +241,15 @@ func TestBackups(t *testing.T) {
 		"job that is disabled":   {path: jobs, answer: job(`"all":1,"enabled":0`)},
 		"job of the pool":        {path: jobs, answer: job(`"pool":"talos","all":0`), want: soon},
 		"job of another pool":    {path: jobs, answer: job(`"pool":"other","all":1`)},
-		"pool goes before list":  {path: jobs, answer: job(`"pool":"other","vmid":"101"`)},
-		"list goes before all":   {path: jobs, answer: job(`"vmid":"102","all":1`)},
+		"pool before list":       {path: jobs, answer: job(`"pool":"other","vmid":"101"`)},
+		"list before all":        {path: jobs, answer: job(`"vmid":"102","all":1`)},
 		"job on this host":       {path: jobs, answer: job(`"all":1,"node":"pve1"`), want: soon},
 		"job on another host":    {path: jobs, answer: job(`"all":1,"node":"pve2"`)},
-		"job of nobody":          {path: jobs, answer: job(`"enabled":1`)},
+		"job of no VM":           {path: jobs, answer: job(`"enabled":1`)},
 		"job that is not due":    {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":%d}]`, at(cluster.BusyWithin+time.Second)))},
 		"job that is just due":   {path: jobs, answer: data(fmt.Sprintf(`[{"id":"nightly","all":1,"next-run":"%d"}]`, at(cluster.BusyWithin))), want: busy("backup job nightly due at 2000-01-01 00:30 UTC")},
-		"job with no next run":   {path: jobs, answer: data(`[{"id":"old","all":1,"starttime":"22:00"}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
-		"job whose time is null": {path: jobs, answer: data(`[{"id":"old","all":1,"next-run":null}]`), want: busy("backup job old due at a time that Proxmox does not tell")},
+		"job with no next run":   {path: jobs, answer: data(`[{"id":"old","all":1,"starttime":"22:00"}]`), want: busy("backup job old due at a time that Proxmox does not report")},
+		"job whose time is null": {path: jobs, answer: data(`[{"id":"old","all":1,"next-run":null}]`), want: busy("backup job old due at a time that Proxmox does not report")},
 	})
 }
 
@@ -265,12 +265,12 @@ func TestReplications(t *testing.T) {
 		return state(fmt.Sprintf(`"next_sync":%d%s`, at(ahead), rest))
 	}
 	testTies(t, map[string]tie{
-		"runs":            {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, `,"pid":1234`), want: with("replication job 101-0 runs")},
-		"is due":          {path: list, answer: mine, path2: status, answer2: next(15*time.Minute, ``), want: with()},
-		"is overdue":      {path: list, answer: mine, path2: status, answer2: state(`"next_sync":1`), want: with()},
-		"is not due":      {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, ``), want: with()},
-		"is disabled":     {path: list, answer: mine, path2: status, answer2: next(0, `,"disable":1`), want: with()},
-		"target is away":  {path: list, answer: mine, path2: status, answer2: state(`"next_sync":0,"fail_count":4`), want: with()},
-		"cannot be asked": {path: list, answer: mine, path2: status, answer2: raw("595 No route to host", ""), err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/replication: 595 No route to host`},
+		"runs":              {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, `,"pid":1234`), want: with("replication job 101-0 runs")},
+		"is due":            {path: list, answer: mine, path2: status, answer2: next(15*time.Minute, ``), want: with()},
+		"is overdue":        {path: list, answer: mine, path2: status, answer2: state(`"next_sync":1`), want: with()},
+		"is not due":        {path: list, answer: mine, path2: status, answer2: next(24*time.Hour, ``), want: with()},
+		"is disabled":       {path: list, answer: mine, path2: status, answer2: next(0, `,"disable":1`), want: with()},
+		"target is offline": {path: list, answer: mine, path2: status, answer2: state(`"next_sync":0,"fail_count":4`), want: with()},
+		"cannot be asked":   {path: list, answer: mine, path2: status, answer2: raw("595 No route to host", ""), err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/replication: 595 No route to host`},
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// keptSessions is how many TLS sessions are kept: one for each host is needed.
+// keptSessions bounds the kept TLS sessions: one per host is needed.
 const keptSessions = 64
 
 // FingerprintError says that a server's certificate is not the pinned one.
@@ -28,18 +28,18 @@ func (e *FingerprintError) Error() string {
 	return fmt.Sprintf("certificate of %s has fingerprint %s, not the pinned %s", e.Addr, e.Got, strings.Join(e.Want, " or "))
 }
 
-// tlsConfig says whom to trust: the pinned certificates if there are any, else
+// tlsConfig decides what to trust: the pinned certificates if there are any, else
 // the given authorities, else the system's.
 func tlsConfig(o Options) (*tls.Config, error) {
-	// Changes go over connections of their own, which take up the TLS session of an
-	// earlier one: what is verified here is verified then, too.
+	// Changes use new connections, which resume the TLS session of an earlier one:
+	// the verification set up here then runs, too.
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions)}
 	if o.Fingerprint != "" {
 		pins, err := parseFingerprints(o.Fingerprint)
 		if err != nil {
 			return nil, err
 		}
-		// A pin stands in for the chain and the host name; both are not looked at.
+		// A pin replaces the checks of the chain and the host name.
 		cfg.InsecureSkipVerify = true
 		cfg.VerifyConnection = func(cs tls.ConnectionState) error { return verifyPin(cs, pins) }
 		return cfg, nil

@@ -74,7 +74,7 @@ func TestTrust(t *testing.T) {
 	}
 }
 
-// TestCertificateThatRanOut: a CA is of no help, and the remedy says so.
+// TestCertificateThatRanOut: a CA does not help, and the hint says so.
 func TestCertificateThatRanOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -83,7 +83,7 @@ func TestCertificateThatRanOut(t *testing.T) {
 		time.Sleep(time.Until(s.cert.Leaf.NotAfter) + time.Second)
 		_, err := s.client(t, "pve1").Quorate(t.Context())
 		why, wrongName := Untrusted(err)
-		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "clock is right") || strings.Contains(hints, "caFile") {
+		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "this machine's clock") || strings.Contains(hints, "caFile") {
 			t.Errorf("%v: %q, %t, %s", err, why, wrongName, hints)
 		}
 	})
@@ -100,7 +100,7 @@ func TestUntrusted(t *testing.T) {
 			why       string
 			wrongName bool
 		}{
-			"pve1": {Options{}, "nobody that this machine trusts vouches for it", false},
+			"pve1": {Options{}, "its issuer is not trusted by this machine", false},
 			"pve9": {Options{RootCAs: s.pool()}, "pve9", true},
 		} {
 			_, err := s.clientWith(t, want.o, host).Quorate(t.Context())

@@ -23,47 +23,47 @@ import (
 
 const (
 	dialTimeout = 10 * time.Second
-	// headerTimeout bounds the wait for the answer to a change, from when all of it
-	// was sent. It outlasts by far the 30 s after which the entry node gives up on
-	// whoever it handed the request on to, and says so itself (AnyEvent.pm, proxy_request).
+	// headerTimeout bounds the wait for the answer to a change once it is sent. It
+	// is well above the 30 s after which the entry node gives up on the node that it
+	// forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
 	headerTimeout = 90 * time.Second
-	// readTimeout bounds one attempt at a read, for the same reason a little above 30 s.
+	// readTimeout bounds one attempt at a read; a little above 30 s for the same reason.
 	readTimeout = 40 * time.Second
-	// retryBudget is how long after the first attempt a further one may begin. A
-	// read about a node that is down is answered 595 after 30 s by each endpoint:
-	// two of them have to do.
+	// retryBudget is how long after the first attempt another may start. Each
+	// endpoint answers a read about a node that is down with 595 after 30 s: two of
+	// them must suffice.
 	retryBudget = 45 * time.Second
-	// idleTimeout is below the 5 s after which pveproxy closes an idle
-	// connection, so that no request runs into the closing.
+	// idleTimeout is below the 5 s after which pveproxy closes an idle connection,
+	// so that no request runs into the closing.
 	idleTimeout = 3 * time.Second
 	maxAnswer   = 64 << 20
 
 	apiPrefix = "/api2/json"
 )
 
-// backoff is the pauses after each round over all endpoints that brought no answer.
+// backoff holds the pauses after each round over all endpoints without an answer.
 var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
 
 var (
-	errSlowRead   = fmt.Errorf("no whole answer within %s", readTimeout)
+	errSlowRead   = fmt.Errorf("no complete answer within %s", readTimeout)
 	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
 )
 
-// transport sends each request to the endpoint that answered last, and to the
-// others when no connection can be made. It turns every answer but a success
-// into an *Error, which go-proxmox would lose. Reads are repeated when no answer
-// came; a change is sent again only if the first time nothing was sent at all, or
-// Proxmox says that it has forgotten who asks: see Error.noUser.
-// No attempt bounds the time that a body takes to be sent, only its standstill.
+// transport sends each request to the endpoint that answered last, and to the others
+// if no connection can be made. It turns every answer except success into an *Error,
+// which go-proxmox would lose. It retries reads that got no answer; it sends a
+// change again only if nothing was sent the first time, or if Proxmox lost the
+// request's user (see Error.noUser). An attempt bounds a body's stall, not the time
+// that it takes to send.
 type transport struct {
 	endpoints []*url.URL
 	reads     *http.Transport
-	// writes makes a connection for each request: one that the server has just
-	// closed would leave us not knowing whether the change arrived.
+	// writes makes a connection for each request: on a reused one that the server
+	// has just closed, we would not know whether the change arrived.
 	writes  *http.Transport
 	current atomic.Int64 // index into endpoints
 	redact  func(string) string
-	wrap    func(http.RoundTripper) http.RoundTripper // around either
+	wrap    func(http.RoundTripper) http.RoundTripper // wraps both
 }
 
 func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, error) {
@@ -111,18 +111,18 @@ type unreachableError struct{ errs []error }
 
 func (e *unreachableError) Unwrap() []error { return e.errs }
 
-// Is makes it a cluster.ErrNotNow: nothing was sent, not even of a change.
+// Is matches cluster.ErrNotNow: nothing was sent, not even of a change.
 func (e *unreachableError) Is(target error) bool {
 	return target == cluster.ErrNotNow && !slices.ContainsFunc(e.errs, isIdentity)
 }
 
-// silentError is a read to which no whole answer came.
+// silentError is a read that got no complete answer.
 type silentError struct{ error }
 
 func (e *silentError) Unwrap() error        { return e.error }
 func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
-// isIdentity says whether who answers is not the server that is meant.
+// isIdentity reports whether the server that answers is not the intended one.
 func isIdentity(err error) bool {
 	_, other := errors.AsType[*FingerprintError](err)
 	return other || isCertificate(err)
@@ -155,8 +155,8 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// round tries every endpoint once, beginning with the one that answered last,
-// for as long as the budget lasts. again says that trying once more can do no harm.
+// round tries every endpoint once, starting with the one that answered last, while
+// the budget lasts. again says that another round is safe.
 func (t *transport) round(req *http.Request, start time.Time) (resp *http.Response, again bool, err error) {
 	first := int(t.current.Load())
 	unreachable := &unreachableError{}
@@ -182,7 +182,7 @@ func (t *transport) round(req *http.Request, start time.Time) (resp *http.Respon
 	return nil, time.Since(start) < retryBudget, err
 }
 
-// mayRepeat says whether a request that brought no answer may be sent again.
+// mayRepeat reports whether a request that got no answer may be sent again.
 func mayRepeat(req *http.Request, sent bool, err error) bool {
 	if req.Context().Err() != nil || isIdentity(err) {
 		return false
@@ -195,8 +195,8 @@ func mayRepeat(req *http.Request, sent bool, err error) bool {
 	return !answered || isGateway(e.Status) || e.noUser()
 }
 
-// try sends req to one endpoint. sent is true as soon as a connection stood: the
-// request may then have arrived.
+// try sends req to one endpoint. sent is true once a connection existed: the request
+// may then have arrived.
 func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
 	var connected atomic.Bool
 	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
@@ -237,8 +237,8 @@ func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, se
 	return nil, sent, err
 }
 
-// answer reads the whole answer, so that one that breaks off counts as none, and
-// turns everything but Proxmox's own form of success into an *Error.
+// answer reads the whole answer, so that a truncated one counts as none, and turns
+// everything except Proxmox's own form of success into an *Error.
 func (t *transport) answer(resp *http.Response) (*http.Response, error) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if closeErr := resp.Body.Close(); err == nil {

@@ -62,7 +62,7 @@ func TestReadIsRepeated(t *testing.T) {
 	}
 }
 
-// TestChangeWithAForgottenUser: before it knows who asks Proxmox does nothing.
+// TestChangeWithAForgottenUser: Proxmox does nothing before it knows the user.
 func TestChangeWithAForgottenUser(t *testing.T) {
 	t.Parallel()
 	forgot := raw("500 user name not set", `{"data":null,"message":"user name not set\n"}`)
@@ -141,7 +141,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		pve2 := s.node(t, "pve2")
 		pve2.on("PUT /nodes/pve1/qemu/101/config", data("null"))
 		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
-		c := s.client(t, "pve1", "pve2") // nobody listens at pve1
+		c := s.client(t, "pve1", "pve2") // nothing listens at pve1
 		for range 2 {
 			if err := c.SetConfig(t.Context(), vm, map[string]string{"cores": "2"}, nil); err != nil {
 				t.Fatal(err)
@@ -152,7 +152,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 		if got := c.transport.current.Load(); got != 1 {
-			t.Errorf("asks endpoint %d first, not the one that answered", got)
+			t.Errorf("asks endpoint %d first, not the one that last answered", got)
 		}
 	})
 }

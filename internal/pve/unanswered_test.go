@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestUnansweredIsNoted: whoever has a VM switched on or off learns whether a
-// request of that may still be carried out, though the VM is as it was to be.
-func TestUnansweredIsNoted(t *testing.T) {
+// TestUnansweredIsReported: the caller of a power change learns whether an unanswered
+// request may still be carried out, although the VM is as wanted.
+func TestUnansweredIsReported(t *testing.T) {
 	t.Parallel()
 	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
 	for name, c := range map[string]struct {
@@ -22,7 +22,7 @@ func TestUnansweredIsNoted(t *testing.T) {
 	}{
 		"its task was found":         {do: start},
 		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
-		"nobody knows who did it":    {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
+		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
 		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestUnansweredIsNoted(t *testing.T) {
 	}
 }
 
-// shutdownMeanwhile shuts a VM down that switches itself off at the same time.
+// shutdownMeanwhile shuts down a VM that switches itself off at the same time.
 func shutdownMeanwhile(ctx context.Context, t *testing.T, l lab) error {
 	time.AfterFunc(2*time.Second, func() { _ = l.world.PowerOff(9011) })
 	return l.Shutdown(ctx, l.read(t, 9011), time.Minute)

@@ -16,12 +16,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// uploadAttempts bounds how often an ISO is sent whose answer is lost.
+// uploadAttempts bounds how often an ISO is sent when answers are lost.
 const uploadAttempts = 3
 
-// Upload implements images.Store. It holds no more than a buffer of the ISO in
-// memory. An upload whose answer is lost, and that has come to nothing, is sent
-// again: whichever of them Proxmox stores in the end, it stores the same bytes.
+// Upload implements images.Store. It holds only a buffer of the ISO in memory. An
+// upload whose answer was lost and that had no effect is sent again: whichever of
+// them Proxmox stores, the bytes are the same.
 func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkISOName(u.Name); err != nil {
 		return err
@@ -29,12 +29,12 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	if err := c.mayUpload(ctx, u.Storage); err != nil {
 		return err
 	}
-	// What has this size already says nothing about this upload.
+	// A file that already has this size proves nothing about this upload.
 	size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
 	if err != nil {
 		return err
 	}
-	shows := !found || size != u.SizeBytes
+	absent := !found || size != u.SizeBytes
 	path := "/nodes/" + url.PathEscape(u.Host) + "/storage/" + url.PathEscape(u.Storage) + "/upload"
 	for attempt := 1; ; attempt++ {
 		sent := time.Now()
@@ -46,9 +46,9 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
 			return err
 		}
-		again := true // of a part nothing comes: the server waits for Content-Length bytes
+		again := true // a partial upload has no effect: the server waits for Content-Length bytes
 		if whole {
-			again, err = c.findUpload(ctx, u, shows, sent, err)
+			again, err = c.findUpload(ctx, u, absent, sent, err)
 		}
 		if err == nil || !again || attempt == uploadAttempts {
 			return err
@@ -56,11 +56,11 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 	}
 }
 
-// mayUpload refuses what Proxmox would refuse, in a way that it could not be heard:
-// it looks at that one privilege before it reads the file and answers three
-// seconds later, but closes a connection on which more than half a megabyte has
-// arrived meanwhile, and takes what arrives on one that it knows already for a bad
-// request (pve-manager, HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
+// mayUpload refuses what Proxmox would refuse without our receiving the answer:
+// Proxmox checks this privilege before it reads the file and answers three seconds
+// later, but closes a connection on which more than half a megabyte has arrived by
+// then, and takes data on a connection that it knows for a bad request (pve-manager,
+// HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
 func (c *Client) mayUpload(ctx context.Context, storage string) error {
 	const privilege = "Datastore.AllocateTemplate"
 	path := "/storage/" + storage
@@ -74,12 +74,13 @@ func (c *Client) mayUpload(ctx context.Context, storage string) error {
 	return nil
 }
 
-// isoName is what Proxmox leaves as it is (pve-storage, Storage.pm,
-// normalize_content_filename) and takes for an ISO, but for its length: a bound of
-// the pattern's own would be compiled a thousand times as long, at every start.
+// isoName matches what Proxmox leaves as it is (pve-storage, Storage.pm,
+// normalize_content_filename) and takes for an ISO. The length is checked
+// separately: in the pattern it would slow the compiling, at every start, a
+// thousandfold.
 var isoName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.iso$`)
 
-// maxISOName is what a name may have in a directory.
+// maxISOName is the length limit of a file name.
 const maxISOName = 255
 
 // checkISOName refuses names under which Proxmox would not store the file.
@@ -90,8 +91,8 @@ func checkISOName(name string) error {
 	return nil
 }
 
-// sendISO uploads and returns the name of the task that checks and stores what
-// was sent. whole says whether the file was sent to its end.
+// sendISO uploads an ISO and returns the name of the task that checks and stores it.
+// whole says whether the file was sent to its end.
 func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
 	form, err := newForm(u)
 	if err != nil {
@@ -106,7 +107,7 @@ func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upi
 	if err != nil {
 		return "", false, err
 	}
-	// Proxmox does not take chunked bodies: the length is known beforehand.
+	// Proxmox rejects chunked bodies: the length must be known beforehand.
 	req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
 	req.GetBody = bodies.open
 	req.Header.Set("Authorization", c.auth)
@@ -126,13 +127,13 @@ func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upi
 	return answer.Data, false, nil
 }
 
-// findUpload learns what became of an upload whose answer was lost. Its task
-// runs on the node that took it, whichever that was: an upload is not handed on
-// to the host that it is for. again says that nothing has come of it; shows that
-// a file of the right size was not there before.
-func (c *Client) findUpload(ctx context.Context, u images.Upload, shows bool, sent time.Time, lost error) (again bool, err error) {
+// findUpload finds out what became of an upload whose answer was lost. Its task runs
+// on whichever node received it: uploads are not forwarded to their host. again says
+// that the upload had no effect; absent says that no file of the right size existed
+// before.
+func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
-	var since time.Time // when the world first answered
+	var since time.Time // when Proxmox first answered
 	w := wait.For{Name: "find out whether the upload arrived", Every: c.poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
@@ -146,7 +147,7 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, shows bool, se
 		if since.IsZero() {
 			since = time.Now()
 		}
-		stored = shows && found && size == u.SizeBytes
+		stored = absent && found && size == u.SizeBytes
 		return stored || time.Since(since) >= lateness, "neither a task nor the file", nil
 	})
 	switch {
@@ -157,10 +158,10 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, shows bool, se
 	case stored:
 		return false, nil
 	}
-	return true, fmt.Errorf("%w; since then neither a task nor the file has shown", lost)
+	return true, fmt.Errorf("%w; since then neither a task nor the file has appeared", lost)
 }
 
-// uploadTask finds the task of an upload that was sent at that time, on any host; "" if there is none.
+// uploadTask finds the task of an upload sent at that time, on any host; "" if there is none.
 func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
 	online, _, err := c.Nodes(ctx)
 	if err != nil {

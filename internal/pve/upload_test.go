@@ -33,10 +33,10 @@ const (
 // mayUpload says that the token may upload ISOs.
 var mayUpload = data(`{"/storage/isos":{"Datastore.AllocateTemplate":1}}`)
 
-// part is one part of an uploaded form, as it came.
+// part is one part of an uploaded form, as received.
 type part struct{ Name, File, Value string }
 
-// countedFile counts how many are open.
+// countedFile counts the open files.
 type countedFile struct {
 	io.Reader
 	open *atomic.Int32
@@ -44,7 +44,7 @@ type countedFile struct {
 
 func (f *countedFile) Close() error { f.open.Add(-1); return nil }
 
-// isoOf is an upload of that file, said to have size bytes.
+// isoOf is an upload of that file with an announced size.
 func isoOf(content []byte, size int64, open *atomic.Int32) images.Upload {
 	sum := sha256.Sum256(content)
 	return images.Upload{
@@ -141,7 +141,7 @@ func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	}
 }
 
-// swallow answers after the whole request has come.
+// swallow answers after receiving the whole request.
 func swallow(then route) route {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -198,7 +198,7 @@ func TestUploadFails(t *testing.T) {
 	}
 }
 
-// TestUploadThatProxmoxWouldRefuse is not begun: the refusal could not be heard.
+// TestUploadThatProxmoxWouldRefuse is not started: the refusal could not be received.
 func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -243,8 +243,8 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 	})
 }
 
-// TestUploadWithoutAnswer: what came of an upload is asked of the world, and
-// only one that came to nothing is sent again.
+// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one
+// without effect is sent again.
 func TestUploadWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	const (
@@ -259,10 +259,10 @@ func TestUploadWithoutAnswer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answers []route
 		isos    []route
-		tasks   []route // of pve2, to which the upload goes
+		tasks   []route // of pve2, which receives the upload
 		exit    string  // of the task there
 		sent    int
-		quick   bool // nothing can have come of it, so nobody is asked
+		quick   bool // it cannot have had an effect, so nothing is looked up
 		is      error
 		fails   string
 	}{
@@ -271,9 +271,9 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
 		"cut off, then sent again": {answers: []route{lost, ok}, sent: 2, quick: true},
 		"a file was there before":  {answers: []route{swallow(lost), ok}, isos: []route{there}, sent: 2},
-		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has shown"},
+		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has appeared"},
 		"a proxy gives it up":      {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
-		"nobody can be asked":      {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
+		"nothing can be looked up": {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -314,8 +314,8 @@ func TestUploadWithoutAnswer(t *testing.T) {
 	}
 }
 
-// TestUploadIsCancelled: at once, although the server takes nothing, and without
-// having read more of the file than fits on the way. The next one succeeds.
+// TestUploadIsCancelled at once, although the server reads nothing, without reading
+// more of the file than fits in transit. The next upload succeeds.
 func TestUploadIsCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -339,7 +339,7 @@ func TestUploadIsCancelled(t *testing.T) {
 		go func() { ended <- c.Upload(ctx, u) }()
 		synctest.Wait()
 		if n := read.Load(); n > 1<<20 {
-			t.Errorf("%d bytes were read that nobody took", n)
+			t.Errorf("%d bytes were read, but none was received", n)
 		}
 		begun := time.Now()
 		cancel()
@@ -353,7 +353,7 @@ func TestUploadIsCancelled(t *testing.T) {
 	})
 }
 
-// TestUploadRefusesNames: Proxmox would store it under another one, or not at all.
+// TestUploadRefusesNames that Proxmox would change or reject.
 func TestUploadRefusesNames(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {

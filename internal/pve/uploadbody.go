@@ -39,8 +39,8 @@ func newForm(u images.Upload) (form, error) {
 	return form{head: b.Bytes()[:head], tail: b.Bytes()[head:], contentType: w.FormDataContentType()}, nil
 }
 
-// uploads are the bodies of one upload's attempts. net/http may go on reading a
-// body for a moment after it has returned an answer; close ends that.
+// uploads holds the bodies of one upload's attempts. net/http may still read a body
+// for a moment after it has returned an answer; close ends that.
 type uploads struct {
 	form   form
 	upload images.Upload
@@ -65,7 +65,7 @@ func (b *uploads) open() (io.ReadCloser, error) {
 	return body, nil
 }
 
-// whole says whether any attempt has read its file to the end.
+// whole reports whether any attempt has read its file to the end.
 func (b *uploads) whole() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -114,7 +114,7 @@ func (b *uploadBody) Close() error {
 	return b.file.Close()
 }
 
-// wholeReader reads a file of known size and tells how much has been read.
+// wholeReader reads a file of known size and reports how much has been read.
 type wholeReader struct {
 	file       io.Reader
 	read, size int64

@@ -19,7 +19,7 @@ import (
 
 const (
 	hugeBytes = 4 << 30
-	// hugeSHA256 is that of so many zeros.
+	// hugeSHA256 is the checksum of that many zeros.
 	hugeSHA256 = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca"
 
 	roleVar   = "RECAST_UPLOAD_ROLE" // of the process: "server" or "client"
@@ -27,9 +27,9 @@ const (
 	fileVar   = "RECAST_UPLOAD_FILE"
 )
 
-// TestUploadMemory uploads 4 GiB over TLS to a server in a process of its own,
-// from a client in another, which is small before: its peak above that counts.
-// It is all three, by the environment.
+// TestUploadMemory uploads 4 GiB over TLS to a server in another process, from a
+// client in a third, small one: its peak above that counts. The environment selects
+// the role.
 func TestUploadMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("4 GiB take a while")
@@ -51,9 +51,9 @@ func TestUploadMemory(t *testing.T) {
 	if got.cancelled > time.Second {
 		t.Errorf("cancelled in %s", got.cancelled)
 	}
-	// The kernel's buffers on both ends take some of it; no more than that.
+	// The kernel's buffers on both ends take some of it, but no more.
 	if got.aheadMiB > 256 {
-		t.Errorf("%.1f MiB were read from the file that the server had not taken", got.aheadMiB)
+		t.Errorf("%.1f MiB were read from the file that the server had not received", got.aheadMiB)
 	}
 }
 
@@ -67,12 +67,12 @@ func BenchmarkUpload(b *testing.B) {
 	b.ReportMetric(last.cancelled.Seconds()*1000, "ms-to-cancel")
 }
 
-// uploadFigures are what one upload cost.
+// uploadFigures are the cost of one upload.
 type uploadFigures struct {
 	idleMiB, aboveMiB float64
 	took              time.Duration
-	cancelled         time.Duration // from the cancel to the return of an upload that the server had stopped taking
-	aheadMiB          float64       // what that one had read from its file and the server had not got
+	cancelled         time.Duration // from the cancel to the return of an upload that the server had stopped reading
+	aheadMiB          float64       // what that one had read from its file beyond what the server received
 }
 
 // measureUpload runs server and client.
@@ -95,7 +95,7 @@ func measureUpload(t testing.TB) uploadFigures {
 		t.Fatal(err)
 	}
 	defer func() {
-		_ = stop.Close() // that is the end of the server
+		_ = stop.Close() // ends the server
 		_ = server.Wait()
 	}()
 	where, err := bufio.NewReader(out).ReadString('\n')
@@ -115,7 +115,7 @@ func measureUpload(t testing.TB) uploadFigures {
 	return got
 }
 
-// again runs this test in another process, as somebody else.
+// again runs this test in another process, in another role.
 func again(t testing.TB, role string, env ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
@@ -151,7 +151,7 @@ func uploadHuge(t *testing.T) {
 	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
 }
 
-// cancelHuge cancels an upload once the server takes no more of it.
+// cancelHuge cancels an upload once the server stops reading.
 func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, aheadMiB float64) {
 	u.Host = stallingHost
 	ctx, cancel := context.WithCancel(t.Context())
@@ -172,7 +172,7 @@ func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, a
 			continue
 		case err := <-ended:
 			t.Fatalf("ended by itself: %v", err)
-		case <-time.After(500 * time.Millisecond): // the other process takes nothing any more
+		case <-time.After(500 * time.Millisecond): // the other process reads no more
 		}
 		break
 	}

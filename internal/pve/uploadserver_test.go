@@ -20,13 +20,13 @@ import (
 )
 
 const (
-	// stallingHost is where an upload stops being read after stallAfter bytes.
+	// stallingHost stops reading an upload after stallAfter bytes.
 	stallingHost = "pve2"
 	stallAfter   = 64 << 20
 )
 
-// serveUploads is a Proxmox node that takes uploads of ISOs and keeps nothing of
-// them but their checksums. It says where it listens, and ends with its input.
+// serveUploads is a Proxmox node that receives uploads of ISOs and keeps only their
+// checksums. It prints its address, and ends with its input.
 func serveUploads(t *testing.T) {
 	cert := newCertificate(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +76,7 @@ func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// taken is an upload as it came.
+// taken is an upload as received.
 type taken struct {
 	fields map[string]string
 	name   string
@@ -89,8 +89,8 @@ var (
 )
 
 // takeUpload reads a form as strictly as Proxmox's own parser (pve-http-server,
-// AnyEvent.pm, file_upload_multipart): the length known beforehand, the fields in
-// this order, the file last, each part beginning with its Content-Disposition.
+// AnyEvent.pm, file_upload_multipart): a known length, the fields in this order, the
+// file last, each part beginning with its Content-Disposition.
 func takeUpload(r *http.Request) (taken, error) {
 	got := taken{fields: map[string]string{}}
 	_, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -106,7 +106,7 @@ func takeUpload(r *http.Request) (taken, error) {
 		}
 		m := fieldHeader.FindStringSubmatch(line(in))
 		if m == nil || m[1] != name {
-			return got, fmt.Errorf("%s does not come when it should", name)
+			return got, fmt.Errorf("%s does not come when expected", name)
 		}
 		if err := expect(in, "\r\n"); err != nil {
 			return got, err
@@ -149,7 +149,7 @@ func expect(in *bufio.Reader, text string) error {
 	return nil
 }
 
-// line is the next one with its end; "" at the end of the body.
+// line returns the next line with its end; "" at the end of the body.
 func line(in *bufio.Reader) string {
 	s, err := in.ReadString('\n')
 	if err != nil {

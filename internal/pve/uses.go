@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Uses implements images.Users: every VM of the whole Proxmox cluster, with what
-// waits for its next start, and every snapshot. Containers have no ISOs.
+// Uses implements images.Users: it returns every VM of the whole Proxmox cluster,
+// with its pending changes, and every snapshot. Containers have no ISOs.
 func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 	if err := c.seesEveryVM(ctx); err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 	}
 	for _, row := range rows {
 		if away.has(row.Node) {
-			away.missing(fromResource(row))
+			away.addVM(fromResource(row))
 		}
 	}
 	if err := away.err(); err != nil {
@@ -48,7 +48,7 @@ func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 			var err error
 			found[i], err = c.usesOf(ctx, vm)
 			if isNoConfig(err) {
-				// Deleted or moved since the list was made: ask about this one alone.
+				// Deleted or moved since the list was read: look up this VM alone.
 				if vm, err = c.VM(ctx, vm.ID); errors.Is(err, cluster.ErrNotFound) {
 					return nil
 				}
@@ -68,9 +68,9 @@ func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
 	return slices.Concat(found...), nil
 }
 
-// usesOf reads one VM. Its configuration as GET config gives it has pending
-// changes merged in, and so leaves out what a running VM has in a drive that is
-// to be removed; the list of pending changes has both.
+// usesOf reads one VM. GET config merges pending changes, and so omits what a
+// running VM still has in a drive that is to be removed; the list of pending changes
+// has both.
 func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
 	var rows []struct {
 		Key            string
@@ -118,21 +118,21 @@ func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error
 
 const seeVM = "VM.Audit"
 
-// seesEveryVM refuses unless the token provably sees every VM. Where it does not,
-// lists are short without an error. What it may do everywhere is not enough to
-// know: paths where it may do nothing are left out of /access/permissions
-// (RPCEnvironment.pm, get_effective_permissions), so that a hole below /vms shows
-// only beside the access control list, which has to be whole itself.
+// seesEveryVM refuses unless the token provably sees every VM; otherwise lists are
+// incomplete without an error. The token's privileges alone prove nothing:
+// /access/permissions omits paths without any (RPCEnvironment.pm,
+// get_effective_permissions), so that a gap below /vms shows only in comparison with
+// the access control list, which must be complete itself.
 func (c *Client) seesEveryVM(ctx context.Context) error {
 	var held map[string]map[string]json.RawMessage
 	if err := c.get(ctx, "/access/permissions", &held); err != nil {
 		return err
 	}
-	if !truth(held["/vms"][seeVM]) {
-		return c.blind("/vms", seeVM, " that propagates")
+	if !toBool(held["/vms"][seeVM]) {
+		return c.refuseUnseen("/vms", seeVM, " that propagates")
 	}
 	if held["/access"]["Sys.Audit"] == nil {
-		return c.blind("/access", "Sys.Audit", ", without which gaps in VM.Audit do not show")
+		return c.refuseUnseen("/access", "Sys.Audit", ", without which gaps in VM.Audit do not show")
 	}
 	var acl []aclEntry
 	if err := c.get(ctx, "/access/acl", &acl); err != nil {
@@ -145,12 +145,12 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 	for _, entry := range acl {
 		paths[entry.Path] = true
 		if c.hidesPool(entry) {
-			return c.blind(entry.Path, seeVM, ": the role NoAccess is given there")
+			return c.refuseUnseen(entry.Path, seeVM, ": the role NoAccess is given there")
 		}
 	}
 	for path := range paths {
 		if strings.HasPrefix(path, "/vms/") && held[path][seeVM] == nil {
-			return c.blind(path, seeVM, "")
+			return c.refuseUnseen(path, seeVM, "")
 		}
 	}
 	return nil
@@ -159,9 +159,9 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 // aclEntry is one entry of Proxmox's access control list.
 type aclEntry struct{ Path, UGID, RoleID, Type string }
 
-// hidesPool says whether an entry takes from us what we may do on the VMs of a
-// pool: NoAccess there is the one role that wins over entries elsewhere
-// (RPCEnvironment.pm, compile_acl_path). Who is in a group is not known.
+// hidesPool reports whether an entry takes away our privileges on the VMs of a pool:
+// NoAccess there is the only role that overrides entries elsewhere
+// (RPCEnvironment.pm, compile_acl_path). Members are unknown: any group counts.
 func (c *Client) hidesPool(e aclEntry) bool {
 	switch {
 	case e.RoleID != "NoAccess":
@@ -172,9 +172,9 @@ func (c *Client) hidesPool(e aclEntry) bool {
 	return e.Type == "group" && (e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/"))
 }
 
-// blind refuses because of what a VM that is not seen may use.
-func (c *Client) blind(path, privilege, note string) error {
+// refuseUnseen refuses: VMs that the token does not see may use anything.
+func (c *Client) refuseUnseen(path, privilege, note string) error {
 	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.tokenID, privilege, path, note)
-	return fault.WithHint(err, "what a VM that it does not see uses would be taken for unused. It needs VM.Audit on /vms and Sys.Audit on /, "+
-		"both propagated, and no entry below that takes them away: pveum acl list; recast doctor says what else is missing")
+	return fault.WithHint(err, "recast would take what an unseen VM uses for unused. The token needs VM.Audit on /vms and Sys.Audit on /, "+
+		"both propagated, and no entry below that removes them: pveum acl list; recast doctor says what else is missing")
 }

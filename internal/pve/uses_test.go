@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// seesAll answers as to a token that sees every VM.
+// seesAll answers as for a token that sees every VM.
 func seesAll(f *fake) {
 	f.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 	f.on("GET /access/permissions", data(`{"/":{"Sys.Audit":1,"VM.Audit":1},"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Audit":0}}`))
@@ -149,7 +149,7 @@ func TestShelf(t *testing.T) {
 		if diff := cmp.Diff(want, isos); diff != "" || err != nil {
 			t.Errorf("ISOs: %v (-want +got):\n%s", err, diff)
 		}
-		for range 2 { // the second time no answer comes, and it is gone
+		for range 2 { // the second time the answer is lost, and the VM is gone
 			if err := c.DeleteISO(t.Context(), a); err != nil {
 				t.Error(err)
 			}

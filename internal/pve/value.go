@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// allocation is a drive's value that makes Proxmox allocate a volume: "fast:10", in GiB.
+// allocation matches a drive's value that makes Proxmox allocate a volume: "fast:10", in GiB.
 var allocation = regexp.MustCompile(`^[^:,=]+:\d+(?:\.\d+)?$`)
 
 func volid(value string) string {
@@ -20,9 +20,9 @@ func allocates(key, value string) bool {
 	return cluster.IsDiskKey(key) && allocation.MatchString(volid(value))
 }
 
-// sameValue says whether a key holds what was asked for, in Proxmox's own
-// spelling: it writes the options of a drive and of a network card in an order
-// of its own, adds sizes and MAC addresses, and sorts tags.
+// sameValue reports whether a key holds the requested value in Proxmox's spelling:
+// it reorders the options of drives and network cards, adds sizes and MAC addresses,
+// and sorts tags.
 func sameValue(key, want, now string) bool {
 	switch {
 	case want == now:
@@ -50,16 +50,16 @@ func sameValue(key, want, now string) bool {
 	return slices.Equal(sortedParts(want, isComma), sortedParts(now, isComma))
 }
 
-// hasOptions says whether all options that were asked for are there.
-func hasOptions(want, now string) bool { return lacksNone(optionsOf(want), optionsOf(now)) }
+// hasOptions reports whether all requested options are present.
+func hasOptions(want, now string) bool { return containsAll(optionsOf(want), optionsOf(now)) }
 
-// hasDriveOptions is hasOptions of drives. What only says how to allocate is gone afterwards.
+// hasDriveOptions is hasOptions for drives. It ignores what only controls the allocation.
 func hasDriveOptions(want, now string) bool {
 	asked := slices.DeleteFunc(cluster.DriveOptions(optionsOf(want)), func(o string) bool {
 		name, _, _ := strings.Cut(o, "=")
 		return name == "format" || name == "import-from"
 	})
-	return lacksNone(asked, cluster.DriveOptions(optionsOf(now)))
+	return containsAll(asked, cluster.DriveOptions(optionsOf(now)))
 }
 
 func optionsOf(value string) []string {
@@ -67,7 +67,7 @@ func optionsOf(value string) []string {
 	return strings.FieldsFunc(rest, isComma)
 }
 
-func lacksNone(want, have []string) bool {
+func containsAll(want, have []string) bool {
 	return !slices.ContainsFunc(want, func(o string) bool { return !slices.Contains(have, o) })
 }
 

@@ -9,8 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// vnets are the VM's networks beside the hosts' own bridges. A host lists those VNets of
-// Proxmox' SDN that the token may see or use (pve-network, PVE/Network/SDN.pm, get_local_vnets).
+// vnets returns the VM's networks other than the hosts' own bridges. A host lists
+// the SDN VNets that the token may see or use (pve-network, PVE/Network/SDN.pm,
+// get_local_vnets).
 func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error) {
 	names := cluster.ForeignBridges(vm)
 	if len(names) == 0 {
@@ -26,7 +27,7 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 		}
 		ipam := map[string]bool{}
 		for _, r := range rows {
-			ipam[r.Iface] = len(r.IPAM) > 0 && truth(r.IPAM)
+			ipam[r.Iface] = len(r.IPAM) > 0 && toBool(r.IPAM)
 		}
 		return ipam, nil
 	})

@@ -14,18 +14,18 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// uptimeSlack is what is lost between the uptime of a host, in whole seconds, and
-// when we learn of it.
+// uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the
+// moment we read it.
 const uptimeSlack = 5 * time.Second
 
-// worker is what the task is called that carries out a change.
+// worker identifies the task that carries out a change.
 type worker struct{ host, kind, id string }
 
 func vmWorker(vm cluster.VM, kind string) worker {
 	return worker{vm.Host, kind, strconv.Itoa(int(vm.ID))}
 }
 
-// knownTasks holds the tasks whose names we were told. It is safe for concurrent use.
+// knownTasks holds the tasks whose names we received. It is safe for concurrent use.
 type knownTasks struct {
 	mu    sync.Mutex
 	upids map[string]bool
@@ -46,14 +46,13 @@ func (k *knownTasks) has(upid string) bool {
 	return k.upids[upid]
 }
 
-// startedSince finds the task that our token started for a request that was sent
-// at that time, and whose name we were never told; "" if there is none. No clock
-// has a part in it, each of which may be wrong, or be set meanwhile: the name of a
-// task says when its worker began, counted from the boot of its host (pve-common,
-// RESTEnvironment.pm, fork_worker), and how long ago that was the host's uptime
-// says. One that began before that boot can't be found: it has ended with its
-// host, and what it was to do is looked at. That another process with the same
-// token did the same at the same time is possible: the caller looks at what was done.
+// startedSince finds the task that our token started for a request sent at that
+// time, and whose name we never received; "" if there is none. It uses no clock: any
+// may be wrong, or be reset. A task's name says when its worker began, counted from
+// its host's boot (pve-common, RESTEnvironment.pm, fork_worker), and the host's
+// uptime says how long ago that was. A task from before that boot is not found: it
+// ended with its host, and the caller checks its goal. Another process with the same
+// token may have done the same at the same time: the caller checks what was done.
 func (c *Client) startedSince(ctx context.Context, w worker, sent time.Time) (string, error) {
 	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
 	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
@@ -74,8 +73,8 @@ func (c *Client) startedSince(ctx context.Context, w worker, sent time.Time) (st
 			return "", err
 		}
 		ours := u.User == c.tokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
-		// A task that ends just now is listed twice: Proxmox reads the list of those
-		// that run first, then that of those that have ended (API2/Tasks.pm, node_tasks).
+		// A task that is just ending is listed twice: Proxmox reads the list of
+		// running tasks first, then that of ended ones (API2/Tasks.pm, node_tasks).
 		if ours && !c.workers.has(u.Raw) && !slices.Contains(found, u) {
 			found = append(found, u)
 		}
@@ -90,20 +89,20 @@ func (c *Client) startedSince(ctx context.Context, w worker, sent time.Time) (st
 	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))
 }
 
-// uptime is for how long a host has been up, as one of its files in /proc says.
+// uptime is how long a host has been up, as a file in its /proc says.
 type uptime struct {
 	seconds float64
-	hz      float64 // ticks of a second
+	hz      float64 // ticks per second
 }
 
-// ago is what a process that began so long ago has as its start, in ticks; 0 where
-// the host was not up then.
+// ago is the start, in ticks, of a process that began so long ago; 0 if the host was
+// not up then.
 func (u uptime) ago(d time.Duration) uint64 { return uint64(max(0, u.seconds-d.Seconds()) * u.hz) }
 
-// userHz is what a host that does not say counts in; every Linux for PCs does.
+// userHz is the tick rate of a host that does not report it; every Linux for PCs uses it.
 const userHz = 100
 
-// uptime reads for how long a host has been up, which takes Sys.Audit on it.
+// uptime reads how long a host has been up, which requires Sys.Audit on it.
 func (c *Client) uptime(ctx context.Context, host string) (uptime, error) {
 	var answer struct {
 		Uptime  json.Number
@@ -116,7 +115,7 @@ func (c *Client) uptime(ctx context.Context, host string) (uptime, error) {
 	}
 	seconds, err := answer.Uptime.Float64()
 	if err != nil || seconds <= 0 {
-		return uptime{}, fmt.Errorf("%s does not tell for how long it has been up", host)
+		return uptime{}, fmt.Errorf("%s does not report its uptime", host)
 	}
 	hz, err := answer.CPUInfo.HZ.Float64()
 	if err != nil || hz <= 0 {
@@ -132,14 +131,14 @@ func prefixed(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// clock reads a host's clock, which takes Sys.Audit on it.
+// clock reads a host's clock, which requires Sys.Audit on it.
 func (c *Client) clock(ctx context.Context, host string) (time.Time, error) {
 	var answer struct{ Time flexInt }
 	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
 		return time.Time{}, err
 	}
 	if answer.Time <= 0 {
-		return time.Time{}, fmt.Errorf("%s does not tell what time it is", host)
+		return time.Time{}, fmt.Errorf("%s does not report its time", host)
 	}
 	return time.Unix(int64(answer.Time), 0), nil
 }

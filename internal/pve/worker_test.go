@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestStartedSince finds a task by everything but its name. The server's clock
-// is ten years behind ours, and jumps from day to day.
+// TestStartedSince finds a task by everything except its name. The server's clock is
+// ten years behind ours, and jumps from day to day.
 func TestStartedSince(t *testing.T) {
 	t.Parallel()
 	const up, clock = 86400, 0x386D4380
@@ -25,29 +25,29 @@ func TestStartedSince(t *testing.T) {
 	behind := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock-86400), 1)
 	cases := map[string]struct {
 		listed []string
-		status route // "" is that of a host that is up for a day
+		status route // "": a host that has been up for a day
 		want   string
 		err    string
 	}{
-		"it runs":                 {listed: []string{mine}, want: mine},
-		"dated a day ahead":       {listed: []string{jumped}, want: jumped},
-		"dated a day behind":      {listed: []string{behind}, want: behind},
-		"in whole seconds":        {listed: []string{move(64)}, want: move(64)},
-		"nothing":                 {status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
-		"before it was sent":      {listed: []string{move(66)}},
-		"before the host's boot":  {listed: []string{move(-1000)}},
-		"another disk":            {listed: []string{upid(58, "qmmove", "100-scsi2>200-scsi5", "recast@pve!roll")}},
-		"another token":           {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!other")}},
-		"the user itself":         {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve")}},
-		"another kind":            {listed: []string{upid(58, "qmcreate", "100-scsi1>200-scsi5", "recast@pve!roll")}},
-		"its name was told":       {listed: []string{move(57)}},
-		"two of them":             {listed: []string{mine, move(1)}, err: "2 tasks could be the one"},
-		"no task's name":          {listed: []string{"UPID:x"}, err: "is not the name of a Proxmox task"},
-		"it ends just now":        {listed: []string{mine, mine}, want: mine},
-		"other ticks":             {listed: []string{mine}, status: data(`{"uptime":43229,"cpuinfo":{"user_hz":200}}`), want: mine},
-		"a host that just booted": {listed: []string{move(86400 - 10)}, status: data(`{"uptime":40}`), want: move(86400 - 10)},
-		"nobody tells the uptime": {listed: []string{mine}, status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/status: 403"},
-		"no uptime in the answer": {listed: []string{mine}, status: data(`{}`), err: "does not tell for how long it has been up"},
+		"it runs":                  {listed: []string{mine}, want: mine},
+		"dated a day ahead":        {listed: []string{jumped}, want: jumped},
+		"dated a day behind":       {listed: []string{behind}, want: behind},
+		"in whole seconds":         {listed: []string{move(64)}, want: move(64)},
+		"nothing":                  {status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", "")},
+		"before it was sent":       {listed: []string{move(66)}},
+		"before the host's boot":   {listed: []string{move(-1000)}},
+		"another disk":             {listed: []string{upid(58, "qmmove", "100-scsi2>200-scsi5", "recast@pve!roll")}},
+		"another token":            {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve!other")}},
+		"the user itself":          {listed: []string{upid(58, "qmmove", "100-scsi1>200-scsi5", "recast@pve")}},
+		"another kind":             {listed: []string{upid(58, "qmcreate", "100-scsi1>200-scsi5", "recast@pve!roll")}},
+		"its name is known":        {listed: []string{move(57)}},
+		"two of them":              {listed: []string{mine, move(1)}, err: "2 tasks could be the one"},
+		"no task's name":           {listed: []string{"UPID:x"}, err: "is not the name of a Proxmox task"},
+		"it is just ending":        {listed: []string{mine, mine}, want: mine},
+		"other ticks":              {listed: []string{mine}, status: data(`{"uptime":43229,"cpuinfo":{"user_hz":200}}`), want: mine},
+		"a host that just booted":  {listed: []string{move(86400 - 10)}, status: data(`{"uptime":40}`), want: move(86400 - 10)},
+		"the uptime is unreadable": {listed: []string{mine}, status: raw("403 Permission check failed (/nodes/pve1, Sys.Audit)", ""), err: "/nodes/pve1/status: 403"},
+		"no uptime in the answer":  {listed: []string{mine}, status: data(`{}`), err: "does not report its uptime"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -77,15 +77,15 @@ func TestStartedSince(t *testing.T) {
 					return
 				}
 				if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-					t.Errorf("a second time: %q, error %v", again, err)
+					t.Errorf("the second time: %q, error %v", again, err)
 				}
 			})
 		})
 	}
 }
 
-// TestADeadWorkerIsNotRepeated has the worker of a change die: however little of
-// it shows, it is not sent again, because a volume may have its new name already.
+// TestADeadWorkerIsNotRepeated: the worker of a change dies. However little of it
+// shows, it is not sent again, because a volume may already have its new name.
 func TestADeadWorkerIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 
 var _ images.Archives = (*Client)(nil)
 
-// SaveLayout writes an image into a directory as images.Archives has it.
+// SaveLayout writes an image into a directory: see images.Archives.
 func (c *Client) SaveLayout(ctx context.Context, ref, arch, dir string) error {
 	r, err := name.NewDigest(ref)
 	if err != nil {
@@ -44,7 +44,7 @@ func (c *Client) SaveLayout(ctx context.Context, ref, arch, dir string) error {
 	return nil
 }
 
-// PushArchive pushes the image in a tarball as images.Archives has it.
+// PushArchive pushes the image in a tarball: see images.Archives.
 func (c *Client) PushArchive(ctx context.Context, p images.ArchivePush) (string, error) {
 	to, errTo := name.NewRepository(p.Repository)
 	upon, errUpon := name.NewDigest(p.Base)
@@ -62,7 +62,7 @@ func (c *Client) PushArchive(ctx context.Context, p images.ArchivePush) (string,
 	if err := builtUpon(img, base, p.Base); err != nil {
 		return "", err
 	}
-	// Nodes pull what an index names, whoever built it.
+	// Nodes pull through an index, whoever built the image.
 	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{
 		Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: p.Arch}},
 	})
@@ -73,7 +73,7 @@ func (c *Client) PushArchive(ctx context.Context, p images.ArchivePush) (string,
 	return digest.String(), c.upload(ctx, to.Digest(digest.String()), index, p.Progress)
 }
 
-// BuiltUpon compares layers as images.Archives has it.
+// BuiltUpon compares layers: see images.Archives.
 func (c *Client) BuiltUpon(ctx context.Context, ref, base, arch string) error {
 	r, errRef := name.NewDigest(ref)
 	upon, errUpon := name.NewDigest(base)
@@ -107,12 +107,12 @@ func archived(file, arch string) (v1.Image, error) {
 	return img, nil
 }
 
-// builtUpon says how an image does not begin with the layers of another: with all
-// of them, or, as the imager has it, with the first of two (siderolabs/talos
-// pkg/imager/out.go, outInstaller). Layers are compared unpacked, as they are.
+// builtUpon returns an error unless the image begins with the base's layers: all of
+// them, or, as the imager builds it, the first of two (siderolabs/talos
+// pkg/imager/out.go, outInstaller). Layers are compared unpacked.
 func builtUpon(img, base v1.Image, baseRef string) error {
 	other := func(format string, args ...any) error {
-		return fault.Refusedf("the image was not built upon %s: %s", baseRef, fmt.Sprintf(format, args...))
+		return fault.Refusedf("the image is not based on %s: %s", baseRef, fmt.Sprintf(format, args...))
 	}
 	config, err := base.ConfigFile()
 	if err != nil {
@@ -127,7 +127,7 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 		return err
 	}
 	if len(layers) <= len(want) {
-		return other("it has %d layers, no more than that", len(layers))
+		return other("it has only %d layers", len(layers))
 	}
 	for i, w := range want {
 		got, err := unpacked(layers[i])
@@ -139,7 +139,7 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 		}
 	}
 	for i, layer := range layers[len(want):] {
-		odd, err := besideImager(layer)
+		odd, err := unexpectedPath(layer)
 		if err != nil {
 			return fmt.Errorf("layer %d: %w", len(want)+i, err)
 		}
@@ -150,9 +150,10 @@ func builtUpon(img, base v1.Image, baseRef string) error {
 	return nil
 }
 
-// besideImager is something in a layer that the imager does not put upon a base: it
-// would hide the base's own programs. The imager's are regular files (pkg/imager/filemap).
-func besideImager(layer v1.Layer) (odd string, err error) {
+// unexpectedPath returns a path in a layer that the imager would not put upon a base:
+// it could hide the base's own programs. The imager writes regular files
+// (pkg/imager/filemap).
+func unexpectedPath(layer v1.Layer) (odd string, err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {
 		return "", err
@@ -169,7 +170,7 @@ func besideImager(layer v1.Layer) (odd string, err error) {
 		name := path.Clean("/" + h.Name)
 		within := strings.HasPrefix(name, "/usr/install/") || strings.HasPrefix(name, "/overlay/")
 		switch {
-		case h.Typeflag == tar.TypeDir: // leaves one that is there as it is
+		case h.Typeflag == tar.TypeDir: // leaves an existing one as it is
 		case h.Typeflag != tar.TypeReg || !within || strings.HasPrefix(path.Base(name), ".wh."):
 			odd = name
 		}
@@ -188,21 +189,21 @@ func unpacked(layer v1.Layer) (sum v1.Hash, err error) {
 	return sum, err
 }
 
-// upload pushes something and tells how far it is. What is there already isn't sent again.
+// upload pushes something and reports progress. It does not send again what the registry already has.
 func (c *Client) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
 	opts := c.options(ctx)
-	var told sync.WaitGroup
+	var reporting sync.WaitGroup
 	if progress != nil {
 		updates := make(chan v1.Update) // Push closes it
 		opts = append(opts, remote.WithProgress(updates))
-		told.Go(func() {
+		reporting.Go(func() {
 			for u := range updates {
 				progress(u.Complete)
 			}
 		})
 	}
 	err := remote.Push(to, what, opts...)
-	told.Wait()
+	reporting.Wait()
 	if err != nil {
 		return explain(err, to.Context())
 	}

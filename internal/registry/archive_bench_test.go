@@ -24,8 +24,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// BenchmarkArchives pushes an installer of 300 MiB from a tarball, and an ISO of
-// 300 MiB beside it, and fails if that takes more memory than it may.
+// BenchmarkArchives pushes an installer of 300 MiB from a tarball, and an ISO of 300
+// MiB beside it, and fails if that takes too much memory.
 func BenchmarkArchives(b *testing.B) {
 	dir, host := b.TempDir(), serveDisk(b, b.TempDir())
 	base := check(random.Image(512, 1))(b)
@@ -75,7 +75,7 @@ func check[T any](v T, err error) func(*testing.B) T {
 	}
 }
 
-// fileOfNoise writes 300 MiB: as they are, or packed as the layer of an installer.
+// fileOfNoise writes 300 MiB: raw, or packed as the layer of an installer.
 func fileOfNoise(b *testing.B, path string, packed bool) (string, schematics.ISO) {
 	b.Helper()
 	const size = 300 << 20

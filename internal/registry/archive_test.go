@@ -28,8 +28,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// foundry is a copier's registries with a base image in the first, and images
-// built upon it in files.
+// foundry is a copier's registries with a base image in the first, and images based
+// on it in files.
 type foundry struct {
 	*copier
 	base string // by digest
@@ -78,7 +78,7 @@ func (f *foundry) saved(t *testing.T, img v1.Image) string {
 	return file
 }
 
-// over writes an image upon the base with one more layer over the imager's.
+// over writes an image based on the base, with one more layer over the imager's.
 func (f *foundry) over(t *testing.T, file string) string {
 	t.Helper()
 	return f.saved(t, must(mutate.AppendLayers(f.img, tarOf(t, "usr/install/amd64/vmlinuz.efi=UKI"), tarOf(t, file)))(t))
@@ -135,7 +135,7 @@ func TestPushArchiveRefuses(t *testing.T) {
 		"another base":         {f.save(t, forArch(t, must(random.Image(256, 1))(t), "amd64")), "amd64", "layer 0 is "},
 		"another program":      {f.over(t, "bin/installer=backdoor"), "amd64", "layer 2 changes /bin/installer"},
 		"a program removed":    {f.over(t, "usr/install/amd64/.wh.vmlinuz.efi="), "amd64", "layer 2 changes /usr/install/amd64/.wh.vmlinuz.efi"},
-		"nothing upon it":      {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has 1 layers"},
+		"no added layer":       {f.save(t, forArch(t, empty.Image, "amd64")), "amd64", "it has only 1 layers"},
 		"no tarball":           {write(t, []byte("no tarball")), "amd64", "read the tarball"},
 		"cut off":              {write(t, whole[:len(whole)/3]), "amd64", "read the tarball"},
 		"no file":              {filepath.Join(t.TempDir(), "none"), "amd64", "no such file"},
@@ -168,7 +168,7 @@ func TestBuiltUpon(t *testing.T) {
 		t.Error(err)
 	}
 	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
-		t.Errorf("with nothing upon it: %v", err)
+		t.Errorf("without an added layer: %v", err)
 	}
 	if err := f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64"); err == nil {
 		t.Error("another base passes")
@@ -187,7 +187,7 @@ func write(t *testing.T, content []byte) string {
 	return file
 }
 
-// The imager takes the image of its architecture from a layout by the platform in its index.
+// The imager takes the image for its architecture from a layout by the platform in its index.
 func TestSaveLayout(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)
@@ -241,7 +241,7 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 			}
 			installer := f.mirror.Digest(digest).String()
 			if list, err := f.AttachedISOs(t.Context(), installer); err != nil || len(list) > 0 {
-				t.Errorf("beside it at first: %v, %v", list, err)
+				t.Errorf("beside it initially: %v, %v", list, err)
 			}
 			content := bytes.Repeat([]byte("ISO"), 10_000)
 			iso, file := isoOf(t, content)
@@ -258,7 +258,7 @@ func TestISOsBesideAnInstaller(t *testing.T) {
 			}
 			defer body.Close()
 			if got := must(io.ReadAll(body))(t); !bytes.Equal(got, content) {
-				t.Errorf("%d other bytes came", len(got))
+				t.Errorf("%d different bytes arrived", len(got))
 			}
 			f.to.set(nil)
 			if err := f.AttachISO(t.Context(), installer, file, iso, nil); err != nil {
@@ -280,11 +280,11 @@ func TestAttachISORefusesOtherBytes(t *testing.T) {
 	}
 	iso, _ := isoOf(t, []byte("the ISO"))
 	if err := f.AttachISO(t.Context(), f.mirror.Digest(digest).String(), write(t, []byte("another")), iso, nil); err == nil {
-		t.Error("a registry took other bytes under the ISO's digest")
+		t.Error("a registry accepted other bytes under the ISO's digest")
 	}
 }
 
-// A mirror that is copied takes the ISO along, as it does with all that refers to an installer.
+// A copy of a mirror includes the ISO, like everything that refers to an installer.
 func TestCopyTakesTheISOAlong(t *testing.T) {
 	t.Parallel()
 	f := newFoundry(t)

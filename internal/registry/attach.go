@@ -26,7 +26,7 @@ const (
 	titleOfALayer = "org.opencontainers.image.title"
 )
 
-// AttachISO puts a boot ISO beside an installer as images.Archives has it.
+// AttachISO puts a boot ISO beside an installer: see images.Archives.
 func (c *Client) AttachISO(ctx context.Context, installer, file string, iso schematics.ISO, progress func(doneBytes int64)) error {
 	of, err := name.NewDigest(installer)
 	if err != nil {
@@ -68,7 +68,7 @@ func isoImage(file string, iso schematics.ISO, subject v1.Descriptor) (v1.Image,
 	return attached, nil
 }
 
-// AttachedISOs lists the boot ISOs beside an installer as images.Archives has it.
+// AttachedISOs lists the boot ISOs beside an installer: see images.Archives.
 func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schematics.ISO, error) {
 	of, err := name.NewDigest(installer)
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *Client) AttachedISOs(ctx context.Context, installer string) ([]schemati
 	return found, nil
 }
 
-// ISO streams a boot ISO from beside an installer as images.Archives has it.
+// ISO streams a boot ISO from beside an installer: see images.Archives.
 func (c *Client) ISO(ctx context.Context, installer string, iso schematics.ISO) (io.ReadCloser, error) {
 	of, err := name.NewDigest(installer)
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *Client) ISO(ctx context.Context, installer string, iso schematics.ISO) 
 	return body, nil
 }
 
-// isoLayer is a file as a layer, as it is.
+// isoLayer is a file as an uncompressed layer.
 type isoLayer struct {
 	file   string
 	digest v1.Hash

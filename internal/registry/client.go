@@ -1,5 +1,6 @@
-// Package registry is the adapter to OCI registries: what a reference names,
-// copies from one registry to another, and which official extensions exist for a Talos version.
+// Package registry is the adapter to OCI registries: it resolves references, copies
+// from one registry to another, and lists the official extensions of a Talos
+// version.
 package registry
 
 import (
@@ -36,16 +37,16 @@ var (
 	_ schematics.ExtensionImages = (*Client)(nil)
 )
 
-// Options says which lists are read, and how registries are reached.
+// Options says which lists to read, and how to reach registries.
 type Options struct {
 	Extensions string // repository; "": OfficialExtensions
-	// Transport carries every request. Nil: one of the client's own, with the
-	// system's proxy and root certificates.
+	// Transport carries every request; nil: a new one, with the system's proxy and
+	// root certificates.
 	Transport http.RoundTripper
-	CAFile    string                                    // PEM file of CAs beside the system's; "": none
-	Wrap      func(http.RoundTripper) http.RoundTripper // put around it; nil: nothing
-	// Keychain: nil: docker's and podman's login files with their credential
-	// helpers; for ghcr.io else GITHUB_TOKEN.
+	CAFile    string                                    // PEM file of CAs in addition to the system's; "": none
+	Wrap      func(http.RoundTripper) http.RoundTripper // wraps Transport; nil: nothing
+	// Keychain; nil: the login files of docker and podman with their credential
+	// helpers; otherwise, for ghcr.io, GITHUB_TOKEN.
 	Keychain authn.Keychain
 }
 
@@ -56,7 +57,7 @@ type Client struct {
 	keychain   authn.Keychain
 }
 
-// New does not talk to any registry yet. A malformed repository is an error of kind Config.
+// New returns a client without connecting. A malformed repository is an error of kind Config.
 func New(o Options) (*Client, error) {
 	if o.Extensions == "" {
 		o.Extensions = OfficialExtensions
@@ -80,7 +81,7 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Close closes idle connections. Requests under way end with their contexts.
+// Close closes idle connections. Requests in flight end with their contexts.
 func (c *Client) Close() error {
 	if t, ok := c.transport.(interface{ CloseIdleConnections() }); ok {
 		t.CloseIdleConnections()
@@ -88,15 +89,15 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Digest returns the digest of what a reference names, of the index where it is
-// one. The manifest is fetched and hashed, so a registry can't claim another digest.
+// Digest returns the digest of what a reference names, which may be an index. It
+// fetches and hashes the manifest, so a registry cannot claim another digest.
 func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
 		return "", false, fault.Configf("image reference %q: %w", ref, err)
 	}
-	r = c.nearby(r)
-	// GET rather than HEAD: only its answer has the registry's words when it refuses.
+	r = c.relocate(r)
+	// GET instead of HEAD: only its answer has the registry's message when it refuses.
 	d, err := remote.Get(r, c.options(ctx)...)
 	if notFound(err) {
 		return "", false, nil
@@ -107,9 +108,9 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 	return d.Digest.String(), true, nil
 }
 
-// nearby is where an image of Sidero Labs is pulled from: from beside the list of
-// official extensions, which names them as being on ghcr.io wherever it was copied to.
-func (c *Client) nearby(ref name.Reference) name.Reference {
+// relocate is where to pull an image of Sidero Labs: from beside the list of official
+// extensions, which names ghcr.io wherever the list was copied to.
+func (c *Client) relocate(ref name.Reference) name.Reference {
 	official, _ := path.Split(OfficialExtensions)
 	there, _ := path.Split(c.extensions.Name())
 	image, ok := strings.CutPrefix(ref.Context().Name(), official)
@@ -127,7 +128,7 @@ func (c *Client) nearby(ref name.Reference) name.Reference {
 }
 
 func (c *Client) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{patient{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{stallGuard{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 func notFound(err error) bool {
@@ -135,7 +136,7 @@ func notFound(err error) bool {
 	return ok && e.StatusCode == http.StatusNotFound
 }
 
-// denied is images.ErrDenied in the registry's own words.
+// denied is images.ErrDenied with the registry's own message.
 type denied struct{ error }
 
 func (d denied) Unwrap() error        { return d.error }
@@ -144,7 +145,7 @@ func (d denied) Is(target error) bool { return target == images.ErrDenied }
 func explain(err error, r name.Repository) error {
 	err = fmt.Errorf("registry %s: %w", r.RegistryStr(), foreign.Error(err))
 	if _, ok := errors.AsType[*stalledError](err); ok {
-		return fault.WithHint(err, "run it again: what has come or gone as a whole is not sent again")
+		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
 	}
 	if explained, ok := trust.Explain(err); ok {
 		return explained
@@ -156,15 +157,15 @@ func explain(err error, r name.Repository) error {
 	_, unreachable := errors.AsType[*url.Error](err)
 	switch {
 	case !ok && unreachable && !errors.Is(err, context.Canceled):
-		return fault.WithHint(fault.Unreachable.Of(err), "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such", r.RegistryStr())
+		return fault.WithHint(fault.Unreachable.Of(err), "see whether %s is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name registries", r.RegistryStr())
 	case !ok:
 		return err
 	case e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden:
 		return fault.WithHint(fault.Credentials.Of(denied{err}), "log in with `docker login %s`, or see whether the repository's name is right", r.RegistryStr())
 	case e.StatusCode == http.StatusRequestEntityTooLarge:
 		return fault.WithHint(fault.BuildFailed.Of(err), "a proxy before %s limits the size of what is uploaded (client_max_body_size of nginx): images have layers of hundreds of MiB", r.RegistryStr())
-	case e.StatusCode == http.StatusMethodNotAllowed && e.Request != nil && e.Request.Method == http.MethodPost: // an upload is begun
-		return fault.WithHint(fault.BuildFailed.Of(err), "%s takes no images, as a cache of another registry does: see images.mirror in recast.yaml", r.RegistryStr())
+	case e.StatusCode == http.StatusMethodNotAllowed && e.Request != nil && e.Request.Method == http.MethodPost: // the start of an upload
+		return fault.WithHint(fault.BuildFailed.Of(err), "%s accepts no images, like a cache of another registry: see images.mirror in recast.yaml", r.RegistryStr())
 	case e.StatusCode == http.StatusTooManyRequests:
 		return fault.WithHint(fault.BuildFailed.Of(err), "the registry limits how often it answers: wait, or log in with `docker login %s`", r.RegistryStr())
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// direct hands requests to a handler in the same process.
+// direct passes requests to a handler in the same process.
 type direct struct{ http.Handler }
 
 func (d direct) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -141,7 +141,7 @@ func TestOfficialRefuses(t *testing.T) {
 		"unreachable": {
 			refusing{},
 			"v1.13.9", `registry 127.0.0.1:5000: Get "https://127.0.0.1:5000/v2/": connection refused; Get "http://127.0.0.1:5000/v2/": connection refused`, fault.Failed,
-			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name such",
+			"see whether 127.0.0.1:5000 is a registry that can be reached from here: images.extensions, images.mirror and images.factory in recast.yaml name registries",
 		},
 		"an empty registry": {server(), "v1.13.9", "Talos v1.13.9 is not known to 127.0.0.1:5000/siderolabs/extensions", fault.Config, ""},
 	} {
@@ -242,7 +242,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// TestDigestIsComputed: a registry that sends other bytes than were asked for is not believed.
+// TestDigestIsComputed: a registry that sends other bytes than requested is not trusted.
 func TestDigestIsComputed(t *testing.T) {
 	t.Parallel()
 	asked := "sha256:" + strings.Repeat("1", 64)

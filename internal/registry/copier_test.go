@@ -20,16 +20,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// place is a registry server of its own and what was asked of it.
+// place is a registry server and the requests that it received.
 type place struct {
 	host string
 
 	mu       sync.Mutex
-	has      map[string]bool // blobs by digest, as was answered
+	has      map[string]bool // blobs by digest, as answered
 	again    []string
 	requests []string                            // "PUT /v2/…/manifests/v1"
 	refuse   func(r *http.Request) (status int)  // 0: serve it
-	cut      func(r *http.Request) (after int64) // the connection breaks when so many bytes have been answered; -1: it does not
+	cut      func(r *http.Request) (after int64) // the connection breaks after that many bytes of the answer; -1: never
 }
 
 func newPlace(t *testing.T, o ...ggcr.Option) *place {
@@ -70,21 +70,21 @@ func (p *place) note(r *http.Request) int {
 	return 0
 }
 
-// let lets the place serve everything again.
+// let makes the place serve everything again.
 func (p *place) let() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuse = nil
 }
 
-// sentAgain lists the blobs that were sent although they were there, or without a look.
+// sentAgain lists the blobs that were sent although they existed, or without a check.
 func (p *place) sentAgain() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.again)
 }
 
-// looked remembers what the place has answered to a look for a blob.
+// looked records the place's answer to a check for a blob.
 func (p *place) looked(r *http.Request, status int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *place) looked(r *http.Request, status int) {
 	}
 }
 
-// answering remembers the status of an answer.
+// answering records the status of an answer.
 type answering struct {
 	http.ResponseWriter
 	status int
@@ -128,14 +128,14 @@ func (c *cutting) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// set lets the place refuse what f says, and forgets what was asked of it.
+// set makes the place refuse what f says, and forget the requests that it received.
 func (p *place) set(f func(r *http.Request) int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuse, p.requests = f, nil
 }
 
-// asked returns the requests of one method, less those for the version of the API.
+// asked returns the requests of one method, except those for the API version.
 func (p *place) asked(method string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +181,7 @@ func newCopier(t *testing.T, to ...ggcr.Option) *copier {
 	return c
 }
 
-// into lets copies go to that registry.
+// into directs copies to that registry.
 func (c *copier) into(t *testing.T, to *place) {
 	t.Helper()
 	c.to, c.mirror = to, must(name.NewRepository(to.host+"/acme/talos"))(t)
@@ -201,7 +201,7 @@ func (c *copier) signatureTag() string {
 	return strings.Replace(c.source.DigestStr(), ":", "-", 1) + ".sig"
 }
 
-// sign puts an image under the tag where cosign keeps a signature.
+// sign puts an image under cosign's tag for signatures.
 func (c *copier) sign(t *testing.T, in name.Repository) v1.Hash {
 	t.Helper()
 	sig := must(random.Image(64, 1))(t)
@@ -228,7 +228,7 @@ func (c *copier) run(t *testing.T) error {
 	return c.Copy(t.Context(), c.source.String(), c.mirror.String(), nil)
 }
 
-// whole fails the test unless the copy is there with every manifest and blob.
+// whole fails the test unless the copy has every manifest and blob.
 func (c *copier) whole(t *testing.T) {
 	t.Helper()
 	index := must(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)

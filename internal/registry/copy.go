@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Head returns the digest of what a tag names, as the registry's headers have it.
+// Head returns the digest of what a tag names, from the registry's headers.
 func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 	t, err := name.NewTag(tag)
 	if err != nil {
@@ -32,9 +32,9 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 	return d.Digest.String(), true, nil
 }
 
-// head asks for a manifest's headers, and for all of it where the registry can't
-// answer that, or leaves out what is needed: containerd issue 5124, crossplane pull
-// request 3223. Only a GET is refused in words, too.
+// head reads a manifest's headers, or all of it if the registry cannot answer that
+// or omits what is needed: containerd issue 5124, crossplane pull request 3223.
+// Also, only a refused GET has a message.
 func (c *Client) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
 	d, err := remote.Head(ref, c.options(ctx)...)
 	_, unreachable := errors.AsType[*url.Error](err)
@@ -48,8 +48,8 @@ func (c *Client) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, 
 	return &whole.Descriptor, nil
 }
 
-// Copy copies an image or an index as images.Copier has it: the manifests last,
-// so that what is there under its digest is whole.
+// Copy copies an image or an index, manifests last, so that what exists under its
+// digest is complete: see images.Copier.
 func (c *Client) Copy(ctx context.Context, source, repository string, progress func(doneBytes, totalBytes int64)) error {
 	from, err := name.NewDigest(source)
 	if err != nil {
@@ -85,14 +85,14 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 	return nil
 }
 
-// push copies one manifest and everything that it refers to, less what is there already.
+// push copies one manifest and everything that it refers to, except what already exists there.
 func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
 	desc, err := c.get(ctx, from)
 	if err != nil {
 		return nil, err
 	}
 	opts := c.options(ctx)
-	var told sync.WaitGroup
+	var reporting sync.WaitGroup
 	if progress != nil {
 		total, err := totalBytes(desc)
 		if err != nil {
@@ -100,16 +100,16 @@ func (c *Client) push(ctx context.Context, from, to name.Reference, progress fun
 		}
 		updates := make(chan v1.Update) // Push closes it
 		opts = append(opts, remote.WithProgress(updates))
-		told.Go(func() {
+		reporting.Go(func() {
 			for u := range updates {
 				progress(u.Complete, total)
 			}
 		})
 	}
 	err = remote.Push(to, desc, opts...)
-	told.Wait()
+	reporting.Wait()
 	if err != nil {
-		return nil, explain(err, blame(err, from.Context(), to.Context()))
+		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
 	}
 	return desc, nil
 }
@@ -120,7 +120,7 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 	tag := signatureTag(of)
 	sig, err := c.head(ctx, of.Context().Tag(tag))
 	switch {
-	// Artifactory answers 403 for a tag like this that does not exist: sigstore/cosign issue 2973.
+	// Artifactory answers 403 for such a tag that does not exist: sigstore/cosign issue 2973.
 	case notFound(err) || err != nil && errors.Is(explain(err, of.Context()), images.ErrDenied):
 		return nil
 	case err != nil:
@@ -132,7 +132,7 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 		return nil
 	case err == nil:
 		return fault.WithHint(fault.ImageDiffers.Refusedf("%s is %s, but the signature to be copied is %s: it is never overwritten", to.Tag(tag), have.Digest, sig.Digest),
-			"someone has signed the copy anew. Copy the signature by hand, or delete the tag from the registry")
+			"someone has signed the copy again. Copy the signature by hand, or delete the tag from the registry")
 	case !notFound(err) && !errors.Is(explain(err, to), images.ErrDenied):
 		return explain(err, to)
 	}
@@ -141,8 +141,8 @@ func (c *Client) copySignature(ctx context.Context, of name.Digest, to name.Repo
 }
 
 // copyReferrers copies what names the image as its subject (OCI 1.1): provenance, an
-// SBOM. They are found, and made to be found, by the API or by the fallback tag,
-// whichever each registry has.
+// SBOM. Each registry lists them by the API or by the fallback tag, whichever it
+// has.
 func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repository) error {
 	list, err := c.referrers(ctx, of)
 	if err != nil || len(list) == 0 {
@@ -161,8 +161,8 @@ func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repo
 		if err != nil {
 			return err
 		}
-		// Push leaves a manifest alone that is there already, and with it the
-		// fallback tag, which a copy that was cut off may lack.
+		// Push skips an existing manifest, and with it the fallback tag, which an
+		// interrupted copy may lack.
 		if err := remote.Put(at, desc, c.options(ctx)...); err != nil {
 			return explain(err, to)
 		}
@@ -186,8 +186,8 @@ func (c *Client) referrers(ctx context.Context, of name.Digest) ([]string, error
 	return digests, nil
 }
 
-// blame is the repository that an error while copying comes from.
-func blame(err error, from, to name.Repository) name.Repository {
+// errorSource returns the repository that a copy's error comes from.
+func errorSource(err error, from, to name.Repository) name.Repository {
 	if e, ok := errors.AsType[*transport.Error](err); ok && e.Request != nil && e.Request.URL.Host == from.RegistryStr() {
 		return from
 	}

@@ -25,8 +25,8 @@ import (
 
 const maxPeakMiB = 128
 
-// BenchmarkCopy copies an image of 300 MiB between two registries that keep blobs
-// in files, all in one process, and fails if that takes more memory than it may.
+// BenchmarkCopy copies an image of 300 MiB between two registries that keep blobs in
+// files, all in one process, and fails if that takes too much memory.
 func BenchmarkCopy(b *testing.B) {
 	from, digest := largeImage(b, 3, 100<<20)
 	for b.Loop() {
@@ -50,7 +50,7 @@ func BenchmarkCopy(b *testing.B) {
 	}
 }
 
-// largeImage is an image of so many layers in a registry of its own.
+// largeImage is an image of that many layers in its own registry.
 func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string) {
 	b.Helper()
 	dir := b.TempDir()
@@ -101,8 +101,8 @@ func largeImage(b *testing.B, layers int, layerBytes int64) (host, digest string
 	return host, digest
 }
 
-// serveDisk serves a registry whose blobs are files. Uploads go to a file as well:
-// those of go-containerregistry's own are kept in memory until they are whole.
+// serveDisk serves a registry whose blobs and uploads are files:
+// go-containerregistry's own keeps uploads in memory until they are complete.
 func serveDisk(b *testing.B, dir string) (host string) {
 	b.Helper()
 	store := ggcr.New(ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(dir)), ggcr.Logger(log.New(io.Discard, "", 0)))

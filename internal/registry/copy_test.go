@@ -65,7 +65,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// TestCopyWithoutAttachments: an image that nobody signed or referred to is copied all the same.
+// TestCopyWithoutAttachments: an image without signature and referrers is copied, too.
 func TestCopyWithoutAttachments(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
@@ -78,7 +78,7 @@ func TestCopyWithoutAttachments(t *testing.T) {
 	}
 }
 
-// TestCopyResumes cuts a copy off at each request that writes, and copies again.
+// TestCopyResumes interrupts a copy at each writing request, and copies again.
 func TestCopyResumes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -106,7 +106,7 @@ func TestCopyResumes(t *testing.T) {
 					if writes < at {
 						return 0
 					}
-					return http.StatusInsufficientStorage // not one of those that are tried again
+					return http.StatusInsufficientStorage // a status that is not retried
 				})
 				if err := c.run(t); err == nil {
 					t.Fatalf("cut at write %d of %d: no error", at, total)
@@ -143,7 +143,7 @@ func TestCopyNeverOverwritesASignature(t *testing.T) {
 	}
 }
 
-// TestCopyPastDeniedSignatureTag is what Artifactory answers about a signature that is not there.
+// TestCopyPastDeniedSignatureTag: Artifactory's answer about a missing signature.
 func TestCopyPastDeniedSignatureTag(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
@@ -163,9 +163,9 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 	}
 }
 
-// TestCopyPastDeniedSignature: a registry that says so of a tag that does not exist
-// (sigstore/cosign issue 2973) may be the one behind a factory, which thinks so as
-// well (image-factory, internal/frontend/http/registry.go).
+// TestCopyPastDeniedSignature: a registry that answers so for a missing tag
+// (sigstore/cosign issue 2973) may be the one behind a factory, which expects that
+// as well (image-factory, internal/frontend/http/registry.go).
 func TestCopyPastDeniedSignature(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
@@ -244,12 +244,12 @@ func TestCopyExplains(t *testing.T) {
 	}
 }
 
-// TestCopyHints: what a registry does not take, with whom to ask.
+// TestCopyHints: what a registry rejects, with the remedy.
 func TestCopyHints(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[int]string{
 		http.StatusRequestEntityTooLarge: "client_max_body_size",
-		http.StatusMethodNotAllowed:      "takes no images",
+		http.StatusMethodNotAllowed:      "accepts no images",
 	} {
 		c := newCopier(t)
 		c.to.set(func(r *http.Request) int {
@@ -291,7 +291,7 @@ func TestHeadAndTag(t *testing.T) {
 	}
 	c.to.set(nil)
 	if err := c.Tag(t.Context(), c.mirror.Digest("sha256:"+strings.Repeat("0", 64)).String(), tag); err == nil {
-		t.Error("tagged what is not there")
+		t.Error("a missing manifest was tagged")
 	}
 }
 
@@ -308,7 +308,7 @@ func TestCopyOfAnImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// go-containerregistry does not tell of the last piece of a blob if it comes with its end.
+	// go-containerregistry does not report the last piece of a blob if it arrives with its end.
 	if want := sizeOf(t, img); total != want || last > want || last < want/2 {
 		t.Errorf("progress ended at %d of %d bytes, want %d", last, total, want)
 	}

@@ -17,31 +17,31 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// damagedError says that a blob came with other bytes than those it was asked for by.
+// damagedError says that a blob does not have the digest that was requested.
 type damagedError struct{ want, got string }
 
 func (e *damagedError) Error() string {
 	return fmt.Sprintf("a blob was damaged on the way: sha256:%s came with digest sha256:%s", e.want, e.got)
 }
 
-// damaged is err with its remedy if bytes were changed between here and a registry, in either direction.
+// damaged adds a remedy to err if bytes were changed between here and a registry, in either direction.
 func damaged(err error) (explained error, ok bool) {
 	_, ok = errors.AsType[*damagedError](err)
 	if e, answered := errors.AsType[*transport.Error](err); answered {
 		ok = slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool { return d.Code == transport.DigestInvalidErrorCode })
 		err = fmt.Errorf("a blob was damaged on the way: %w", err)
 	}
-	return fault.WithHint(fault.BuildFailed.Of(err), "run it again: what is asked for has not changed. If it is damaged each time, look for a proxy or a cache on the way that keeps it so"), ok
+	return fault.WithHint(fault.BuildFailed.Of(err), "run it again. If the blob is damaged each time, look for a proxy or a cache on the way that serves the damaged one"), ok
 }
 
-// checked compares the bytes of a blob with its digest. go-containerregistry does so, too, but
-// whoever unpacks the blob meanwhile fails first, and blames its format.
+// checked compares a blob's bytes with its digest. go-containerregistry does so,
+// too, but the code that unpacks the blob fails first, and blames the format.
 type checked struct {
 	io.ReadCloser
 	want   string
-	left   int64 // bytes that are still to come
+	left   int64 // bytes still to come
 	sum    hash.Hash
-	damage error // nil if nothing is wrong, or there is more to come
+	damage error // nil if nothing is wrong so far
 }
 
 func (c *checked) Read(p []byte) (int, error) {
@@ -56,7 +56,7 @@ func (c *checked) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// layerReader reads what a layer holds. It remembers what that is unpacked from.
+// layerReader reads a layer's content. It keeps the packed stream.
 type layerReader struct {
 	v1.Layer
 	packed  *checked
@@ -103,13 +103,13 @@ func (r *layerReader) Read(p []byte) (int, error) {
 
 func (r *layerReader) Close() error { return r.content.Close() }
 
-// why is the reason for an error: the rest of what is in no format is read, to see whether the
-// bytes are those that were asked for.
+// why returns the reason for an error: if the format is wrong, it reads the rest of
+// the packed bytes to check their digest.
 func (r *layerReader) why(err error) error {
 	if r.packed == nil || !r.failed && !errors.Is(err, tar.ErrHeader) {
 		return err
 	}
-	// What it says of its format, go-containerregistry's checks included, is no matter any more.
+	// Errors about the format, including go-containerregistry's own checks, no longer matter.
 	if _, _ = io.Copy(io.Discard, r.packed); r.packed.damage != nil {
 		return r.packed.damage
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// damaging flips a bit of what it answers: the n-th byte from the end.
+// damaging flips a bit of its answer: in the n-th byte from the end.
 type damaging struct {
 	http.ResponseWriter
 	fromEnd int
@@ -20,8 +20,8 @@ func (d damaging) Write(p []byte) (int, error) {
 	return d.ResponseWriter.Write(b)
 }
 
-// A blob that was damaged on its way is called that, wherever unpacking stumbles over it first,
-// and it is no reason to lock anything else.
+// A damaged blob is reported as such, whichever step of unpacking fails first, and is
+// no reason to lock anything else.
 func TestDamagedBlob(t *testing.T) {
 	t.Parallel()
 	s := server()
@@ -71,11 +71,11 @@ func saysDamaged(t *testing.T, err error) {
 	if err == nil || !strings.Contains(err.Error(), "a blob was damaged on the way: ") {
 		t.Errorf("error %v", err)
 	}
-	err = fault.ImageDiffers.Else(err) // as a step does that compares images
+	err = fault.ImageDiffers.Else(err) // like a step that compares images
 	if code := fault.CodeOf(err); code != fault.BuildFailed {
 		t.Errorf("code %s", code)
 	}
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again: ") || strings.Contains(hints, "lock") {
+	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
 		t.Errorf("hints %q", hints)
 	}
 }

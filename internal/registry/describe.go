@@ -25,13 +25,13 @@ const (
 	maxManifestBytes         = 1 << 20
 )
 
-// Describe reads what an extension image says of itself as schematics.ExtensionImages has it.
+// Describe reads an extension image's description of itself: see schematics.ExtensionImages.
 func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.ExtensionImage, error) {
 	d, err := name.NewDigest(ref)
 	if err != nil {
 		return schematics.ExtensionImage{}, fault.Configf("image reference %q: %w", ref, err)
 	}
-	at := c.nearby(d)
+	at := c.relocate(d)
 	there, err := c.architectures(ctx, at, arch)
 	x := schematics.ExtensionImage{Architectures: there}
 	if err != nil || !slices.Contains(there, arch) {
@@ -43,18 +43,18 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 	}
 	data, err := topFile(img, extensionManifest)
 	if fault.KindOf(err) == fault.Config {
-		return x, fault.Configf("%s is no extension image: %w", at, err)
+		return x, fault.Configf("%s is not an extension image: %w", at, err)
 	}
 	if err != nil {
 		return x, fmt.Errorf("read %s: %w", at, explain(err, at.Context()))
 	}
 	if x.Name, x.Version, err = parseExtensionManifest(data); err != nil {
-		return x, fault.Configf("%s is no extension image: %w", at, foreign.Error(err))
+		return x, fault.Configf("%s is not an extension image: %w", at, foreign.Error(err))
 	}
 	return x, nil
 }
 
-// architectures are those that an image is there for; one that does not say is there for any.
+// architectures returns an image's architectures; one that names none counts for any.
 func (c *Client) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
 	desc, err := c.get(ctx, ref)
 	if notFound(err) {
@@ -111,8 +111,8 @@ func parseExtensionManifest(data []byte) (extension, version string, err error) 
 	return m.Metadata.Name, m.Metadata.Version, nil
 }
 
-// topFile is a file of the image's root directory, nil if there is none, for which
-// only the layers down to it are fetched: extensions are large, and have their
+// topFile returns a file of the image's root directory; nil if there is none. It
+// fetches only the layers down to that file: extensions are large, and have their
 // manifest on top.
 func topFile(img v1.Image, file string) ([]byte, error) {
 	layers, err := img.Layers()
@@ -128,8 +128,8 @@ func topFile(img v1.Image, file string) ([]byte, error) {
 	return nil, nil
 }
 
-// leavesRoot says whether a path in an extension image leads out of the image, or out of the
-// directory of what is to be on a node.
+// leavesRoot reports whether a path in an extension image leads out of the image, or
+// out of the directory of the node's files.
 func leavesRoot(name string) bool {
 	name = strings.TrimLeft(name, "/")
 	clean := path.Clean(name)
@@ -141,9 +141,9 @@ func leavesRoot(name string) bool {
 	return first == rootfs && clean != rootfs && !strings.HasPrefix(clean, rootfs+"/")
 }
 
-// fileOf looks for a file of the root directory in one layer, and reads that to its
-// end: until then its digest is not checked. decided: the layers below don't matter,
-// for the file is there, or hidden by this one.
+// fileOf looks for a file of the root directory in one layer, and reads the layer to
+// its end, where its digest is checked. decided says that the layers below do not
+// matter: the file is here, or this layer hides it.
 func fileOf(layer v1.Layer, file string) (data []byte, decided bool, err error) {
 	content, err := layer.Uncompressed()
 	if err != nil {

@@ -53,23 +53,23 @@ func TestDescribe(t *testing.T) {
 		},
 		"a hidden one": {
 			layers: []v1.Layer{tarOf(t, frrManifest), tarOf(t, ".wh.manifest.yaml")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: it has no manifest.yaml",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
 		},
 		"no manifest": {
 			layers: []v1.Layer{tarOf(t, "rootfs/manifest.yaml=x")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: it has no manifest.yaml",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: it has no manifest.yaml",
 		},
 		"another version": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v2\n")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is no extension image: manifest.yaml: version is "v2", not v1alpha1`,
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: ` is not an extension image: manifest.yaml: version is "v2", not v1alpha1`,
 		},
 		"no name": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml=version: v1alpha1\n")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: manifest.yaml: metadata.name is missing",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: metadata.name is missing",
 		},
 		"no YAML": {
 			layers: []v1.Layer{tarOf(t, "manifest.yaml={")}, arch: []string{"amd64"}, ask: "amd64",
-			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is no extension image: manifest.yaml: ",
+			want: schematics.ExtensionImage{Architectures: []string{"amd64"}}, err: " is not an extension image: manifest.yaml: ",
 		},
 		"not there": {ask: "amd64", err: "registry " + host + " has no "},
 	} {
@@ -91,14 +91,14 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestDescribeRefusesPathsOutOfTheRoot: nothing would unpack them when images are built.
+// TestDescribeRefusesPathsOutOfTheRoot: no build would unpack them.
 func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 	t.Parallel()
 	for path, bad := range map[string]bool{"rootfs/../../etc/cron.d/frr": true, "./rootfs/a/../../init": true, "rootfs/a/../b": false} {
 		for _, layers := range [][]v1.Layer{{tarOf(t, frrManifest, path+"=x")}, {tarOf(t, frrManifest), tarOf(t, path+"=x")}} {
 			s := server()
 			_, err := client(t, s).Describe(t.Context(), pushFor(t, s, []string{"amd64"}, layers...).String(), "amd64")
-			want := " is no extension image: \"" + path + "\" leads out of its root"
+			want := " is not an extension image: \"" + path + "\" leads out of its root"
 			if (err != nil) != bad || bad && (!strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Config) {
 				t.Errorf("%s: %v", path, err)
 			}
@@ -106,7 +106,7 @@ func TestDescribeRefusesPathsOutOfTheRoot(t *testing.T) {
 	}
 }
 
-// pushFor pushes images of these layers, as an index unless there is one only.
+// pushFor pushes images of these layers, as an index unless there is only one.
 func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Digest {
 	t.Helper()
 	tag := must(name.NewTag(host + "/acme/frr:1"))(t)
@@ -127,7 +127,7 @@ func pushFor(t *testing.T, to direct, arch []string, layers ...v1.Layer) name.Di
 	return tag.Context().Digest(must(index.Digest())(t).String())
 }
 
-// TestDescribeReadsTheTopOnly: what an extension holds is not fetched for its name.
+// TestDescribeReadsTheTopOnly: an extension's content is not fetched for its name.
 func TestDescribeReadsTheTopOnly(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)
@@ -157,7 +157,7 @@ func TestNearby(t *testing.T) {
 		"a tag":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/imager:v1.13.9", "mirror.acme/talos/imager:v1.13.9"},
 		"tag and digest":          {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/zfs:1" + digest, "mirror.acme/talos/zfs" + digest},
 		"below":                   {"mirror.acme/talos/extensions", "ghcr.io/siderolabs/a/b" + digest, "mirror.acme/talos/a/b" + digest},
-		"somebody else's":         {"mirror.acme/talos/extensions", "ghcr.io/acme/zfs" + digest, "ghcr.io/acme/zfs" + digest},
+		"foreign":                 {"mirror.acme/talos/extensions", "ghcr.io/acme/zfs" + digest, "ghcr.io/acme/zfs" + digest},
 		"a name that begins so":   {"mirror.acme/talos/extensions", "ghcr.io/siderolabsx/zfs" + digest, "ghcr.io/siderolabsx/zfs" + digest},
 		"the list where it is":    {"", "ghcr.io/siderolabs/zfs" + digest, "ghcr.io/siderolabs/zfs" + digest},
 		"at the registry's root":  {"127.0.0.1:5000/extensions", "ghcr.io/siderolabs/zfs" + digest, "127.0.0.1:5000/zfs" + digest},
@@ -166,7 +166,7 @@ func TestNearby(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			c := must(New(Options{Extensions: tc.extensions}))(t)
-			if got := c.nearby(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
+			if got := c.relocate(must(name.ParseReference(tc.ref))(t)).String(); got != tc.want {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
 		})

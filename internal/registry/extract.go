@@ -32,9 +32,9 @@ func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, 
 	return &extraction{ctx: ctx, archive: flatten(img), cancel: cancel, ref: r}, nil
 }
 
-// image is the image of an architecture, of which nothing but manifests has been fetched.
+// image returns the image for an architecture; so far only manifests are fetched.
 func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
-	ref = c.nearby(ref)
+	ref = c.relocate(ref)
 	desc, err := c.get(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, explain(err, ref.Context()))
 	}
-	// An image that was put together by hand need not name an architecture.
+	// A handmade image need not name an architecture.
 	if config.Architecture != "" && config.Architecture != arch {
 		return nil, otherArch(ref, arch, []string{config.Architecture})
 	}
@@ -72,7 +72,7 @@ func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch strin
 	}
 	img, err := index.Image(digest)
 	if notFound(err) {
-		return nil, gone(ref.Context().Digest(digest.String()), err)
+		return nil, missingError(ref.Context().Digest(digest.String()), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s for %s: %w", ref, arch, explain(err, ref.Context()))
@@ -80,8 +80,8 @@ func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch strin
 	return img, nil
 }
 
-// digestFor is that of the one image for an architecture. Of two, say for variants of it,
-// a node may take another than who looks here.
+// digestFor returns the digest of the only image for an architecture. Of two, for
+// example for variants of it, a node may choose another than we do.
 func digestFor(m *v1.IndexManifest, ref name.Reference, arch string) (digest v1.Hash, err error) {
 	for _, d := range m.Manifests {
 		switch {
@@ -99,11 +99,11 @@ func digestFor(m *v1.IndexManifest, ref name.Reference, arch string) (digest v1.
 	return digest, nil
 }
 
-// architectures are those that an index has images of, sorted.
+// architectures returns an index's architectures, sorted.
 func architectures(m *v1.IndexManifest) []string {
 	var there []string
 	for _, d := range m.Manifests {
-		// Attestations of docker buildx are listed as of platform unknown/unknown.
+		// Attestations of docker buildx have platform unknown/unknown.
 		if d.Platform != nil && d.Platform.OS == "linux" {
 			there = append(there, d.Platform.Architecture)
 		}
@@ -120,11 +120,11 @@ func otherArch(ref name.Reference, arch string, there []string) error {
 		"build and push the image for linux/%s too, under one index", arch)
 }
 
-// get fetches a manifest, and says in words if there is none.
+// get fetches a manifest; a missing one is an error with a hint.
 func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
 	desc, err := remote.Get(ref, c.options(ctx)...)
 	if notFound(err) {
-		return nil, gone(ref, err)
+		return nil, missingError(ref, err)
 	}
 	if err != nil {
 		return nil, explain(err, ref.Context())
@@ -132,12 +132,12 @@ func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descripto
 	return desc, nil
 }
 
-func gone(ref name.Reference, err error) error {
+func missingError(ref name.Reference, err error) error {
 	return fault.WithHint(fault.ExtensionUnknown.Errorf("registry %s has no %s: %w", ref.Context().RegistryStr(), ref, foreign.Error(err)),
-		"it was deleted or never pushed, or these credentials may not see it: what a digest alone names goes with the registry's next clean-up")
+		"it was deleted or never pushed, or these credentials may not see it: the registry's next clean-up deletes what only a digest names")
 }
 
-// extraction is a tar stream that is made while it is read.
+// extraction is a tar stream that is produced while it is read.
 type extraction struct {
 	ctx     context.Context // of the requests for its layers
 	cancel  context.CancelFunc
@@ -158,8 +158,8 @@ func (e *extraction) Read(p []byte) (int, error) {
 
 func (e *extraction) Close() error {
 	e.cancel()
-	// What makes the stream has ended when there is no more of it. That it was
-	// cancelled on its way is no error of Close.
+	// The producer has ended when the stream has. Its cancellation is not an error
+	// of Close.
 	_, _ = io.Copy(io.Discard, e.archive)
 	return e.archive.Close()
 }

@@ -139,7 +139,7 @@ func TestExtractRefuses(t *testing.T) {
 	if err := remote.WriteIndex(tag, variants, remote.WithTransport(s), remote.WithContext(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	// instead answers some requests with a status, or forges what is answered.
+	// instead answers some requests with a status, or forges the answer.
 	instead := func(method, part string, status int) http.RoundTripper {
 		return direct{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {
@@ -193,14 +193,14 @@ func TestExtractRefuses(t *testing.T) {
 	}
 }
 
-// forging changes what an answer says.
+// forging changes an answer.
 type forging struct{ http.ResponseWriter }
 
 func (f forging) Write(p []byte) (int, error) {
 	return f.ResponseWriter.Write(bytes.ReplaceAll(p, []byte("amd64"), []byte("amd46")))
 }
 
-// TestExtractEndsEarly: a stream that nobody reads on, or that is cancelled, is given up.
+// TestExtractEndsEarly: a stream that is abandoned or cancelled ends.
 func TestExtractEndsEarly(t *testing.T) {
 	t.Parallel()
 	s := server()

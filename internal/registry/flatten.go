@@ -13,7 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// What an image may make us remember. The largest extensions have some thousand files.
+// Bounds of what an image may make us keep in memory. The largest extensions have some thousand files.
 const (
 	maxFiles      = 200_000
 	maxPathBytes  = 4096 // PATH_MAX of Linux
@@ -21,18 +21,18 @@ const (
 	maxNamesBytes = 16 << 20 // of all paths
 )
 
-// In layers, names with this prefix take away what lower layers have
-// (the OCI image specification, layer.md, "Whiteouts").
+// In layers, names with this prefix hide what lower layers have (the OCI image
+// specification, layer.md, "Whiteouts").
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq" // everything in that directory
 )
 
-// flatten streams an image's files as one tar, upper layers before lower ones. It
-// ends as a tar does only if all was there and had the right digests. It is not
-// mutate.Extract of go-containerregistry, which ends the archive properly before it
-// tells of an error, remembers every name without a bound and, of a file that is
-// twice in a layer, takes the first, where a node takes the last.
+// flatten streams an image's files as one tar, upper layers before lower ones. The
+// tar ends properly only if everything was read and had the right digests.
+// mutate.Extract of go-containerregistry is not used: it ends the archive properly
+// before it reports an error, remembers every name without a bound and takes the
+// first of two files with the same name in a layer, whereas a node takes the last.
 func flatten(img v1.Image) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(writeFlat(img, w)) }() // ends when r is read to its end or closed
@@ -54,19 +54,19 @@ func writeFlat(img v1.Image, w io.Writer) error {
 	return f.out.Close()
 }
 
-// layerNames are those of one layer, which hide something in the ones below it alone.
+// layerNames are the names in one layer; they hide entries of lower layers only.
 type layerNames struct {
-	files map[string]bool // true: no directory
+	files map[string]bool // true: not a directory
 	gone  map[string]bool // whiteouts: always true
 }
 
 type flattener struct {
 	out   *tar.Writer
-	above map[string]bool // what upper layers have; true: it hides all that lower ones have below it
+	above map[string]bool // what upper layers have; true: it hides everything that lower ones have below it
 	names int             // bytes of all paths so far
 }
 
-// add writes the files of a layer that no upper one has, hides or takes away.
+// add writes the files of a layer that no upper layer has or hides.
 func (f *flattener) add(l v1.Layer) (err error) {
 	content, err := openLayer(l)
 	if err != nil {
@@ -95,7 +95,7 @@ func (f *flattener) add(l v1.Layer) (err error) {
 		f.above[name] = f.above[name] || hides
 	}
 	maps.Copy(f.above, here.gone)
-	// The digest is that of the whole layer, and is known at its end.
+	// The digest covers the whole layer, so it is known only at the end.
 	_, err = io.Copy(io.Discard, content)
 	return err
 }
@@ -125,13 +125,13 @@ func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) err
 		if isDir && !file {
 			return nil
 		}
-		return fmt.Errorf("%s is there twice", name)
+		return fmt.Errorf("%s occurs twice", name)
 	}
 	here.files[name] = !isDir
 	if f.hidden(name) {
 		return nil
 	}
-	if err := f.out.WriteHeader(flat(h, name)); err != nil {
+	if err := f.out.WriteHeader(flatHeader(h, name)); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := io.Copy(f.out, content); err != nil {
@@ -140,7 +140,7 @@ func (f *flattener) entry(here layerNames, h *tar.Header, content io.Reader) err
 	return nil
 }
 
-// name is a path without a leading slash.
+// name returns a clean path without a leading slash.
 func (f *flattener) name(name string) (string, error) {
 	f.names += len(name)
 	clean := path.Clean(strings.TrimLeft(name, "/"))
@@ -155,7 +155,7 @@ func (f *flattener) name(name string) (string, error) {
 	return clean, nil
 }
 
-// hidden says whether an upper layer has that path, or has taken it away.
+// hidden reports whether an upper layer has that path, or hides it.
 func (f *flattener) hidden(name string) bool {
 	if _, there := f.above[name]; there {
 		return true
@@ -168,9 +168,9 @@ func (f *flattener) hidden(name string) bool {
 	return false
 }
 
-// flat is a header with what the reading of a tar leaves true: sparse files are
-// whole, for one. Extended attributes stay; imager takes SELinux' label from them.
-func flat(h *tar.Header, name string) *tar.Header {
+// flatHeader is a header with what still holds after reading: for example, sparse files
+// are whole. Extended attributes stay; imager takes the SELinux label from them.
+func flatHeader(h *tar.Header, name string) *tar.Header {
 	to := &tar.Header{
 		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size, Mode: h.Mode,
 		Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime, Devmajor: h.Devmajor, Devminor: h.Devminor,

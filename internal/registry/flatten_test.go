@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// layerOf is a layer with these entries: "name" for a file, "name/" for a
-// directory, "name -> target" for a symbolic link; a file's content is the layer's name.
+// layerOf is a layer with these entries: "name" for a file, "name/" for a directory,
+// "name -> target" for a symbolic link; a file's content is the layer's name.
 func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
@@ -50,7 +50,7 @@ func layerOf(t *testing.T, layer string, entries ...string) v1.Layer {
 	return l
 }
 
-// flattened lists what a tar has, a line for each entry.
+// flattened lists the content of a tar, a line for each entry.
 func flattened(t *testing.T, layers ...v1.Layer) ([]string, error) {
 	t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layers...)
@@ -87,13 +87,13 @@ func TestFlatten(t *testing.T) {
 		"the upper one counts":     {lower: []string{"./a"}, upper: []string{"/a"}, want: []string{"a upper"}},
 		"a file hides a directory": {lower: []string{"a/", "a/x"}, upper: []string{"a"}, want: []string{"a upper"}},
 		"a link hides a directory": {lower: []string{"a/x"}, upper: []string{"a -> ../../b"}, want: []string{"a ../../b"}},
-		"taken away":               {lower: []string{"a/", "a/x", "b"}, upper: []string{".wh.a"}, want: []string{"b lower"}},
-		"taken away and put back":  {lower: []string{"a/x"}, upper: []string{".wh.a", "a/", "a/y"}, want: []string{"a", "a/y upper"}},
+		"removed":                  {lower: []string{"a/", "a/x", "b"}, upper: []string{".wh.a"}, want: []string{"b lower"}},
+		"removed and restored":     {lower: []string{"a/x"}, upper: []string{".wh.a", "a/", "a/y"}, want: []string{"a", "a/y upper"}},
 		"only this directory":      {lower: []string{"a/x", "b"}, upper: []string{"a/.wh..wh..opq", "a/y"}, want: []string{"a/y upper", "b lower"}},
 		"nothing but this":         {lower: []string{"a/x", "b"}, upper: []string{".wh..wh..opq", "c"}, want: []string{"c upper"}},
 		"not in its own layer":     {lower: []string{".wh.b", "b"}, upper: []string{"c"}, want: []string{"c upper", "b lower"}},
 		"a directory twice":        {lower: []string{"a/", "a/"}, upper: []string{"c"}, want: []string{"c upper", "a"}},
-		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a is there twice"},
+		"a file twice":             {lower: []string{"a", "./a"}, upper: []string{"c"}, want: []string{"c upper", "a lower"}, err: "a occurs twice"},
 		"out of the image":         {lower: []string{"a/../../b"}, upper: []string{"c"}, want: []string{"c upper"}, err: `"a/../../b" leads out of the image`},
 		"a long path":              {lower: []string{strings.Repeat("a", 4097)}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 4097 bytes"},
 		"a deep path":              {lower: []string{strings.Repeat("a/", 128) + "b"}, upper: []string{"c"}, want: []string{"c upper"}, err: "a path of 257 bytes"},
@@ -111,7 +111,7 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the one between says.
+// TestFlattenThreeLayers: what the upper one hides stays hidden, whatever the middle one says.
 func TestFlattenThreeLayers(t *testing.T) {
 	t.Parallel()
 	got, err := flattened(t, layerOf(t, "lower", "a/x", "b/x"), layerOf(t, "middle", "a/", "b"), layerOf(t, "upper", "a", "b/", "b/y"))
@@ -123,7 +123,7 @@ func TestFlattenThreeLayers(t *testing.T) {
 	}
 }
 
-// TestFlattenIsBounded: an image that is small on the wire can't make us remember much.
+// TestFlattenIsBounded: an image that is small in transit cannot make us keep much in memory.
 func TestFlattenIsBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What a registry says is one line without escape sequences.
+// Everything that a registry says becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{

@@ -32,10 +32,10 @@ func over(t *testing.T, h http.Handler, test func(http.RoundTripper)) {
 	if err := server.Close(); err != nil {
 		t.Error(err)
 	}
-	time.Sleep(time.Second) // of the bubble's: a server lingers where a body was not read to its end
+	time.Sleep(time.Second) // the bubble's time: a server lingers if a body was not read to its end
 }
 
-// TestStallsOverHTTP: http.Transport lets go of a body that a watch ends.
+// TestStallsOverHTTP: http.Transport releases a body that a watch ends.
 func TestStallsOverHTTP(t *testing.T) {
 	t.Parallel()
 	t.Run("a download", func(t *testing.T) {
@@ -71,12 +71,12 @@ func TestStallsOverHTTP(t *testing.T) {
 			tested := make(chan struct{})
 			over(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.CopyN(io.Discard, r.Body, 1000)
-				<-tested // a server does not see a client go before it has read the body
+				<-tested // a server does not notice a lost client before it has read the body
 			}), func(transport http.RoundTripper) {
 				defer close(tested)
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://"+host+"/v2/a/blobs/uploads/1", bytes.NewReader(make([]byte, 10<<20))))(t)
 				begun := time.Now()
-				resp, err := patient{transport}.RoundTrip(req)
+				resp, err := stallGuard{transport}.RoundTrip(req)
 				if err == nil {
 					t.Fatal(resp.Body.Close())
 				}

@@ -91,7 +91,7 @@ func read(img v1.Image, names ...string) (map[string][]byte, error) {
 }
 
 // parseOfficial reads the lines "ghcr.io/siderolabs/<name>:<version>@sha256:<index>"
-// and what is said about each. The result is sorted by name.
+// and the description of each. The result is sorted by name.
 func parseOfficial(digests, descriptions []byte) ([]schematics.OfficialExtension, error) {
 	var about map[string]struct {
 		Author      string `yaml:"author"`
@@ -112,7 +112,7 @@ func parseOfficial(digests, descriptions []byte) ([]schematics.OfficialExtension
 		if err != nil || !schematics.IsDigest(digest) {
 			return nil, fmt.Errorf("image-digests: %q is not a tagged reference with a digest", line)
 		}
-		if seen[tag.RepositoryStr()] { // the first one is what factories build
+		if seen[tag.RepositoryStr()] { // factories build the first one
 			continue
 		}
 		seen[tag.RepositoryStr()] = true

@@ -20,7 +20,7 @@ import (
 
 var _ images.MirrorShelf = (*Client)(nil)
 
-// Tags lists the tags of a repository as images.MirrorShelf has it.
+// Tags lists the tags of a repository: see images.MirrorShelf.
 func (c *Client) Tags(ctx context.Context, repository string) ([]string, error) {
 	r, err := name.NewRepository(repository)
 	if err != nil {
@@ -36,7 +36,7 @@ func (c *Client) Tags(ctx context.Context, repository string) ([]string, error) 
 	return tags, nil
 }
 
-// Named says what a tag names as images.MirrorShelf has it.
+// Named returns what a tag names: see images.MirrorShelf.
 func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, error) {
 	t, err := name.NewTag(tag)
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *Client) Named(ctx context.Context, tag string) (images.Named, bool, err
 	return n, true, nil
 }
 
-// Built is when an image, of an index the first one, says it was made, as
-// images.MirrorShelf has it.
+// Built is the build time in an image, or in the first image of an index: see
+// images.MirrorShelf.
 func (c *Client) Built(ctx context.Context, ref string) (time.Time, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
@@ -83,19 +83,19 @@ func (c *Client) Built(ctx context.Context, ref string) (time.Time, error) {
 		return time.Time{}, err
 	}
 	config, err := img.ConfigFile()
-	if notFound(err) { // a part of it is gone, or it is no image of a system
+	if notFound(err) { // a part of it is gone, or it is not a system image
 		return time.Time{}, nil
 	}
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read %s: %w", r, explain(err, r.Context()))
 	}
-	if config.Created.Unix() <= 0 { // what reproducible builds say
+	if config.Created.Unix() <= 0 { // set by reproducible builds
 		return time.Time{}, nil
 	}
 	return config.Created.Time, nil
 }
 
-// firstImage is nil where there is none.
+// firstImage is nil if there is none.
 func firstImage(desc *remote.Descriptor) (v1.Image, error) {
 	if desc.MediaType.IsImage() {
 		return desc.Image()
@@ -122,7 +122,7 @@ func firstImage(desc *remote.Descriptor) (v1.Image, error) {
 	return img, err
 }
 
-// Referrers lists what has an image for its subject as images.MirrorShelf has it.
+// Referrers lists the manifests with an image as their subject: see images.MirrorShelf.
 func (c *Client) Referrers(ctx context.Context, ref string) ([]string, error) {
 	d, err := name.NewDigest(ref)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Client) Referrers(ctx context.Context, ref string) ([]string, error) {
 	return c.referrers(ctx, d)
 }
 
-// Delete removes a manifest as images.MirrorShelf has it.
+// Delete removes a manifest: see images.MirrorShelf.
 func (c *Client) Delete(ctx context.Context, ref string) error {
 	d, err := name.NewDigest(ref)
 	if err != nil {
@@ -148,20 +148,20 @@ func (c *Client) Delete(ctx context.Context, ref string) error {
 	return explain(err, d.Context())
 }
 
-// undeletable is the answer of a registry that has no deletion, or has it turned off.
+// undeletable matches the answer of a registry that has no deletion, or has it disabled.
 func undeletable(err error) bool {
 	e, ok := errors.AsType[*transport.Error](err)
 	return ok && (e.StatusCode == http.StatusMethodNotAllowed ||
 		slices.ContainsFunc(e.Errors, func(d transport.Diagnostic) bool { return d.Code == transport.UnsupportedErrorCode }))
 }
 
-// remedy is what is known of a registry that refuses to delete.
+// remedy is a hint for a registry that refuses to delete.
 func remedy(registry string) string {
 	switch registry {
 	case "ghcr.io":
-		return "ghcr.io deletes by GitHub's API for packages only: gh api --method DELETE /user/packages/container/NAME/versions/ID"
+		return "ghcr.io deletes only through GitHub's API for packages: gh api --method DELETE /user/packages/container/NAME/versions/ID"
 	case name.DefaultRegistry:
-		return "Docker Hub deletes by its own API and its web pages only"
+		return "Docker Hub deletes only through its own API and web pages"
 	}
 	return "in a registry of your own (distribution), set REGISTRY_STORAGE_DELETE_ENABLED=true"
 }

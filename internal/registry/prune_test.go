@@ -25,7 +25,7 @@ import (
 
 const mirror = host + "/acme/talos"
 
-// pushBuilt pushes an index of one image that was made at that time, under a tag.
+// pushBuilt pushes an index of one image with that build time, under a tag.
 func pushBuilt(t *testing.T, to http.RoundTripper, tag string, at time.Time) (index, img v1.Hash) {
 	t.Helper()
 	one := must(mutate.CreatedAt(must(random.Image(64, 1))(t), v1.Time{Time: at}))(t)

@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// referrersAPI makes 404 of the ways in which registries say that they do not have
-// what OCI 1.1 calls the referrers API. go-containerregistry takes 404 for that, and
-// then keeps the list under a tag; of the others it knows some where it reads the
-// list, and other ones where it writes it.
+// referrersAPI turns the various answers of registries without OCI 1.1's referrers
+// API into 404. go-containerregistry understands 404, and then keeps the list under
+// a tag; of the other answers it knows some where it reads the list, and different
+// ones where it writes it.
 type referrersAPI struct{ inner http.RoundTripper }
 
 func (a referrersAPI) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -22,7 +22,7 @@ func (a referrersAPI) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil || req.Method != http.MethodGet || !missing(req.URL.Path, resp) {
 		return resp, err
 	}
-	// Nobody reads what it says instead.
+	// Nobody reads the original body.
 	_ = resp.Body.Close()
 	return &http.Response{
 		Status: "404 Not Found", StatusCode: http.StatusNotFound, Proto: resp.Proto, ProtoMajor: resp.ProtoMajor, ProtoMinor: resp.ProtoMinor,
@@ -35,7 +35,7 @@ var (
 	fallbackPath  = regexp.MustCompile(`^/v2/.+/manifests/sha256-([0-9a-f]{64})$`)
 )
 
-// missing says whether an answer means that there is no list of referrers there.
+// missing reports whether an answer means that there is no list of referrers.
 func missing(asked string, resp *http.Response) bool {
 	if m := referrersPath.FindStringSubmatch(asked); m != nil {
 		return noReferrers(m[1], resp)
@@ -53,18 +53,18 @@ func noReferrers(digest string, resp *http.Response) bool {
 	case slices.Contains(none, resp.StatusCode):
 		return true
 	case resp.StatusCode/100 == 3:
-		// ghcr.io sends to web pages of github.com, which answer 429 or anything
+		// ghcr.io redirects to web pages of github.com, which answer 429 or anything
 		// else: artifacthub/hub issue 4785.
 		to, err := resp.Location()
 		return err != nil || path.Base(to.Path) != digest || !strings.HasSuffix(path.Dir(to.Path), "/referrers")
 	case resp.StatusCode != http.StatusOK:
 		return false
 	}
-	// Some answer 200 with something else: sigstore/sigstore-js pull request 1187.
+	// Some answer 200 with other content: sigstore/sigstore-js pull request 1187.
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	if err != nil || kind != string(types.OCIImageIndex) {
 		return true
 	}
-	resp.Header.Set("Content-Type", kind) // which go-containerregistry compares as it is
+	resp.Header.Set("Content-Type", kind) // go-containerregistry compares it verbatim
 	return false
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// quirk answers what it knows in another way than the registry behind it.
+// quirk answers some requests differently from the registry behind it.
 type quirk struct {
 	inner  http.RoundTripper
-	answer func(*http.Request) *http.Response // nil: the registry does
+	answer func(*http.Request) *http.Response // nil: the registry answers
 }
 
 func (q quirk) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -36,8 +36,8 @@ func answers(status int, headers ...string) *http.Response {
 	return &http.Response{StatusCode: status, Status: http.StatusText(status), Header: h}
 }
 
-// TestReferrersOfRegistriesWithoutTheAPI: however a registry says that it has no
-// referrers API, the list under a tag takes its place, to write and to read.
+// TestReferrersOfRegistriesWithoutTheAPI: however a registry reports that it has no
+// referrers API, the list under a tag replaces it, for writing and reading.
 func TestReferrersOfRegistriesWithoutTheAPI(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]*http.Response{
@@ -104,11 +104,11 @@ func TestReferrersWithParameters(t *testing.T) {
 	resp := answers(http.StatusOK, "Content-Type", "application/vnd.oci.image.index.v1+json; charset=utf-8")
 	digest := "sha256:" + strings.Repeat("a", 64)
 	if missing("/v2/acme/talos/referrers/"+digest, resp) || resp.Header.Get("Content-Type") != "application/vnd.oci.image.index.v1+json" {
-		t.Errorf("taken for no list, or left as it is: %v", resp.Header)
+		t.Errorf("counts as no list, or stays unchanged: %v", resp.Header)
 	}
 	moved := answers(http.StatusTemporaryRedirect, "Location", "https://other.example/v2/acme/talos/referrers/"+digest)
 	if missing("/v2/acme/talos/referrers/"+digest, moved) {
-		t.Error("a list that is elsewhere is taken for none")
+		t.Error("a redirected list counts as missing")
 	}
 }
 

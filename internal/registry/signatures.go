@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// sigstore/cosign, specs/SIGNATURE_SPEC.md: a signature is a layer, with what
-// signs it in an annotation.
+// sigstore/cosign, specs/SIGNATURE_SPEC.md: a signature is a layer, with the
+// signature itself in an annotation.
 const (
 	signatureType       = "application/vnd.dev.cosign.simplesigning.v1+json"
 	signatureAnnotation = "dev.cosignproject.cosign/signature"
@@ -26,7 +26,7 @@ const (
 	maxPayloadBytes = 1 << 20 // the usual ones have some hundred bytes
 )
 
-// Signatures are the cosign signatures of an image as images.Puller has it.
+// Signatures returns the cosign signatures of an image: see images.Puller.
 func (c *Client) Signatures(ctx context.Context, ref string) ([]images.Signature, error) {
 	of, err := name.NewDigest(ref)
 	if err != nil {
@@ -91,5 +91,5 @@ func payloadOf(img v1.Image, d v1.Descriptor) ([]byte, error) {
 		return nil, err
 	}
 	defer content.Close()
-	return io.ReadAll(content) // of the size that the manifest has, or an error
+	return io.ReadAll(content) // as long as the manifest says, or an error
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// signed is an image as cosign pushes signatures; the text of each is annotated as it is.
+// signed is an image as cosign pushes signatures; each text is annotated verbatim.
 func signed(t *testing.T, mediaType types.MediaType, payloads map[string]string) v1.Image {
 	t.Helper()
 	img := mutate.MediaType(empty.Image, types.OCIManifestSchema1)

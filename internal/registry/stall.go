@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// How long a registry may keep us waiting.
+// How long to wait for a registry.
 const (
-	stallAfter = time.Minute // for a byte of a body to go, either way
+	stallAfter = time.Minute // for the next byte of a body, in either direction
 	// answerAfter bounds the wait for an answer. A factory answers for an installer
-	// when it has built it, for which it gives itself 20 minutes (image-factory,
-	// internal/asset/asset.go); a registry for a blob when it has put it together.
+	// when it has built it, which may take 20 minutes (image-factory,
+	// internal/asset/asset.go); a registry for a blob when it has assembled it.
 	answerAfter = 25 * time.Minute
 )
 
-// stalledError says that a registry let us wait too long.
+// stalledError says that a registry took too long.
 type stalledError struct {
 	what  string
 	after time.Duration
@@ -29,25 +29,25 @@ type stalledError struct {
 func (e *stalledError) Error() string { return fmt.Sprintf("%s for %s", e.what, e.after) }
 func (e *stalledError) Timeout() bool { return true }
 
-// Temporary lets go-containerregistry try an upload again.
+// Temporary lets go-containerregistry retry an upload.
 func (e *stalledError) Temporary() bool { return e.again }
 
-// patient sends requests, and ends those that stall. http.Transport has no limit
-// for a body that stops on its way, and one for a whole request would cut large
-// images off on slow lines.
-type patient struct{ inner http.RoundTripper }
+// stallGuard sends requests and ends those that stall. http.Transport has no limit for
+// a body that stops midway, and a limit for a whole request would interrupt large
+// images on slow lines.
+type stallGuard struct{ inner http.RoundTripper }
 
-func (p patient) RoundTrip(req *http.Request) (*http.Response, error) {
+func (p stallGuard) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, w, err := p.send(req)
 	if err != nil {
 		return nil, err
 	}
-	resp.Body = &download{patient: p, req: req, watch: w, body: resp.Body, size: resumable(req, resp)}
+	resp.Body = &download{stallGuard: p, req: req, watch: w, body: resp.Body, size: resumable(req, resp)}
 	return resp, nil
 }
 
 // send returns an answer whose body the watch may end.
-func (p patient) send(req *http.Request) (*http.Response, *watch, error) {
+func (p stallGuard) send(req *http.Request) (*http.Response, *watch, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	w := &watch{cancel: cancel}
 	w.begin(answerAfter, &stalledError{what: "no answer", after: answerAfter})
@@ -79,7 +79,7 @@ type watch struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	sent  bool // what is still sent of the request is no matter any more
+	sent  bool // the rest of the request no longer matters
 }
 
 func (w *watch) begin(after time.Duration, err *stalledError) {
@@ -108,20 +108,20 @@ func (w *watch) answered() {
 	w.sent = true
 }
 
-// sending watches the registry take what was read of the request's body.
+// sending watches the registry accept what was read of the request's body.
 func (w *watch) sending(more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.sent:
 	case more:
-		w.restart(stallAfter, &stalledError{what: "the registry has taken no byte", after: stallAfter, again: true})
+		w.restart(stallAfter, &stalledError{what: "the registry accepted no data", after: stallAfter, again: true})
 	default:
 		w.restart(answerAfter, &stalledError{what: "no answer", after: answerAfter})
 	}
 }
 
-// preparing lets the watch rest: whatever is read from has its own.
+// preparing stops the timer: the source that is read has its own.
 func (w *watch) preparing() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,7 +130,7 @@ func (w *watch) preparing() {
 	}
 }
 
-// explain is why an exchange ended.
+// explain returns why an exchange ended.
 func (w *watch) explain(ctx context.Context, err error) error {
 	if stalled, ok := errors.AsType[*stalledError](context.Cause(ctx)); ok {
 		return stalled

@@ -16,19 +16,19 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// line is a server's side of a connection: each answer in turn.
+// line is the server side of a connection: each answer in turn.
 type line struct {
 	answers []answer
-	asked   []string // the ranges asked for
+	asked   []string // the requested ranges
 }
 
-// answer is what comes for one request. Bodies end with the context of their request.
+// answer is the answer to one request. Bodies end with their request's context.
 type answer struct {
 	status  int
 	header  http.Header
 	sends   string        // this much, and then:
 	breaks  error         // nil: no more bytes come
-	whole   bool          // what is sent is all
+	whole   bool          // what is sent is complete
 	size    int64         // as announced
 	silence time.Duration // before the answer
 }
@@ -72,7 +72,7 @@ func (b *lineBody) Read(p []byte) (int, error) {
 		return 0, b.breaks
 	}
 	<-b.ctx.Done()
-	return 0, context.Canceled // as http.Transport has it
+	return 0, context.Canceled // as http.Transport does
 }
 
 func (b *lineBody) Close() error { return nil }
@@ -87,7 +87,7 @@ func part(status int, from, to, of int64, a answer) answer {
 
 func TestDownloadsGoOn(t *testing.T) {
 	t.Parallel()
-	stalls := "no byte came for 1m0s"
+	stalls := "no data came for 1m0s"
 	broken := func(n int) (list []answer) {
 		for range n {
 			list = append(list, part(206, 3, 9, 10, answer{breaks: errReset}))
@@ -168,7 +168,7 @@ func TestDownloadsGoOn(t *testing.T) {
 func fetch(ctx context.Context, t *testing.T, from http.RoundTripper, path string) (string, error) {
 	t.Helper()
 	req := must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+path, nil))(t)
-	resp, err := patient{from}.RoundTrip(req)
+	resp, err := stallGuard{from}.RoundTrip(req)
 	if err != nil {
 		return "", err
 	}
@@ -198,7 +198,7 @@ func TestDownloadIsCancelled(t *testing.T) {
 	}
 }
 
-// slow is a body that takes its time.
+// slow is a body that is read slowly.
 type slow struct {
 	io.Reader
 	each time.Duration
@@ -209,7 +209,7 @@ func (s slow) Read(p []byte) (int, error) {
 	return s.Reader.Read(p)
 }
 
-// stuck takes some of a request's body and then no more.
+// stuck reads a part of a request's body and then stops.
 type stuck struct{ takes int64 }
 
 func (s stuck) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -225,12 +225,12 @@ func TestUploads(t *testing.T) {
 	t.Parallel()
 	for title, tc := range map[string]struct {
 		to        http.RoundTripper
-		each      time.Duration // that our side takes for each byte
+		each      time.Duration // our side's time for each byte
 		err       string
 		temporary bool
 		took      time.Duration
 	}{
-		"it stalls":                 {to: stuck{5}, err: "the registry has taken no byte for 1m0s", temporary: true, took: stallAfter},
+		"it stalls":                 {to: stuck{5}, err: "the registry accepted no data for 1m0s", temporary: true, took: stallAfter},
 		"our side is slow":          {to: &line{answers: []answer{{status: 202}}}, each: 2 * stallAfter, took: 22 * stallAfter},
 		"the answer takes its time": {to: &line{answers: []answer{{status: 202, silence: answerAfter - 1}}}, took: answerAfter - 1},
 	} {
@@ -240,7 +240,7 @@ func TestUploads(t *testing.T) {
 				body := io.NopCloser(slow{Reader: oneByte{strings.NewReader("0123456789")}, each: tc.each})
 				req := must(http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://r/v2/a/blobs/uploads/1", body))(t)
 				begun := time.Now()
-				resp, err := patient{tc.to}.RoundTrip(req)
+				resp, err := stallGuard{tc.to}.RoundTrip(req)
 				if err == nil {
 					err = resp.Body.Close()
 				}
@@ -262,7 +262,7 @@ type oneByte struct{ io.Reader }
 
 func (o oneByte) Read(p []byte) (int, error) { return o.Reader.Read(p[:min(1, len(p))]) }
 
-// TestCutBlobIsReadToItsEnd: over a real connection, and the digest is checked all the same.
+// TestCutBlobIsReadToItsEnd: over a real connection, and its digest is still checked.
 func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for seconds")

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A registry's certificate counts by the system's CAs, and by those of a file.
+// A registry's certificate is verified by the system's CAs, and by those of a file.
 func TestCAFile(t *testing.T) {
 	t.Parallel()
 	quiet := log.New(io.Discard, "", 0)
@@ -42,7 +42,7 @@ func TestCAFile(t *testing.T) {
 	}
 	defer other.Close()
 	_, _, err = other.Digest(t.Context(), ref)
-	hint := "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
 		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
 	}

@@ -5,8 +5,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// totalBytes is the size of all that a copy of something may have to send: its
-// manifests and each blob once. Only manifests are fetched for it.
+// totalBytes is the most that a copy may have to send: the manifests, and each blob
+// once. It fetches only manifests.
 func totalBytes(desc *remote.Descriptor) (int64, error) {
 	sizes := map[v1.Hash]int64{}
 	if err := addSizes(desc, sizes); err != nil {

@@ -21,8 +21,8 @@ func (v version) compare(w version) int {
 	return cmp.Or(cmp.Compare(v.major, w.major), cmp.Compare(v.minor, w.minor), cmp.Compare(v.patch, w.patch))
 }
 
-// nearest returns up to n released versions among tags, oldest first: those
-// around the one that does not exist; the newest ones if it is no version at all.
+// nearest returns up to n released versions among tags, oldest first: those around
+// the missing one; the newest ones if it is not a version.
 func nearest(unknown string, tags []string, n int) []string {
 	var versions []version
 	for _, tag := range tags {

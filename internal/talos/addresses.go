@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/reach"
 )
 
-// networkFacts are what Talos shows of a machine's network.
+// networkFacts are what Talos reports of a machine's network.
 type networkFacts struct {
 	statuses  []*network.AddressStatus
 	specs     []*network.AddressSpec
@@ -21,12 +21,12 @@ type networkFacts struct {
 	routes    []*network.RouteStatus
 }
 
-// readAddresses reads the addresses that the machine has, each with where it comes
-// from. A layer is that of the address as it is in force: a lower layer may have
-// the same one (controllers/network/address_merge.go).
+// readAddresses reads the machine's addresses, each with its source. The layer is
+// that of the address in force: a lower layer may have the same address
+// (controllers/network/address_merge.go).
 func readAddresses(ctx context.Context, s session, m *cluster.Machine) error {
 	var f networkFacts
-	err := atOnce(
+	err := inParallel(
 		listing(ctx, s, network.NewAddressStatus(network.NamespaceName, "").Metadata(), &f.statuses),
 		listing(ctx, s, network.NewAddressSpec(network.NamespaceName, "").Metadata(), &f.specs),
 		listing(ctx, s, network.NewLinkStatus(network.NamespaceName, "").Metadata(), &f.links),
@@ -59,7 +59,7 @@ func (f networkFacts) addresses() []reach.Address {
 	return all
 }
 
-// layer is where Talos has an address from; reach.Kernel if it has not asked for it.
+// layer is where Talos has an address from; reach.Kernel if Talos did not request it.
 func (f networkFacts) layer(address netip.Prefix) reach.Layer {
 	for _, spec := range f.specs {
 		if spec.TypedSpec().Address == address {
@@ -69,7 +69,7 @@ func (f networkFacts) layer(address netip.Prefix) reach.Layer {
 	return reach.Kernel
 }
 
-// describeLink says of an address what its link is.
+// describeLink fills in the address's link.
 func (f networkFacts) describeLink(a *reach.Address) {
 	a.Kind = "unknown"
 	for _, link := range f.links {
@@ -88,7 +88,7 @@ func (f networkFacts) describeLink(a *reach.Address) {
 	}
 }
 
-// lease is what has got the machine an address of a link.
+// lease is the operator that obtained an address of a link.
 func (f networkFacts) lease(a reach.Address) (lease reach.Lease) {
 	for _, operator := range f.operators {
 		o := operator.TypedSpec()

@@ -16,34 +16,34 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ApplyConfig hands the machine its first configuration, over the very
-// connection on which it has shown its UUID. The error wraps
-// cluster.ErrLostAnswer where the configuration was sent and no answer came.
+// ApplyConfig hands the machine its first configuration, over the same connection on
+// which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
+// configuration was sent and no answer came.
 func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
 		}
-		// REBOOT, the zero value, is not taken everywhere; every Talos takes AUTO in maintenance mode.
+		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
 		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_AUTO)
 	})
 }
 
-// ReplaceConfig gives a configured machine another configuration without a
-// reboot; one that takes effect only with a reboot is refused by Talos. Errors
-// are those of ApplyConfig.
+// ReplaceConfig gives a configured machine another configuration without a reboot;
+// Talos refuses one that needs a reboot. Errors are those of ApplyConfig.
 func (c *Client) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
 		}
-		// Talos up to 1.12 may take AUTO for a reboot (v1alpha1_server.go, ApplyConfiguration).
+		// Talos up to 1.12 may reboot for AUTO (v1alpha1_server.go, ApplyConfiguration).
 		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_NO_REBOOT)
 	})
 }
 
-// apply asks again while another configuration is being applied, within the call's
-// time: Talos takes one at a time, and lets nobody wait (v1alpha1_server.go, ApplyConfiguration).
+// apply retries while another configuration is being applied, within the call's
+// time: Talos accepts one at a time and queues none (v1alpha1_server.go,
+// ApplyConfiguration).
 func apply(ctx context.Context, s session, config cluster.Secret, mode machineapi.ApplyConfigurationRequest_Mode) error {
 	const pause = time.Second
 	for {
@@ -60,8 +60,8 @@ func apply(ctx context.Context, s session, config cluster.Secret, mode machineap
 	}
 }
 
-// checkUUID refuses to go on over a connection to another machine than the one
-// meant; untouched says what has not happened.
+// checkUUID refuses to use a connection to another machine than the intended one;
+// untouched says what was not done.
 func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 	found, err := readUUID(ctx, s)
 	switch {
@@ -85,7 +85,7 @@ func (c *Client) change(
 	})
 }
 
-// changed tells an answer to a change from none.
+// changed distinguishes an answer to a change from a lost one.
 func changed(err error) error {
 	err = answer(err)
 	if e, ok := errors.AsType[*answerError](err); ok && e.lost() {
@@ -94,7 +94,7 @@ func changed(err error) error {
 	return err
 }
 
-// applied makes the answer to a configuration fit to be shown: Talos quotes what it refuses.
+// applied redacts the answer to a configuration: Talos quotes what it refuses.
 func applied(err error, config cluster.Secret) error {
 	err = answer(err)
 	e, ok := errors.AsType[*answerError](err)
@@ -104,5 +104,5 @@ func applied(err error, config cluster.Secret) error {
 	case e.lost():
 		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, redact(e.text, config))
 	}
-	return fault.MachineConfig.Refusedf("the machine does not take the configuration: %s", redact(e.text, config))
+	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", redact(e.text, config))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// blockView is a machine's disks and what was found on them, as its resources have it.
+// blockView holds a machine's disks and what was found on them, as its resources report it.
 type blockView struct {
 	disks    []*block.Disk
 	volumes  []*block.DiscoveredVolume
@@ -20,7 +20,7 @@ type blockView struct {
 	physical []*storage.LVMPhysicalVolumeStatus
 }
 
-// readDisks is readBlock without what is on the disks: none of them is called blank.
+// readDisks is readBlock without the disks' contents: no disk counts as blank.
 func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
 	err := v.readDisks(ctx, s, m)()
@@ -30,7 +30,7 @@ func readDisks(ctx context.Context, s session, m *cluster.Machine) error {
 
 func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine) func() error {
 	return func() error {
-		return atOnce(
+		return inParallel(
 			listing(ctx, s, block.NewDisk(block.NamespaceName, "").Metadata(), &v.disks),
 			getting(ctx, s, block.NewSystemDisk(block.NamespaceName, block.SystemDiskID).Metadata(), func(system *block.SystemDisk) {
 				m.SystemDisk = system.TypedSpec().DiskID
@@ -41,7 +41,7 @@ func (v *blockView) readDisks(ctx context.Context, s session, m *cluster.Machine
 
 func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	var v blockView
-	err := atOnce(
+	err := inParallel(
 		v.readDisks(ctx, s, m),
 		listing(ctx, s, block.NewDiscoveredVolume(block.NamespaceName, "").Metadata(), &v.volumes),
 		listing(ctx, s, block.NewVolumeStatus(block.NamespaceName, "").Metadata(), &v.statuses),
@@ -58,15 +58,15 @@ func readBlock(ctx context.Context, s session, m *cluster.Machine) error {
 	}
 	for _, d := range m.Disks {
 		if v.whole(d.Device) == nil {
-			m.Unmet = append(m.Unmet, "disks: "+d.Device+" has not been looked at")
+			m.Unmet = append(m.Unmet, "disks: "+d.Device+" has not been probed yet")
 		}
 	}
 	m.Ready = m.Ready && len(m.Unmet) == 0
 	return nil
 }
 
-// virtualDisks are the names of block devices that are no drive of the VM:
-// made by the kernel of other devices, or of what the network offers.
+// virtualDisks are the name prefixes of block devices that are not drives of the VM:
+// the kernel makes them from other devices or from the network.
 var virtualDisks = []string{"loop", "ram", "zram", "dm-", "md", "nbd", "rbd", "drbd"}
 
 func isDrive(d *block.Disk) bool {
@@ -90,7 +90,7 @@ func (v blockView) machineDisks() []cluster.MachineDisk {
 	return out
 }
 
-// whole is what was found on the disk as a whole; nil if nobody has looked.
+// whole is what was found on the disk as a whole; nil if it was not probed.
 func (v blockView) whole(disk string) *block.DiscoveredVolumeSpec {
 	for _, found := range v.volumes {
 		if found.Metadata().ID() == disk {
@@ -100,7 +100,7 @@ func (v blockView) whole(disk string) *block.DiscoveredVolumeSpec {
 	return nil
 }
 
-// blank says whether the disk was looked at and carries nothing.
+// blank reports whether the disk was probed and is empty.
 func (v blockView) blank(disk string) bool {
 	whole := v.whole(disk)
 	if whole == nil || whole.Name != "" || whole.UUID != "" || whole.Label != "" {
@@ -109,10 +109,10 @@ func (v blockView) blank(disk string) bool {
 	return !slices.ContainsFunc(v.volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Parent == disk })
 }
 
-// partitionTables are what a disk as a whole carries when it is divided: that is no volume.
+// partitionTables are the formats of a partitioned disk as a whole: that is not a volume.
 var partitionTables = []string{"", "gpt", "mbr", "dos"}
 
-// machineVolumes are the partitions of the drives, and the drives that are one filesystem.
+// machineVolumes returns the drives' partitions, and the drives that are one filesystem.
 func (v blockView) machineVolumes() []cluster.Volume {
 	drives := map[string]bool{}
 	for _, d := range v.disks {
@@ -134,8 +134,8 @@ func (v blockView) machineVolumes() []cluster.Volume {
 	return out
 }
 
-// phase is that of the Talos volume which is on this one, or would be put here
-// by its label. A volume that Talos has elsewhere lends its phase to nobody.
+// phase is that of the Talos volume on this device, or of the one that its label
+// would put here. A volume that Talos has elsewhere does not count.
 func (v blockView) phase(found *block.DiscoveredVolumeSpec) string {
 	for _, s := range v.statuses {
 		if location := s.TypedSpec().Location; location != "" && location == found.DevPath {

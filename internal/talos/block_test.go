@@ -29,9 +29,9 @@ func volumeStatus(id string, phase block.VolumePhase, location string) *block.Vo
 	return s
 }
 
-// A node with all that a real one has: an encrypted STATE, EPHEMERAL on a data
-// disk and a stale one elsewhere, a filesystem without partition, volumes from
-// the network, and devices that are no drives.
+// A node with everything that a real one has: an encrypted STATE, EPHEMERAL on a
+// data disk and a stale one elsewhere, a filesystem without partition, volumes from
+// the network, and devices that are not drives.
 func TestBlockView(t *testing.T) {
 	t.Parallel()
 	v := blockView{
@@ -59,8 +59,8 @@ func TestBlockView(t *testing.T) {
 	wantDisks := []cluster.MachineDisk{
 		{Device: "sda", WWID: "naa.3", BusPath: "/pci/2:0:0:0", SizeBytes: 10},
 		{Device: "sdc", SizeBytes: 5},              // a filesystem
-		{Device: "sdd", SizeBytes: 6, Blank: true}, // looked at, and nothing there
-		{Device: "sde", SizeBytes: 7},              // not looked at
+		{Device: "sdd", SizeBytes: 6, Blank: true}, // probed, and empty
+		{Device: "sde", SizeBytes: 7},              // not probed
 		{Device: "sdf", SizeBytes: 8},              // a partition
 		{Device: "vdb", Serial: "data", SizeBytes: 20},
 	}
@@ -79,7 +79,7 @@ func TestBlockView(t *testing.T) {
 	}
 }
 
-// What Talos shows of LVM and ZFS, and of where volumes are mounted.
+// What Talos reports of LVM and ZFS, and of mount points.
 func TestBlockViewOfPools(t *testing.T) {
 	t.Parallel()
 	uuid := func(n string) string { return "aaaaaa-bbbb-cccc-dddd-eeee-ffff-00000" + n }

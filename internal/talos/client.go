@@ -1,6 +1,6 @@
-// Package talos is recast's way to the machines of a Talos cluster: what they
-// say about themselves, their etcd, their configuration, the first one of a
-// blank machine included, and upgrades in place, over Talos' own client library.
+// Package talos talks to the machines of a Talos cluster through Talos' own client
+// library: their state, their etcd, their configuration, including the first one of
+// a blank machine, and upgrades in place.
 package talos
 
 import (
@@ -21,33 +21,33 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// defaultTimeout bounds one call of Client, that is everything it asks of one machine.
+// defaultTimeout bounds one call of Client, with all its requests to one machine.
 const defaultTimeout = 15 * time.Second
 
 // DialFunc connects as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Options are what a client takes from outside.
+// Options configure a client.
 type Options struct {
 	Talosconfig []byte
 	Context     string            // of the talosconfig; "": its current one
-	Dial        DialFunc          // nil: the machine's network, through the talosconfig's or the environment's proxy
+	Dial        DialFunc          // nil: the machine's network, through the proxy of the talosconfig or the environment
 	Timeout     time.Duration     // of one call to one machine; 0: 15 s
-	GRPC        []grpc.DialOption // for every connection, besides our own
-	// Over is for connections with that TLS configuration, besides GRPC; nil: nothing.
+	GRPC        []grpc.DialOption // for every connection, in addition to our own
+	// Over returns options for connections with that TLS configuration, added to GRPC; nil: none.
 	Over func(*tls.Config) []grpc.DialOption
 }
 
-// Client talks to the machines of one cluster. It is safe for concurrent use
-// and makes a connection of its own for every call.
+// Client talks to the machines of one cluster. It is safe for concurrent use and
+// opens a new connection for every call.
 type Client struct {
-	config    *clientconfig.Config // one context, without a proxy: dial sees to that
+	config    *clientconfig.Config // one context, without a proxy: dial handles that
 	endpoints []string
 	dial      DialFunc
 	timeout   time.Duration
 	grpc      []grpc.DialOption
 	over      func(*tls.Config) []grpc.DialOption
-	expires   time.Time // the certificate; zero: it has none
+	expires   time.Time // of the certificate; zero: there is none
 	as        identity  // with the cluster's credentials
 }
 
@@ -56,11 +56,11 @@ var (
 	_ cluster.Maintenance = (*Client)(nil)
 )
 
-// New makes a client with the credentials of a talosconfig. It talks to nobody yet.
+// New returns a client with the credentials of a talosconfig, without connecting.
 func New(o Options) (*Client, error) {
 	parsed, err := clientconfig.FromBytes(o.Talosconfig)
 	if err != nil {
-		// The parser quotes what it trips over, which may be the key.
+		// The parser quotes the offending text, which may be the key.
 		return nil, fault.Credentials.Configf("the talosconfig is not valid YAML%s", linesOf(err.Error()))
 	}
 	name := cmp.Or(o.Context, parsed.Context)
@@ -96,16 +96,16 @@ func New(o Options) (*Client, error) {
 type identity struct {
 	as    client.OptionFunc
 	over  []grpc.DialOption
-	blank bool // nobody
+	blank bool // no credentials
 }
 
-// keptSessions is how many TLS sessions are kept; more than the machines of a cluster.
+// keptSessions bounds the kept TLS sessions; it exceeds the machines of a cluster.
 const keptSessions = 1024
 
-// withCredentials reads those of a context once, where a certificate is all there
-// is to them. A machine that was spoken to before takes up its TLS session then,
-// for every call has a connection of its own; one that has booted since knows
-// nothing of it, and shakes hands anew.
+// withCredentials reads a context's credentials once, if they are only a
+// certificate. Every call opens a new connection, which resumes the machine's TLS
+// session; a machine that has rebooted does not know the session and makes a full
+// handshake.
 func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return identity{as: client.WithConfig(c.config)}, nil
@@ -118,7 +118,7 @@ func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
 	ca, err := base64.StdEncoding.DecodeString(own.CA)
 	switch {
 	case own.CA == "":
-		roots = nil // those of this machine
+		roots = nil // those of this machine's system
 	case err != nil || !roots.AppendCertsFromPEM(ca):
 		return identity{}, fault.Credentials.Configf("context %q of the talosconfig: its CA can't be read", c.config.Context)
 	}
@@ -143,7 +143,7 @@ func checkContext(name string, c clientconfig.Context) (expires time.Time, err e
 	return crt.Leaf.NotAfter, checkExpiry(name, crt.Leaf.NotAfter)
 }
 
-// checkExpiry is asked before every call, too: a roll may last longer than a certificate.
+// checkExpiry also runs before every call: a roll may outlast a certificate.
 func checkExpiry(name string, expires time.Time) error {
 	if expires.IsZero() || !time.Now().After(expires) {
 		return nil
@@ -152,5 +152,5 @@ func checkExpiry(name string, expires time.Time) error {
 		"an admin of the cluster makes a new one with talosctl config new; then run the same command again")
 }
 
-// Close ends the client. Its connections have ended with the calls that made them.
+// Close does nothing: every call closes its own connection.
 func (*Client) Close() error { return nil }

@@ -12,15 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// TestClocks: a certificate is not valid at the time of one side or the other.
+// TestClocks: a certificate is not valid at the time of one side.
 func TestClocks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		off        time.Duration // of the machine's clock
 		text, hint string
 	}{
-		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock is wrong or ours: ", "compare the machine's clock"},
-		"the machine is behind": {-5 * time.Hour, "it takes our certificate for expired or not valid yet: ", "the machine's clock is wrong"},
+		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock or ours is wrong: ", "compare the machine's clock"},
+		"the machine is behind": {-5 * time.Hour, "our certificate is expired or not yet valid by its clock: ", "the machine's clock is wrong"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

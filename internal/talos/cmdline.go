@@ -18,12 +18,12 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// loaderEntryFile is the EFI variable with the entry that systemd-boot takes by
-// default; an installed upgrade that has not been booted yet shows nowhere else.
+// loaderEntryFile is the EFI variable with systemd-boot's default entry; nothing
+// else shows an installed upgrade that has not been booted yet.
 const loaderEntryFile = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 
-// readNextBoot leaves the field empty where the machine has no such variable
-// (BIOS, or nothing installed yet), or our talosconfig may not read files.
+// readNextBoot leaves the field empty if the machine has no such variable (BIOS, or
+// nothing installed yet), or if our talosconfig may not read files.
 func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil
@@ -31,7 +31,7 @@ func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	b, err := file(ctx, s, loaderEntryFile)
 	if e, ok := errors.AsType[*answerError](err); ok {
 		switch e.code {
-		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: how an older Talos says that it is missing
+		case codes.NotFound, codes.PermissionDenied, codes.Unimplemented, codes.Unknown: // Unknown: an older Talos reports a missing file so
 			return nil
 		}
 	}
@@ -42,9 +42,8 @@ func readNextBoot(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// loaderEntry is the text of an EFI variable, lower-case: four bytes of
-// attributes, then UTF-16 up to a NUL. "" for anything else: an entry that was
-// cut off is none.
+// loaderEntry is the text of an EFI variable, lower-case: four bytes of attributes,
+// then UTF-16 up to a NUL. It is "" for anything else, including a truncated entry.
 func loaderEntry(variable []byte) string {
 	if len(variable) < 4 {
 		return ""
@@ -66,7 +65,7 @@ func loaderEntry(variable []byte) string {
 
 const cmdlineFile = "/proc/cmdline"
 
-// readCmdline falls back on the file for a Talos without the resource.
+// readCmdline falls back to the file if Talos does not have the resource.
 func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 	cmdline, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	switch {
@@ -89,17 +88,17 @@ func readCmdline(ctx context.Context, s session, m *cluster.Machine) error {
 
 func readArgs(cmdline string, m *cluster.Machine) {
 	m.ConfigArgs = configArgs(cmdline)
-	// ISOs have it, and nothing else (pkg/imager/imager.go).
+	// Only ISOs have it (pkg/imager/imager.go).
 	m.FromISO = slices.Contains(strings.Fields(cmdline), constants.KernelParamHaltIfInstalled+"=1")
 }
 
-// configKeys are the kernel arguments from which Talos takes a configuration, or
-// a connection to someone who gives one (controllers/config/acquire.go).
+// configKeys are the kernel arguments from which Talos takes a configuration, or the
+// address of a server that provides one (controllers/config/acquire.go).
 var configKeys = []string{
 	constants.KernelParamConfig, constants.KernelParamConfigInline, constants.KernelParamConfigEarly, constants.KernelParamSideroLink,
 }
 
-// configArgs keeps of each value the server's name: the rest may be a token or the configuration itself.
+// configArgs keeps only the server's name of each value: the rest may be a token or the configuration.
 func configArgs(cmdline string) []string {
 	var out []string
 	for arg := range strings.FieldsSeq(cmdline) {

@@ -13,7 +13,7 @@ import (
 
 // document is one YAML document of a machine configuration.
 type document struct {
-	raw  []byte     // its bytes, with the line "---" that begins it
+	raw  []byte     // including the line "---" that begins it
 	node *yaml.Node // nil where it is empty or only comments
 	root mapping
 	orig any // as decoded before any edit
@@ -22,20 +22,21 @@ type document struct {
 // kind is "" for the document that holds machine and cluster.
 func (d *document) kind() string { return d.root.text("kind") }
 
-// parseDocuments splits a configuration; its errors quote nothing of it. Joined again, untouched documents are the same bytes.
+// parseDocuments splits a configuration; its errors do not quote it. Joining
+// unedited documents gives the same bytes.
 func parseDocuments(config []byte) ([]*document, error) {
 	var docs []*document
 	before := 0
 	for _, raw := range splitDocuments(config) {
 		d := &document{raw: raw}
-		// Blank lines in place of what went before make line numbers right.
+		// Blank lines in place of the preceding documents keep line numbers right.
 		dec := yaml.NewDecoder(io.MultiReader(bytes.NewReader(bytes.Repeat([]byte("\n"), before)), bytes.NewReader(raw)))
 		before += bytes.Count(raw, []byte("\n"))
 		var node, more yaml.Node
 		switch err := dec.Decode(&node); {
 		case errors.Is(err, io.EOF):
 		case err != nil:
-			// The parser's own words may quote the configuration.
+			// The parser's error may quote the configuration.
 			return nil, errors.New("not valid YAML" + linesOf(err.Error()))
 		case len(node.Content) == 1 && node.Content[0].Kind == yaml.MappingNode:
 			d.node, d.root = &node, mapping{node.Content[0]}
@@ -53,8 +54,8 @@ func parseDocuments(config []byte) ([]*document, error) {
 	return docs, nil
 }
 
-// splitDocuments cuts before every line that begins a document. YAML takes such
-// a line for a marker wherever it stands, within a block of text as well.
+// splitDocuments cuts before every line that begins a document. YAML treats such a
+// line as a marker anywhere, even in a block of text.
 func splitDocuments(config []byte) [][]byte {
 	var parts [][]byte
 	start := 0
@@ -77,7 +78,7 @@ func isMarker(line []byte) bool {
 	return ok && (len(rest) == 0 || strings.ContainsRune(" \t\r\n", rune(rest[0])))
 }
 
-// bytes is the document as it is now; as it was, byte by byte, if nothing was changed.
+// bytes returns the document's current text; the original bytes if nothing was changed.
 func (d *document) bytes() ([]byte, error) {
 	var now any
 	if d.node == nil {
@@ -104,8 +105,8 @@ func (d *document) bytes() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// layout is how the document is indented: by how many columns, and whether the
-// dash of a list stands below the first letter of its key.
+// layout returns the document's indentation in columns, and whether the dash of a
+// list stands below the first letter of its key.
 func layout(root *yaml.Node) (indent int, compact bool) {
 	indent, compact = 4, false
 	for i := len(root.Content) - 2; i >= 0; i -= 2 {

@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// documentsSince are the kinds of configuration documents, and names of such, that
-// came with a release of Talos after 1.12: what its machinery has registered
-// (registry.Register in config/types) and the one before, v1.12.0 and v1.13.9, has
-// not, and what config/types/block/volume_config.go allows since.
+// documentsSince lists the kinds of configuration documents, and names of such, that
+// Talos releases after 1.12 added: those that their machinery registers
+// (registry.Register in config/types) and the previous one, v1.12.0 or v1.13.9, does
+// not, and those that config/types/block/volume_config.go allows since.
 var documentsSince = []struct {
 	release   *config.VersionContract
 	documents []string
@@ -36,12 +36,12 @@ var documentsSince = []struct {
 	}},
 }
 
-// checkVersion refuses what the Talos that is to read it does not know. It reads
-// strictly: one such document, and it takes nothing of the configuration.
+// checkVersion refuses documents that the Talos that will read them does not know.
+// Talos reads strictly: one such document, and it rejects the whole configuration.
 func checkVersion(cfg config.Provider, p cluster.ConfigPatch) error {
 	reader, err := config.ParseContractFromVersion(p.Talos)
 	if err != nil {
-		return nil //nolint:nilerr // whoever reads it is not known
+		return nil //nolint:nilerr // the version that reads it is unknown
 	}
 	var newer []string
 	var needs *config.VersionContract
@@ -64,5 +64,5 @@ func checkVersion(cfg config.Provider, p cluster.ConfigPatch) error {
 		return nil
 	}
 	return fault.WithHint(fault.MachineConfig.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
-		"a configuration for Talos %s serves no older one: give talos.version %s or later, or the node a configuration of its own (talos.machineConfigs)", needs, needs)
+		"a configuration for Talos %s does not work on an older one: set talos.version to %s or later, or give the node its own configuration (talos.machineConfigs)", needs, needs)
 }

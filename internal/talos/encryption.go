@@ -17,14 +17,14 @@ var volumePrefix = map[string]string{
 	"RawVolumeConfig": constants.RawVolumePrefix, "SwapVolumeConfig": constants.SwapVolumePrefix,
 }
 
-// encryptionSpec is how a volume is encrypted. Keys are read as they are: what a
-// newer Talos has added must not go unseen.
+// encryptionSpec is how a volume is encrypted. Keys are kept undecoded, so that what
+// a newer Talos adds is seen.
 type encryptionSpec struct {
 	Provider string           `yaml:"provider"`
 	Keys     []map[string]any `yaml:"keys"`
 }
 
-// volumeDocument is what is read of the main document and of those about volumes.
+// volumeDocument is what is read of the main document and of volume documents.
 type volumeDocument struct {
 	Kind       string          `yaml:"kind"`
 	Name       string          `yaml:"name"`
@@ -37,7 +37,7 @@ type volumeDocument struct {
 	} `yaml:"machine"`
 }
 
-// encryption lists the volumes that a configuration has encrypted, by name. Its errors quote nothing of it.
+// encryption lists the volumes that a configuration encrypts, by name. Its errors do not quote it.
 func encryption(docs []*document) ([]cluster.Encryption, error) {
 	var out []cluster.Encryption
 	for _, d := range docs {
@@ -46,7 +46,7 @@ func encryption(docs []*document) ([]cluster.Encryption, error) {
 			continue
 		}
 		if err := d.node.Decode(&v); err != nil {
-			return nil, errors.New("a volume's encryption is not written as Talos has it" + linesOf(err.Error()))
+			return nil, errors.New("a volume's encryption is not in Talos' format" + linesOf(err.Error()))
 		}
 		if v.Kind == "" {
 			out = append(out, v.Machine.SystemDisk.State.volume(constants.StatePartitionLabel)...)
@@ -63,8 +63,8 @@ func encryption(docs []*document) ([]cluster.Encryption, error) {
 	return out, nil
 }
 
-// volume is none where there is no encryption. One key that is locked to STATE is
-// enough to call it locked: which of them a volume was opened with is not known.
+// volume returns nothing without encryption. One key locked to STATE is enough to
+// count as locked: which key opened a volume is unknown.
 func (e *encryptionSpec) volume(name string) []cluster.Encryption {
 	if e == nil || e.Provider == "" && len(e.Keys) == 0 {
 		return nil

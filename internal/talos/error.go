@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// answerError is what a machine or the way to it answered, without gRPC's wrapping.
+// answerError is the answer of a machine, or of the way to it, without gRPC's wrapping.
 type answerError struct {
 	code codes.Code
 	text string
@@ -24,10 +24,10 @@ type answerError struct {
 
 func (e *answerError) Error() string { return foreign.Line(e.text) }
 
-// Is makes it a cluster.ErrNotNow where the machine, or what is on the way to it,
-// could not answer just now. Who is not who it should be has answered clearly.
+// Is matches cluster.ErrNotNow if the machine, or something on the way to it, could
+// not answer for now. A failed identity check is a definite answer.
 func (e *answerError) Is(target error) bool {
-	if target != cluster.ErrNotNow || e.refused() || e.outdated() || e.misdated() || e.untrusted() {
+	if target != cluster.ErrNotNow || e.ownCertRefused() || e.ownCertExpired() || e.peerCertExpired() || e.peerUntrusted() {
 		return false
 	}
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted}, e.code)
@@ -47,25 +47,25 @@ func answer(err error) error {
 		e.text = unwrapped(st)
 	}
 	switch {
-	case e.outdated():
-		e.text = "it takes our certificate for expired or not valid yet: " + e.text
-	case e.refused():
+	case e.ownCertExpired():
+		e.text = "our certificate is expired or not yet valid by its clock: " + e.text
+	case e.ownCertRefused():
 		e.text = "it refuses our certificate: " + e.text
-	case e.misdated():
-		e.text = "its certificate is not valid at this time, so its clock is wrong or ours: " + e.text
-	case e.untrusted():
+	case e.peerCertExpired():
+		e.text = "its certificate is not valid at this time, so its clock or ours is wrong: " + e.text
+	case e.peerUntrusted():
 		e.text = "its certificate is not of the talosconfig's cluster: " + e.text
 	case e.code == codes.PermissionDenied:
 		e.text = "our talosconfig may not: " + e.text
 	case e.unconnected():
-		e.text = "no connection comes about: " + e.text
+		e.text = "cannot connect: " + e.text
 	case e.code == codes.Unavailable:
 		e.text = "no answer: " + e.text
 	}
 	return e
 }
 
-// unwrapped is a status' message without the layers of gRPC's transport.
+// unwrapped is a status message without the layers of gRPC's transport.
 func unwrapped(st *status.Status) string {
 	text := st.Message()
 	for _, layer := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "Error while dialing: ", "authentication handshake failed: "} {
@@ -77,33 +77,34 @@ func unwrapped(st *status.Status) string {
 	return strings.TrimSuffix(text, `"`)
 }
 
-// refused says whether the machine did not take our certificate, or wanted one.
-func (e *answerError) refused() bool {
+// ownCertRefused reports whether the machine rejected our certificate, or required one.
+func (e *answerError) ownCertRefused() bool {
 	return e.code == codes.Unauthenticated || strings.Contains(e.err.Error(), "remote error: tls:")
 }
 
-// outdated says whether our certificate is not valid by the machine's clock.
-func (e *answerError) outdated() bool {
+// ownCertExpired reports whether our certificate is not valid by the machine's clock.
+func (e *answerError) ownCertExpired() bool {
 	return strings.Contains(e.err.Error(), "remote error: tls: expired certificate")
 }
 
-// misdated says whether the machine's certificate is not valid by our clock. It
-// lasts a day, and the machine dates it by its own clock (controllers/secrets/api.go).
-func (e *answerError) misdated() bool {
+// peerCertExpired reports whether the machine's certificate is not valid by our clock. It
+// lasts a day, and the machine dates it by its own clock
+// (controllers/secrets/api.go).
+func (e *answerError) peerCertExpired() bool {
 	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: certificate has expired or is not yet valid")
 }
 
-// untrusted says whether the machine's certificate could not be verified.
-func (e *answerError) untrusted() bool {
+// peerUntrusted reports whether the machine's certificate could not be verified.
+func (e *answerError) peerUntrusted() bool {
 	return e.code == codes.Unavailable && strings.Contains(e.err.Error(), "x509: ")
 }
 
-// unconnected says whether no connection came about in the 20 s after which gRPC gives up.
+// unconnected reports whether gRPC gave up connecting after its 20 s.
 func (e *answerError) unconnected() bool {
 	return e.code == codes.Unavailable && strings.HasSuffix(e.text, context.DeadlineExceeded.Error())
 }
 
-// lost says whether a change may have happened although this is what came back.
+// lost reports whether a change may have happened despite this error.
 func (e *answerError) lost() bool {
 	switch e.code {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Internal, codes.Aborted, codes.DataLoss:
@@ -112,19 +113,19 @@ func (e *answerError) lost() bool {
 	return false
 }
 
-// hinted adds the remedy where one is known.
+// hinted adds the remedy if one is known.
 func hinted(err error) error {
 	e, ok := errors.AsType[*answerError](err)
 	switch {
 	case !ok || errors.Is(err, context.Canceled):
 		return err
-	case e.misdated():
+	case e.peerCertExpired():
 		return fault.WithHint(fault.TLS.Of(err), "compare the machine's clock with this computer's: talosctl time, once it is reached; Talos needs a time server (machine.time), and makes a new certificate when its clock is right")
-	case e.outdated():
-		return fault.WithHint(fault.Credentials.Of(err), "talosctl config info says how long the talosconfig's certificate is valid; while it is, the machine's clock is wrong: Talos needs a time server (machine.time)")
-	case e.untrusted():
-		return fault.WithHint(fault.TLS.Of(err), "the machine has no configuration, if it was reset (talosctl apply-config --insecure gives it one), or it is of another cluster, or the talosconfig is (talos.config)")
-	case e.refused():
+	case e.ownCertExpired():
+		return fault.WithHint(fault.Credentials.Of(err), "talosctl config info says how long the talosconfig's certificate is valid; if it is still valid, the machine's clock is wrong: Talos needs a time server (machine.time)")
+	case e.peerUntrusted():
+		return fault.WithHint(fault.TLS.Of(err), "the machine was reset and has no configuration (talosctl apply-config --insecure gives it one), or it belongs to another cluster, or the talosconfig does (talos.config)")
+	case e.ownCertRefused():
 		return fault.WithHint(fault.Credentials.Of(err), "the talosconfig is of another cluster or its certificate has expired: check talos.config, talosctl config info")
 	case e.code == codes.PermissionDenied:
 		return fault.WithHint(fault.Credentials.Of(err), "recast needs a talosconfig with the role os:admin (recast drift: os:reader, recast backup: os:etcd:backup): talosctl config info shows the roles")

@@ -22,11 +22,11 @@ const (
 	etcdReadTimeout    = 15 * time.Second
 	etcdForfeitTimeout = 30 * time.Second
 	etcdLeaveTimeout   = 6 * time.Minute // Talos itself tries for five while etcd is unhealthy, then empties the data directory
-	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole takes what it takes
+	snapshotSilence    = time.Minute     // for one piece of a snapshot; the whole has no limit
 )
 
-// EtcdMembers asks the machine's own member, by name. A learner and a member
-// without leader have no answer.
+// EtcdMembers asks the machine's own member for the members, sorted by name. A
+// learner and a member without a leader do not answer.
 func (c *Client) EtcdMembers(ctx context.Context, addr netip.Addr) (members []cluster.EtcdMember, err error) {
 	err = c.callEtcd(ctx, addr, etcdReadTimeout, func(ctx context.Context, s session) error {
 		members, err = etcdMembers(ctx, s)
@@ -54,7 +54,7 @@ func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
 	return out, nil
 }
 
-// single is the one answer of the one machine that was asked.
+// single returns the only answer, of the machine that was asked.
 func single[T any](answers []T) (one T, err error) {
 	if len(answers) != 1 {
 		return one, fmt.Errorf("%d machines answered instead of one", len(answers))
@@ -62,8 +62,8 @@ func single[T any](answers []T) (one T, err error) {
 	return answers[0], nil
 }
 
-// EtcdStatus reads how the machine's own member stands. The alarms are missing
-// where etcd cannot tell them: on a learner, and where no leader is known.
+// EtcdStatus reads the status of the machine's own member. Alarms are missing if
+// etcd cannot report them: on a learner, and without a leader.
 func (c *Client) EtcdStatus(ctx context.Context, addr netip.Addr) (st cluster.EtcdStatus, err error) {
 	err = c.callEtcd(ctx, addr, etcdReadTimeout, func(ctx context.Context, s session) error {
 		st, err = etcdStatus(ctx, s)
@@ -107,8 +107,8 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	return st, nil
 }
 
-// etcdAlarms puts the alarms of all members in words; corrupt says whether one
-// is that the members do not hold the same data.
+// etcdAlarms describes the alarms of all members; corrupt says whether one of them
+// reports that the members do not hold the same data.
 func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err error) {
 	answers, err := s.EtcdAlarmList(ctx)
 	if err != nil {
@@ -138,14 +138,14 @@ func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err
 	return out, corrupt, nil
 }
 
-// EtcdSnapshot copies every byte that the machine sends to w. A snapshot that
-// was cut off is an error; w has part of it then.
+// EtcdSnapshot copies every byte that the machine sends to w. A truncated snapshot
+// is an error; w then has part of it.
 func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
 			return err
 		}
-		if member != 0 { // an address may move between machines: a virtual one, a load balancer's
+		if member != 0 { // an address may move between machines: a virtual one, or a load balancer's
 			switch own, err := etcdStatus(ctx, s); {
 			case err != nil:
 				return err
@@ -171,7 +171,7 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 			if text := piece.GetMetadata().GetError(); text != "" {
 				return fmt.Errorf("read etcd's snapshot: %s", foreign.Line(text))
 			}
-			wait(0) // w is not the machine's fault
+			wait(0) // w's delay is not the machine's
 			if _, err := w.Write(piece.GetBytes()); err != nil {
 				return fmt.Errorf("write etcd's snapshot: %w", err)
 			}
@@ -180,8 +180,8 @@ func (c *Client) EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint6
 	})
 }
 
-// EtcdForfeit makes the machine's member hand leadership over if it has it. An etcd
-// that does not run leads nobody, and asking it would hang.
+// EtcdForfeit makes the machine's member hand over leadership if it has it. An etcd
+// that does not run is no leader, and a request to it would hang.
 func (c *Client) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, etcdForfeitTimeout, func(ctx context.Context, s session) error {
 		switch state, _, err := etcdService(ctx, s); {

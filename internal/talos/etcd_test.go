@@ -94,7 +94,7 @@ func TestEtcdStatus(t *testing.T) {
 	}
 }
 
-// send sends pieces of a snapshot, a pause before each.
+// send sends pieces of a snapshot, with a pause before each.
 func send(s grpc.ServerStreamingServer[common.Data], pause time.Duration, pieces ...string) error {
 	for _, p := range pieces {
 		time.Sleep(pause)
@@ -105,7 +105,7 @@ func send(s grpc.ServerStreamingServer[common.Data], pause time.Duration, pieces
 	return nil
 }
 
-// slowly takes its time for each write.
+// slowly takes time for each write.
 type slowly struct {
 	io.Writer
 	pause time.Duration
@@ -127,7 +127,7 @@ func TestEtcdSnapshot(t *testing.T) {
 	cases := map[string]struct {
 		send  func(grpc.ServerStreamingServer[common.Data]) error
 		write slowly
-		want  string // what is written
+		want  string // expected output
 		err   string
 	}{
 		"every byte": {
@@ -206,7 +206,7 @@ var changes = map[string]func(ctx context.Context, c *Client, uuid string) error
 	},
 }
 
-// Whatever changes a machine is not asked of another one.
+// No change is made on another machine than the intended one.
 func TestChangesWantTheMachine(t *testing.T) {
 	t.Parallel()
 	for name, change := range changes {
@@ -225,7 +225,7 @@ func TestChangesWantTheMachine(t *testing.T) {
 	}
 }
 
-// Each change arrives as meant, tells a lost answer from a refusal, and ends by its deadline.
+// Each change arrives as sent, distinguishes a lost answer from a refusal, and ends by its deadline.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {

@@ -27,8 +27,8 @@ const (
 	snapshotPiece    = 32 << 10
 )
 
-// Endpoints are the addresses of the talosconfig's endpoints, in its order: the
-// control planes, as far as it names each of them.
+// Endpoints returns the addresses of the talosconfig's endpoints, in its order: the
+// control planes, if it names each of them.
 func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
 	var out []netip.Addr
 	var problems []error
@@ -46,13 +46,13 @@ func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// resolve takes all forms of an endpoint that talosctl takes, as long as it is a machine's own apid.
+// resolve accepts all forms of an endpoint that talosctl does, if it is a machine's own apid.
 func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	host := strings.TrimSuffix(strings.TrimPrefix(endpoint, "["), "]")
 	if h, port, err := net.SplitHostPort(endpoint); err == nil {
 		if port != strconv.Itoa(constants.ApidPort) {
 			return netip.Addr{}, fault.WithHint(fault.Configf("port %s is not Talos' own", port),
-				"each machine is asked by itself, at port %d: name the control planes' own addresses", constants.ApidPort)
+				"recast asks each machine directly, at port %d: name the control planes' own addresses", constants.ApidPort)
 		}
 		host = h
 	}
@@ -66,7 +66,7 @@ func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
 	return addrs[0].Unmap(), nil
 }
 
-// EtcdService is what Talos says of its service etcd: its state, and the last thing that it told.
+// EtcdService returns the state of Talos' service etcd and its last event.
 func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		state, last, err = etcdService(ctx, s)
@@ -75,9 +75,9 @@ func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last 
 	return state, last, err
 }
 
-// EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos takes it
-// as often as it is sent, and before 1.14 keeps as much as it got; one that was cut
-// off may remove a later one there when it ends (v1alpha1_server.go, EtcdRecover).
+// EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos accepts any
+// number of uploads, and before 1.14 keeps a truncated one; when a truncated upload
+// ends, it may remove a later one there (v1alpha1_server.go, EtcdRecover).
 func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
@@ -90,14 +90,14 @@ func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, 
 		}
 		piece := make([]byte, snapshotPiece)
 		for {
-			wait(0) // the file is not the machine's fault
+			wait(0) // the file's delay is not the machine's
 			n, err := io.ReadFull(snapshot, piece)
 			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 				return fmt.Errorf("read the snapshot: %w", err)
 			}
 			wait(snapshotSilence)
 			if n == 0 || stream.Send(&common.Data{Bytes: piece[:n]}) != nil {
-				break // why it takes no more is in the answer
+				break // the answer says why it accepts no more
 			}
 		}
 		if _, err := stream.CloseAndRecv(); err != nil {
@@ -107,19 +107,19 @@ func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, 
 	})
 }
 
-// EtcdBootstrap makes the machine begin an etcd of its own with the snapshot that
-// was uploaded; it returns when Talos has accepted that.
+// EtcdBootstrap makes the machine begin an etcd of its own from the uploaded
+// snapshot; it returns when Talos has accepted that.
 func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error {
 	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
 		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: true, RecoverSkipHashCheck: copied})
 		if e, ok := errors.AsType[*answerError](answer(err)); ok && e.code == codes.AlreadyExists {
-			return fault.WithHint(fault.Refusedf("%w", e), "somebody else has begun an etcd there meanwhile: talosctl -n %s etcd members", addr)
+			return fault.WithHint(fault.Refusedf("%w", e), "another etcd was started there meanwhile: talosctl -n %s etcd members", addr)
 		}
 		return notYet(err)
 	})
 }
 
-// notYet tells an answer that says that it is too early from others.
+// notYet marks an answer that says that it is too early.
 func notYet(err error) error {
 	err = answer(err)
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.FailedPrecondition {

@@ -97,7 +97,7 @@ func TestEtcdService(t *testing.T) {
 		}
 		n.services = n.services[:1]
 		if _, _, err := c.EtcdService(t.Context(), nodeAddr); err == nil {
-			t.Error("there is no etcd, and no error")
+			t.Error("no error without etcd")
 		}
 	})
 }

@@ -18,12 +18,12 @@ import (
 // etcdServing is the state of the service etcd while its server runs.
 const etcdServing = "Running"
 
-// etcdError is the failure of a call about etcd on a machine that answers otherwise.
+// etcdError is a failed call about etcd on a machine that answers otherwise.
 type etcdError struct{ error }
 
 func (e *etcdError) Unwrap() error { return e.error }
 
-// callEtcd is callWithin for calls that the machine's own etcd has to answer.
+// callEtcd is callWithin for calls that the machine's own etcd answers.
 func (c *Client) callEtcd(ctx context.Context, addr netip.Addr, limit time.Duration, do func(context.Context, session) error) error {
 	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
@@ -45,11 +45,11 @@ func ofEtcd(err error) error {
 func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 	state, last, err := etcdService(ctx, s)
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
-		return nil // the role os:etcd:backup may read snapshots and nothing else
+		return nil // the role os:etcd:backup may only read snapshots
 	}
 	switch {
 	case errors.Is(err, errNoEtcd):
-		return nil // it says by itself that it is no control plane
+		return nil // the call itself reports that it is not a control plane
 	case err != nil:
 		return err
 	case state == etcdServing:
@@ -66,7 +66,7 @@ func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 // errNoEtcd says that a machine has no such service.
 var errNoEtcd = errors.New("list the services: there is no etcd")
 
-// etcdService is the state of the service, and the last thing that it told.
+// etcdService returns the state of the service and its last event.
 func etcdService(ctx context.Context, s session) (state, last string, err error) {
 	answers, err := s.ServiceList(ctx)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestEtcdThatDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestEtcdThatHangs: where etcd alone is silent, that is what is said to be mended.
+// TestEtcdThatHangs: if only etcd is silent, the hint is about etcd.
 func TestEtcdThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 )
 
-// Expires is when the certificate of a talosconfig's current context ends; zero
-// where it has none that can be read.
+// Expires is when the certificate of a talosconfig's current context expires; zero
+// if it has none that can be read.
 func Expires(talosconfig []byte) time.Time {
 	parsed, err := clientconfig.FromBytes(talosconfig)
 	if err != nil || parsed.Contexts[parsed.Context] == nil {

@@ -117,7 +117,7 @@ func TestLoaderEntry(t *testing.T) {
 	}
 }
 
-// Every text comes back, and whatever else is read makes no harm.
+// Every text is read back, and other input does no harm.
 func FuzzLoaderEntry(f *testing.F) {
 	f.Add("Talos-v1.14.1~1.efi", []byte{7, 0, 0, 0, 'a'})
 	f.Fuzz(func(t *testing.T, text string, raw []byte) {

@@ -32,7 +32,7 @@ const nodeUUID = "5ec0ffee-0000-4000-8000-00000000900b"
 
 var nodeAddr = netip.MustParseAddr("127.42.7.11")
 
-// fakeNode is a control plane that answers what it is told to.
+// fakeNode is a control plane that answers as configured.
 type fakeNode struct {
 	machineapi.UnimplementedMachineServiceServer
 	version  string
@@ -44,8 +44,8 @@ type fakeNode struct {
 	install  func(grpc.ServerStreamingServer[machineapi.LifecycleServiceUpgradeResponse]) error
 	services []*machineapi.ServiceInfo
 	hangs    string       // the method that never answers
-	busy     func() error // how a configuration is answered; nil: as any other change
-	answer   error        // of calls that change something, after they have
+	busy     func() error // the answer to a configuration; nil: as to any other change
+	answer   error        // to calls that change something, after the change
 
 	mu  sync.Mutex
 	did []string // what has changed it
@@ -93,7 +93,7 @@ func (n *fakeNode) note(ctx context.Context, method, what string) error {
 	return n.answer
 }
 
-// done is what has changed the node so far.
+// done returns what has changed the node so far.
 func (n *fakeNode) done() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -181,7 +181,7 @@ func (n *fakeNode) ApplyConfiguration(ctx context.Context, req *machineapi.Apply
 
 func (n *fakeNode) Upgrade(ctx context.Context, req *machineapi.UpgradeRequest) (*machineapi.UpgradeResponse, error) {
 	if !req.GetPreserve() || req.GetForce() || req.GetStage() {
-		return nil, context.Canceled // these flags have no place here
+		return nil, context.Canceled // these flags do not belong here
 	}
 	return &machineapi.UpgradeResponse{Messages: []*machineapi.Upgrade{{Ack: "Upgrade request received"}}}, n.note(ctx, "old upgrade", req.GetImage())
 }

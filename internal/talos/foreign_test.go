@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What a machine says, in any place of an answer, is one line without escape sequences.
+// Everything that a machine says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	const evil = "bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-// A control plane is upgraded in place, then rolled back: what it says at each
-// step, above all between the installation and the reboot.
+// A control plane is upgraded in place, then rolled back: its state at each step,
+// above all between the installation and the reboot.
 func TestInPlace(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -59,7 +59,7 @@ func (l *lab) rebooted(c *talos.Client, bootID string) cluster.Machine {
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootID != bootID })
 }
 
-// The configuration of a node in use is replaced, and only by what Talos takes.
+// The configuration of a node in use is replaced, and only by one that Talos accepts.
 func TestReplaceConfig(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestReplaceConfig(t *testing.T) {
 		}
 		stored, err := c.MachineConfig(ctx, cpAddr)
 		if err != nil || !bytes.Equal(stored, patched) {
-			t.Errorf("stored configuration differs from the one given; err = %v", err)
+			t.Errorf("stored configuration differs from the applied one; err = %v", err)
 		}
 		now := l.running(c, cpAddr)
 		if now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil {
@@ -91,12 +91,12 @@ func TestReplaceConfig(t *testing.T) {
 			t.Errorf("encryption (-want +got):\n%s", diff)
 		}
 		if err := c.ReplaceConfig(ctx, cpAddr, cpUUID, cluster.Secret("machine: {type: none}")); err == nil {
-			t.Error("a broken configuration was taken")
+			t.Error("a broken configuration was accepted")
 		}
 	})
 }
 
-// The lab's etcd as the client sees it, whole and broken.
+// The lab's etcd as the client sees it, complete and broken.
 func TestEtcdOfTheLab(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

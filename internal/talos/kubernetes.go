@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Kubernetes reads what a configured machine's Talos says of the Kubernetes on
-// it: of images what Talos has made of the configuration, which may name none.
+// Kubernetes reads what a configured machine's Talos reports of its Kubernetes. The
+// images are those that Talos derived from the configuration, which may name none.
 func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		k, err = readKubernetes(ctx, s)
@@ -84,9 +84,9 @@ func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes
 	return nil
 }
 
-// podConfig reads the configuration that a static pod is made from, whose
-// revision the pod carries. Since 1.14 that is the one with a prefix
-// (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
+// podConfig reads the configuration of a static pod, whose revision the pod carries.
+// Since 1.14 its ID has a prefix (watchControlPlaneConfig in
+// pkg/cluster/kubernetes/talos_managed.go).
 func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
 	all, err := list[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, "", resource.VersionUndefined))
 	for _, id := range []resource.ID{k8s.FinalPrefix + id, id} {

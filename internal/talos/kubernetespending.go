@@ -12,10 +12,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// readPending compares the active configuration with the stored one. A machine
-// that has booted with a configuration of its disk shows no stored one until
-// another is applied (controllers/config/acquire.go, Run): one that is tried
-// before that can't be told.
+// readPending compares the active configuration with the stored one. A machine that
+// booted with the configuration on its disk shows no stored one until another is
+// applied (controllers/config/acquire.go, Run): one tried before that cannot be
+// detected.
 func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	stored, err := readConfigID(ctx, s, config.PersistentID)
 	if state.IsNotFoundError(err) {
@@ -32,8 +32,8 @@ func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) e
 	return nil
 }
 
-// sameConfig says whether two configurations say the same, however they are
-// written. What can't be read is the same only byte by byte.
+// sameConfig reports whether two configurations have the same content, however they
+// are written. Unreadable ones must be the same bytes.
 func sameConfig(a, b cluster.Secret) bool {
 	if bytes.Equal(a, b) {
 		return true
@@ -43,7 +43,7 @@ func sameConfig(a, b cluster.Secret) bool {
 	return errX == nil && errY == nil && reflect.DeepEqual(contents(x), contents(y))
 }
 
-// contents are the documents that are not empty, as they were decoded.
+// contents returns the documents that are not empty, as decoded.
 func contents(docs []*document) (out []any) {
 	for _, d := range docs {
 		if d.node != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// PullImage makes the machine fetch the image of a component to where it is run
-// from: Talos runs the kubelet in a namespace of its own, the kubelet the rest
+// PullImage makes the machine fetch a component's image to the namespace that runs
+// it: Talos runs the kubelet in a namespace of its own, the kubelet the rest
 // (prePullImages in pkg/cluster/kubernetes/talos_managed.go).
 func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, part cluster.Component, image string, say func(string)) error {
 	namespace := common.ContainerdNamespace_NS_CRI
@@ -35,7 +35,7 @@ func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, pa
 	})
 }
 
-// oldPull is the only API before 1.13, and answers once.
+// oldPull uses the only API before 1.13, which sends a single answer.
 func oldPull(ctx context.Context, s session, namespace common.ContainerdNamespace, image string) error {
 	//lint:ignore SA1019 there is no other before 1.13
 	_, err := s.MachineClient.ImagePull(ctx, &machineapi.ImagePullRequest{Namespace: namespace, Reference: image})

@@ -18,9 +18,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// RemovedFlags lists flags, feature gates and admission plugins that the
-// machine's static pods and kubelet are given and the next version has no more,
-// by Sidero's own table: with one of them a component would not start.
+// RemovedFlags lists flags, feature gates and admission plugins of the machine's
+// static pods and kubelet that the next version removes, by Sidero's own table: with
+// one of them a component would not start.
 func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
 	path, err := upgrade.NewPath(from, to)
 	if err != nil {
@@ -57,9 +57,10 @@ func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane
 	return out, err
 }
 
-// removedKubeletGates are the feature gates of the kubelet that the next version has
-// no more. Sidero's table has one list for all components, and asks static pods alone
-// for them (go-kubernetes upgrade/checks.go, Run): so it is shown one that is given the kubelet's.
+// removedKubeletGates returns the kubelet's feature gates that the next version
+// removes. Sidero's table has one list for all components, but checks only static
+// pods (go-kubernetes upgrade/checks.go, Run): it gets a pod with the kubelet's
+// gates.
 func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]upgrade.ComponentItem, error) {
 	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
 	if err != nil || !found {
@@ -88,8 +89,7 @@ func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]
 	return removed.FeatureGates, nil
 }
 
-// kubeletGates are the feature gates that a kubelet is given, by its arguments and
-// by its configuration.
+// kubeletGates returns the feature gates in a kubelet's arguments and configuration.
 func kubeletGates(spec *k8s.KubeletSpecSpec) (gates []string) {
 	for _, arg := range spec.Args {
 		if list, ok := strings.CutPrefix(arg, "--feature-gates="); ok {
@@ -112,7 +112,7 @@ func removedItems(e upgrade.ComponentRemovedItemsError, to string) (out []string
 		{"admission plugin", "take it out of enable-admission-plugins", e.AdmissionFlags},
 	} {
 		for _, i := range kind.items {
-			out = append(out, fmt.Sprintf("%s is given the %s %s, which Kubernetes %s has no more: %s in the machine configuration", i.Component, kind.what, i.Value, to, kind.remedy))
+			out = append(out, fmt.Sprintf("%s is given the %s %s, which Kubernetes %s no longer has: %s in the machine configuration", i.Component, kind.what, i.Value, to, kind.remedy))
 		}
 	}
 	slices.Sort(out)

@@ -18,7 +18,7 @@ func TestKubeletGates(t *testing.T) {
 	}
 }
 
-// TestSameConfig: how a configuration is written does not matter.
+// TestSameConfig: the formatting of a configuration does not matter.
 func TestSameConfig(t *testing.T) {
 	t.Parallel()
 	const config = "version: v1alpha1\nmachine:\n  type: worker\n---\napiVersion: v1alpha1\nkind: HostnameConfig\nhostname: wk1\n"

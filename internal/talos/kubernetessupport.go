@@ -8,14 +8,14 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/config"
 )
 
-// maxMinor is past every minor version, of Talos and of Kubernetes, that a table of this recast may have.
+// maxMinor exceeds every minor version, of Talos and of Kubernetes, in this recast's tables.
 const maxMinor = 100
 
 // UnsupportedKubernetes implements cluster.MachineReader with Talos' own table.
 func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 	wanted, err := compatibility.ParseKubernetesVersion(kubernetes)
 	if err != nil {
-		return fmt.Sprintf("Kubernetes %q is no version that recast knows", kubernetes)
+		return fmt.Sprintf("Kubernetes %q is not a version that recast knows", kubernetes)
 	}
 	contract, errContract := config.ParseContractFromVersion(talos)
 	oldest, newest := supported(talos)
@@ -34,7 +34,7 @@ func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 				continue
 			}
 			if step > 1 {
-				return fmt.Sprintf("%s: %s does, and Talos is upgraded step by step (talos.version, recast roll) first", text, name)
+				return fmt.Sprintf("%s: %s does; upgrade Talos step by step first (talos.version, recast roll)", text, name)
 			}
 			return fmt.Sprintf("%s: roll to Talos %s first (talos.version, recast lock, recast roll)", text, name)
 		}
@@ -42,8 +42,8 @@ func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
 	return text + ", and this recast knows no Talos that does"
 }
 
-// supported are the oldest and the newest minor version of Kubernetes 1 that a
-// Talos supports; 0 where that is not known.
+// supported returns the oldest and the newest minor version of Kubernetes 1 that a
+// Talos supports; 0 if unknown.
 func supported(talos string) (oldest, newest int) {
 	t := version(talos)
 	for minor := range maxMinor {
@@ -59,7 +59,7 @@ func supported(talos string) (oldest, newest int) {
 	return oldest, newest
 }
 
-// version is nil for what is none.
+// version is nil for an invalid version.
 func version(talos string) *compatibility.TalosVersion {
 	v, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
 	if err != nil {

@@ -34,7 +34,7 @@ var (
 	workerAddr = netip.MustParseAddr("127.42.7.31")
 )
 
-// lab is a control plane that runs, and what it takes to power machines on.
+// lab is a running control plane, and what is needed to power machines on.
 type lab struct {
 	t       *testing.T
 	net     *network.Network
@@ -88,7 +88,7 @@ func drive(key, serial string, gib int64, content []byte) world.Drive {
 	return world.Drive{Key: key, Serial: serial, SizeBytes: gib << 30, Media: world.NewMedia(content)}
 }
 
-// power switches a machine on until the test ends; off does so before.
+// power switches a machine on until the test ends; off switches it off earlier.
 func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	l.t.Helper()
 	iso, err := artefact.ISO(l.boots)

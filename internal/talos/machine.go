@@ -22,7 +22,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Machine reads what a configured machine says about itself.
+// Machine reads what a configured machine reports about itself.
 func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		m, err = readRounds(ctx, s, append(wholeMachine, readHardware, readAddresses)...)
@@ -47,7 +47,7 @@ func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machi
 func (c *Client) Identity(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		m = cluster.Machine{}
-		return atOnce(
+		return inParallel(
 			func() error { return readHardware(ctx, s, &m) },
 			func() error { return readNodename(ctx, s, &m) },
 		)
@@ -91,8 +91,8 @@ func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (image strin
 	return image, err
 }
 
-// System reads what tells which system a configured machine runs, and which it
-// would start next.
+// System reads which system a configured machine runs, and which it would start
+// next.
 func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		m, err = readSystem(ctx, s)
@@ -102,7 +102,7 @@ func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine
 }
 
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
-// every disk has been looked at.
+// every disk has been probed.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
 		if m, err = readMachine(ctx, s); err == nil {
@@ -113,9 +113,9 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
-// readMachine asks for everything at once that does not wait for something else:
-// all of it goes over one connection. What a machine says about being ready comes
-// first, so that it is never newer than what it is held against.
+// readMachine asks at once for everything that does not depend on another answer:
+// all of it uses one connection. The machine's readiness is read first, so that it
+// is never newer than what it is compared with.
 func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
 	return readRounds(ctx, s, append(wholeMachine, readHardware)...)
 }
@@ -124,10 +124,10 @@ func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
 	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readAllowedConfig)
 }
 
-// reading fills in fields of its own, or goes on with those of readStatus.
+// reading fills in its own fields, or adds to those of readStatus.
 type reading = func(context.Context, session, *cluster.Machine) error
 
-// What is read after the status, beside the UUID.
+// What is read after the status, in addition to the UUID.
 var (
 	wholeMachine  = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions, readBlock, readFromConfig})
 	bootedMachine = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
@@ -147,12 +147,12 @@ func readRound(ctx context.Context, s session, m *cluster.Machine, reads ...read
 	for _, read := range reads {
 		all = append(all, func() error { return read(ctx, s, m) })
 	}
-	return atOnce(all...)
+	return inParallel(all...)
 }
 
-// atOnce does all of it and fails with the first error in the order of the
-// reads: which of them came first is a matter of luck.
-func atOnce(reads ...func() error) error {
+// inParallel runs all reads and returns the first error in their order, because which of
+// them fails first is random.
+func inParallel(reads ...func() error) error {
 	errs := make([]error, len(reads))
 	var all sync.WaitGroup
 	for i, read := range reads {
@@ -167,7 +167,7 @@ func atOnce(reads ...func() error) error {
 	return nil
 }
 
-// getting is get for atOnce; use is called where the machine has the resource.
+// getting is get for inParallel; use is called if the machine has the resource.
 func getting[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer, use func(T)) func() error {
 	return func() error {
 		r, found, err := get[T](ctx, s, ptr)
@@ -178,7 +178,7 @@ func getting[T resource.Resource](ctx context.Context, s session, ptr resource.P
 	}
 }
 
-// listing is list for atOnce.
+// listing is list for inParallel.
 func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
 	return func() (err error) {
 		*into, err = list[T](ctx, s, kind)
@@ -202,9 +202,10 @@ func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readBareVersion is readVersion in the maintenance mode of Talos before 1.13,
-// whose service has the method for SideroLink alone (internal/app/maintenance/server.go).
-// Nothing there says for which architecture the image is: another one would not have booted.
+// readBareVersion is readVersion for the maintenance mode of Talos before 1.13,
+// whose service has the method for SideroLink only
+// (internal/app/maintenance/server.go). It does not report the image's architecture:
+// a wrong one would not have booted.
 func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	version, found, err := get[*runtime.Version](ctx, s, runtime.NewVersion().Metadata())
 	if err != nil || !found {
@@ -241,7 +242,7 @@ func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
 }
 
 func readNames(ctx context.Context, s session, m *cluster.Machine) error {
-	return atOnce(
+	return inParallel(
 		getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
 			m.Hostname = host.TypedSpec().Hostname
 		}),
@@ -260,7 +261,7 @@ func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
 	return err
 }
 
-// securityState is nil where the machine has none.
+// securityState is nil if the machine has none.
 func securityState(ctx context.Context, s session) (*runtime.SecurityStateSpec, error) {
 	security, found, err := get[*runtime.SecurityState](ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
 	if err != nil || !found {
@@ -273,14 +274,14 @@ const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func readBootedEntry(ctx context.Context, s session, m *cluster.Machine) error {
 	var booted string
-	err := atOnce(
+	err := inParallel(
 		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
-			booted = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is as the installer wrote it
+			booted = strings.ToLower(entry.TypedSpec().BootedEntry) // after a kexec it is in the installer's spelling
 		}),
 		func() error { return readCmdline(ctx, s, m) },
 	)
-	// systemd-boot loads an entry from an ISO, too, which goes by the name of the
-	// first one that is installed on a disk.
+	// systemd-boot also loads an entry from an ISO, which has the name of the first
+	// entry installed on a disk.
 	if m.BootEntry = booted; m.FromISO {
 		m.BootEntry = ""
 	}
@@ -294,7 +295,7 @@ func readBootID(ctx context.Context, s session, m *cluster.Machine) error {
 		return err
 	case found:
 		m.BootID = boot.TypedSpec().BootID
-	case !s.blank: // files are for those with credentials
+	case !s.blank: // reading files requires credentials
 		b, err := file(ctx, s, bootIDFile)
 		if err != nil {
 			return err
@@ -304,10 +305,10 @@ func readBootID(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// Entries that are in a machine's list of extensions and are none.
+// Entries in a machine's list of extensions that are not extensions.
 const (
 	schematicEntry = "schematic"   // the Image Factory's own: version is the schematic ID, extraInfo its YAML
-	modulesEntry   = "modules.dep" // made by whoever builds an image with kernel modules
+	modulesEntry   = "modules.dep" // added to every image with kernel modules
 )
 
 func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
@@ -335,8 +336,8 @@ func readExtensions(ctx context.Context, s session, m *cluster.Machine) error {
 	return nil
 }
 
-// readAllowedConfig is readFromConfig for who compares and takes nothing down: a
-// talosconfig that may not read configurations leaves the rest to be compared.
+// readAllowedConfig is readFromConfig for callers that compare and shut nothing
+// down: if the talosconfig may not read configurations, the rest is still compared.
 func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	err := readFromConfig(ctx, s, m)
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {
@@ -346,9 +347,9 @@ func readAllowedConfig(ctx context.Context, s session, m *cluster.Machine) error
 	return err
 }
 
-// readFromConfig leaves its fields empty where there is no configuration. One
-// that our talosconfig may not read is an error: volumes that would not survive
-// a recreate must not look as if they did.
+// readFromConfig leaves its fields empty if there is no configuration. One that our
+// talosconfig may not read is an error: volumes that would not survive a recreate
+// must not look as if they did.
 func readFromConfig(ctx context.Context, s session, m *cluster.Machine) error {
 	if s.blank {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestSecureBoot: a machine that does not say is not taken for one without.
+// TestSecureBoot: a machine that does not report it does not count as one without.
 func TestSecureBoot(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]*bool{"on": new(true), "off": new(false), "it does not say": nil} {

@@ -29,8 +29,8 @@ func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (raw cluste
 	return raw, err
 }
 
-// readConfig reads the stored configuration, or the active one where the
-// machine does not tell them apart.
+// readConfig reads the stored configuration, or the active one if the machine does
+// not distinguish them.
 func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
 	for _, id := range []resource.ID{config.PersistentID, config.ActiveID} {
 		raw, err := readConfigID(ctx, s, id)
@@ -45,8 +45,8 @@ func readConfig(ctx context.Context, s session) (cluster.Secret, error) {
 	return nil, errNoConfig
 }
 
-// readConfigID takes the bytes out of the message: the client library's own type
-// would parse them, refuse what a newer Talos has added, and quote it.
+// readConfigID takes the bytes from the message: the client library's own type would
+// parse them, refuse what a newer Talos has added, and quote it.
 func readConfigID(ctx context.Context, s session, id resource.ID) (cluster.Secret, error) {
 	ptr := resource.NewMetadata(config.NamespaceName, config.MachineConfigType, id, resource.VersionUndefined)
 	r, err := s.COSI.Get(ctx, ptr, state.WithGetUnmarshalOptions(state.WithSkipProtobufUnmarshal()))

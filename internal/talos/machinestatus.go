@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// readStatus reads how far the machine has come, and what keeps it from being ready.
+// readStatus reads the machine's stage, and what keeps it from being ready.
 func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 	var install *runtime.UnattendedInstallStatusSpec
-	err := atOnce(
+	err := inParallel(
 		getting(ctx, s, runtime.NewMachineStatus().Metadata(), func(status *runtime.MachineStatus) {
 			spec := status.TypedSpec()
 			m.Stage, m.Ready = spec.Stage.String(), spec.Status.Ready
@@ -32,8 +32,8 @@ func readStatus(ctx context.Context, s session, m *cluster.Machine) error {
 	if install == nil {
 		return err
 	}
-	// The stage is "running" all the while: unattended_install.go in machined is a
-	// controller, no part of a sequence.
+	// The stage is "running" meanwhile: unattended_install.go in machined is a
+	// controller, not part of a sequence.
 	if install.Phase == runtime.UnattendedInstallPhaseInstalling || install.Phase == runtime.UnattendedInstallPhaseWaitingForReboot {
 		m.Stage = runtime.MachineStageInstalling.String()
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// Maintenance mode is another service before 1.13, and its ways differ. What has
-// to be known of a blank machine is known of each.
+// Before 1.13 maintenance mode is another service with other behaviour. Both report
+// what recast needs from a blank machine.
 func TestMaintenanceOfEachRelease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -27,7 +27,7 @@ func (m mapping) get(key string) *yaml.Node {
 	return nil
 }
 
-// text is the scalar at key, "" for none and for anything else.
+// text is the scalar at key; "" if there is none or it is something else.
 func (m mapping) text(key string) string {
 	if v := m.get(key); v != nil && v.Kind == yaml.ScalarNode && v.Tag != "!!null" {
 		return v.Value
@@ -35,7 +35,7 @@ func (m mapping) text(key string) string {
 	return ""
 }
 
-// in follows keys to a mapping; ok is false where one is missing or none.
+// in follows keys to a mapping; ok is false if one is missing or not a mapping.
 func (m mapping) in(keys ...string) (_ mapping, ok bool) {
 	for _, key := range keys {
 		v := m.get(key)
@@ -47,7 +47,7 @@ func (m mapping) in(keys ...string) (_ mapping, ok bool) {
 	return m, true
 }
 
-// edit follows keys to a mapping and makes what is missing of the way.
+// edit follows keys to a mapping and creates what is missing on the way.
 func (m mapping) edit(keys ...string) (mapping, error) {
 	for _, key := range keys {
 		v := m.get(key)
@@ -74,7 +74,7 @@ func (m mapping) put(key string, value *yaml.Node) {
 	m.node.Content = append(m.node.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, value)
 }
 
-// set gives key a scalar of that tag; one that is so already stays untouched.
+// set gives key a scalar of that tag; an equal one stays untouched.
 func (m mapping) set(key, tag, value string) {
 	fresh := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
 	if old := m.get(key); old != nil && old.Kind == yaml.ScalarNode {

@@ -32,8 +32,8 @@ func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
 	return nil, fmt.Errorf("no endpoint of the talosconfig answers: %w", errors.Join(problems...))
 }
 
-// readMembers takes a machine's node name from the resource's ID: the hostname in
-// it has a domain where the machine knows one, be it from DHCP alone
+// readMembers takes a machine's node name from the resource's ID: the hostname in it
+// includes a domain if the machine knows one, even from DHCP alone
 // (controllers/cluster/member.go, local_affiliate.go).
 func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
 	all, err := list[*clusterres.Member](ctx, s, clusterres.NewMember(clusterres.NamespaceName, "").Metadata())

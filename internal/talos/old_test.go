@@ -38,7 +38,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
-// oldNode is a machine whose Talos has hardly any of the kinds that are asked for.
+// oldNode is a machine whose Talos lacks most of the requested kinds.
 type oldNode struct {
 	machineapi.UnimplementedMachineServiceServer
 	unreadable resource.Type // answers with an error

@@ -8,16 +8,15 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// The documents of a machine configuration that say what to install where, and the machine's name.
+// The documents of a machine configuration that name what to install where, and the machine.
 const (
 	installKind  = "UnattendedInstallConfig"
 	hostnameKind = "HostnameConfig"
 )
 
-// PatchConfig edits installer, install disk, hostname and versions of Kubernetes
-// where the configuration has them, and leaves alone what p does not name. A document that
-// needs no edit keeps its bytes; one that does keeps all of its other keys and
-// values, which is checked.
+// PatchConfig edits the installer, install disk, hostname and Kubernetes versions
+// where the configuration has them. A document that needs no edit keeps its bytes;
+// an edited one keeps all of its other keys and values, which is checked.
 func (*Client) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	if p == (cluster.ConfigPatch{Talos: p.Talos}) {
 		return nil, fault.MachineConfig.Refusedf("neither installer nor disk nor hostname nor Kubernetes is given")
@@ -79,7 +78,7 @@ func editDocuments(docs []*document, p cluster.ConfigPatch) error {
 	return nil
 }
 
-// findDocuments finds the main document, which must be there, and those that take over parts of it.
+// findDocuments finds the main document, which must exist, and those that replace parts of it.
 func findDocuments(docs []*document) (main, install, hostname *document, err error) {
 	for _, d := range docs {
 		if d.node == nil {
@@ -100,10 +99,10 @@ func findDocuments(docs []*document) (main, install, hostname *document, err err
 	return main, install, hostname, nil
 }
 
-// installs says whether the patch names a disk to install on.
+// installs reports whether the patch names a disk to install on.
 func installs(p cluster.ConfigPatch) bool { return p.Disk != (cluster.MachineDisk{}) }
 
-// attribute is what tells a disk best of what the machine shows of it: its name in
+// attribute returns the best identification of a disk: the name of the attribute in
 // machine.install.diskSelector and in CEL, and its value.
 func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
 	switch {
@@ -115,8 +114,8 @@ func attribute(d cluster.MachineDisk) (legacy, cel, value string) {
 	return "busPath", "bus_path", d.BusPath
 }
 
-// editInstall leaves nothing in the selector but what tells the disk. The disk has
-// been proven blank: wiping would only take time.
+// editInstall leaves only the disk's attribute in the selector. The disk has been
+// proven blank: wiping would only take time.
 func editInstall(root mapping, p cluster.ConfigPatch) error {
 	install, err := root.edit("machine", "install")
 	if err != nil {
@@ -134,7 +133,7 @@ func editInstall(root mapping, p cluster.ConfigPatch) error {
 		return err
 	}
 	key, _, value := attribute(p.Disk)
-	only(selector, key, value)
+	setOnly(selector, key, value)
 	install.set("wipe", "!!bool", "false")
 	return nil
 }
@@ -159,19 +158,19 @@ func editUnattended(root mapping, p cluster.ConfigPatch) error {
 		return err
 	}
 	_, key, value := attribute(p.Disk)
-	only(selector, "match", "disk."+key+" == "+strconv.Quote(value))
+	setOnly(selector, "match", "disk."+key+" == "+strconv.Quote(value))
 	provisioning.set("wipe", "!!bool", "false")
 	return nil
 }
 
-// only makes key the single one of m.
-func only(m mapping, key, value string) {
+// setOnly makes key the single one of m.
+func setOnly(m mapping, key, value string) {
 	m.set(key, "!!str", value)
 	i := m.index(key)
 	m.node.Content = m.node.Content[i : i+2 : i+2]
 }
 
-// installImage is the installer that a configuration names, "" if it can't be read.
+// installImage is the installer that a configuration names; "" if it cannot be read.
 func installImage(docs []*document) string {
 	main, install, _, err := findDocuments(docs)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
 
-// generated is what talosctl gen config makes for that version of Talos.
+// generated is the output of talosctl gen config for that version of Talos.
 func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
 	t.Helper()
 	contract, err := talosconfig.ParseContractFromVersion(version)
@@ -62,8 +62,8 @@ func patch(t *testing.T, config []byte) []byte {
 	return b
 }
 
-// What talosctl generates for each version says after the patch what is wanted,
-// all else as before, and a second patch changes no byte.
+// After the patch, the output of talosctl for each version says what is wanted and
+// is otherwise unchanged, and a second patch changes no byte.
 func TestPatchGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
@@ -99,7 +99,7 @@ func TestPatchGenerated(t *testing.T) {
 	}
 }
 
-// changedLines counts lines that only one of the two has, comments aside.
+// changedLines counts the lines that only one of the two has, without comments.
 func changedLines(a, b []byte) int {
 	count := map[string]int{}
 	for by, text := range map[int][]byte{1: a, -1: b} {
@@ -192,7 +192,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
 		patch cluster.ConfigPatch
-		lines map[string]int // of each version's worker: how many differ, counting both
+		lines map[string]int // of each version's worker: number of different lines, counting both
 	}{
 		"installer":   {cluster.ConfigPatch{Installer: installer}, map[string]int{"v1.12": 2, "v1.14": 2}},
 		"disk":        {cluster.ConfigPatch{Disk: cluster.MachineDisk{Serial: "recast-1"}}, map[string]int{"v1.12": 3, "v1.14": 2}},
@@ -210,8 +210,8 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestPatchKeepsEmptyDocuments: a file may begin with a comment and a line of ---, or end with such a
-// line. Talos reads over a document that is empty.
+// TestPatchKeepsEmptyDocuments: a file may begin with a comment and a line of ---,
+// or end with such a line. Talos skips an empty document.
 func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	t.Parallel()
 	config := generated(t, "v1.14", machineconf.TypeWorker, false)
@@ -231,7 +231,7 @@ func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	}
 }
 
-// A node that was made from a disk image has no installation in its configuration.
+// A node created from a disk image has no installation in its configuration.
 func TestPatchInstallerWhereNoneWas(t *testing.T) {
 	t.Parallel()
 	config := fmt.Sprintf(mainDocument, "  features:\n    rbac: true")
@@ -289,7 +289,7 @@ func TestPatchRefuses(t *testing.T) {
 	}
 }
 
-// What an older Talos does not know is refused before anything is given up for it.
+// What an older Talos does not know is refused before any disruption.
 func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	t.Parallel()
 	worker, unattended := generated(t, "v1.12", machineconf.TypeWorker, false), generated(t, "v1.14", machineconf.TypeWorker, false)
@@ -311,7 +311,7 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		"both for 1.12":     {with(environment, module, etcd), "v1.12.6", "Talos v1.12.6 would refuse it: EnvironmentConfig came with v1.13; KernelModuleConfig, VolumeConfig ETCD came with v1.14"},
 		"a volume":          {with(ephemeral, etcd), "v1.13.9", "Talos v1.13.9 would refuse it: VolumeConfig ETCD came with v1.14"},
 		"never to boot":     {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: false\n"), 1), "v1.14.1", "reboot: false"},
-		"to boot, said so":  {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
+		"to boot, stated":   {bytes.Replace(unattended, []byte("kind: UnattendedInstallConfig\n"), []byte("kind: UnattendedInstallConfig\nreboot: true\n"), 1), "v1.14.1", ""},
 		"generated for new": {unattended, "v1.14.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -367,11 +367,11 @@ func TestErrorsHideValues(t *testing.T) {
 			failed++
 			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
 			if strings.Contains(text, canary[:8]) {
-				t.Fatalf("%s: %q shows in: %v", version, instead, err)
+				t.Fatalf("%s: %q is exposed in: %v", version, instead, err)
 			}
 			for _, secret := range secretLines {
 				if strings.Contains(text, secret) {
-					t.Fatalf("%s: %q makes a secret show in: %v", version, instead, err)
+					t.Fatalf("%s: %q exposes a secret in: %v", version, instead, err)
 				}
 			}
 		}

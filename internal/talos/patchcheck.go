@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// checkRest compares all that the patch had no business with.
+// checkRest checks that the patch changed nothing else.
 func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 	var rest [2][]any
 	for i, config := range [][]byte{before, after} {
@@ -31,7 +31,7 @@ func checkRest(before, after []byte, p cluster.ConfigPatch) error {
 		}
 	}
 	if !reflect.DeepEqual(rest[0], rest[1]) {
-		return fault.WithHint(fault.MachineConfig.Refusedf("editing would change more of it than what it is to set"),
+		return fault.WithHint(fault.MachineConfig.Refusedf("editing would change more than it is meant to set"),
 			"YAML anchors and merge keys around machine.install or machine.network must be written out")
 	}
 	return nil
@@ -70,7 +70,7 @@ func without(d *document, p cluster.ConfigPatch) any {
 	return tree
 }
 
-// cut copies a tree without the value at path, and without mappings on the way that are then empty.
+// cut copies a tree without the value at path, and without mappings that become empty.
 func cut(tree any, path ...string) any {
 	m, ok := tree.(map[string]any)
 	if !ok {
@@ -90,21 +90,21 @@ func cut(tree any, path ...string) any {
 	return m
 }
 
-// machineMode is what configurations are checked for: a machine of its own that
-// is to install itself on a disk, or is installed already.
+// machineMode is what configurations are validated for: a bare machine that will
+// install itself on a disk, or is already installed.
 type machineMode struct{ installs bool }
 
 func (machineMode) String() string          { return "metal" }
 func (m machineMode) RequiresInstall() bool { return m.installs }
 func (machineMode) InContainer() bool       { return false }
 
-// checkPatched reads the configuration as Talos will, and makes sure that it
-// means what the patch asked for.
+// checkPatched reads the configuration as Talos will, and checks that it means what
+// the patch asked for.
 func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	cfg, err := configloader.NewFromBytes(patched)
 	if err != nil {
 		return fault.WithHint(fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched)),
-			"recast knows the configuration of Talos up to 1.14; for a newer Talos it has to be newer, too")
+			"recast knows the configuration of Talos up to 1.14; a newer Talos needs a newer recast")
 	}
 	if _, err := cfg.ValidateAsClient(machineMode{installs: installs(p)}); err != nil {
 		return fault.MachineConfig.Refusedf("Talos would refuse it: %s", redact(err.Error(), patched))
@@ -118,7 +118,7 @@ func checkPatched(patched []byte, p cluster.ConfigPatch) error {
 	}
 	if u := cfg.UnattendedInstallConfig(); installs(p) && u != nil && u.RebootAfterInstall() != nil && !*u.RebootAfterInstall() {
 		return fault.WithHint(fault.MachineConfig.Refusedf("its %s says reboot: false: Talos would install itself and never boot what it has installed", installKind),
-			"take the line out of the configuration: Talos reboots after an installation then")
+			"remove the line from the configuration, so that Talos reboots after an installation")
 	}
 	var name string
 	if h := cfg.NetworkHostnameConfig(); h != nil {
@@ -150,8 +150,8 @@ func installTarget(cfg config.Provider) (image string, selector *cel.Expression,
 	return in.Image(), selector, err
 }
 
-// selectsOnly tries the selector on the disk as Talos would show it, and on disks
-// of the same make with other names, around its own.
+// selectsOnly tries the selector on the disk as Talos would show it, and on disks of
+// the same model with names similar to its own.
 func selectsOnly(selector *cel.Expression, disk cluster.MachineDisk) bool {
 	_, what, name := attribute(disk)
 	matches := func(name string) bool {

@@ -10,8 +10,8 @@ import (
 )
 
 // kubernetesPlaces are where a configuration names the images of Kubernetes: in
-// documents of their own since 1.14, in the main one else. A configuration may
-// have some of either kind (config/generate/stdpatches/guess.go).
+// separate documents since 1.14, otherwise in the main one. A configuration may mix
+// both kinds (config/generate/stdpatches/guess.go).
 var kubernetesPlaces = []struct {
 	component cluster.Component
 	kind      string
@@ -35,7 +35,7 @@ func imageIn[T interface {
 	return c.Image()
 }
 
-// editKubernetes gives the images that are named the versions of the patch's.
+// editKubernetes sets the images named in the patch to its versions.
 func editKubernetes(docs []*document, main *document, images cluster.KubernetesImages) error {
 	for _, place := range kubernetesPlaces {
 		like := images.Of(place.component)
@@ -64,7 +64,7 @@ func editKubernetes(docs []*document, main *document, images cluster.KubernetesI
 	return nil
 }
 
-// kubernetesPaths are what editKubernetes sets in a document of that kind.
+// kubernetesPaths are the paths that editKubernetes sets in a document of that kind.
 func kubernetesPaths(kind string, images cluster.KubernetesImages) (set [][]string) {
 	for _, place := range kubernetesPlaces {
 		switch {
@@ -78,7 +78,7 @@ func kubernetesPaths(kind string, images cluster.KubernetesImages) (set [][]stri
 	return set
 }
 
-// checkKubernetes makes sure that the configuration names the versions that it is to.
+// checkKubernetes checks that the configuration names the wanted versions.
 func checkKubernetes(cfg config.Provider, images cluster.KubernetesImages) error {
 	for _, place := range kubernetesPlaces {
 		like := images.Of(place.component)

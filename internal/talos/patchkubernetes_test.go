@@ -16,8 +16,8 @@ var kubernetesImages = cluster.KubernetesImages{
 	Scheduler: "registry.k8s.io/kube-scheduler:v1.36.1", KubeProxy: "registry.k8s.io/kube-proxy:v1.36.1", Kubelet: "ghcr.io/siderolabs/kubelet:v1.36.1",
 }
 
-// TestPatchKubernetesGenerated: of what talosctl generates for each version, in one
-// document or in many, nothing changes but the tags, and a second patch no byte.
+// TestPatchKubernetesGenerated: in the output of talosctl for each version, in one
+// document or in many, only the tags change, and a second patch changes no byte.
 func TestPatchKubernetesGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
@@ -56,8 +56,8 @@ func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 	return string(patched)
 }
 
-// TestPatchKubernetesKeeps: repositories and variants stay; what names no version, or
-// pins another by a digest, is refused.
+// TestPatchKubernetesKeeps: repositories and variants stay; what names no version,
+// or pins another by a digest, is refused.
 func TestPatchKubernetesKeeps(t *testing.T) {
 	t.Parallel()
 	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))

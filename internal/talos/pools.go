@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// readPhysicalVolumes reads what LVM says of its physical volumes, where there are
-// any: since 1.14 Talos shows it (LVMScanController, controllers/storage).
+// readPhysicalVolumes reads LVM's physical volumes, if there are any: Talos reports
+// them since 1.14 (LVMScanController, controllers/storage).
 func readPhysicalVolumes(ctx context.Context, s session, volumes []*block.DiscoveredVolume) ([]*storage.LVMPhysicalVolumeStatus, error) {
 	if !slices.ContainsFunc(volumes, func(found *block.DiscoveredVolume) bool { return found.TypedSpec().Name == cluster.FormatLVM }) {
 		return nil, nil
@@ -23,7 +23,7 @@ func readPhysicalVolumes(ctx context.Context, s session, volumes []*block.Discov
 	return list[*storage.LVMPhysicalVolumeStatus](ctx, s, storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, "").Metadata())
 }
 
-// poolMembers are the devices that carry a part of a volume group or of a ZFS
+// poolMembers returns the devices that carry a part of a volume group or of a ZFS
 // pool. What is on a network device (RBD) is not on this machine.
 func (v blockView) poolMembers() []cluster.PoolMember {
 	var out []cluster.PoolMember
@@ -61,8 +61,8 @@ func (v blockView) groupOf(uuid string) string {
 	return ""
 }
 
-// drivesUnder are the drives that a device lies on: itself, or those below an
-// encrypted, mapped or mirrored one. None where one of them is no drive.
+// drivesUnder returns the drives below a device: itself, or those below an
+// encrypted, mapped or mirrored one; none if one of them is not a drive.
 func (v blockView) drivesUnder(device string) []string {
 	i := slices.IndexFunc(v.disks, func(d *block.Disk) bool { return d.Metadata().ID() == device })
 	if i < 0 {
@@ -86,8 +86,8 @@ func (v blockView) drivesUnder(device string) []string {
 	return slices.Compact(out)
 }
 
-// mount is where Talos mounts the volume that is on this device. The parent of a
-// mount is a directory, or EPHEMERAL (volumeconfig/system_volumes.go).
+// mount is where Talos mounts the volume on this device. The parent of a mount is a
+// directory, or EPHEMERAL (volumeconfig/system_volumes.go).
 func (v blockView) mount(found *block.DiscoveredVolumeSpec) string {
 	for _, s := range v.statuses {
 		spec := s.TypedSpec()

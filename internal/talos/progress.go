@@ -8,26 +8,26 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 )
 
-// pullProgress makes few lines of the many reports that a machine sends for each layer.
+// pullProgress reduces the many reports that a machine sends for each layer to a few lines.
 type pullProgress struct {
 	say    func(string)
 	layers map[string]pulledLayer
 	said   int64 // tenths of the whole
 }
 
-// pulledLayer is in bytes; total is the largest that was told.
+// pulledLayer is in bytes; total is the largest one reported.
 type pulledLayer struct{ done, total int64 }
 
 func newPullProgress(say func(string)) *pullProgress {
 	return &pullProgress{say: say, layers: map[string]pulledLayer{}}
 }
 
-// add says where the pull is each time that another tenth is done.
+// add reports the progress whenever another tenth is done.
 func (p *pullProgress) add(m *machineapi.ImageServicePullProgress) {
 	if m.GetProgress() == nil {
 		return
 	}
-	// While it extracts a layer, and when it has, it tells no total of it.
+	// During and after the extraction of a layer, the machine reports no total for it.
 	layer := p.layers[m.GetLayerId()]
 	layer.total = max(layer.total, m.GetProgress().GetTotal())
 	layer.done = layer.total

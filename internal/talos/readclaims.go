@@ -19,8 +19,8 @@ import (
 
 var _ provenance.ClaimReader = (*Client)(nil)
 
-// Claims reads what the machine at addr says about the image that it runs. A
-// reader may do that; what takes an admin is left out.
+// Claims reads what the machine at addr reports about the image that it runs. A
+// reader's role suffices; what requires an admin is omitted.
 func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (claims provenance.Claims, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
@@ -50,8 +50,8 @@ func claimLayers(ctx context.Context, s session, c *provenance.Claims) error {
 	if err != nil {
 		return err
 	}
-	// Their IDs are the numbers of the layers, "10" comes after "9", and the one
-	// that imager makes last has a name instead.
+	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's
+	// own last layer, which has a name.
 	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
 		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
 	})
@@ -105,8 +105,8 @@ func claimBoot(ctx context.Context, s session, c *provenance.Claims) error {
 // lockArg is the kernel argument that carries a lock hash.
 const lockArg = "recast.lock="
 
-// claimCmdline keeps nothing of the command line but recast's own argument: the
-// others may have tokens in them.
+// claimCmdline keeps only recast's own argument of the command line: the others may
+// contain tokens.
 func claimCmdline(ctx context.Context, s session, c *provenance.Claims) error {
 	line, found, err := get[*runtime.KernelCmdline](ctx, s, runtime.NewKernelCmdline().Metadata())
 	if err != nil {

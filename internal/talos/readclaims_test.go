@@ -62,7 +62,7 @@ func TestClaimFactory(t *testing.T) {
 	}
 }
 
-// TestClaimCmdline: nothing of a command line but recast's own argument is kept.
+// TestClaimCmdline: of a command line only recast's own argument is kept.
 func TestClaimCmdline(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string][]string{

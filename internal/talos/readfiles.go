@@ -20,7 +20,7 @@ import (
 
 var _ cluster.FileReader = (*Client)(nil)
 
-// fileSilence is how long a machine may say nothing while it sends or lists files.
+// fileSilence is how long a machine may stay silent while it sends or lists files.
 const fileSilence = 30 * time.Second
 
 // Files opens the files of the machine at addr, over one connection.
@@ -76,8 +76,8 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 	}
 }
 
-// missing turns what a machine says of a directory that it has not into
-// cluster.ErrNotFound. It has no code for that, only the kernel's own words.
+// missing turns a machine's error about a missing directory into
+// cluster.ErrNotFound. It has no code, only the kernel's message.
 func missing(err error) error {
 	err = answer(err)
 	e, ok := errors.AsType[*answerError](err)
@@ -87,9 +87,9 @@ func missing(err error) error {
 	return err
 }
 
-// Read reads a file of a known size: a machine that fails to read on ends the
-// stream as if the file had ended (pkg/chunker/stream of Talos), and one that
-// sends without end is cut off.
+// Read reads a file of a known size: a machine that fails to read on ends the stream
+// as if the file had ended (pkg/chunker/stream of Talos), and one that sends too
+// much is cut off.
 func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -117,7 +117,7 @@ func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w 
 	}
 }
 
-// unreadable says what it takes to read files, where that is what is lacking.
+// unreadable names the role that reading files requires, if it is missing.
 func unreadable(err error) error {
 	err = answer(err)
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.PermissionDenied {

@@ -72,7 +72,7 @@ func TestFiles(t *testing.T) {
 			t.Errorf("list one level: %q, %v", got, err)
 		}
 		if _, err := paths(ctx, c, "/usr/none", true); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("list what is not there: %v", err)
+			t.Errorf("list a missing directory: %v", err)
 		}
 
 		reader := l.client(role.Reader)
@@ -116,8 +116,8 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-// TestFilesOfNobody: a machine that is not there is no machine without files.
-func TestFilesOfNobody(t *testing.T) {
+// TestFilesOfMissingMachine: a missing machine is not a machine without files.
+func TestFilesOfMissingMachine(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)

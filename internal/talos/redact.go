@@ -15,24 +15,24 @@ import (
 
 const (
 	redacted = "[redacted]"
-	// shortest is the length below which a value says nothing and would be found everywhere.
-	shortest    = 4
+	// minRedacted is the length below which a value reveals nothing and would match everywhere.
+	minRedacted = 4
 	unknownKeys = "unknown keys found during decoding:\n"
 )
 
 var (
-	// documentID is how a document names what it is, which is no secret.
+	// documentID matches what identifies a document's kind, which is not secret.
 	documentID = map[string]*regexp.Regexp{
 		"apiVersion": regexp.MustCompile(`^v\d+([a-z]+\d+)?$`), "version": regexp.MustCompile(`^v\d+([a-z]+\d+)?$`),
 		"kind": regexp.MustCompile(`^[A-Z][A-Za-z]+Config$`),
 	}
-	counted = regexp.MustCompile(`\d+ errors? occurred:`)
-	quoted  = regexp.MustCompile("`[^`]*`|\"[^\"]*\"|'[^']*'")
-	lineNo  = regexp.MustCompile(`line \d+`)
+	errorCount = regexp.MustCompile(`\d+ errors? occurred:`)
+	quoted     = regexp.MustCompile("`[^`]*`|\"[^\"]*\"|'[^']*'")
+	lineNo     = regexp.MustCompile(`line \d+`)
 )
 
-// redact takes out of a message about a configuration whatever of it may be one
-// of the configuration's values: parsers and validators quote what they dislike.
+// redact removes from a message about a configuration whatever may be one of its
+// values: parsers and validators quote what they reject.
 func redact(text string, config []byte) string {
 	values, ok := scalars(config)
 	if !ok {
@@ -43,7 +43,7 @@ func redact(text string, config []byte) string {
 	}
 	text = quoted.ReplaceAllStringFunc(text, func(q string) string {
 		inner := strings.TrimSuffix(strings.TrimSpace(q[1:len(q)-1]), "...")
-		if len(inner) >= shortest && slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, inner) }) {
+		if len(inner) >= minRedacted && slices.ContainsFunc(values, func(v string) bool { return strings.Contains(v, inner) }) {
 			return redacted
 		}
 		return q
@@ -54,10 +54,10 @@ func redact(text string, config []byte) string {
 	return foreign.Line(oneLine(text))
 }
 
-// oneLine writes a list of errors, as Talos' validators make it, in one line.
+// oneLine joins a list of errors, as Talos' validators format it, into one line.
 func oneLine(text string) string {
 	var parts []string
-	for line := range strings.Lines(counted.ReplaceAllString(text, "")) {
+	for line := range strings.Lines(errorCount.ReplaceAllString(text, "")) {
 		if line = strings.TrimSpace(strings.TrimLeft(line, "\t* ")); line != "" {
 			parts = append(parts, line)
 		}
@@ -65,7 +65,7 @@ func oneLine(text string) string {
 	return strings.NewReplacer(":; ", ": ", "&&; ", "&& ").Replace(strings.Join(parts, "; ")) // of a long CEL expression, too
 }
 
-// linesOf keeps of a parser's message nothing but where it was: ", line 3".
+// linesOf keeps only the position of a parser's message: ", line 3".
 func linesOf(text string) string {
 	if l := lineNo.FindString(text); l != "" {
 		return ", " + l
@@ -73,7 +73,7 @@ func linesOf(text string) string {
 	return ""
 }
 
-// scalars are the values of a configuration, those of several lines line by line, longest first.
+// scalars returns a configuration's values, multi-line ones line by line, longest first.
 func scalars(config []byte) (values []string, ok bool) {
 	docs, err := parseDocuments(config)
 	if err != nil {
@@ -87,7 +87,7 @@ func scalars(config []byte) (values []string, ok bool) {
 				return
 			}
 			for line := range strings.Lines(n.Value) {
-				if line = strings.TrimSpace(line); len(line) >= shortest {
+				if line = strings.TrimSpace(line); len(line) >= minRedacted {
 					values = append(values, line)
 				}
 			}
@@ -163,8 +163,8 @@ func replaceWord(text, old, with string) string {
 	}
 }
 
-// partOfWord says whether r next to old makes old a part of a longer word. Only
-// short values can be part of an ordinary one.
+// partOfWord reports whether r next to old makes old a part of a longer word. Only
+// short values can be part of an ordinary word.
 func partOfWord(r rune, old string) bool {
 	return len(old) < 12 && r != utf8.RuneError && (unicode.IsLetter(r) || unicode.IsDigit(r))
 }

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// get reads one resource; found is false where the machine has no such
-// resource or, being older or newer, no such kind.
+// get reads one resource; found is false if the machine does not have it, or its
+// Talos, older or newer, does not know the kind.
 func get[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer) (r T, found bool, err error) {
 	r, err = safe.StateGet[T](ctx, s.COSI, ptr)
 	switch {
@@ -27,7 +27,7 @@ func get[T resource.Resource](ctx context.Context, s session, ptr resource.Point
 	return r, true, nil
 }
 
-// list reads all resources of a kind; none where the machine has no such kind.
+// list reads all resources of a kind; none if the machine does not know the kind.
 func list[T resource.Resource](ctx context.Context, s session, kind resource.Pointer) ([]T, error) {
 	rs, err := safe.StateList[T](ctx, s.COSI, kind)
 	switch {
@@ -43,15 +43,16 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 	return all, nil
 }
 
-// unknownKind says whether the machine's Talos has no such kind of resource. It
-// answers as to somebody who may not read it (internal/app/resources/access.go).
+// unknownKind reports whether the machine's Talos does not know the kind of
+// resource. It then answers as for a missing permission
+// (internal/app/resources/access.go).
 func unknownKind(err error) bool {
 	st := client.Status(err)
 	return st != nil && st.Code() == codes.PermissionDenied &&
 		strings.HasPrefix(st.Message(), `resource type "`) && strings.HasSuffix(st.Message(), `" is not supported`)
 }
 
-// maxFile is more than any file that is read of a machine.
+// maxFile exceeds any file that is read from a machine.
 const maxFile = 1 << 20
 
 // file reads a file of the machine.
@@ -69,6 +70,6 @@ func file(ctx context.Context, s session, path string) (content []byte, err erro
 	if err == nil && len(content) > maxFile {
 		err = errors.New("the file is too long")
 	}
-	_ = r.Close() // an early end is no error
+	_ = r.Close() // ending early is not an error
 	return content, err
 }

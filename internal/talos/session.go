@@ -20,26 +20,26 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// errConnectionLost says that a call's connection broke. Another one could end
-// at another machine, or at another boot of the same.
+// errConnectionLost says that a call's connection broke. A new one could reach
+// another machine, or another boot of the same one.
 var errConnectionLost = errors.New("the connection broke")
 
-// silentError ends a call whose machine has said nothing for that long.
+// silentError ends a call whose machine has been silent for that long.
 type silentError struct{ after time.Duration }
 
 func (e silentError) Error() string {
-	return fmt.Sprintf("gave up: it has been silent for too long, %s", e.after)
+	return fmt.Sprintf("gave up: the machine was silent for too long (%s)", e.after)
 }
 
-// Is makes it a cluster.ErrNotNow.
+// Is matches cluster.ErrNotNow.
 func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
-// session is a connection to one machine. It is never re-established: all that
-// is read through it comes from the same boot of the same machine.
+// session is a connection to one machine. It is never re-established: all reads
+// through it come from the same boot of the same machine.
 type session struct {
 	*client.Client
 	blank bool // in maintenance mode: no credentials, no secrets
-	// fingerprint is that of the certificate which the machine has shown; nil unless it is blank.
+	// fingerprint is that of the machine's certificate; nil unless it is blank.
 	fingerprint *atomic.Pointer[string]
 }
 
@@ -53,11 +53,11 @@ func (c *Client) callWithin(ctx context.Context, addr string, limit time.Duratio
 	return c.with(ctx, addr, limit, do, c.as)
 }
 
-// patience is how long the machine may take from now on to say the next thing; 0 is for ever.
+// patience sets how long the machine may take to send the next message; 0 is for ever.
 type patience func(time.Duration)
 
-// callPatient is call without a deadline for the whole: the machine may take as
-// long as it goes on talking. It begins with the patience of any other call.
+// callPatient is call without a deadline for the whole: the machine may take as long
+// as it keeps sending. The first message has the usual timeout.
 func (c *Client) callPatient(parent context.Context, addr string, do func(context.Context, session, patience) error) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -76,13 +76,13 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
 }
 
-// callBlank talks to whatever is at addr, without credentials either way: a
-// machine in maintenance mode has a certificate that nobody can verify.
+// callBlank talks to whatever is at addr, without credentials on either side: the
+// certificate of a machine in maintenance mode cannot be verified.
 //
-// Its fingerprint is noted and not held against the machine: Talos makes another
-// one, with another key, whenever its addresses or its name change within a boot
-// (controllers/secrets/api.go, maintenance_cert_sans.go). What is done over this
-// connection comes after the UUID was read over it.
+// Its fingerprint is recorded but not checked: Talos makes a new certificate, with a
+// new key, whenever its addresses or its name change within a boot
+// (controllers/secrets/api.go, maintenance_cert_sans.go). Callers read the UUID over
+// this connection before they change anything over it.
 func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context.Context, session) error) error {
 	var asked atomic.Bool
 	var shown atomic.Pointer[string]
@@ -102,13 +102,13 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 		return do(ctx, s)
 	}, identity{as: client.WithTLSConfig(insecure), over: c.over(insecure), blank: true})
 	if e, ok := errors.AsType[*answerError](err); ok && e.code == codes.Unavailable && asked.Load() {
-		// How it hangs up is a matter of luck: TLS 1.3 has no answer to a missing certificate.
+		// The error varies: TLS 1.3 has no reply for a missing certificate.
 		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
 	}
 	return err
 }
 
-// with has no deadline of its own where limit is 0.
+// with has no deadline of its own if limit is 0.
 func (c *Client) with(
 	parent context.Context, addr string, limit time.Duration, do func(context.Context, session) error, who identity,
 ) error {
@@ -130,18 +130,18 @@ func (c *Client) with(
 		return fault.Configf("connect to %s: %w", addr, err)
 	}
 	err = do(ctx, session{Client: tc, blank: who.blank})
-	_ = tc.Close() // all it had to say has been read
+	_ = tc.Close() // its answers have all been read
 	switch {
 	case err == nil:
 		return nil
 	case parent.Err() != nil:
 		err = fmt.Errorf("%s: %w: %w", addr, err, context.Cause(parent))
 		if _, silent := errors.AsType[silentError](err); silent {
-			err = hung(err, addr)
+			err = explainSilence(err, addr)
 		}
 		return err
 	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
-		return hung(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
+		return explainSilence(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
 }
@@ -151,9 +151,9 @@ func unconnected(err error) bool {
 	return ok && e.unconnected()
 }
 
-func hung(err error, addr string) error {
+func explainSilence(err error, addr string) error {
 	if _, ofEtcd := errors.AsType[*etcdError](err); ofEtcd {
-		return fault.WithHint(fault.EtcdUnhealthy.Of(err), "the machine answers, its etcd does not: without a majority of its members it can't. talosctl -n %s etcd status and talosctl -n %s logs etcd say more", addr, addr)
+		return fault.WithHint(fault.EtcdUnhealthy.Of(err), "the machine answers, but its etcd does not: it needs a majority of its members. talosctl -n %s etcd status and talosctl -n %s logs etcd say more", addr, addr)
 	}
 	return fault.WithHint(fault.Unreachable.Of(err), "the console of its VM and talosctl -n %s dmesg say more; a machine that stays silent has to be restarted", addr)
 }

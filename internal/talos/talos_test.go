@@ -21,8 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-// A blank machine with a data disk is configured and becomes a node: everything
-// that it says on the way.
+// A blank machine with a data disk is configured and becomes a node: everything that
+// it reports on the way.
 func TestBlankMachineBecomesNode(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -72,7 +72,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		if node.FromISO {
 			t.Error("an installed system runs from an ISO")
 		}
-		if node.BootID == "" || blank.BootID != "" { // in maintenance mode Talos tells it since 1.14
+		if node.BootID == "" || blank.BootID != "" { // in maintenance mode Talos reports it since 1.14
 			t.Errorf("boot ID before %q, after %q", blank.BootID, node.BootID)
 		}
 		if node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane {
@@ -99,7 +99,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 	})
 }
 
-// checkParts: what is read of a machine alone is as when all of it is read.
+// checkParts: partial reads of a machine agree with the complete one.
 func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
@@ -135,7 +135,7 @@ func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	}
 }
 
-// What a machine must not be told, or not by us, it is not told.
+// What a machine must not be sent, or not by us, is not sent.
 func TestApplyConfigRefuses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestApplyConfigRefuses(t *testing.T) {
 			"another machine":  {workerAddr, cpUUID, broken, fault.Refused, "nothing was applied"},
 			"no UUID to go by": {workerAddr, "", broken, fault.Refused, "nothing was applied"},
 			"configured":       {cpAddr, cpUUID, broken, fault.Failed, "it asked for a certificate"},
-			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "does not take the configuration"},
+			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "rejects the configuration"},
 		}
 		for name, cs := range cases {
 			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
@@ -173,7 +173,7 @@ func TestApplyConfigRefuses(t *testing.T) {
 	})
 }
 
-// An answer that never came is told from a refusal.
+// A lost answer is distinguished from a refusal.
 func TestApplyConfigLosesItsAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -201,7 +201,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 }
 
 // TestReaderComparesTheRest: a talosconfig with the role os:reader reads what drift
-// compares, but for the machine's configuration.
+// compares, except for the machine's configuration.
 func TestReaderComparesTheRest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -249,8 +249,8 @@ func TestReadErrors(t *testing.T) {
 			want []string // in that order
 			hint string
 		}{
-			"nobody there":    {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
-			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "the machine has no configuration"},
+			"no machine":      {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
+			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "the machine was reset and has no configuration"},
 			"other cluster":   {machine(stranger, cpAddr.String()), []string{cpAddr.String(), "x509"}, "another cluster"},
 			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
 			"not blank":       {func() error { _, err := admin.MaintenanceMachine(ctx, cpAddr); return err }(), []string{cpAddr.String(), "it asked for a certificate"}, "configured already"},
@@ -280,7 +280,7 @@ func TestReadErrors(t *testing.T) {
 	})
 }
 
-// A machine that takes the connection and says nothing costs the timeout, no more; a cancelled call ends at once.
+// A machine that accepts the connection and stays silent costs only the timeout; a cancelled call ends at once.
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

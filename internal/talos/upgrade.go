@@ -21,25 +21,25 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// How long a machine may say nothing while it pulls and installs.
+// How long a machine may be silent while it pulls and installs.
 const (
 	pullSilence    = 5 * time.Minute
 	installSilence = 5 * time.Minute
-	// Before 1.14 a pull is tried again for 20 minutes, and only its end tells why
-	// (PullTimeout in internal/pkg/containers/image/image.go). The oldest API answers
-	// once, after that.
+	// Before 1.14 a pull is retried for 20 minutes, and only its end says why
+	// (PullTimeout in internal/pkg/containers/image/image.go). The oldest API
+	// answers once, after that.
 	patientPullSilence = 25 * time.Minute
 	oldInstallTimeout  = 25 * time.Minute
 	rebootTimeout      = 30 * time.Second
 )
 
-// containerd is where talosctl has installers pulled to, and run from: the store
-// on EPHEMERAL, not the one in memory (cmd/talosctl/cmd/talos/image.go, containerdInstance).
+// containerd is where talosctl pulls and runs installers: the store on EPHEMERAL,
+// not the one in memory (cmd/talosctl/cmd/talos/image.go, containerdInstance).
 func containerd() *common.ContainerdInstance {
 	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 }
 
-// PullInstaller makes the machine fetch the installer. A pull that broke off may be repeated.
+// PullInstaller makes the machine fetch the installer. An interrupted pull may be repeated.
 func (c *Client) PullInstaller(
 	ctx context.Context, addr netip.Addr, uuid, installer string, say func(string),
 ) (supported bool, err error) {
@@ -68,14 +68,14 @@ func pull(ctx context.Context, s session, to *common.ContainerdInstance, image s
 	return nil
 }
 
-// pulled waits for the name under which the machine has the image, the last thing it says.
+// pulled waits for the image's name on the machine, which comes last.
 func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullResponse], heard func(), say func(string)) error {
 	p, name := newPullProgress(say), ""
 	for {
 		m, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF) && name == "":
-			return errors.New("the machine ended it without the image")
+			return errors.New("the machine ended the pull without an image")
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
@@ -89,11 +89,11 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 	}
 }
 
-// Install writes the installer's system beside the running one. The machine
-// fetches the installer first if it has it no more: after an hour it removes what
-// nothing refers to (controllers/cri/image_gc.go), and a drain may last longer. The error wraps
-// cluster.ErrLostAnswer where it is not known how far that came, and
-// cluster.ErrBusy where another installer is at work.
+// Install writes the installer's system beside the running one. The machine fetches
+// the installer again if it no longer has it: it removes unreferenced images after
+// an hour (controllers/cri/image_gc.go), and a drain may take longer. The error
+// wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
+// another installer is running.
 func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
@@ -126,7 +126,7 @@ func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer s
 	return reboots, err
 }
 
-// installed waits for the installer's end.
+// installed waits for the installer to end.
 func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgradeResponse], wait patience, say func(string)) error {
 	var last lastLines
 	ended, code := false, int32(0)
@@ -135,7 +135,7 @@ func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgr
 		switch {
 		case err == nil:
 		case ended && code == 0:
-			return nil // whatever comes behind its exit code
+			return nil // whatever follows its exit code
 		case ended:
 			return fmt.Errorf("the installer ended with exit code %d%s", code, last)
 		case errors.Is(err, io.EOF):
@@ -158,8 +158,8 @@ func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgr
 	}
 }
 
-// failedInstall knows the service's own Internal, an answer, from that of a
-// broken transport (internal/app/lifecycle/lifecycle.go, Upgrade).
+// failedInstall distinguishes the service's own code Internal, an answer, from that
+// of a broken transport (internal/app/lifecycle/lifecycle.go, Upgrade).
 func failedInstall(err error, last lastLines) error {
 	err = answer(err)
 	e, ok := errors.AsType[*answerError](err)
@@ -169,12 +169,12 @@ func failedInstall(err error, last lastLines) error {
 	return changed(err)
 }
 
-// oldInstall is the only API before 1.13: it answers when the installer is there
-// and begins to install afterwards. preserve, the default since 1.8, keeps
-// EPHEMERAL. On a control plane 1.12 locks a mutex in etcd and refuses unless every
-// member is up and there are not just two, whatever is to be preserved; only force
-// would skip that (v1alpha1_server.go, Upgrade). An upgrade while another one runs
-// is acknowledged and dropped: which system boots then is what tells.
+// oldInstall uses the only API before 1.13: it answers when the installer has been
+// pulled and installs afterwards. preserve, the default since 1.8, keeps EPHEMERAL.
+// On a control plane, 1.12 locks a mutex in etcd and refuses unless every member is
+// up and there are not exactly two, whatever preserve says; only force would skip
+// that (v1alpha1_server.go, Upgrade). An upgrade during another one is acknowledged
+// and dropped: only the system that boots then shows it.
 func oldInstall(ctx context.Context, s session, installer string, say func(string)) error {
 	say("the machine pulls the installer, then installs it and reboots")
 	//lint:ignore SA1019 there is no other before 1.13
@@ -193,7 +193,7 @@ func oldInstall(ctx context.Context, s session, installer string, say func(strin
 	return nil
 }
 
-// Reboot restarts the machine; it returns when the machine has accepted it.
+// Reboot restarts the machine; it returns when the machine has accepted the request.
 func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Reboot(ctx)
@@ -207,9 +207,9 @@ func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) err
 	})
 }
 
-// lifecycleAPI says how long the machine may be silent while it pulls an image for
-// its lifecycle API; 0: it has none. The version decides, as for talosctl: it has
-// been there since 1.13.0-alpha.3 (cmd/talosctl/cmd/talos/upgrade.go).
+// lifecycleAPI returns how long the machine may be silent while it pulls an image
+// for its lifecycle API; 0 if it has none. As for talosctl, the version decides: the
+// API exists since 1.13.0-alpha.3 (cmd/talosctl/cmd/talos/upgrade.go).
 func lifecycleAPI(ctx context.Context, s session) (pull time.Duration, err error) {
 	var m cluster.Machine
 	if err := readVersion(ctx, s, &m); err != nil {

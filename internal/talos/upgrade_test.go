@@ -40,7 +40,7 @@ func exits(code int32, lines ...string) func(upgradeStream) error {
 	}
 }
 
-// then answers with err behind what install has sent.
+// then answers with err after what install has sent.
 func then(install func(upgradeStream) error, err error) func(upgradeStream) error {
 	return func(s upgradeStream) error {
 		if err := install(s); err != nil {
@@ -73,7 +73,7 @@ func TestInstall(t *testing.T) {
 		"fails":                     {node: &fakeNode{version: "v1.13.9", install: exits(1, lines...)}, said: said, did: []string{pulls, newAPI}, err: "exit code 1; " + tail},
 		"fails, cut after its end":  {node: &fakeNode{version: "v1.13.9", install: then(exits(2), cut)}, did: []string{pulls, newAPI}, err: "exit code 2"},
 		"no such image":             {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "upgrade failed: image not found")}, did: []string{pulls, newAPI}, err: "image not found"},
-		"gone, and not to be had":   {node: &fakeNode{version: "v1.13.9", pull: func(pullStream) error { return status.Error(codes.NotFound, "manifest unknown") }}, did: []string{pulls}, err: "pull installer: manifest unknown"},
+		"gone, and not pullable":    {node: &fakeNode{version: "v1.13.9", pull: func(pullStream) error { return status.Error(codes.NotFound, "manifest unknown") }}, did: []string{pulls}, err: "pull installer: manifest unknown"},
 		"cut in the middle":         {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return cut }}, did: []string{pulls, newAPI}, err: "EOF", lost: true},
 		"broken in the middle":      {node: &fakeNode{version: "v1.13.9", answer: status.Error(codes.Internal, "stream terminated by RST_STREAM")}, did: []string{pulls, newAPI}, err: "RST_STREAM", lost: true},
 		"ends without an exit code": {node: &fakeNode{version: "v1.13.9", install: func(upgradeStream) error { return nil }}, did: []string{pulls, newAPI}, err: "does not say how", lost: true},
@@ -104,7 +104,7 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// An installer that goes on talking has all the time it needs, one that falls silent has not.
+// An installer that keeps printing has all the time it needs; a silent one has not.
 func TestInstallSilence(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestPullInstaller(t *testing.T) {
 		"old":           {node: &fakeNode{version: "v1.12.9"}, unsupported: true},
 		"refused":       {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.NotFound, "manifest unknown"))}, err: "pull installer: manifest unknown"},
 		"cut":           {node: &fakeNode{version: "v1.13.9", pull: pulls(status.Error(codes.Unavailable, "EOF"), layer("a", downloading, 0, 60))}, err: "EOF"},
-		"no image":      {node: &fakeNode{version: "v1.13.9", pull: pulls(nil)}, err: "without the image"},
+		"no image":      {node: &fakeNode{version: "v1.13.9", pull: pulls(nil)}, err: "without an image"},
 		"silent": {node: &fakeNode{version: "v1.13.9", pull: func(s pullStream) error {
 			<-s.Context().Done()
 			return nil
@@ -202,7 +202,7 @@ func TestPullInstaller(t *testing.T) {
 	}
 }
 
-// Before 1.14 a pull is tried again for twenty minutes, of which the machine says nothing.
+// Before 1.14 a pull is retried for twenty minutes, during which the machine is silent.
 func TestPullPatience(t *testing.T) {
 	t.Parallel()
 	for version, patience := range map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence} {
@@ -220,7 +220,7 @@ func TestPullPatience(t *testing.T) {
 	}
 }
 
-// Another configuration that is being applied is waited for, as long as the call may last.
+// The client waits, within the call's time, while another configuration is being applied.
 func TestReplaceConfigWaits(t *testing.T) {
 	t.Parallel()
 	busy := status.Error(codes.FailedPrecondition, "another apply configuration is already in progress")
@@ -230,7 +230,7 @@ func TestReplaceConfigWaits(t *testing.T) {
 		fails bool
 	}{
 		"for a moment": {3 * time.Second, 4, false},
-		"in vain":      {time.Hour, 15, true},
+		"to the end":   {time.Hour, 15, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -252,7 +252,7 @@ func TestReplaceConfigWaits(t *testing.T) {
 	}
 }
 
-// A configuration that Talos quotes when it refuses it does not show.
+// A configuration that Talos quotes in a refusal is not shown.
 func TestReplaceConfigHidesValues(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

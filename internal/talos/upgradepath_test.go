@@ -11,7 +11,7 @@ import (
 func TestUnsupported(t *testing.T) {
 	t.Parallel()
 	const (
-		unknown    = "this recast does not know Talos v1.15.0, neither what can become of it nor its machine configuration: use a recast that does, or another talos.version"
+		unknown    = "this recast does not know Talos v1.15.0, neither its upgrades nor its machine configuration: use a recast that does, or another talos.version"
 		kubernetes = ": bring Kubernetes to a version that both support first (recast upgrade-k8s), or go to another Talos (talos.version)"
 	)
 	cases := map[string]struct {
@@ -28,29 +28,29 @@ func TestUnsupported(t *testing.T) {
 		"Kubernetes unknown": {"v1.13.9", "v1.14.1", "", nil},
 		"back from unknown":  {"v1.15.0", "v1.14.1", "v1.35.4", nil}, // the table of 1.14 has it
 		"two minors back": {"v1.14.1", "v1.12.6", "v1.35.4", []string{
-			"Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6): it goes back no further than that; give talos.version a newer one",
+			"Talos does not support v1.14.1 → v1.12.6 (host version 1.14.1 is too new to downgrade to Talos 1.12.6): it cannot be downgraded that far; set talos.version to a newer one",
 		}},
 		"too far": {"v1.9.5", "v1.12.6", "v1.30.0", []string{
 			"it runs Talos v1.9.5, and recast rolls nodes of v1.12 and later: upgrade it with talosctl first",
-			"Talos does not support v1.9.5 → v1.12.6 (host version 1.9.5 is too old to upgrade to Talos 1.12.6): go to v1.11 first, with all nodes, then on",
+			"Talos does not support v1.9.5 → v1.12.6 (host version 1.9.5 is too old to upgrade to Talos 1.12.6): upgrade all nodes to v1.11 first",
 		}},
 		"much too far": {"v1.0.0", "v1.14.1", "", []string{
 			"it runs Talos v1.0.0, and recast rolls nodes of v1.12 and later: upgrade it with talosctl first",
-			"Talos does not support v1.0.0 → v1.14.1 (host version 1.0.0 is too old to upgrade to Talos 1.14.1): go to v1.4 first, with all nodes, then on",
+			"Talos does not support v1.0.0 → v1.14.1 (host version 1.0.0 is too old to upgrade to Talos 1.14.1): upgrade all nodes to v1.4 first",
 		}},
 		"old":              {"v1.11.2", "v1.13.9", "v1.34.0", []string{"it runs Talos v1.11.2, and recast rolls nodes of v1.12 and later: upgrade it with talosctl first"}},
 		"old, as wanted":   {"v1.11.2", "v1.11.2", "v1.34.0", []string{"it runs Talos v1.11.2, and recast rolls nodes of v1.12 and later: upgrade it with talosctl first"}},
 		"newer than known": {"v1.14.1", "v1.15.0", "v1.35.4", []string{unknown}},
 		"newer, the same":  {"v1.15.0", "v1.15.0", "v1.35.4", []string{unknown}},
-		"no version":       {"latest", "v1.14.1", "", []string{`it runs Talos "latest", which is no version that recast knows`}},
-		"none wanted":      {"v1.14.1", "latest", "", []string{`Talos "latest" is no version that recast knows`}},
+		"no version":       {"latest", "v1.14.1", "", []string{`it runs Talos "latest", which is not a version that recast knows`}},
+		"none wanted":      {"v1.14.1", "latest", "", []string{`Talos "latest" is not a version that recast knows`}},
 		"Kubernetes too old": {"v1.13.9", "v1.14.1", "v1.31.7", []string{
 			"Talos v1.14.1 does not support the Kubernetes that runs (version of Kubernetes 1.31.7 is too old to be used with Talos 1.14.1)" + kubernetes,
 		}},
 		"Kubernetes too new": {"v1.14.1", "v1.13.9", "v1.37.0", []string{
 			"Talos v1.13.9 does not support the Kubernetes that runs (version of Kubernetes 1.37.0 is too new to be used with Talos 1.13.9)" + kubernetes,
 		}},
-		"Kubernetes of the same minor": {"v1.14.0", "v1.14.1", "v1.31.7", nil}, // it runs so already
+		"Kubernetes of the same minor": {"v1.14.0", "v1.14.1", "v1.31.7", nil}, // it already runs this version
 		"Kubernetes unreadable": {"v1.13.9", "v1.14.1", "new", []string{
 			"Talos v1.14.1 does not support the Kubernetes that runs (Invalid character(s) found in major number \"0new\")" + kubernetes,
 		}},

@@ -15,52 +15,52 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// vacantPorts are tried to see whether anybody has an address: one that drops what
-// it does not serve may serve one of them. They are those of Talos, Kubernetes,
-// Proxmox, SSH and HTTPS.
-var vacantPorts = []string{"50000", "6443", "8006", "22", "443"}
+// probePorts are tried to see whether an address is in use: a machine that drops
+// packets to other ports may serve one of these. They are those of Talos,
+// Kubernetes, Proxmox, SSH and HTTPS.
+var probePorts = []string{"50000", "6443", "8006", "22", "443"}
 
-// vacantTime is how long nobody has to answer: longer than ARP looks for somebody, 3 s.
-const vacantTime = 5 * time.Second
+// probeTimeout is how long an address must stay silent: longer than ARP's 3 s.
+const probeTimeout = 5 * time.Second
 
-// Taken implements cluster.Maintenance. Only silence, and the word of the way that
-// there is nobody, speak for a free address: what a proxy says of it does not.
+// Taken implements cluster.Maintenance. An address counts as free only if it stays
+// silent or the network reports it unreachable; a proxy's word does not count.
 func (c *Client) Taken(ctx context.Context, addr netip.Addr) (by string, err error) {
 	if slices.ContainsFunc(c.endpoints, func(e string) bool { return hostOf(e) == addr.String() }) {
 		return "an endpoint of the talosconfig", nil
 	}
-	answers, errs := make([]string, len(vacantPorts)), make([]error, len(vacantPorts))
-	var knocking sync.WaitGroup
-	for i, port := range vacantPorts {
-		knocking.Go(func() { answers[i], errs[i] = c.answers(ctx, net.JoinHostPort(addr.String(), port)) })
+	answers, errs := make([]string, len(probePorts)), make([]error, len(probePorts))
+	var probes sync.WaitGroup
+	for i, port := range probePorts {
+		probes.Go(func() { answers[i], errs[i] = c.answers(ctx, net.JoinHostPort(addr.String(), port)) })
 	}
-	knocking.Wait()
+	probes.Wait()
 	if i := slices.IndexFunc(answers, func(s string) bool { return s != "" }); i >= 0 {
 		return answers[i], nil
 	}
 	if err := errors.Join(errs...); err != nil {
-		return "", fault.WithHint(fmt.Errorf("see whether anybody has %s: %w", addr, err), "recast has to reach that network itself, without a proxy, to see that an address of it is free")
+		return "", fault.WithHint(fmt.Errorf("check whether %s is in use: %w", addr, err), "recast has to reach that network itself, without a proxy, to see that an address of it is free")
 	}
 	return "", nil
 }
 
-// answers says in words what answers at host:port; "": nobody.
+// answers describes what answers at host:port; "" if nothing does.
 func (c *Client) answers(ctx context.Context, at string) (string, error) {
-	short, cancel := context.WithTimeout(ctx, vacantTime)
+	short, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	conn, err := c.dial(short, "tcp", at)
 	if err == nil {
-		_ = conn.Close() // nothing was said
-		return "whoever answers at " + at, nil
+		_ = conn.Close() // nothing was sent
+		return "a host that answers at " + at, nil
 	}
 	failed, ok := errors.AsType[*net.OpError](err)
 	switch {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
-	case !ok || failed.Op != "dial" || failed.Addr == nil || failed.Addr.String() != at: // of a proxy, perhaps
+	case !ok || failed.Op != "dial" || failed.Addr == nil || failed.Addr.String() != at: // perhaps of a proxy
 		return "", err
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
-		return "whoever refuses connections to " + at, nil
+		return "a host that refuses connections to " + at, nil
 	case failed.Timeout(), errors.Is(err, syscall.EHOSTUNREACH):
 		return "", nil
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 )
 
-// TestTaken: an address is free where nobody answers, and nothing else is.
+// TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -34,8 +34,8 @@ func TestTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		for addr, want := range map[string]string{
-			cpAddr.String(): "whoever answers at 127.42.7.11:50000", // and asks for a certificate
-			"127.42.7.12":   "whoever refuses connections to 127.42.7.12:50000",
+			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
+			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
 			"127.42.7.98":   "",
 			"127.42.7.99":   "an endpoint of the talosconfig",
 		} {
@@ -46,9 +46,9 @@ func TestTaken(t *testing.T) {
 	})
 }
 
-// TestTakenByTheWay: what the way to an address says is believed where it is about
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about
 // that address.
-func TestTakenByTheWay(t *testing.T) {
+func TestTakenByNetworkErrors(t *testing.T) {
 	t.Parallel()
 	const proxy = "127.42.7.200:1080"
 	failed := func(op, at string, err error) func(string) error {
@@ -58,7 +58,7 @@ func TestTakenByTheWay(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		err     func(to string) error // nil: nothing comes back at all
+		err     func(to string) error // nothing comes back at all
 		taken   bool
 		unknown bool
 	}{
@@ -71,7 +71,7 @@ func TestTakenByTheWay(t *testing.T) {
 		"forbidden":              {err: failed("dial", "", syscall.EACCES), unknown: true},
 		"a proxy is not there":   {err: failed("dial", proxy, syscall.EHOSTUNREACH), unknown: true},
 		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
-		"a proxy finds nobody":   {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
+		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +92,7 @@ func TestTakenByTheWay(t *testing.T) {
 				}})
 				began := time.Now()
 				by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
-				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "see whether anybody has 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
+				if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
 					t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
 				}
 				if took := time.Since(began); took > 10*time.Second {

@@ -14,47 +14,47 @@ import (
 )
 
 const (
-	// knockPause is between two attempts to connect to a machine that is away, which
-	// ask nobody anything, and knockTime what one of them may take.
-	knockPause = 100 * time.Millisecond
-	knockTime  = time.Second
-	// strangePause is before a machine is tried again that lets us connect and no more.
-	strangePause = time.Second
-	// followTime bounds one stream: that of a machine whose power went ends with nothing else.
+	// connectPause is between two attempts to connect to an unreachable machine, which
+	// send nothing, and connectTimeout bounds one of them.
+	connectPause   = 100 * time.Millisecond
+	connectTimeout = time.Second
+	// retryPause is between attempts on a machine that accepts the connection and nothing more.
+	retryPause = time.Second
+	// followTime bounds one stream: after a power failure nothing else ends it.
 	followTime = time.Minute
 )
 
-// How a machine stands, beside the stages that it stays in.
+// Standings of a machine other than the stages that it stays in.
 const (
-	away = "away"
-	busy = "busy" // on its way
+	unreachable = "away"
+	changing    = "busy" // between stages
 )
 
 // WatchMachine implements cluster.MachineReader.
 func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
 	last := ""
-	become := func(standing string) {
-		// That it is on its way is news only of a machine that was away.
-		tell(standing != last && (standing != busy || last == away))
-		last = standing
+	become := func(status string) {
+		// changing is news only for a machine that was unreachable.
+		tell(status != last && (status != changing || last == unreachable))
+		last = status
 	}
 	for ctx.Err() == nil {
-		pause := knockPause
-		if !c.knock(ctx, addr) {
-			become(away)
+		pause := connectPause
+		if !c.canConnect(ctx, addr) {
+			become(unreachable)
 		} else {
-			if last == "" || last == away {
-				become(busy)
+			if last == "" || last == unreachable {
+				become(changing)
 			}
-			let, broken := c.follow(ctx, addr, false, become)
-			if !let { // with our credentials
-				let, broken = c.follow(ctx, addr, true, become)
+			accepted, broken := c.follow(ctx, addr, false, become)
+			if !accepted { // with our credentials
+				accepted, broken = c.follow(ctx, addr, true, become)
 			}
 			switch {
-			case !let:
-				pause = strangePause
+			case !accepted:
+				pause = retryPause
 			case broken:
-				become(away)
+				become(unreachable)
 			}
 		}
 		t := time.NewTimer(pause)
@@ -67,21 +67,21 @@ func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(lo
 	return ctx.Err()
 }
 
-// knock says whether the machine's API can be connected to.
-func (c *Client) knock(ctx context.Context, addr netip.Addr) bool {
-	ctx, cancel := context.WithTimeout(ctx, knockTime)
+// canConnect reports whether the machine's API accepts a connection.
+func (c *Client) canConnect(ctx context.Context, addr netip.Addr) bool {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	conn, err := c.dial(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(constants.ApidPort)))
 	if err != nil {
 		return false
 	}
-	_ = conn.Close() // nothing was said
+	_ = conn.Close() // nothing was sent
 	return true
 }
 
-// follow says how the machine stands for as long as it says so. let is whether it
-// let us in, and broken whether it was the machine that ended it.
-func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (let, broken bool) {
+// follow reports the machine's status for as long as the machine does. accepted says
+// whether it accepted us, and broken whether the machine ended the stream.
+func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
 	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
 	watch := func(ctx context.Context, s session) error {
@@ -98,32 +98,32 @@ func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become
 					broken = ctx.Err() == nil
 					return e.Error
 				}
-				let = true
-				become(standing(e))
+				accepted = true
+				become(statusOf(e))
 			}
 		}
 	}
 	if blank {
-		_ = c.callBlank(ctx, addr, watch) // it went, or was none
+		_ = c.callBlank(ctx, addr, watch) // it ended, or never began
 	} else {
 		_ = c.callWithin(ctx, addr.String(), 0, watch)
 	}
-	return let, broken
+	return accepted, broken
 }
 
-// standing is what of a machine's status is worth a look: not each step of a boot.
-func standing(e state.Event) string {
+// statusOf is the part of a machine's status worth reporting: not each step of a boot.
+func statusOf(e state.Event) string {
 	status, ok := e.Resource.(*runtime.MachineStatus)
 	if !ok || e.Type == state.Destroyed {
-		return busy
+		return changing
 	}
 	spec := status.TypedSpec()
 	switch spec.Stage {
 	case runtime.MachineStageBooting, runtime.MachineStageInstalling, runtime.MachineStageUpgrading:
-		return busy
+		return changing
 	case runtime.MachineStageRunning:
 		if !spec.Status.Ready {
-			return busy
+			return changing
 		}
 	}
 	return fmt.Sprintf("%s %t", spec.Stage, spec.Status.Ready)

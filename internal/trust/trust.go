@@ -1,4 +1,4 @@
-// Package trust says whose certificates are trusted, and what to do about one that is not.
+// Package trust decides which certificates are trusted, and explains those that are not.
 package trust
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Transport is a copy of the default transport that trusts the system's certificate
-// authorities and those of a PEM file; "": the system's alone.
+// Transport returns a copy of the default transport that trusts the system's
+// certificate authorities and those of a PEM file; "": only the system's.
 func Transport(caFile string) (*http.Transport, error) {
 	t := http.DefaultTransport.(*http.Transport).Clone()
 	if caFile == "" {
@@ -33,16 +33,17 @@ func Transport(caFile string) (*http.Transport, error) {
 	return t, nil
 }
 
-// Explain gives an error about the certificate of a factory or registry its code and its remedy; ok is false
-// for any other error. The words are crypto/x509's: "certificate signed by unknown authority".
+// Explain adds the code and the remedy to an error about the certificate of a
+// factory or registry; ok is false for any other error. The message is
+// crypto/x509's: "certificate signed by unknown authority".
 func Explain(err error) (explained error, ok bool) {
 	var hint string
 	if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {
-		hint = "if a CA of your own has signed it, name that CA's certificate, a PEM file, in images.caFile"
+		hint = "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
 	} else if _, is := errors.AsType[x509.HostnameError](err); is {
-		hint = "name the server in recast.yaml as its certificate does, or have a certificate made for that name"
+		hint = "use the certificate's name of the server in recast.yaml, or issue a certificate for this name"
 	} else if e, is := errors.AsType[x509.CertificateInvalidError](err); is && e.Reason == x509.Expired {
-		hint = "see whether this machine's clock is right; if it is, whoever runs the server has to renew its certificate"
+		hint = "check this machine's clock; if it is right, the server's operator has to renew its certificate"
 	} else if _, is := errors.AsType[*tls.CertificateVerificationError](err); is {
 		hint = "`openssl s_client -connect HOST:443` shows the certificate that is served"
 	} else {

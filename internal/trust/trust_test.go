@@ -19,11 +19,11 @@ func TestExplain(t *testing.T) {
 	}
 	cases := map[string]struct {
 		err  error
-		hint string // its beginning; "": no matter of certificates
+		hint string // its beginning; "": not about certificates
 	}{
-		"another CA":    {rejected(x509.UnknownAuthorityError{}), "if a CA of your own has signed it"},
-		"another name":  {rejected(x509.HostnameError{Host: "x", Certificate: &x509.Certificate{}}), "name the server in recast.yaml"},
-		"expired":       {rejected(x509.CertificateInvalidError{Reason: x509.Expired}), "see whether this machine's clock is right"},
+		"another CA":    {rejected(x509.UnknownAuthorityError{}), "if your own CA has signed it"},
+		"another name":  {rejected(x509.HostnameError{Host: "x", Certificate: &x509.Certificate{}}), "use the certificate's name of the server in recast.yaml"},
+		"expired":       {rejected(x509.CertificateInvalidError{Reason: x509.Expired}), "check this machine's clock"},
 		"anything else": {rejected(x509.CertificateInvalidError{Reason: x509.NotAuthorizedToSign}), "`openssl s_client"},
 		"no TLS at all": {errors.New("connection refused"), ""},
 	}

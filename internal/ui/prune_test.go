@@ -94,11 +94,11 @@ func TestWritePruneCache(t *testing.T) {
 	file := func(name string, mib int64) images.CachedFile {
 		return images.CachedFile{Name: name, SizeBytes: mib << 20, Changed: time.Date(2026, 11, 14, 4, 21, 0, 0, time.UTC)}
 	}
-	left := images.CacheVerdict{CachedFile: file(".verify-7", 5), Goes: "a build that was killed has left it"}
+	left := images.CacheVerdict{CachedFile: file(".verify-7", 5), Goes: "a killed build has left it"}
 	left.Partial = true
 	writesPrune(t, pipeline.PruneReport{Cache: []images.CacheVerdict{
 		left, {CachedFile: file("a.iso", 100), Keep: []string{"recast.lock has it"}}, {CachedFile: file("b.iso", 200)}, {CachedFile: file("c.iso", 300), Removed: true},
-	}}, "goes     .verify-7 in the cache (5 MiB)\n         a build that was killed has left it\n"+
+	}}, "goes     .verify-7 in the cache (5 MiB)\n         a killed build has left it\n"+
 		"stays    a.iso in the cache (100 MiB)\n         recast.lock has it\n"+
 		"goes     b.iso in the cache (200 MiB)\nremoved  c.iso in the cache (300 MiB)\n"+
 		"1 of 4 cached files removed, 300 MiB; 2 that could go are still there\n")

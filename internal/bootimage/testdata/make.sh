@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes what lies beside it, with the programs and the options that imager uses
+# Makes the files beside it, with the programs and options that imager uses
 # (pkg/imager/iso, pkg/imager/extensions, internal/pkg/extensions of Talos v1.14.1),
 # around content of a few bytes: testdata/make.sh DIRECTORY
 set -eu
@@ -86,14 +86,14 @@ initramfs initramfs.xz base.xz 'xz -C crc32 -0 -e -T 0 -z --quiet' '-comp xz -Xd
 initramfs initramfs.gz base.zst 'gzip -9 -n' '-comp gzip'
 cp initramfs.zst initramfs.xz initramfs.gz "$out"
 
-# extended attributes, which root alone may set
+# extended attributes, which only root may set
 if [ "$(id -u)" = 0 ]; then
 	mkdir -p xattr/usr/local/bin
 	for a in selinux=security.selinux capability=security.capability overlay=trusted.overlay.opaque; do
 		rm -f xattr/usr/local/bin/tool
 		echo x > xattr/usr/local/bin/tool
 		touch -d @1700000000 xattr/usr/local/bin/tool
-		value=y # the kernel looks at that of a capability: version 2, CAP_NET_ADMIN
+		value=y # the kernel validates a capability: version 2, CAP_NET_ADMIN
 		if [ "${a%%=*}" = capability ]; then value='\1\0\0\2\0\20\0\0\0\0\0\0\0\0\0\0\0\0\0\0'; fi
 		printf "$value" | python3 -c 'import os, sys; os.setxattr("xattr/usr/local/bin/tool", sys.argv[1], sys.stdin.buffer.read())' "${a#*=}"
 		squash xattr "$out/${a%%=*}.sqsh" '-nopad -comp zstd'
@@ -136,7 +136,7 @@ iso() {
 cp efiboot.img uefi/
 (cd uefi && iso -e --interval:appended_partition_2:all:: -append_partition 2 0xef efiboot.img -m efiboot.img -o ../uefi.iso .)
 
-# GRUB: grub-mkrescue's own files are too large to keep, its boot sector is a dummy here
+# GRUB: grub-mkrescue's own files are too large to keep; its boot sector is a dummy here
 mkdir -p bios/boot/grub/i386-pc
 cp vmlinuz bios/boot/vmlinuz
 cp initramfs.zst bios/boot/initramfs.xz

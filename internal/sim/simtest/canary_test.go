@@ -54,7 +54,7 @@ func TestCanaryOfARejectedConfig(t *testing.T) {
 		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
 			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
 		err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "the machine does not take the configuration: ") {
+		if err == nil || !strings.Contains(err.Error(), "the machine rejects the configuration: ") {
 			t.Errorf("error %v", err)
 		}
 		lab.RequireIntact()

@@ -26,7 +26,7 @@ func faultsOfBudgets() map[string]*talosFault {
 		},
 		"a budget that never allows it, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop")),
-			noted: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
+			noted: "which was refused for 1m0s (roll.drain.onTimeout: delete): " + needs, stands: untouched,
 		},
 		"a budget that allows it after a while": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, unbudgeted("shop")),
@@ -34,7 +34,7 @@ func faultsOfBudgets() map[string]*talosFault {
 		},
 		"two budgets for one pod": {
 			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
-			says: []string{two, "have one PodDisruptionBudget only cover a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
+			says: []string{two, "change the PodDisruptionBudgets so that only one covers a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
 		},
 		"two budgets for one pod, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")),
@@ -57,14 +57,14 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 	return map[string]*talosFault{
 		"a webhook that denies it": {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
-			says: []string{"default/shop-", "(" + denied + ")", "have what denies it allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
+			says: []string{"default/shop-", "(" + denied + ")", "change the webhook or policy that denies it to allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
 		},
 		"a webhook that denies it for a while": {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), at: atDrain, begins: meanwhile(20*time.Second, unhooked), noted: "can't go yet: " + denied, stands: untouched,
 		},
 		"a webhook that denies it, and deletion after that": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction")),
-			noted: "for it was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
+			noted: "which was refused for 1m0s (roll.drain.onTimeout: delete): " + denied, stands: untouched,
 		},
 		"a webhook that denies every deletion, too": {
 			roll: []string{deleteAfter}, first: inTurn(deployed(shop), hooked("pods/eviction", "pods")), mends: unhooked,

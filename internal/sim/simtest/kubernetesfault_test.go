@@ -114,9 +114,9 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		refuse("v1.35.3", "it is v1.35.4 already, and Kubernetes goes to no version before")
 		refuse("v1.34.6", "it is v1.35.4 already")
 		lab.editConfig("cp2", "    apiServer:\n", "    apiServer:\n        extraArgs:\n            feature-gates: HonorPVReclaimPolicy=true\n")
-		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 has no more")
+		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 no longer has")
 		lab.editConfig("wk1", "    kubelet:\n", "    kubelet:\n        extraArgs:\n            feature-gates: CSIMigrationPortworx=false,Other=true\n")
-		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 has no more")
+		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 no longer has")
 		if after := lab.versions(); before["wk1"] != after["wk1"] || before["cp1"] != after["cp1"] {
 			t.Errorf("before %v, after %v", before, after)
 		}

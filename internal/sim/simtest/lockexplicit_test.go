@@ -115,9 +115,9 @@ func TestLockRefusesOtherImages(t *testing.T) {
 		const short = "storage: schematics/storage.yaml"
 		before := short
 		for ref, want := range map[string]string{
-			ownRepository + ":motd":                        `is no extension image: it has no manifest.yaml`,
+			ownRepository + ":motd":                        `is not an extension image: it has no manifest.yaml`,
 			ownRepository + ":none":                        "the registry has no " + ownRepository + ":none",
-			ownRepository + ":arm":                         `is not there for amd64, but for arm64`,
+			ownRepository + ":arm":                         `does not exist for amd64, only for arm64`,
 			"127.0.0.1:5000/siderolabs/iscsi-tools:v0.2.0": `calls itself "iscsi-tools", as ghcr.io/siderolabs/iscsi-tools does`,
 		} {
 			if strings.HasSuffix(ref, ":arm") {

@@ -188,7 +188,7 @@ func TestRehearsalFails(t *testing.T) {
 			stranger, err := l.network.Listen("127.42.7.251:9999")
 			must(t, err)
 			t.Cleanup(func() { must(t, stranger.Close()) })
-		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and whoever refuses connections to 127.42.7.251:50000 has it"},
+		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and a host that refuses connections to 127.42.7.251:50000 has it"},
 		"no number is free": {func(t *testing.T, l *Lab) {
 			// That of parked disks exists already, and is the last.
 			_, err := l.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})

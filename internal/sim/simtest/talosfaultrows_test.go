@@ -97,15 +97,15 @@ func faultsOfIdentity() map[string]*talosFault {
 		},
 		"its clock is ahead": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock is wrong or ours", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "x509: certificate has expired or is not yet valid: current time 2000-01-01T00:0", "is before 2000-01-01T05:0", "recast recover cp2"}, stands: isOut,
 		},
 		"its certificate has run out": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * time.Hour}), mends: troubled(talosapi.Trouble{}),
-			says: []string{"its clock is wrong or ours", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
+			says: []string{"its clock or ours is wrong", "is after 1999-12-31T18:0", "recast recover cp2"}, stands: isOut,
 		},
 		"our certificate is not valid by its clock": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Clock: -30 * 365 * 24 * time.Hour}), mends: troubled(talosapi.Trouble{}),
-			says: []string{"it takes our certificate for expired or not valid yet", "remote error: tls: expired certificate"}, stands: isOut,
+			says: []string{"our certificate is expired or not yet valid by its clock", "remote error: tls: expired certificate"}, stands: isOut,
 		},
 		"its clock is not set": {
 			at: "bring-up/start", begins: troubled(fiveHours), mends: troubled(talosapi.Trouble{}),
@@ -123,11 +123,11 @@ func faultsOfInstalls() map[string]*talosFault {
 	return map[string]*talosFault{
 		"the machine rejects the configuration": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Refuses: "unknown keys found during decoding:\nmachine:\n    features:\n        whatIsNew: true\n"}), mends: troubled(talosapi.Trouble{}),
-			kind: fault.Refused, says: []string{"the machine does not take the configuration: unknown keys: machine.features.whatIsNew", "recast recover wk1"}, stands: isOut,
+			kind: fault.Refused, says: []string{"the machine rejects the configuration: unknown keys: machine.features.whatIsNew", "recast recover wk1"}, stands: isOut,
 		},
 		"its disks show no serials when it is configured": {
 			call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
-			kind: fault.Refused, says: []string{"the machine does not take the configuration: v1alpha1.Config: no disks matched the expression"}, stands: isOut,
+			kind: fault.Refused, says: []string{"the machine rejects the configuration: v1alpha1.Config: no disks matched the expression"}, stands: isOut,
 		},
 		"its disks show no serials when it installs": {
 			o: unattended, call: "ApplyConfiguration", begins: troubled(talosapi.Trouble{Nameless: true}), mends: troubled(talosapi.Trouble{}),
