@@ -94,7 +94,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		return err
 	}
 	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was")))
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes was not changed")))
 	}
 	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
 		return err

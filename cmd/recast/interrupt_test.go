@@ -15,14 +15,14 @@ func TestInterrupt(t *testing.T) {
 	term := openLab(t)
 	term.patch()
 
-	// Once: the node that is out is finished, no other is begun.
+	// Once: the node in progress is finished, no other is started.
 	roll := term.background("roll.err", "roll", "--yes")
 	term.await("roll.err", "bring wk1 up")
 	interrupt(t, roll.Process)
 	code := exitCode(roll.Wait())
 	story := term.read("roll.err")
 	has(t, story,
-		"\nstopping: the node that is out is finished first; press Ctrl-C again to stop at once",
+		"\nstopping: the node in progress is finished first; press Ctrl-C again to stop at once",
 		"✓ recreate wk1", "\nrun ", ": interrupted after ", "\n  wk1 recreated as build ", "\nerror: stopped; not started: roll/",
 	)
 	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {

@@ -43,7 +43,7 @@ func TestReader(t *testing.T) {
 	}
 	term.typed(exitDone, "drift")
 
-	// As with Ctrl-C while tee reads: the node that is out is finished.
+	// As with Ctrl-C while tee reads: the node in progress is finished.
 	term.patch()
 	s = term.piped("take wk1 down", "roll", "--yes", "--progress", "json")
 	interrupt(t, s.cmd.Process)

@@ -125,7 +125,7 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 	b.wants(b.leaving(), "run r2 goes on")
 
 	b.looks(100)
-	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; looked at Proxmox")
+	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; Proxmox was read")
 	b.wants(b.leaving(), "run r2: ", "stood still")
 	claim.Beat = 2
 	b.looks(110)
@@ -146,7 +146,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 	b := watchBeside(t, nil)
 	b.logs(0)
 	b.looks(20)
-	b.wants(b.heartbeat(), "has logged something 20s ago", "it may be in Kubernetes")
+	b.wants(b.heartbeat(), "that run logged something 20s ago", "it may be in Kubernetes")
 	b.wants(b.leaving(), "run "+runHere+" goes on")
 	b.looks(100)
 	b.wants(b.heartbeat(), "nothing was logged for 1m40s", "recast status says whether another machine finished it")
@@ -171,7 +171,7 @@ func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	b.looks(0)
 	b.px.down = errors.New("no route to host")
 	b.looks(60)
-	b.wants(b.heartbeat(), "Proxmox does not say whether that run still lives: ", "no route to host")
+	b.wants(b.heartbeat(), "whether that run is still alive is unknown: ", "no route to host")
 	b.px.down = nil
 	b.looks(120)
 	b.wants(b.heartbeat(), "holds the claim, heartbeat 1")
