@@ -104,10 +104,10 @@ func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
 	"scalar": scalar, "flow": flow, "words": func(list []string) string { return oneLine(strings.Join(list, ", ")) }, "line": oneLine,
-}).Parse(`# What you want of the cluster, by hand. recast init wrote what it found; from now
+}).Parse(`# What you want from the cluster. recast init wrote what it found; from now
 # on this file is yours, and recast never changes it. It is strict: an unknown key or
-# a wrong value stops every command. What is a comment here is the default, unless it
-# says otherwise.
+# a wrong value stops every command. Commented-out settings show the default, unless a
+# comment says otherwise.
 version: 1
 cluster: {{scalar .Cluster}}
 
@@ -119,15 +119,15 @@ talos:
 {{- else}}
   # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
 {{- end}}
-  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it goes
+  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it is replaced
 {{if .Kubernetes}}
-# What every node is to run, so that drift reports others. A roll never changes it:
+# The version that every node should run; drift reports others. A roll never changes it:
 # recast upgrade-k8s does.
 kubernetes:
   # renovate: datasource=github-releases depName=kubernetes/kubernetes
   version: {{.Kubernetes}}
 {{else}}
-# kubernetes: {version: v1.35.4}     # what every node is to run, so that drift reports others; a roll never changes it
+# kubernetes: {version: v1.35.4}     # the version that every node should run; drift reports others; a roll never changes it
 {{end}}
 images:
   factory: {{scalar .Factory}}
@@ -135,18 +135,18 @@ images:
   platform: {{.Platform}}
   arch: {{.Arch}}
   secureBoot: {{.SecureBoot}}
-  # A registry of your own, where every installer is copied to and nodes pull it from.
+  # Your own registry: every installer is copied there, and nodes pull it from there.
 {{- if .Mirror}}
-  # Nodes have installed from here, so it may be one:
+  # Nodes were installed from here, so it may be your registry:
   # mirror: {{line .Mirror}}
 {{- else}}
   # mirror: ghcr.io/acme/talos       # default: nodes pull from the factory
 {{- end}}
   iso:
-    storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages that take the boot ISOs
+    storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages for the boot ISOs
 
-# Pure Image Factory files, so anyone can post them to a factory. They are what the
-# nodes run today.
+# Plain Image Factory files, so anyone can post them to a factory. They describe what
+# the nodes run today.
 schematics:
 {{- range .Schematics}}
   {{scalar .Name}}: {{scalar .File}}{{"  "}}# {{words .Nodes}}
@@ -157,7 +157,7 @@ schematics:
 {{- end}}
 
 proxmox:
-  # Several nodes of one Proxmox cluster, so that one may be down. The API token
+  # Name several nodes of the Proxmox cluster, so that one may be down. The API token
   # comes from PROXMOX_VE_API_TOKEN, never from this file.
   endpoints:
 {{- range .Endpoints}}
@@ -173,7 +173,7 @@ proxmox:
 {{- else}}
   # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs decide
 {{- end}}
-  vmids: {{.VMIDs}}{{"  "}}# for VMs of recast's own (the claim, parked disks): keep others out
+  vmids: {{.VMIDs}}{{"  "}}# for recast's own VMs (the claim, parked disks): keep other VMs out
 
 nodes:  # VMs are found by their UUID; vmid is a cross-check
 {{- range .Lines}}
@@ -185,11 +185,11 @@ nodes:  # VMs are found by their UUID; vmid is a cross-check
 
 # How nodes are rolled, and the defaults.
 # roll:
-#   strategy: auto                   # the first that is possible of: recreate, reimage, in-place; or one of them
+#   strategy: auto                   # the first possible one of: recreate, reimage, in-place; or one of them
 #   order: control-planes-first      # or workers-first
 #   maxUnavailable: {workers: 1, perHost: 1}
 #   canary: true                     # one node before all others
 #   drain: {timeout: 10m, onTimeout: stop, force: false}
-#   settle: 30s                      # how long a node has to stay healthy before the next one goes
-#   keepDisks: 1                     # old system disks of a node that stay parked: the ways back
+#   settle: 30s                      # how long a node must stay healthy before the next one
+#   keepDisks: 1                     # old system disks of a node that stay parked, for rollback
 `))
