@@ -39,7 +39,7 @@ func (in *initial) otherwise(err error) error {
 	}
 	var problems []error
 	for _, p := range found {
-		problem := fault.Configf("what was found does not make a valid recast.yaml: %s: %s", p.Path, p.Message)
+		problem := fault.Configf("the result of the search is not a valid recast.yaml: %s: %s", p.Path, p.Message)
 		if hint := in.otherFlag(p.Path); hint != "" {
 			problem = fault.WithHint(problem, "%s", hint)
 		}

@@ -9,24 +9,24 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Draft is what init has found out for a first recast.yaml. What is left "" or
-// empty is a comment in the file, or a default that it does not mention.
+// Draft is what init has found for a first recast.yaml. A field that is empty becomes a
+// comment in the file, or is left out as a default.
 type Draft struct {
 	Cluster     string
 	Talos       string // version
-	Others      string // versions of Talos that nodes run beside that one, in words
-	TalosConfig string // "": as the environment says
-	Kubernetes  string // version; "": not all nodes run the same
+	Others      string // other versions of Talos that nodes run, in words
+	TalosConfig string // "": from the environment
+	Kubernetes  string // version; "": nodes run different versions
 	Factory     string
 	Extensions  string
 	Platform    string
 	Arch        string
 	SecureBoot  bool
-	Mirror      string // where an installer of the nodes came from that is no factory's
+	Mirror      string // where the nodes' installer came from, if not from a factory
 	ISOStorage  []string
 	Schematics  []DraftSchematic
 	Endpoints   []string
-	Hosts       []string // nodes of the Proxmox cluster that no endpoint is known of
+	Hosts       []string // nodes of the Proxmox cluster without a known endpoint
 	Fingerprint string
 	CAFile      string
 	VMIDs       VMIDRange
@@ -38,7 +38,7 @@ type Draft struct {
 type DraftSchematic struct {
 	Name, File string
 	Nodes      []string
-	// Unknown says which extensions the nodes have beside those of the file.
+	// Unknown lists extensions that the nodes have but the file does not.
 	Unknown []string
 }
 
@@ -48,22 +48,22 @@ type DraftNode struct {
 	Schematic string
 	VMID      int
 	Holder    int
-	Note      string // what is known of it, for people
+	Note      string // facts about the node, for people
 }
 
-// Render writes the file. It makes sure that Parse reads it.
+// Render returns the file. It makes sure that Parse accepts it.
 func (d Draft) Render() ([]byte, error) {
 	var b bytes.Buffer
 	if err := draftFile.Execute(&b, d); err != nil {
 		return nil, fmt.Errorf("write recast.yaml: %w", err)
 	}
 	if _, err := Parse("recast.yaml", b.Bytes(), Options{}); err != nil {
-		return nil, fmt.Errorf("what was found does not make a valid recast.yaml: %w", err)
+		return nil, fmt.Errorf("the result of the search is not a valid recast.yaml: %w", err)
 	}
 	return b.Bytes(), nil
 }
 
-// Lines are the entries of "nodes", their comments below each other.
+// Lines are the entries of "nodes", with aligned comments.
 func (d Draft) Lines() []string {
 	width := 0
 	lines := make([]string, len(d.Nodes))
@@ -81,7 +81,7 @@ func (d Draft) Lines() []string {
 	return lines
 }
 
-// scalar is a text as YAML has it, in quotes where it would be something else.
+// scalar is a string in YAML, quoted if needed.
 func scalar(s string) string {
 	b, err := yaml.Dump(s)
 	if err != nil {
@@ -90,7 +90,7 @@ func scalar(s string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// flow is a list on one line.
+// flow is a YAML list on one line.
 func flow(list []string) string {
 	var out []string
 	for _, s := range list {
@@ -99,7 +99,7 @@ func flow(list []string) string {
 	return "[" + strings.Join(out, ", ") + "]"
 }
 
-// oneLine is a text that can't end a comment.
+// oneLine joins the lines of a text, so that it stays inside a comment.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
@@ -171,7 +171,7 @@ proxmox:
 {{- else if .CAFile}}
   caFile: {{scalar .CAFile}}
 {{- else}}
-  # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs decide
+  # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs are used
 {{- end}}
   vmids: {{.VMIDs}}{{"  "}}# for recast's own VMs (the claim, parked disks): keep other VMs out
 
