@@ -147,7 +147,7 @@ func TestDoctorFinds(t *testing.T) {
 		"no quorum":             {func(s *site) { s.quorate = false }, "quorum", Problem, "no quorum"},
 		"an old version":        {func(s *site) { s.hosts[1].Version = "7.4-17" }, "node pve2", Problem, "runs Proxmox VE 7.4-17"},
 		"mixed versions":        {func(s *site) { s.hosts[1].Version = "8.4.1" }, "versions", Warning, "different major versions"},
-		"a newer version":       {func(s *site) { s.hosts[1].Version = "10.0.1" }, "node pve2", Warning, "newer than what recast knows"},
+		"a newer version":       {func(s *site) { s.hosts[1].Version = "10.0.1" }, "node pve2", Warning, "newer than the versions that recast knows"},
 		"an offline node":       {func(s *site) { s.hosts[1] = cluster.Host{Name: "pve2"} }, "node pve2", Warning, "is offline"},
 		"a clock off":           {func(s *site) { s.hosts[1].Clock = s.hosts[1].Clock.Add(-5 * time.Second) }, "clock of pve2", Warning, "is 5s off"},
 		"a clock far off":       {func(s *site) { s.hosts[0].Clock = s.hosts[0].Clock.Add(2 * time.Minute) }, "clock of pve1", Problem, "is 2m0s off"},
@@ -262,9 +262,9 @@ func TestDoctorEnds(t *testing.T) {
 		kind   fault.Kind
 	}{
 		"well":               {[]Check{{State: OK}, {State: Warning}}, "", fault.Failed},
-		"refused":            {[]Check{problem(fault.Refused)}, "1 problem between here and a roll", fault.Refused},
-		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems between here and a roll", fault.Failed},
-		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems between here and a roll", fault.Config},
+		"refused":            {[]Check{problem(fault.Refused)}, "1 problem would prevent a roll", fault.Refused},
+		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Failed},
+		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Config},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

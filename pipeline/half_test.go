@@ -231,19 +231,19 @@ func TestAdvise(t *testing.T) {
 		h    half
 		want []string
 	}{
-		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: gives it up: puts the old system disk back"}},
+		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: cancels it: puts the old system disk back"}},
 		"no machine configuration": {half{BuildLocked: true}, []string{
-			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node anew: " +
+			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node again: " +
 				"its machine configuration is neither in a journal here nor in talos.machineConfigs",
-			"recast recover wk1: gives it up: puts the old system disk back",
+			"recast recover wk1: cancels it: puts the old system disk back",
 		}},
 		"another lock": {half{MachineConfig: true}, []string{
-			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node anew",
-			"recast recover wk1: gives it up: puts the old system disk back",
+			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node again",
+			"recast recover wk1: cancels it: puts the old system disk back",
 		}},
-		"given up": {half{GivenUp: true}, []string{"recast roll: goes on putting the old system disk back"}},
+		"given up": {half{GivenUp: true}, []string{"recast roll: continues to put the old system disk back"}},
 		"rollback": {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
-		"stranger": {half{VMState: VMStranger}, []string{"qm config 9031: shows what has taken the number; recast touches it not, and goes on once it is free"}},
+		"stranger": {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -29,7 +29,7 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 		},
 		"moved": {
 			vms: []cluster.VM{moved}, state: VMOld, where: "scsi1 of VM 9031", next: "recast roll",
-			vm: "the old one; it is on pve2 and the parking VM on pve1: recast plan says what brings them together",
+			vm: "the old one; it is on pve2 and the parking VM is on pve1: recast plan says how to bring them together",
 		},
 	}
 	for name, tc := range cases {

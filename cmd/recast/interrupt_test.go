@@ -40,7 +40,7 @@ func TestInterrupt(t *testing.T) {
 	interrupt(t, roll.Process)
 	code = exitCode(roll.Wait())
 	story = term.read("roll.err")
-	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status says where every disk is; recast roll goes on where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
+	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status shows where every disk is; recast roll continues where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
 	if code != exitInterrupted {
 		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
 	}

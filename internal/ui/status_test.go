@@ -14,7 +14,7 @@ func TestWriteStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
 	build := strings.Repeat("b1", 32)
-	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast recover wk1", Does: "gives it up: puts the old system disk back"}}
+	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast recover wk1", Does: "cancels it: puts the old system disk back"}}
 	open := pipeline.Half{
 		Node: "wk1", Run: "20261121-0421-3f2a", Strategy: cluster.Recreate, Build: build, Talos: "v1.13.9", VMID: 9031,
 		VMState: pipeline.VMDeleted, VM: "deleted", Parking: 9090, Next: roll,
