@@ -167,7 +167,7 @@ func TestDoctorFinds(t *testing.T) {
 		"downloads":                     {func(s *site) { s.downloads = true }, "download-url (optional)", OK, "it is granted"},
 		"no downloads":                  {func(*site) {}, "download-url (optional)", OK, "not granted (Sys.AccessNetwork on /nodes/pve1; Sys.AccessNetwork on /nodes/pve2)"},
 		"an unseen storage":             {func(s *site) { s.denied = map[string]bool{"Datastore.Audit /storage/isos": true} }, "ISO storage isos", Warning, "can't be seen"},
-		"a bridge of a zone":            {func(s *site) { s.vms[0].Config["net1"] = "virtio=BB,bridge=vnet7" }, "SDN.Use for vnet7", Warning, "zone can't be told"},
+		"a bridge of a zone":            {func(s *site) { s.vms[0].Config["net1"] = "virtio=BB,bridge=vnet7" }, "SDN.Use for vnet7", Warning, "whose zone is not known"},
 		"a VM that can't be recreated":  {func(s *site) { s.vms[0].Config["args"] = "-x" }, "wk1", Warning, "against recreate: its setting args"},
 		"a VM that can't be replaced":   {func(s *site) { s.vms[0].Lock = "backup" }, "wk1", Warning, "against reimage: the VM is locked (backup)"},
 		"an inventory that fails":       {func(s *site) { s.err = errors.New("boom") }, "inventory", Problem, "boom"},
@@ -175,7 +175,7 @@ func TestDoctorFinds(t *testing.T) {
 			s.vms = append(s.vms, cluster.VM{ID: 9000, Config: map[string]string{}})
 		}, "claim", Problem, "has the number that recast needs for its claim"},
 		"a container as the claim": {func(s *site) { s.others = []cluster.Container{{ID: 9000, Name: "dns", Host: "pve1"}} }, "claim", Problem, `container 9000 "dns" on pve1 has its number`},
-		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that comes to it stops"},
+		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that needs that number stops"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

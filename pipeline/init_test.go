@@ -98,7 +98,7 @@ func TestKeepOldLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := in.keepOldLock()
-	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it away") {
+	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
 		t.Errorf("of a newer recast: %v %q", err, hints)
 	}
 	if files, err := os.ReadDir(in.Dir); err != nil || len(files) != 1 {

@@ -307,11 +307,11 @@ func TestPruneSaysWhy(t *testing.T) {
 			lock.Schematics["default"].ISO.Name: "recast.lock has it",
 			isoNamed(goneBuild):                 "it is younger than 168h",
 			isoNamed(openBuild):                 "",
-			isoNamed(runBuild):                  `VM 101 "wk1" on pve1 was made from it`,
+			isoNamed(runBuild):                  `VM 101 "wk1" on pve1 was created from it`,
 		}
 		for name := range s.isos {
 			if strings.HasPrefix(name, "recast-v1.13.8-") {
-				want[name] = "the lock before recast.lock has it: the way back"
+				want[name] = "the previous lock has it: the way back"
 			}
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

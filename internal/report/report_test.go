@@ -137,7 +137,7 @@ func TestWhatOthersHaveWritten(t *testing.T) {
 func TestResults(t *testing.T) {
 	t.Parallel()
 	for result, want := range map[string]string{
-		"done": "recast drift says", "failed": "recast roll goes on", "interrupted": "recast roll goes on", "killed": "recast status says", "running": "it goes on", "running or killed": "recast roll goes on",
+		"done": "recast drift checks", "failed": "recast roll continues", "interrupted": "recast roll continues", "killed": "recast status shows", "running": "the run is active", "running or killed": "recast roll continues",
 	} {
 		r := failed("no quorum")
 		r.Past.Result = result
@@ -175,34 +175,34 @@ func TestLargeRuns(t *testing.T) {
 // TestNext: what to type next is what that command takes.
 func TestNext(t *testing.T) {
 	t.Parallel()
-	const again = " goes on where this one stopped; nothing of it has to be undone by hand before"
-	const status = "recast status says where every disk is, and what is half done"
+	const again = " continues where this one stopped; nothing has to be undone by hand first"
+	const status = "recast status shows where every disk is, and what is unfinished"
 	for name, c := range map[string]struct {
 		change func(*report.Run)
 		result string
 		want   []string
 	}{
 		"roll":           {nil, "failed", []string{status, "recast roll" + again}},
-		"roll done":      {nil, "done", []string{"recast drift says whether every node still runs the lock"}},
+		"roll done":      {nil, "done", []string{"recast drift checks whether every node still runs the lock"}},
 		"recover":        {command("recover"), "killed", []string{status, "recast recover wk1" + again}},
-		"recover done":   {command("recover"), "done", []string{"recast plan says what a roll would do: by the lock wk1 is as stale as before"}},
-		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, as it was typed," + again}},
-		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: it was given up for another one, which recast history lists"}},
+		"recover done":   {command("recover"), "done", []string{"recast plan shows what a roll would do: by the lock wk1 is as stale as before"}},
+		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, the same command," + again}},
+		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: another run replaced it, see recast history"}},
 		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &kubeupgrade.Plan{} }, "failed", []string{"recast upgrade-k8s" + again}},
 		"rollback": {func(r *report.Run) {
 			command("rollback")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{}, Left: []string{"wk1", "wk2", "wk3"}} // wk1 was stopped on its way
 		}, "interrupted", []string{
-			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
-			"recast rollback wk2 wk3 takes what was not come to",
+			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
+			"recast rollback wk2 wk3 rolls back the nodes that were not started",
 		}},
 		"rollback, the last failed": {func(r *report.Run) {
 			command("rollback")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{"wk1"}}
 		}, "failed", []string{
-			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
+			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
 		}},
-		"rollback done": {command("rollback"), "done", []string{"put the recast.lock of before back: by the present one these nodes are stale, and recast roll brings them forward again"}},
+		"rollback done": {command("rollback"), "done", []string{"restore the previous recast.lock: by the current one these nodes are stale, and recast roll brings them forward again"}},
 	} {
 		r := failed("no quorum")
 		if c.change != nil {

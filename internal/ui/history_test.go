@@ -119,7 +119,7 @@ func TestWriteRun(t *testing.T) {
       hint: bring it back, [redacted]
   1 hook ran, for 0s in all
   could not be read: [redacted]
-next: recast report 20261121-0421-3f2a draws it
+next: recast report 20261121-0421-3f2a writes its report
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("run (-want +got):\n%s", diff)

@@ -20,7 +20,7 @@ type fact struct {
 const (
 	factWhy      = "why"
 	factStale    = "stale"
-	factOnly     = "a roll does not change it"
+	factOnly     = "not changed by a roll"
 	factUnread   = "unread"
 	factRefused  = "refused"
 	factLost     = "will be lost"

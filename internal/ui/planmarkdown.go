@@ -108,7 +108,7 @@ func rowOf(n cluster.NodePlan) []string {
 	for _, r := range n.Drift.Reasons {
 		text := escape(r.Text)
 		if r.Code == kubernetesVersion {
-			text += " (a roll does not change it)"
+			text += " (not changed by a roll)"
 		}
 		changes = append(changes, text)
 	}

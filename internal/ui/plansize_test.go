@@ -147,8 +147,8 @@ func TestAfterPlan(t *testing.T) {
 	}{
 		"nothing":    {many(2, 0), ""},
 		"work":       {work, "recast roll does it; recast plan --explain wk000"},
-		"refused":    {refused, "recast plan --explain wk000 says what stands against each strategy"},
-		"unfinished": {every, "recast status says where every disk is"},
+		"refused":    {refused, "recast plan --explain wk000 shows the reasons against each strategy"},
+		"unfinished": {every, "recast status shows where every disk is"},
 	} {
 		if got := strings.Join(afterPlan(c.plan), "\n"); !strings.HasPrefix(got, c.want) || (c.want == "") != (got == "") {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
