@@ -252,7 +252,7 @@ func TestDoctorAsksEveryEndpoint(t *testing.T) {
 	}
 }
 
-// TestDoctorEnds: what could not be read comes before what would be refused.
+// TestDoctorEnds: failures to read take precedence over expected refusals.
 func TestDoctorEnds(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }
@@ -325,12 +325,12 @@ func TestDoctorOnCertificates(t *testing.T) {
 	}
 }
 
-// shop is a factory that is asked for addresses alone.
+// shop is a factory that is asked only for addresses.
 type shop struct{ images.Factory }
 
 func (shop) ISOURL(images.ISORequest) string { return "https://factory/x.iso" }
 
-func TestHowAnISOWouldGetThere(t *testing.T) {
+func TestISOTransfer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		asked     string

@@ -22,7 +22,7 @@ type datacentre struct {
 
 func (d datacentre) VMs(context.Context) ([]cluster.VM, error) { return d.vms, d.err }
 
-// VM knows that a VM runs which the list still has as stopped.
+// VM reports a VM as running that the list still shows as stopped.
 func (d datacentre) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, _ := find(d.vms, id)
 	vm.Running = true
@@ -35,7 +35,7 @@ func (d datacentre) HasVolume(_ context.Context, _, volid string) (bool, error) 
 
 const made = "recast: run=r1 build=b1"
 
-// wk1 is a worker's VM with these keys over its own.
+// wk1 returns a worker's VM with these keys changed.
 func wk1(keys map[string]string) *cluster.VM {
 	config := map[string]string{"smbios1": "uuid=u-wk1"}
 	maps.Copy(config, keys)
@@ -58,7 +58,7 @@ var (
 	park   = &cluster.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
 )
 
-// halves are open records, with what Proxmox has of their VMs.
+// halves are open records, with the state of their VMs in Proxmox.
 var halves = map[string]struct {
 	vm      *cluster.VM
 	parking map[string]string

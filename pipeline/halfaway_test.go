@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// A VM that can't be read is not taken for deleted, nor its disks for lost.
+// A VM that can't be read does not count as deleted, nor its disks as lost.
 func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 	t.Parallel()
 	away := &cluster.HostsAway{
@@ -52,7 +52,7 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 	}
 }
 
-// Of several parking VMs only one has what a rollback takes.
+// Of several parking VMs only one has the disk that a rollback needs.
 func TestTheLastKeptDisk(t *testing.T) {
 	t.Parallel()
 	kept := func(id cluster.VMID, nth int, run string) cluster.Parking {

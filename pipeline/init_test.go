@@ -86,7 +86,7 @@ func TestClusterName(t *testing.T) {
 	}
 }
 
-// TestKeepOldLock: a lock that can't be read is not thrown away for that.
+// TestKeepOldLock: an unreadable lock is not discarded.
 func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
 	in := initial{InitOptions: InitOptions{Dir: t.TempDir()}}
@@ -106,7 +106,7 @@ func TestKeepOldLock(t *testing.T) {
 	}
 }
 
-// TestMoveIn has a file that can't be put where it belongs: all is as it was.
+// TestMoveIn: if one file can't be moved to its place, nothing is changed.
 func TestMoveIn(t *testing.T) {
 	t.Parallel()
 	stage, dir := t.TempDir(), t.TempDir()

@@ -40,8 +40,8 @@ func TestFreeRange(t *testing.T) {
 	}
 }
 
-// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and one
-// that can't be of use is refused.
+// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an
+// unusable range is refused.
 func TestVMIDs(t *testing.T) {
 	t.Parallel()
 	vm := func(id cluster.VMID, description string) cluster.VM {
@@ -115,7 +115,8 @@ func TestVMIDs(t *testing.T) {
 	}
 }
 
-// TestSayable: what no recast.yaml can say is refused with the flag that helps.
+// TestSayable: values that no recast.yaml can have are refused, with the flag that
+// helps.
 func TestSayable(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

@@ -108,7 +108,7 @@ func hintLines(err error) []string {
 func noticeText(n cluster.Notice) string {
 	text := fmt.Sprintf("recast %s of %s", n.Command, n.Cluster)
 	if n.Event == cluster.NoticeStart {
-		return text + " has begun" + named(", to do: ", n.Nodes.Left)
+		return text + " has started" + named(", to do: ", n.Nodes.Left)
 	}
 	text += fmt.Sprintf(": %s after %s", n.Outcome, n.Ended.Sub(n.Started).Round(time.Second))
 	text += named("; done: ", n.Nodes.Done) + named("; failed: ", n.Nodes.Failed) + named("; left: ", n.Nodes.Left)

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// mirrorShelf is a repository of installers that have no parts: tag → digest.
+// mirrorShelf is a repository of installers without parts: tag → digest.
 type mirrorShelf map[string]string
 
 func (m mirrorShelf) Tags(context.Context, string) ([]string, error) {

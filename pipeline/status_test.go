@@ -43,7 +43,7 @@ func project(t *testing.T) (p Project, build string) {
 	return p, lock.Schematics["default"].BuildID
 }
 
-// parking is a parking VM as Proxmox has it.
+// parking is a parking VM as Proxmox shows it.
 func parking(t *testing.T, rec cluster.Record, config map[string]string) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
@@ -110,7 +110,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutTheRest has nothing but Proxmox answer, and much of that damaged.
+// TestStatusWithoutTheRest: only Proxmox answers, and much of its data is damaged.
 func TestStatusWithoutTheRest(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)

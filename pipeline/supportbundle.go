@@ -241,16 +241,16 @@ func (g *gathering) tell() {
 	g.out.Text("README.txt", []byte(text.String()))
 }
 
-const bundleReadme = `Support bundle of recast. Look through it before you hand it to anybody.
+const bundleReadme = `Support bundle of recast. Review it before you share it.
 
-What is in it was allowed by name, field by field; all else was left out. Secrets that
-were at hand, and what looks like one, were taken out of what is left. Not in it: the
-Proxmox token, talosconfig, kubeconfig, machine configurations, what your hooks and gates
-run and print, cloud-init users, passwords and keys, notes of VMs other than recast's own
-records, and of the journals of runs all but these: how each run ended (runs.json), which
-facts there are (keys.txt), its plan (plan.json; plan-first.json is what it was begun with,
-where somebody went on with it) and its log.
+It contains only fields that are allowed by name. Known secrets, and text that looks like
+a secret, were removed from these. It does not contain: the Proxmox token, talosconfig,
+kubeconfig, machine configurations, the commands and output of your hooks and gates,
+cloud-init users, passwords and keys, and notes of VMs other than recast's own records.
+From the journal of a run it has only its result (runs.json), the names of its facts
+(keys.txt), its plan (plan.json; plan-first.json is the original plan of a run that was
+continued) and its log.
 
-It does say: names and addresses of nodes and hosts, disks and their storages, versions,
-what recast did and when, and why that failed.
+It does contain: names and addresses of nodes and hosts, disks and their storages,
+versions, what recast did and when, and why it failed.
 `

@@ -52,7 +52,7 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 			"%s --yes", q.command)
 	}
 	forgetTyped(s.in)
-	fmt.Fprintf(s.err, "%s Only \"yes\" goes on: ", q.text)
+	fmt.Fprintf(s.err, "%s Only \"yes\" continues: ", q.text)
 	s.err.flush()
 	answers := make(chan string, 1)
 	go func() { // ends with the line, or with the process

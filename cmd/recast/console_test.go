@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// fullPipe is a pipe that takes nothing until somebody reads.
+// fullPipe is a pipe that accepts nothing until somebody reads.
 func fullPipe(t *testing.T) (read, write *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
@@ -35,8 +35,8 @@ func fullPipe(t *testing.T) (read, write *os.File) {
 	return read, write
 }
 
-// Nobody who reads the story, as with a pager, makes no step wait, nor the end for
-// longer than a moment. Once there is somebody, what is missing is said.
+// If nobody reads the output, as with a pager, no step waits, and the end waits only a
+// moment. Once there is a reader, it gets what is missing.
 func TestNobodyReads(t *testing.T) {
 	t.Parallel()
 	missing := regexp.MustCompile(`warning: (\d+) lines are missing here: nobody read them in time`)

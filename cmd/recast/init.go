@@ -212,7 +212,7 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 			"its fingerprint is %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
 	}
 	fmt.Fprintf(s.err, "The certificate of %s is not trusted: %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], why, seen, compare)
-	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is it the right one? Only \"yes\" goes on:", Flag: "--fingerprint"})
+	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is it the right one? Only \"yes\" continues:", Flag: "--fingerprint"})
 	if err != nil {
 		return nil, err
 	}

@@ -59,7 +59,7 @@ func interrupt(t *testing.T, p *os.Process) {
 	}
 }
 
-// has wants every text in a story.
+// has requires every text in the output.
 func has(t *testing.T, story string, want ...string) {
 	t.Helper()
 	for _, text := range want {

@@ -253,7 +253,7 @@ func (w *watcher) leaving() string {
 	case run == "":
 		return ""
 	case logs || beats:
-		return "run " + run + " goes on"
+		return "run " + run + " continues"
 	}
 	return "run " + run + ": " + w.heartbeat()
 }

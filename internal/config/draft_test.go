@@ -85,7 +85,7 @@ func TestDraftIsRead(t *testing.T) {
 	}
 }
 
-func TestDraftThatIsNone(t *testing.T) {
+func TestInvalidDraft(t *testing.T) {
 	t.Parallel()
 	d := draft()
 	d.Nodes = nil

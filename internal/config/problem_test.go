@@ -135,7 +135,7 @@ func TestLoadWithoutCredentials(t *testing.T) {
 	}
 }
 
-func TestLoadReadsNoOtherThanAFile(t *testing.T) {
+func TestLoadReadsOnlyFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	missing, large := filepath.Join(dir, "missing.yaml"), filepath.Join(dir, "large.yaml")

@@ -118,7 +118,7 @@ func (v view) facts() []fact {
 		}
 		add("run", who+a.By.String())
 		for _, h := range a.GoneOn {
-			add("went on", h.String())
+			add("continued by", h.String())
 		}
 		if a.Was != "" && a.Was != a.Talos {
 			add("Talos", a.Was+" → "+a.Talos)

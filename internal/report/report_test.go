@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// fixed is a run that recast made in the lab, as testdata has it.
+// fixed is a run that recast did in the lab, from testdata.
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,8 +52,8 @@ func draw(t *testing.T, r report.Run) string {
 	return b.String()
 }
 
-// TestGolden draws fixed runs: go test ./internal/report -update writes them anew,
-// go test ./internal/sim/simtest -run TestReportOf -reports.update the runs.
+// TestGolden draws fixed runs: go test ./internal/report -update updates them, go test
+// ./internal/sim/simtest -run TestReportOf -reports.update updates the runs.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"roll", "killed"} {
@@ -78,10 +78,11 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// fetches are ways in which a page makes a browser ask somebody for something.
+// fetches matches everything with which a page makes a browser send a request.
 var fetches = regexp.MustCompile(`(?i)<(script|iframe|object|embed|img|video|audio|form|base)\b|@import|url\(|\b(src|href|srcset|action)="[^"#d]`)
 
-// requireSound: a page fetches nothing, and each element that has to be closed is.
+// requireSound: a page sends no requests, and each element that has to be closed is
+// closed.
 func requireSound(t *testing.T, page string) {
 	t.Helper()
 	if found := fetches.FindAllString(page, -1); len(found) > 0 {
@@ -100,7 +101,7 @@ func requireSound(t *testing.T, page string) {
 	}
 }
 
-// failed is a run with everything in it that others have written.
+// failed is a run with text from others in every place that can have it.
 func failed(text string) report.Run {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	return report.Run{
@@ -122,8 +123,9 @@ func failed(text string) report.Run {
 	}
 }
 
-// TestWhatOthersHaveWritten: it is text, whatever it holds, and no secret.
-func TestWhatOthersHaveWritten(t *testing.T) {
+// TestTextOfOthers: it stays text, whatever it contains, and no secret is
+// shown.
+func TestTextOfOthers(t *testing.T) {
 	t.Parallel()
 	page := draw(t, failed(`<script>alert("x")</script>"'><img src=x onerror=y>`))
 	requireSound(t, page)
@@ -151,7 +153,7 @@ func TestResults(t *testing.T) {
 	draw(t, report.Run{Past: pipeline.PastRun{ID: "a"}, Hide: strings.Clone}) // of nothing
 }
 
-// TestLargeRuns: two hundred nodes make a page that a phone can load.
+// TestLargeRuns: a run of two hundred nodes makes a page that a phone can load.
 func TestLargeRuns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -172,7 +174,7 @@ func TestLargeRuns(t *testing.T) {
 	}
 }
 
-// TestNext: what to type next is what that command takes.
+// TestNext: the suggested commands have arguments that these commands accept.
 func TestNext(t *testing.T) {
 	t.Parallel()
 	const again = " continues where this one stopped; nothing has to be undone by hand first"
@@ -225,7 +227,7 @@ func command(name string) func(*report.Run) {
 	return func(r *report.Run) { r.Past.About.Command = name }
 }
 
-// TestDays: where there are several, a time says of which.
+// TestDays: if a run lasts several days, a time includes the day.
 func TestDays(t *testing.T) {
 	t.Parallel()
 	r := failed("no quorum")
@@ -243,8 +245,8 @@ func TestDays(t *testing.T) {
 	}
 }
 
-// TestWhatGoesOn: not what another process has left.
-func TestWhatGoesOn(t *testing.T) {
+// TestActiveSteps: steps that another process left are not shown as active.
+func TestActiveSteps(t *testing.T) {
 	t.Parallel()
 	r := failed("")
 	first := *r.Story.Turns[0]

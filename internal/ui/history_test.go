@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pastRuns are one that went well and one that was killed.
+// pastRuns are a successful run and a killed one.
 func pastRuns() []pipeline.PastRun {
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.Local)
 	return []pipeline.PastRun{
@@ -35,7 +35,7 @@ func pastRuns() []pipeline.PastRun {
 
 func noLog(pipeline.PastRun) story.Story { return story.Story{} }
 
-// leftAway is the log of a run that was killed with a node away.
+// leftAway is the log of a run that was killed while a node was down.
 func leftAway(r pipeline.PastRun) story.Story {
 	return story.Story{To: r.Started.Add(time.Hour), Turns: []*story.Turn{{Node: "cp1", Began: r.Started, AwayFrom: r.Started.Add(time.Minute)}}}
 }
@@ -143,8 +143,8 @@ next: recast report 20261121-0421-3f2a writes its report
 	}
 }
 
-// What has not ended goes on while its run does, but not what another process left.
-func TestTellOfARunThatGoesOn(t *testing.T) {
+// A step without an end is active while its run is, but not a step of another process.
+func TestUnfinishedSteps(t *testing.T) {
 	t.Parallel()
 	run := pastRuns()[0]
 	stage := func(cut bool) []*story.Stage { return []*story.Stage{{Name: "drain", Began: run.Started, CutOff: cut}} }
@@ -173,7 +173,7 @@ func TestTellOfARunThatGoesOn(t *testing.T) {
 	}
 }
 
-// A node that only fetched its installer ahead of its turn was not come to.
+// A node that only downloaded its installer in advance had no turn.
 func TestFaredOfWhatIsAhead(t *testing.T) {
 	t.Parallel()
 	p := NewProgress(&bytes.Buffer{})

@@ -134,7 +134,7 @@ func drawAbout(p *page, r RunTold) {
 			text.WriteString(", which continued the run of another machine")
 		}
 		for _, h := range a.GoneOn {
-			text.WriteString("; went on: " + h.String())
+			text.WriteString("; continued by " + h.String())
 		}
 	}
 	p.line("  %s", text.String())

@@ -116,7 +116,8 @@ func TestWritePruneScratch(t *testing.T) {
 		"1 of 2 scratch VMs can go\n")
 }
 
-// writesPrune wants a report as text, and the same one back from JSON.
+// writesPrune checks a report as text, and that it is the same after a round trip
+// through JSON.
 func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 	t.Helper()
 	var text, data bytes.Buffer

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// looks returns one answer after the other, then the last one for ever.
+// looks returns one answer after the other, then repeats the last one.
 func looks(answers ...answer) wait.Look {
 	return func(context.Context) (bool, string, error) {
 		a := answers[0]
