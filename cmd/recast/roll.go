@@ -38,7 +38,7 @@ Your conditions (roll.gates in recast.yaml) are checked before each node is take
 and after it is back. If one does not hold within its timeout, the roll ends there;
 the next roll checks it again. Your programs (roll.hooks) run before and after the
 run, each batch of nodes and each node; if one fails, the roll ends there too. Your
-webhooks (notify) are told about start, failure and end.
+webhooks (notify) are notified of start, failure and end.
 
 With --plan, a plan that was saved with recast plan -o json is carried out: these
 nodes, by these strategies, in this order, and nothing else. The plan is made again,

@@ -16,7 +16,7 @@ func newStatusCmd(s *streams, g *globals) *cobra.Command {
 		Use: "status", Short: "Show the active run, what is unfinished and where every disk is",
 		Long: `Show who holds the claim of the cluster, how the last run that was started here ended
 and, for every unfinished replacement, the state of the VM, where each of its disks is,
-and what to type. Then list the old system disks that are kept.
+and which command to run next. Then list the old system disks that are kept.
 
 Nearly all of that is stored in Proxmox, so it works on any machine, and while Talos
 and Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
