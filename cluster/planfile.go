@@ -193,7 +193,7 @@ func essence(n NodePlan) []trait {
 		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
 		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
 		trait{"build", n.Drift.Build}, trait{"Talos now", n.Drift.Talos}, trait{"stale because", n.Drift.Reasons},
-		trait{"system disk", n.System}, trait{"carried over", n.Carried}, trait{"Proxmox gives anew", n.Renewed},
+		trait{"system disk", n.System}, trait{"carried over", n.Carried}, trait{"Proxmox regenerates", n.Renewed},
 		trait{"frees", n.Frees}, trait{"will be lost", n.WillLose},
 		trait{"its file in talos.machineConfigs", file}, trait{"the configuration that it runs", runs},
 	)

@@ -9,41 +9,41 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// About is what a run is about: kept in its journal for whoever looks back at it.
+// About describes a run. It is kept in the run's journal for history and reports.
 type About struct {
 	Command string         `json:"command"` // "roll", "rollback", "recover"
 	Cluster string         `json:"cluster"` // its name
-	By      cluster.Holder `json:"by"`      // the process that began it
-	// Elsewhere says that it was begun on another machine, which knows how, and By only finished it.
+	By      cluster.Holder `json:"by"`      // the process that started it
+	// Elsewhere says that another machine started it, which has the details, and By only finished it.
 	Elsewhere bool `json:"elsewhere,omitempty"`
-	// GoneOn are the processes that went on with it.
+	// GoneOn are the processes that continued it.
 	GoneOn []cluster.Holder `json:"goneOn,omitempty"`
 	Recast string           `json:"recast,omitempty"` // version
-	Talos  string           `json:"talos"`            // of the lock that it was begun with
-	Lock   string           `json:"lock"`             // hash of what that pins
-	// Before is the lock before that, where one is known, and Changes what it said otherwise.
+	Talos  string           `json:"talos"`            // of the lock that it was started with
+	Lock   string           `json:"lock"`             // hash of that lock
+	// Before is the previous lock, if known, and Changes are the differences.
 	Before  string              `json:"before,omitempty"`
 	Was     string              `json:"was,omitempty"` // its version of Talos
 	Changes []schematics.Change `json:"changes,omitempty"`
-	// Kubernetes is the version that the configuration asks for.
+	// Kubernetes is the version in the configuration.
 	Kubernetes string `json:"kubernetes,omitempty"`
 }
 
-// The keys of a run's journal of what is told of it later.
+// Keys of a run's journal for history and reports.
 const (
 	aboutKey = "about"
-	planKey  = "plan" // that is carried out, or was last
+	planKey  = "plan" // the current or last plan
 	fatesKey = "fates"
 
-	// firstPlanKey has the plan that the run was begun with, once somebody goes on with it.
+	// firstPlanKey has the original plan, once another process continues the run.
 	firstPlanKey = "plan/first"
 )
 
-// keepAbout notes what the run is about, or who goes on with it.
+// keepAbout records the description of the run, or the process that continues it.
 func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 	a, err := fact[About](j, aboutKey)
 	if err != nil {
-		return nil //nolint:nilerr // another recast wrote it: nothing is done by it, so that it stays as it is
+		return nil //nolint:nilerr // another recast version wrote it: it is only information, so leave it
 	}
 	if a != nil {
 		if w.o.Holder == a.last() {
@@ -56,14 +56,14 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 		Command: w.command, Cluster: w.Config.Cluster, By: w.o.Holder, Recast: w.o.Version,
 		Talos: lock.Talos, Lock: lock.Key(), Kubernetes: w.Config.Kubernetes.Version, Elsewhere: w.rep.Plan.Run != "",
 	}
-	// Without it the report says less; a roll does not end for that.
+	// An error here only makes the report shorter.
 	if before, found, err := schematics.Previous(w.pastLocks(), lock); err == nil && found && !a.Elsewhere {
 		a.Before, a.Was, a.Changes = before.Key(), before.Talos, schematics.Compare(before, lock)
 	}
 	return j.Put(aboutKey, a)
 }
 
-// last is the process that works on the run, or did so last.
+// last is the process that works or last worked on the run.
 func (a About) last() cluster.Holder {
 	if n := len(a.GoneOn); n > 0 {
 		return a.GoneOn[n-1]
@@ -71,15 +71,15 @@ func (a About) last() cluster.Holder {
 	return a.By
 }
 
-// keepPlan notes the plan that is carried out. Who goes on with a run plans only what
-// is left of it, so that the one that it was begun with is kept beside that.
+// keepPlan records the plan that is carried out. A process that continues a run plans
+// only what is left, so the original plan is kept too.
 func (w *work) keepPlan(j *journal.Journal) error {
-	if w.rep.Plan.Run == "" { // the run's own, perhaps behind that of machines that were reset
+	if w.rep.Plan.Run == "" { // a plan of this run; it may follow that of reset machines
 		return j.Put(planKey, w.rep.Plan)
 	}
 	first, err := fact[json.RawMessage](j, firstPlanKey)
 	begun, errBegun := fact[json.RawMessage](j, planKey)
-	if err == nil && errBegun == nil && first == nil && begun != nil { // what can't be read is not worth keeping
+	if err == nil && errBegun == nil && first == nil && begun != nil { // a plan that can't be read is not kept
 		if err := j.Put(firstPlanKey, begun); err != nil {
 			return err
 		}
@@ -87,8 +87,8 @@ func (w *work) keepPlan(j *journal.Journal) error {
 	return j.Put(planKey, w.rep.Plan)
 }
 
-// keepFates notes what has become of the nodes of the plan that was carried out. Of
-// other nodes of the run stays what is known.
+// keepFates records the results for the nodes of the plan that was carried out, and keeps
+// those for other nodes of the run.
 func (w *work) keepFates(j *journal.Journal) error {
 	var mine []string
 	for _, n := range w.rep.Plan.Work() {
@@ -112,8 +112,8 @@ func (w *work) keepFates(j *journal.Journal) error {
 	})
 }
 
-// asBefore counts nodes that were put back among those that are left: they are as
-// they were before the run, not as it wanted them.
+// asBefore moves nodes that were put back from done to left: they are in their state from
+// before the run, not in the wanted one.
 func asBefore(f cluster.Fates, now cluster.Plan, j *journal.Journal) cluster.Fates {
 	begun, err := fact[cluster.Plan](j, firstPlanKey)
 	if err != nil || begun == nil {
@@ -128,8 +128,8 @@ func asBefore(f cluster.Fates, now cluster.Plan, j *journal.Journal) cluster.Fat
 	return f
 }
 
-// fatesBefore is what had become of a run's nodes when somebody went on with it: as was
-// noted then, or, where that process was killed, by which of them took their time.
+// fatesBefore returns the results for a run's nodes before the run was continued: as
+// recorded, or, if that process was killed, by which nodes have a recorded duration.
 func fatesBefore(j *journal.Journal) (f cluster.Fates) {
 	if noted, err := fact[cluster.Fates](j, fatesKey); err == nil && noted != nil {
 		return *noted

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// EtcdSource is where backups of etcd come from.
+// EtcdSource reads backups of etcd.
 type EtcdSource interface {
 	cluster.EtcdReader
 	Endpointer
@@ -26,14 +26,14 @@ type EtcdSource interface {
 
 // Endpointer knows the talosconfig's endpoints.
 type Endpointer interface {
-	// Endpoints are their addresses, in the talosconfig's order.
+	// Endpoints returns their addresses, in the talosconfig's order.
 	Endpoints(ctx context.Context) ([]netip.Addr, error)
 }
 
 // BackupOptions say where a backup goes.
 type BackupOptions struct {
 	To   string // a directory, or a file that does not exist; "": roll.etcdSnapshot
-	Keep int    // how many backups of this cluster stay in the directory; 0: all
+	Keep int    // how many backups of this cluster to keep in the directory; 0: all
 }
 
 // BackupResult is a backup that was taken.
@@ -42,8 +42,8 @@ type BackupResult struct {
 	Removed []string `json:"removed,omitempty"` // older backups
 }
 
-// Backup saves a snapshot of etcd. It changes nothing in the cluster, and needs
-// nothing but a talosconfig with the role os:etcd:backup.
+// Backup saves a snapshot of etcd. It changes nothing in the cluster, and needs only a
+// talosconfig with the role os:etcd:backup.
 func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say func(string)) (BackupResult, error) {
 	file, dir, err := p.backupFile(o, time.Now())
 	if err != nil {
@@ -69,10 +69,10 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 	return res, err
 }
 
-// backupTime is how the name of a backup says when it was taken, in UTC.
+// backupTime is the format of the time in the name of a backup, in UTC.
 const backupTime = "20060102T150405Z"
 
-// backupFile is the file of a backup, and its directory where recast names it.
+// backupFile returns the file of a backup, and its directory if recast chooses the name.
 func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, err error) {
 	to := cmp.Or(o.To, p.Config.Roll.EtcdSnapshot)
 	info, err := os.Stat(to)
@@ -85,7 +85,7 @@ func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, e
 			return file, to, nil
 		}
 	case o.Keep > 0:
-		return "", "", fault.WithHint(fault.Configf("%s is one file: what else is there is not recast's to remove", to), "--to DIR/ with --keep")
+		return "", "", fault.WithHint(fault.Configf("%s is a file, and --keep needs a directory", to), "--to DIR/ with --keep")
 	case err != nil:
 		return to, "", nil
 	default:
@@ -94,8 +94,8 @@ func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, e
 	return "", "", fault.WithHint(fault.Configf("%s exists already, and a backup is never overwritten", file), "name another file with --to, or a directory")
 }
 
-// removeBackups removes all but the newest of this cluster's backups, the one
-// just taken among those: the name of another may be from the future.
+// removeBackups removes all but the newest keep of this cluster's backups. The one just
+// taken always counts as newest: the name of another may have a later time.
 func (p Project) removeBackups(dir, taken string, keep int) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -119,7 +119,7 @@ func (p Project) removeBackups(dir, taken string, keep int) (removed []string, e
 	return removed, errors.Join(problems...)
 }
 
-// isBackup tells backups of this cluster from all else, snapshots of rolls among it.
+// isBackup says whether a file is a backup of this cluster; snapshots of rolls are not.
 func (p Project) isBackup(e fs.DirEntry) bool {
 	rest, ours := strings.CutPrefix(e.Name(), "etcd-"+p.Config.Cluster+"-")
 	taken, ours2 := strings.CutSuffix(rest, ".db")

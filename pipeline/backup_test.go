@@ -41,7 +41,7 @@ func TestBackupFile(t *testing.T) {
 		"a file":                      {BackupOptions{To: saved + "/one.db"}, saved + "/one.db", "", ""},
 		"a file that is there":        {BackupOptions{To: file}, "", "", "there.db exists already"},
 		"a name that is there":        {BackupOptions{To: own}, "", "", name + " exists already"},
-		"a file, and others to go":    {BackupOptions{To: saved + "/one.db", Keep: 1}, "", "", "one.db is one file"},
+		"a file, and others to go":    {BackupOptions{To: saved + "/one.db", Keep: 1}, "", "", "one.db is a file, and --keep needs a directory"},
 		"a file where a directory is": {BackupOptions{To: file + "/one.db"}, "", "", "not a directory"},
 	}
 	for name, c := range cases {

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Build has installer and boot ISO of every schematic of the lock made, compares
-// what they hold with the lock, and records their digests in it.
+// Build builds the installer and boot ISO of every schematic of the lock, compares their
+// contents with the lock, and records their digests in it.
 func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.lock()
 	if err != nil {
@@ -22,7 +22,7 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 	return w.build(ctx, nil)
 }
 
-// workshop is one lock on its way to images.
+// workshop builds and publishes the images of one lock.
 type workshop struct {
 	Project
 	images Images
@@ -35,7 +35,7 @@ func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) work
 	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, p.saver(lock)), cache: images.NewCache(p.isoCache())}
 }
 
-// saver writes the lock that was read with what is recorded in it, one record after the other.
+// saver returns a function that writes the lock after each new record.
 func (p Project) saver(was schematics.Lock) func(schematics.Lock) error {
 	return func(l schematics.Lock) error {
 		if err := schematics.ReplaceLock(p.LockFile(), was, l); err != nil {
@@ -59,7 +59,7 @@ func (w workshop) build(ctx context.Context, published func(context.Context, str
 	return w.ledger.Lock(), errors.Join(err, verifier.Close())
 }
 
-// signature is what the configuration says of the signatures of installers.
+// signature is the configured policy for signatures of installers.
 func (w workshop) signature() images.SignaturePolicy {
 	p := images.SignaturePolicy{Mode: images.SignatureMode(w.Config.Images.Signature)}
 	if file := w.Config.Images.SigningKey; file != "" {
@@ -83,7 +83,7 @@ func (w workshop) publish(ctx context.Context, store images.Store, hosts map[str
 	return w.ledger.Lock(), err
 }
 
-// mirror comes before the ISOs: a boot ISO is of no use to a node that can't pull its installer.
+// mirror runs before the ISOs: a boot ISO does not help a node that can't pull its installer.
 func (w workshop) mirror(ctx context.Context) error {
 	if w.Config.Images.Mirror == "" {
 		return nil

@@ -7,14 +7,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// vmids is the range that recast may use for VMs of its own.
+// vmids is the range for recast's own VMs.
 func (p Project) vmids() cluster.VMIDRange {
 	r := p.Config.Proxmox.VMIDs
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
 }
 
-// nodeVMs are the VMs of the nodes, by number, as far as they are known: those that
-// the configuration names, and those of a plan.
+// nodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
+// of a plan.
 func (p Project) nodeVMs(plan cluster.Plan) []cluster.VMID {
 	var ids []cluster.VMID
 	for _, n := range p.Config.Nodes {
@@ -27,8 +27,8 @@ func (p Project) nodeVMs(plan cluster.Plan) []cluster.VMID {
 	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
 }
 
-// claim takes the claim once; host is where its VM is made if there is none. Later
-// calls have it name the VMs of the plan too.
+// claim takes the claim at the first call; host is where to create its VM if there is
+// none. Later calls add the VMs of the plan to it.
 func (w *work) claim(ctx context.Context, host string) error {
 	nodes := w.nodeVMs(w.rep.Plan)
 	if w.held != nil {
@@ -38,7 +38,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 	if err != nil {
 		return err
 	}
-	if inLease { // else seeing every VM is a part of what it takes
+	if inLease { // otherwise Acquire needs to see every VM anyway
 		if err := cluster.NeedsToSee().Check(ctx, w.machines.Proxmox); err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 	return err
 }
 
-// judged is how it ended, where the claim may have been lost meanwhile.
+// judged is err, or the error of the claim if that was lost meanwhile.
 func (w *work) judged(err error) error {
 	if w.held == nil {
 		return err
@@ -65,7 +65,7 @@ func (w *work) judged(err error) error {
 	return w.held.Judge(err)
 }
 
-// whileHeld is ctx for as long as the claim is ours, if it was taken.
+// whileHeld returns a context that ends when a claim that was taken is lost.
 func (w *work) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.held == nil {
 		return ctx, func() {}

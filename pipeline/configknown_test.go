@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// TestConfigKnown: the journal's configuration goes before the user's file, and neither is
-// taken where it is not the one whose sum the record has.
+// TestConfigKnown: the journal's configuration takes precedence over the user's file,
+// and neither is used if its checksum is not the record's.
 func TestConfigKnown(t *testing.T) {
 	t.Parallel()
 	sum := sha256.Sum256([]byte("machine: {}"))

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// DeepDrift is Drift, and reads the files of every locked extension back from
-// each node: labels can lie, bytes can't. say gets a line for each thing done.
+// DeepDrift is Drift that also reads the files of every locked extension back from each
+// node, since labels can be wrong. It calls say with a line for each action.
 func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say func(string)) (DriftResult, error) {
 	lock, err := p.lock()
 	if err != nil {
@@ -31,12 +31,12 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 	var nodes []int // of each target, in res.Nodes
 	for i, f := range found {
 		if f.Machine == nil {
-			continue // it could not be read, which the result says
+			continue // it could not be read; the result says so
 		}
 		t := cluster.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
 			res.Nodes[i] = res.Nodes[i].WithFiles(cluster.FileCheck{}, err)
-			continue // what its labels say is an answer all the same
+			continue // the comparison of its labels is still a result
 		}
 		targets, nodes = append(targets, t), append(nodes, i)
 	}
@@ -48,14 +48,14 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 	return res, ctx.Err()
 }
 
-// lockedFiles reads what locked extension images hold, each image once.
+// lockedFiles reads the files of locked extension images, each image once.
 type lockedFiles struct {
 	puller images.Puller
 	say    func(string)
 	read   map[string]lockedRead // by reference and architecture
 }
 
-// lockedRead is what reading an image came to.
+// lockedRead is the result of reading an image.
 type lockedRead struct {
 	files map[string]cluster.LockedFile
 	err   error
@@ -65,8 +65,8 @@ func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
 	return lockedFiles{puller: r, say: say, read: map[string]lockedRead{}}
 }
 
-// want has a node's files compared with those of a build. Its error is part of an
-// answer, so it holds its hints.
+// want adds the files of a build to a target, to compare. Its error becomes part of a
+// result, so the text includes the hints.
 func (l lockedFiles) want(ctx context.Context, t *cluster.FileTarget, arch string, b cluster.Build) error {
 	t.EmbedsConfig = b.EmbedsConfig
 	for _, e := range b.Extensions {
@@ -107,7 +107,7 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	if err != nil {
 		return nil, err
 	}
-	// Its digests have been checked only once its end was seen.
+	// The digests are checked only when the end is reached.
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	return files, nil
 }
 
-// knownBuilds are all builds of a lock.
+// knownBuilds returns all builds of a lock.
 func knownBuilds(file string, present bool, lock schematics.Lock) []provenance.KnownBuild {
 	var out []provenance.KnownBuild
 	for _, name := range lock.Names() {

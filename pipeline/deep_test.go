@@ -42,7 +42,7 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// extensionImage is the flattened tar of an extension's image.
+// extensionImage returns the flattened tar of an extension's image.
 func extensionImage(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -87,7 +87,8 @@ func TestLockedFiles(t *testing.T) {
 	}
 }
 
-// TestLockedFilesAreChecked: an image whose digest turns out wrong behind its last file is none.
+// TestLockedFilesAreChecked: an image whose digest turns out to be wrong after its last
+// file is refused.
 func TestLockedFilesAreChecked(t *testing.T) {
 	t.Parallel()
 	wrong := errors.New("it has another digest")
@@ -98,7 +99,8 @@ func TestLockedFilesAreChecked(t *testing.T) {
 	}
 }
 
-// TestDescribe: a schematic of somebody else is told without the values of its kernel arguments.
+// TestDescribe: an unknown schematic is described without the values of its kernel
+// arguments.
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	got, ok := describe("customization:\n    extraKernelArgs:\n        - siderolink.api=grpc://x?jointoken=s3cret\n        - quiet\n    systemExtensions:\n        officialExtensions:\n            - siderolabs/gvisor\n")

@@ -16,19 +16,19 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// DoctorResult is what stands between here and a roll.
+// DoctorResult is everything that a roll needs and what is missing.
 type DoctorResult struct {
 	Cluster string  `json:"cluster"`
 	Checks  []Check `json:"checks"`
-	// Needs is what a roll takes of the token, and Grants the commands that give it what is missing.
+	// Needs are the privileges that a roll needs, and Grants the commands that grant missing ones.
 	Needs   []NeedStatus         `json:"needs"`
-	Version string               `json:"proxmoxVersion,omitempty"` // of the node that was asked; "": it could not be read
+	Version string               `json:"proxmoxVersion,omitempty"` // of the node that answered; "": it could not be read
 	Grants  []string             `json:"grants,omitempty"`
 	Caution string               `json:"caution,omitempty"` // before the grants are given
 	Nodes   []cluster.Assessment `json:"nodes"`
 }
 
-// State is how a check came out.
+// State is the result of a check.
 type State string
 
 // The states of a check.
@@ -38,7 +38,7 @@ const (
 	Problem State = "problem"
 )
 
-// Groups of checks, in the order in which they are shown.
+// Groups of checks, in display order.
 const (
 	GroupProxmox    = "Proxmox"
 	GroupPrivileges = "privileges"
@@ -52,7 +52,7 @@ const (
 	GroupNodes      = "nodes"
 )
 
-// Check is one thing that was looked at.
+// Check is one thing that was checked.
 type Check struct {
 	Group  string   `json:"group"`
 	What   string   `json:"what"`
@@ -63,19 +63,19 @@ type Check struct {
 	kind fault.Kind // of a problem
 }
 
-// NeedStatus is a privilege that a roll takes, and whether the token has it.
+// NeedStatus is a privilege that a roll needs, and whether the token has it.
 type NeedStatus struct {
 	cluster.Need
 	Granted bool `json:"granted"`
 }
 
-// Hypervisor is what doctor reads of Proxmox.
+// Hypervisor is what doctor reads from Proxmox.
 type Hypervisor interface {
 	cluster.Access
 	cluster.Inventory
 	// Hosts lists the nodes of the Proxmox cluster.
 	Hosts(ctx context.Context) ([]cluster.Host, error)
-	// Containers lists the containers of the Proxmox cluster, by number: none is a VM's.
+	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
 	Containers(ctx context.Context) ([]cluster.Container, error)
 	images.Reacher
 	// Storage and ISO are those of images.Store.
@@ -83,35 +83,35 @@ type Hypervisor interface {
 	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 }
 
-// DoctorSources is where Doctor looks. What could not even be opened is nil, and
-// has its reason beside it.
+// DoctorSources are the clients for Doctor. A client that could not be opened is nil, and
+// its error is beside it.
 type DoctorSources struct {
 	Proxmox      Hypervisor
 	ErrProxmox   error
 	Endpoints    []Endpoint
 	Talos        cluster.Talos
 	ErrTalos     error
-	TalosExpires time.Time          // of our certificate; zero: it has none
-	Files        cluster.FileReader // of the machines; there whenever Talos is
+	TalosExpires time.Time          // of our certificate; zero: there is none
+	Files        cluster.FileReader // of the machines; set whenever Talos is
 	Kube         cluster.Kube
 	ErrKube      error
 	KubeExpires  time.Time
-	Objects      cluster.ObjectJudge // there whenever Kube is
+	Objects      cluster.ObjectJudge // set whenever Kube is
 	Images       Images
 	ErrImages    error
 	Webhooks     []Webhook
-	// Say is told what is being looked at; may be nil.
+	// Say is called with what is being checked; may be nil.
 	Say func(text string)
 }
 
-// Endpoint is one of the configured API addresses by itself.
+// Endpoint is a client for one of the configured API addresses.
 type Endpoint struct {
 	URL string
-	// Hosts lists which there are and which of them answers; what they say of themselves is not needed.
+	// Hosts lists the hosts and which of them answers; their details are not needed.
 	Hosts func(ctx context.Context) ([]cluster.Host, error)
 }
 
-// How long each part may take.
+// Timeouts of the parts.
 const (
 	askEndpoint = 20 * time.Second
 	askWorld    = 90 * time.Second
@@ -131,8 +131,8 @@ type checkup struct {
 	missing cluster.Missing // of the token's privileges
 }
 
-// Doctor looks at everything that a roll takes and says what is in its way. It
-// goes on wherever something can't be read, and changes nothing.
+// Doctor checks everything that a roll needs and reports problems. It continues if
+// something can't be read, and changes nothing.
 func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d := &checkup{Project: p, src: src, res: DoctorResult{Cluster: p.Config.Cluster, Nodes: []cluster.Assessment{}, Needs: []NeedStatus{}}}
 	errLock := d.readLock()
@@ -169,7 +169,7 @@ func (d *checkup) say(text string) {
 
 func (d *checkup) readLock() error {
 	var err error
-	if d.lock, err = d.Project.lock(); err != nil { // what is certain of the one to come
+	if d.lock, err = d.Project.lock(); err != nil { // use what a future lock will have
 		im := d.Config.Images
 		d.lock = schematics.Lock{Arch: im.Arch, Platform: im.Platform, SecureBoot: im.SecureBoot}
 	}
@@ -197,12 +197,12 @@ func (d *checkup) warn(group, what, remedy, format string, args ...any) {
 	d.add(Check{Group: group, What: what, State: Warning, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy)})
 }
 
-// refuse is a problem for which a roll would refuse to start.
+// refuse adds a problem because of which a roll would refuse to start.
 func (d *checkup) refuse(group, what, remedy, format string, args ...any) {
 	d.add(Check{Group: group, What: what, State: Problem, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy), kind: fault.Refused})
 }
 
-// fail is a problem that an error tells, with its hints.
+// fail adds a problem from an error, with its hints.
 func (d *checkup) fail(group, what string, err error) {
 	d.add(Check{Group: group, What: what, State: Problem, Seen: err.Error(), Remedy: fault.Hints(err), kind: fault.KindOf(err)})
 }
@@ -214,8 +214,8 @@ func remedies(text string) []string {
 	return []string{text}
 }
 
-// Err says how a diagnosis ends: with the kind of its worst problem. What could
-// not be read comes before what would be refused, as more may be behind it.
+// Err returns an error with the kind of the worst problem; nil if there is none. Things
+// that could not be read are worse than refusals, as they may hide more problems.
 func (r DoctorResult) Err() error {
 	problems, kind := 0, fault.Refused
 	for _, c := range r.Checks {
@@ -230,15 +230,15 @@ func (r DoctorResult) Err() error {
 	if problems == 0 {
 		return nil
 	}
-	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s between here and a roll", problems, words.Plural(problems, "problem"))))
+	return fault.DoctorFound.Of(fault.As(kind, fmt.Errorf("%d %s would prevent a roll", problems, words.Plural(problems, "problem"))))
 }
 
 func severity(k fault.Kind) int {
 	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
 }
 
-// endpoints asks every configured address by itself: a roll that fails over to
-// one must find the same cluster there. It says whether any answers.
+// endpoints asks every configured address separately: a roll that fails over to one must
+// find the same cluster there. It says whether any answers.
 func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	if d.src.ErrProxmox != nil {
 		d.fail(GroupProxmox, "API", d.src.ErrProxmox)
@@ -282,7 +282,7 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	return reached
 }
 
-// readHosts reads what each host says of itself, and says whether it could.
+// readHosts reads the details of each host, and says whether it could.
 func (d *checkup) readHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -311,7 +311,7 @@ func entry(hosts []cluster.Host) string {
 	return ""
 }
 
-// errsOf flattens what errors.Join has put together.
+// errsOf flattens an error of errors.Join.
 func errsOf(err error) []error {
 	if err == nil {
 		return nil

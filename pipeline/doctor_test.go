@@ -147,7 +147,7 @@ func TestDoctorFinds(t *testing.T) {
 		"no quorum":             {func(s *site) { s.quorate = false }, "quorum", Problem, "no quorum"},
 		"an old version":        {func(s *site) { s.hosts[1].Version = "7.4-17" }, "node pve2", Problem, "runs Proxmox VE 7.4-17"},
 		"mixed versions":        {func(s *site) { s.hosts[1].Version = "8.4.1" }, "versions", Warning, "different major versions"},
-		"a newer version":       {func(s *site) { s.hosts[1].Version = "10.0.1" }, "node pve2", Warning, "newer than what recast knows"},
+		"a newer version":       {func(s *site) { s.hosts[1].Version = "10.0.1" }, "node pve2", Warning, "newer than the versions that recast knows"},
 		"an offline node":       {func(s *site) { s.hosts[1] = cluster.Host{Name: "pve2"} }, "node pve2", Warning, "is offline"},
 		"a clock off":           {func(s *site) { s.hosts[1].Clock = s.hosts[1].Clock.Add(-5 * time.Second) }, "clock of pve2", Warning, "is 5s off"},
 		"a clock far off":       {func(s *site) { s.hosts[0].Clock = s.hosts[0].Clock.Add(2 * time.Minute) }, "clock of pve1", Problem, "is 2m0s off"},
@@ -167,7 +167,7 @@ func TestDoctorFinds(t *testing.T) {
 		"downloads":                     {func(s *site) { s.downloads = true }, "download-url (optional)", OK, "it is granted"},
 		"no downloads":                  {func(*site) {}, "download-url (optional)", OK, "not granted (Sys.AccessNetwork on /nodes/pve1; Sys.AccessNetwork on /nodes/pve2)"},
 		"an unseen storage":             {func(s *site) { s.denied = map[string]bool{"Datastore.Audit /storage/isos": true} }, "ISO storage isos", Warning, "can't be seen"},
-		"a bridge of a zone":            {func(s *site) { s.vms[0].Config["net1"] = "virtio=BB,bridge=vnet7" }, "SDN.Use for vnet7", Warning, "zone can't be told"},
+		"a bridge of a zone":            {func(s *site) { s.vms[0].Config["net1"] = "virtio=BB,bridge=vnet7" }, "SDN.Use for vnet7", Warning, "whose zone is not known"},
 		"a VM that can't be recreated":  {func(s *site) { s.vms[0].Config["args"] = "-x" }, "wk1", Warning, "against recreate: its setting args"},
 		"a VM that can't be replaced":   {func(s *site) { s.vms[0].Lock = "backup" }, "wk1", Warning, "against reimage: the VM is locked (backup)"},
 		"an inventory that fails":       {func(s *site) { s.err = errors.New("boom") }, "inventory", Problem, "boom"},
@@ -175,7 +175,7 @@ func TestDoctorFinds(t *testing.T) {
 			s.vms = append(s.vms, cluster.VM{ID: 9000, Config: map[string]string{}})
 		}, "claim", Problem, "has the number that recast needs for its claim"},
 		"a container as the claim": {func(s *site) { s.others = []cluster.Container{{ID: 9000, Name: "dns", Host: "pve1"}} }, "claim", Problem, `container 9000 "dns" on pve1 has its number`},
-		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that comes to it stops"},
+		"a container among ours":   {func(s *site) { s.others = []cluster.Container{{ID: 9001}} }, "proxmox.vmids", Warning, "a roll that needs that number stops"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -252,7 +252,7 @@ func TestDoctorAsksEveryEndpoint(t *testing.T) {
 	}
 }
 
-// TestDoctorEnds: what could not be read comes before what would be refused.
+// TestDoctorEnds: failures to read take precedence over expected refusals.
 func TestDoctorEnds(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }
@@ -262,9 +262,9 @@ func TestDoctorEnds(t *testing.T) {
 		kind   fault.Kind
 	}{
 		"well":               {[]Check{{State: OK}, {State: Warning}}, "", fault.Failed},
-		"refused":            {[]Check{problem(fault.Refused)}, "1 problem between here and a roll", fault.Refused},
-		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems between here and a roll", fault.Failed},
-		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems between here and a roll", fault.Config},
+		"refused":            {[]Check{problem(fault.Refused)}, "1 problem would prevent a roll", fault.Refused},
+		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Failed},
+		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Config},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -325,12 +325,12 @@ func TestDoctorOnCertificates(t *testing.T) {
 	}
 }
 
-// shop is a factory that is asked for addresses alone.
+// shop is a factory that is asked only for addresses.
 type shop struct{ images.Factory }
 
 func (shop) ISOURL(images.ISORequest) string { return "https://factory/x.iso" }
 
-func TestHowAnISOWouldGetThere(t *testing.T) {
+func TestISOTransfer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		asked     string

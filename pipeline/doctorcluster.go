@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// expiresSoon is when a certificate's end is worth a word.
+// expiresSoon is how long before a certificate's end doctor warns.
 const expiresSoon = 30 * 24 * time.Hour
 
 func (d *checkup) certificate(group, what, remedy string, expires time.Time) {
@@ -31,7 +31,7 @@ func (d *checkup) certificate(group, what, remedy string, expires time.Time) {
 }
 
 func (d *checkup) talos() {
-	d.certificate(GroupTalos, "talosconfig", "an admin of the cluster makes a new one with talosctl config new", d.src.TalosExpires)
+	d.certificate(GroupTalos, "talosconfig", "an admin of the cluster can create a new one with talosctl config new", d.src.TalosExpires)
 	if d.src.ErrTalos != nil {
 		d.fail(GroupTalos, "talosconfig", d.src.ErrTalos)
 		return
@@ -53,10 +53,10 @@ func (d *checkup) talos() {
 	}
 }
 
-// etcd says what is wrong with etcd: a roll refuses to take a control plane out then.
+// etcd reports problems of etcd: with them, a roll refuses to take a control plane down.
 func (d *checkup) etcd(ctx context.Context) {
 	if d.src.Talos == nil || d.survey.Talos != nil || d.survey.Kubernetes != nil {
-		return // told already
+		return // reported already
 	}
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -65,12 +65,12 @@ func (d *checkup) etcd(ctx context.Context) {
 		d.fail(GroupTalos, "etcd", err)
 	}
 	if len(troubles) == 0 {
-		d.ok(GroupTalos, "etcd", "every control plane is a member, and well")
+		d.ok(GroupTalos, "etcd", "every control plane is a healthy member")
 	}
 }
 
-// talosVersion holds a machine against the configuration. Talos is upgraded one
-// minor version at a time, and never goes back.
+// talosVersion compares a machine with the configuration. Talos can be upgraded by one
+// minor version at a time, and can't be downgraded.
 func (d *checkup) talosVersion(node, runs string) {
 	wanted := d.Config.Talos.Version
 	a, aKnown := minorOf(runs)
@@ -79,9 +79,9 @@ func (d *checkup) talosVersion(node, runs string) {
 	case !aKnown || !bKnown:
 		d.warn(GroupTalos, node, "", "runs Talos %s", runs)
 	case b < a:
-		d.warn(GroupTalos, node, "give talos.version a newer one: Talos does not support going back", "runs Talos %s, and %s is wanted", runs, wanted)
+		d.warn(GroupTalos, node, "set talos.version to a newer one: Talos does not support downgrades", "runs Talos %s, and %s is wanted", runs, wanted)
 	case b > a+1:
-		d.warn(GroupTalos, node, "go through the versions between, one minor at a time", "runs Talos %s, and %s is wanted: that skips a minor version", runs, wanted)
+		d.warn(GroupTalos, node, "upgrade one minor version at a time", "runs Talos %s, and %s is wanted: that skips a minor version", runs, wanted)
 	default:
 		d.ok(GroupTalos, node, "runs Talos %s", runs)
 	}
@@ -120,7 +120,7 @@ func (d *checkup) kubernetes() {
 		case why == "":
 			d.warn(GroupKubernetes, n.Name, "a roll starts only while the others are healthy", "is not Ready")
 		default:
-			d.warn(GroupKubernetes, n.Name, "no worker waits for it", "is not Ready (%s)", why)
+			d.warn(GroupKubernetes, n.Name, "workers are rolled nevertheless", "is not Ready (%s)", why)
 		}
 	}
 	var seen []string
@@ -128,13 +128,13 @@ func (d *checkup) kubernetes() {
 		seen = append(seen, fmt.Sprintf("%s on %d", v, versions[v]))
 	}
 	if len(versions) > 1 {
-		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
+		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all nodes to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
 		return
 	}
 	d.ok(GroupKubernetes, "API", "answers; kubelets run %s", strings.Join(seen, ", "))
 }
 
-// images says whether the lock is there, and what makes images of it.
+// images checks the lock, and the services that build its images.
 func (d *checkup) images(ctx context.Context, errLock error) {
 	if errLock != nil {
 		d.fail(GroupImages, "lock", errLock)
@@ -168,7 +168,7 @@ func (d *checkup) images(ctx context.Context, errLock error) {
 	}
 }
 
-// nodes says of each node what could be done to it.
+// nodes reports for each node which strategies are possible.
 func (d *checkup) nodes() {
 	for _, err := range d.survey.Shared {
 		d.fail(GroupNodes, "VMs", err)
@@ -181,7 +181,8 @@ func (d *checkup) nodes() {
 	}
 }
 
-// unreadNode is a problem of its own unless it follows from what is told elsewhere.
+// unreadNode reports a node that could not be read; as a problem only if it does not
+// follow from another one.
 func (d *checkup) unreadNode(a cluster.Assessment, err error) {
 	blind := slices.ContainsFunc(d.missing.Lacks, func(l cluster.Lack) bool { return l.Privilege == "VM.Audit" })
 	switch {
@@ -196,7 +197,7 @@ func (d *checkup) unreadNode(a cluster.Assessment, err error) {
 
 func (d *checkup) node(a cluster.Assessment) {
 	if a.VMID == 0 {
-		return // told already
+		return // reported already
 	}
 	vm := fmt.Sprintf("VM %d on %s", a.VMID, a.Host)
 	switch {
@@ -213,7 +214,7 @@ func (d *checkup) node(a cluster.Assessment) {
 	}
 }
 
-// against lists what forbids which strategy, for a node of which no more is known.
+// against lists what rules out which strategy, for a node that could not be read.
 func against(a cluster.Assessment) string {
 	var out strings.Builder
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {

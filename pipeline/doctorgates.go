@@ -11,34 +11,34 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// askGate is how long one gate may take to be looked at.
+// askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
-// gates asks every gate about objects once. Programs are only looked for: what they
-// are asked about is a node.
+// gates checks every gate about objects once. Programs are only looked for, since they
+// are run for a node.
 func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Project.gates() {
 		switch {
 		case g.Command != nil:
 			d.program(g)
 		case d.src.Objects == nil || d.survey.Kubernetes != nil:
-			// told already
+			// reported already
 		default:
 			d.gate(ctx, g)
 		}
 	}
 }
 
-// program looks whether there is what a roll would run for a gate.
+// program checks that the program of a gate exists.
 func (d *checkup) program(g cluster.UserGate) {
-	when := "before each node, and once that is back"
+	when := "before each node, and when it is back"
 	if g.BeforeOnly {
 		when = "before each node"
 	}
 	d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
 }
 
-// runnable looks whether a program that a roll runs is there, without running it.
+// runnable checks that a program can be run, without running it.
 func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate) {
 	name := c.Args[0]
 	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
@@ -48,7 +48,7 @@ func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate)
 		}
 	}
 	if _, err := exec.LookPath(name); err != nil {
-		d.refuse(group, what, "command in "+key+" has to name a program that can be run here", "%v", err)
+		d.refuse(group, what, "command in "+key+" must name a program that can be run here", "%v", err)
 		return
 	}
 	d.ok(group, what, "a roll runs it %s", when)
@@ -60,12 +60,12 @@ func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
 	holds, seen, err := cluster.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
 	switch {
 	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
-		d.warn(GroupGates, g.String(), "a roll asks again until it is told", "could not be asked: %v", err)
+		d.warn(GroupGates, g.String(), "a roll retries until its timeout", "could not be checked: %v", err)
 	case err != nil:
 		d.fail(GroupGates, g.String(), err)
 	case holds:
 		d.ok(GroupGates, g.String(), "holds")
 	default:
-		d.warn(GroupGates, g.String(), "a roll waits for it before it takes a node out, and gives up after "+(time.Duration(g.TimeoutSeconds)*time.Second).String(), "does not hold: %s", seen)
+		d.warn(GroupGates, g.String(), "a roll waits for it before it takes a node down, and gives up after "+(time.Duration(g.TimeoutSeconds)*time.Second).String(), "does not hold: %s", seen)
 	}
 }

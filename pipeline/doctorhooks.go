@@ -6,18 +6,18 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Webhook is one of the configured webhooks as it stands.
+// Webhook is the state of one of the configured webhooks.
 type Webhook struct {
 	Name string   // its host
-	On   []string // what it is told of
+	On   []string // its events
 	Err  error    // why nothing can be sent to it
 }
 
-// hooks looks whether the programs are there, and runs none: each does something.
+// hooks checks that the programs exist. It runs none, since they have effects.
 func (d *checkup) hooks() {
 	when := map[cluster.HookPoint]string{
-		cluster.BeforeRun: "before it begins", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
-		cluster.BeforeNode: "before each node", cluster.AfterNode: "once each node is back",
+		cluster.BeforeRun: "before it starts", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
+		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 	}
 	hooks := d.Project.hooks()
 	for _, point := range cluster.HookPoints() {
@@ -27,13 +27,13 @@ func (d *checkup) hooks() {
 	}
 }
 
-// webhooks says what is known of them, and sends nothing.
+// webhooks reports their state, and sends nothing.
 func (d *checkup) webhooks() {
 	for _, w := range d.src.Webhooks {
 		if w.Err != nil {
-			d.warn(GroupWebhooks, w.Name, "set the variable where recast runs; a roll goes on without", "%v", w.Err)
+			d.warn(GroupWebhooks, w.Name, "set the variable where recast runs; a roll continues without it", "%v", w.Err)
 			continue
 		}
-		d.ok(GroupWebhooks, w.Name, "is told of: %s", strings.Join(w.On, ", "))
+		d.ok(GroupWebhooks, w.Name, "gets: %s", strings.Join(w.On, ", "))
 	}
 }

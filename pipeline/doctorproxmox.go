@@ -13,12 +13,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// proxmox holds the hosts and their cluster against what a roll relies on.
+// proxmox checks the hosts and their cluster for what a roll relies on.
 func (d *checkup) proxmox(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
 		if fault.KindOf(err) == fault.Refused {
-			d.warn(GroupProxmox, "inventory", "", "not all can be read without the privileges below: %s", err)
+			d.warn(GroupProxmox, "inventory", "", "not everything can be read without the privileges below: %s", err)
 			continue
 		}
 		d.fail(GroupProxmox, "inventory", err)
@@ -37,8 +37,8 @@ func (d *checkup) proxmox(ctx context.Context) {
 	d.scratch()
 }
 
-// Hosts of other versions were never tried with recast: what it relies on came
-// with 7.1 (move_disk to another VM) and 8.0 (resize as a task).
+// Other versions were never tested with recast, which relies on features of 7.1
+// (move_disk to another VM) and 8.0 (resize as a task).
 const oldestMajor, newestMajor = 8, 9
 
 func (d *checkup) versions() {
@@ -57,7 +57,7 @@ func (d *checkup) versions() {
 		case major < oldestMajor:
 			d.refuse(GroupProxmox, "node "+h.Name, "upgrade it to Proxmox VE 8 or 9", "runs Proxmox VE %s", h.Version)
 		case major > newestMajor:
-			d.warn(GroupProxmox, "node "+h.Name, "see whether there is a newer recast", "runs Proxmox VE %s, which is newer than what recast knows", h.Version)
+			d.warn(GroupProxmox, "node "+h.Name, "check for a newer recast", "runs Proxmox VE %s, which is newer than the versions that recast knows", h.Version)
 		default:
 			d.ok(GroupProxmox, "node "+h.Name, "Proxmox VE %s", h.Version)
 		}
@@ -69,8 +69,8 @@ func (d *checkup) versions() {
 	}
 }
 
-// hostErrors is what could not be read of a host. What the token may not read is
-// told once, among the privileges.
+// hostErrors reports what could not be read from a host. Missing privileges are
+// reported once, among the privileges.
 func (d *checkup) hostErrors(h cluster.Host) {
 	forbidden := false
 	for _, err := range h.Errs {
@@ -85,13 +85,13 @@ func (d *checkup) hostErrors(h cluster.Host) {
 	}
 }
 
-// A clock this far off is worth a word, or breaks certificates and tokens.
+// A clock this far off is a warning, or breaks certificates and tokens.
 const (
 	skewWorthAWord = 2 * time.Second
 	skewTooMuch    = time.Minute
 )
 
-// clocks compares every host with us. Proxmox tells whole seconds.
+// clocks compares the clock of every host with this machine. Proxmox returns whole seconds.
 func (d *checkup) clocks() {
 	for _, h := range d.hosts {
 		if h.Clock.IsZero() {
@@ -115,23 +115,23 @@ func (d *checkup) claim() {
 	case err != nil:
 		d.fail(GroupProxmox, "claim", err)
 	case held:
-		d.warn(GroupProxmox, "claim", "recast status says who that is; recast roll takes a claim over that stands still", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
+		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
 	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), cluster.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)
 	}
 	for _, p := range d.survey.Parking {
 		if p.Record.Open {
-			d.warn(GroupProxmox, "unfinished", "recast status says where every disk is; recast roll finishes it", "the replacement of %s by run %s", p.Record.Node, p.Record.Run)
+			d.warn(GroupProxmox, "unfinished", "recast status shows where every disk is; recast roll finishes it", "the replacement of %s by run %s", p.Record.Node, p.Record.Run)
 		}
 		for _, text := range p.Unanswered() {
-			d.warn(GroupProxmox, "no answer", "the next recast roll waits for that by itself", "%s", text)
+			d.warn(GroupProxmox, "no answer", "the next recast roll waits for it", "%s", text)
 		}
 	}
 }
 
-// locked warns of VMs whose configuration carries a lock: nothing can be changed of
-// them, and one whose task has died stays locked for ever.
+// locked warns about VMs with a lock: they can't be changed, and if the task has died the
+// lock stays for ever.
 func (d *checkup) locked() {
 	concern := map[cluster.VMID]bool{d.claimID(): true}
 	for _, w := range d.wanted {
@@ -148,13 +148,13 @@ func (d *checkup) locked() {
 	for _, vm := range d.survey.VMs {
 		if vm.Lock != "" && concern[vm.ID] {
 			d.warn(GroupProxmox, fmt.Sprintf("VM %d", vm.ID),
-				fmt.Sprintf("see which task of it runs; where none does any more, it died over it, and qm unlock %d on %s takes the lock away", vm.ID, vm.Host),
-				"%s is locked (%s): nothing of it can be changed meanwhile", vm, vm.Lock)
+				fmt.Sprintf("see which task of it runs; if none does, the task has died, and qm unlock %d on %s removes the lock", vm.ID, vm.Host),
+				"%s is locked (%s): it can't be changed meanwhile", vm, vm.Lock)
 		}
 	}
 }
 
-// containers looks for numbers that no VM of recast's can have: a roll would stop at each.
+// containers looks for VMIDs of containers that recast would use: a roll would stop there.
 func (d *checkup) containers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -166,14 +166,14 @@ func (d *checkup) containers(ctx context.Context) {
 	for _, c := range list {
 		switch {
 		case c.ID == d.claimID():
-			d.refuse(GroupProxmox, "claim", "let proxmox.vmids begin with a number that nobody else uses", "%s has its number", c)
+			d.refuse(GroupProxmox, "claim", "let proxmox.vmids start with an unused number", "%s has its number", c)
 		case d.Config.Proxmox.VMIDs.Contains(int(c.ID)):
-			d.warn(GroupProxmox, "proxmox.vmids", "give recast numbers that nobody else uses", "%s has one of them: a roll that comes to it stops", c)
+			d.warn(GroupProxmox, "proxmox.vmids", "choose a range that only recast uses", "%s has one of its numbers: a roll that needs that number stops", c)
 		}
 	}
 }
 
-// privileges compares what the token may do with what a roll takes.
+// privileges compares the token's privileges with those that a roll needs.
 func (d *checkup) privileges(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -207,7 +207,7 @@ func (d *checkup) privileges(ctx context.Context) {
 	d.foreignBridges()
 }
 
-// options are what a roll does without: never more than a word.
+// options reports optional privileges, never as a problem.
 func (d *checkup) options(ctx context.Context, needs cluster.Needs) {
 	for _, o := range append(cluster.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
@@ -227,7 +227,7 @@ func (d *checkup) options(ctx context.Context, needs cluster.Needs) {
 	}
 }
 
-// mayDownload says whether every host may fetch ISOs to every storage for them.
+// mayDownload says whether every host may download ISOs to every storage for them.
 func (d *checkup) mayDownload(ctx context.Context) bool {
 	for _, host := range hostNames(d.hosts) {
 		for _, storage := range d.Config.Images.ISO.Storage {
@@ -239,20 +239,20 @@ func (d *checkup) mayDownload(ctx context.Context) bool {
 	return true
 }
 
-// foreignBridges are VNets, whose zone the VM's configuration does not name.
+// foreignBridges reports VNets, whose zone the VM's configuration does not name.
 func (d *checkup) foreignBridges() {
 	for i, f := range d.survey.Found {
 		if f.VM == nil {
 			continue
 		}
 		for _, bridge := range cluster.ForeignBridges(*f.VM) {
-			d.warn(GroupPrivileges, "SDN.Use for "+bridge, "see that the token has SDN.Use on /sdn/zones/<its zone>/"+bridge,
-				"%s is connected to a VNet, whose zone can't be told: recreating it takes SDN.Use there", d.wanted[i].Name)
+			d.warn(GroupPrivileges, "SDN.Use for "+bridge, "make sure that the token has SDN.Use on /sdn/zones/<its zone>/"+bridge,
+				"%s is connected to a VNet, whose zone is not known: recreating it needs SDN.Use there", d.wanted[i].Name)
 		}
 	}
 }
 
-// hostsOfNodes are the hosts on which nodes live, sorted.
+// hostsOfNodes returns the hosts that have nodes, sorted.
 func (d *checkup) hostsOfNodes() []string {
 	var out []string
 	for _, f := range d.survey.Found {

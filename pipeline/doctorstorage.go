@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// storages looks at those for ISOs and those of the nodes' disks, from every
-// host where nodes live.
+// storages checks the storages for ISOs and for the nodes' disks, from every host that
+// has nodes.
 func (d *checkup) storages(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -32,7 +32,7 @@ func (d *checkup) storages(ctx context.Context) {
 	d.thinPools()
 }
 
-// unseen says that the token may not look at a storage: that is told among the privileges.
+// unseen warns that the token can't see a storage; the privileges report what is missing.
 func (d *checkup) unseen(storage string) bool {
 	return slices.ContainsFunc(d.missing.Lacks, func(l cluster.Lack) bool {
 		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
@@ -58,7 +58,7 @@ func (d *checkup) isoStorage(ctx context.Context, storage string, hosts []string
 		case !info.Active:
 			d.refuse(GroupStorage, at, "see pvesm status on "+host, "is not active there")
 		case info.FreeBytes < largest:
-			d.refuse(GroupStorage, at, "free space, or name another storage in images.iso.storage", "%s free, but a boot ISO takes %s", cluster.Size(info.FreeBytes), cluster.Size(largest))
+			d.refuse(GroupStorage, at, "free space, or name another storage in images.iso.storage", "%s free, but a boot ISO needs %s", cluster.Size(info.FreeBytes), cluster.Size(largest))
 		default:
 			d.ok(GroupStorage, at, "%s free", cluster.Size(info.FreeBytes))
 			d.isosOn(ctx, storage, host)
@@ -69,7 +69,7 @@ func (d *checkup) isoStorage(ctx context.Context, storage string, hosts []string
 	}
 }
 
-// unbuiltISO is what an ISO takes whose size the lock does not know yet.
+// unbuiltISO is the assumed size of an ISO that was not built yet.
 const unbuiltISO = 512 << 20
 
 func (d *checkup) largestISO() int64 {
@@ -80,8 +80,8 @@ func (d *checkup) largestISO() int64 {
 	return cmp.Or(largest, unbuiltISO)
 }
 
-// isosOn says which ISOs of the lock are there already. The others are put there
-// by publish, or by the roll itself.
+// isosOn reports which ISOs of the lock exist already. Publish, or the roll itself, copies
+// the others.
 func (d *checkup) isosOn(ctx context.Context, storage, host string) {
 	for _, name := range d.lock.Names() {
 		iso := d.lock.Schematics[name].ISO
@@ -93,16 +93,16 @@ func (d *checkup) isosOn(ctx context.Context, storage, host string) {
 		case !found:
 			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", iso.Name, d.delivery(ctx, name, storage, host))
 		case iso.SizeBytes > 0 && bytes != iso.SizeBytes:
-			d.warn(GroupStorage, what, "a roll replaces it where no VM uses it; else eject it first",
-				"%s has %d bytes, the lock has %d: an upload was cut off", iso.Name, bytes, iso.SizeBytes)
+			d.warn(GroupStorage, what, "a roll replaces it unless a VM uses it: then eject it first",
+				"%s has %d bytes, the lock has %d: an upload was interrupted", iso.Name, bytes, iso.SizeBytes)
 		default:
-			d.ok(GroupStorage, what, "%s is there", iso.Name)
+			d.ok(GroupStorage, what, "%s exists", iso.Name)
 		}
 	}
 }
 
-// delivery says how the ISO of a schematic would get to a storage. The factory is
-// asked, through the host, only for what it has built already.
+// delivery says how the ISO of a schematic would get to a storage. The host asks the
+// factory only for ISOs that it has built already.
 func (d *checkup) delivery(ctx context.Context, name, storage, host string) string {
 	asked := d.Config.Images.ISO.Delivery
 	if asked == string(images.ByUpload) {
@@ -133,14 +133,14 @@ func (d *checkup) delivery(ctx context.Context, name, storage, host string) stri
 	return "by upload: " + why
 }
 
-// spool is where the host whose API is asked keeps an upload until it is whole:
+// spool checks the space where the contacted host stores an upload until it is complete:
 // /var/tmp (pve-http-server, APIServer/AnyEvent.pm).
 func (d *checkup) spool() {
 	for _, h := range d.hosts {
 		switch {
 		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
 		case h.SpoolFree < d.largestISO():
-			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO takes %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largestISO()))
+			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO needs %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largestISO()))
 		default:
 			d.ok(GroupStorage, "upload spool", "%s has %s free on its root filesystem", h.Name, cluster.Size(h.SpoolFree))
 		}
@@ -188,8 +188,8 @@ func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 	}
 }
 
-// systemSpace counts the room for new system disks, as a plan would that takes
-// every node: beside the old ones, which stay parked.
+// systemSpace checks the space for new system disks of all nodes, in addition to the old
+// ones, which stay parked.
 func (d *checkup) systemSpace(ctx context.Context) {
 	rooms := map[string]cluster.Room{}
 	for _, host := range d.hostsOfNodes() {
@@ -205,9 +205,9 @@ func (d *checkup) systemSpace(ctx context.Context) {
 		case first == 0:
 			d.refuse(GroupStorage, what, "", "%s", lacks[0])
 		case first > 0:
-			d.warn(GroupStorage, what, "", "not for all %d nodes in one roll: %s: %s", len(lacks), use.Disks[first].Node, lacks[first])
+			d.warn(GroupStorage, what, "", "not enough for all %d nodes in one roll: %s: %s", len(lacks), use.Disks[first].Node, lacks[first])
 		default:
-			d.ok(GroupStorage, what, "%s free, those of %d nodes take %s", cluster.Size(use.Room.Free), len(lacks), cluster.Size(use.Takes()))
+			d.ok(GroupStorage, what, "%s free, %d nodes need %s", cluster.Size(use.Room.Free), len(lacks), cluster.Size(use.Takes()))
 		}
 		for _, text := range use.Warn() {
 			d.warn(GroupStorage, what, "", "%s", text)

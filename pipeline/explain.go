@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Explain makes the plan that Plan makes, and says all about one node of it.
+// Explain makes the same plan as Plan, and returns the details of one node.
 func Explain(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool, node string) (cluster.Plan, cluster.Explanation, error) {
 	lock, err := p.lock()
 	if err != nil {

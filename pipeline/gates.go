@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 )
 
-// gates are the user's own conditions, as the configuration lists them.
+// gates returns the user's gates in the order of the configuration.
 func (p Project) gates() []cluster.UserGate {
 	var out []cluster.UserGate
 	for _, g := range p.Config.Roll.Gates {

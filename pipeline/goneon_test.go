@@ -20,7 +20,7 @@ type session struct {
 	j *journal.Journal
 }
 
-// begin opens the journal of a run as a roll does that carries a plan out.
+// begin opens the journal of a run, like a roll that executes a plan.
 func begin(t *testing.T, p Project, pid int, plan cluster.Plan) session {
 	t.Helper()
 	j, err := journal.Open(p.runs(), journal.Options{Run: "r"})
@@ -48,15 +48,15 @@ func (s session) took(node string) {
 	s.must(s.j.Put(cluster.TookKey(node), cluster.Took{Node: node, OutageSeconds: 60}))
 }
 
-// finish ends the session as carryOut does; without it, it was killed.
+// finish ends the session as carryOut does; without it, the session was killed.
 func (s session) finish(outcome string) {
 	s.t.Helper()
 	s.must(s.keepFates(s.j), s.j.Finish(outcome))
 }
 
-// A run that was gone on with is told whole: what it was begun for, and what became
-// of all of it. While somebody goes on with it, it has not ended.
-func TestARunThatIsGoneOnWith(t *testing.T) {
+// A continued run is reported completely: its original purpose, and the results of all
+// sessions. While somebody continues it, it has not ended.
+func TestContinuedRun(t *testing.T) {
 	t.Parallel()
 	both := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{
 		{Node: "wk1", Strategy: cluster.Recreate, Why: "it is stale"}, {Node: "wk2", Strategy: cluster.Recreate, Why: "it is stale"},
@@ -107,8 +107,8 @@ func TestARunThatIsGoneOnWith(t *testing.T) {
 	}
 }
 
-// A roll whose first plan was about machines that had been reset is told by its own,
-// and a node that was put back is not one that the run has brought to what it wanted.
+// A roll whose first plan was about reset machines is reported with its own plan, and a
+// node that was put back does not count as one that the run has brought to its goal.
 func TestTheRunsOwnPlan(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
@@ -142,7 +142,7 @@ func TestTheRunsOwnPlan(t *testing.T) {
 	require("1 of 2, {[wk2] [] [wk3]}")
 }
 
-// What became of a node last is what became of it.
+// The last result of a node counts.
 func TestTheLastFateOfANode(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
@@ -166,7 +166,8 @@ func TestTheLastFateOfANode(t *testing.T) {
 	}
 }
 
-// A hook behind the nodes that failed is how the run ended, unless something worse was.
+// If a hook after the failed nodes fails, the run ends with that result, unless there
+// was a worse one.
 func TestAFailedHookAfterTheRun(t *testing.T) {
 	t.Parallel()
 	for was, want := range map[string]string{

@@ -10,15 +10,15 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Half is a replacement that was begun and not finished.
+// Half is an unfinished replacement.
 type Half struct {
 	Node     string           `json:"node"`
 	Run      string           `json:"run"`
 	Strategy cluster.Strategy `json:"strategy"`
-	Build    string           `json:"build,omitempty"` // that the node is being brought to; of a rollback, the lock hash
-	Talos    string           `json:"talos,omitempty"` // version of that, if a lock here knows it
+	Build    string           `json:"build,omitempty"` // the target build; for a rollback, the lock hash
+	Talos    string           `json:"talos,omitempty"` // its version, if a lock here has the build
 	GivenUp  bool             `json:"givenUp,omitempty"`
-	LeftEtcd bool             `json:"leftEtcd,omitempty"` // the node is no member of etcd until it is back
+	LeftEtcd bool             `json:"leftEtcd,omitempty"` // the node is not a member of etcd until it is back
 
 	VMID    cluster.VMID `json:"vmid"`
 	VMState VMState      `json:"vmState"`
@@ -27,28 +27,28 @@ type Half struct {
 	Parking cluster.VMID `json:"parking"`
 	Disks   []DiskStatus `json:"disks"`
 
-	// What it takes to finish it from here.
-	BuildLocked   bool     `json:"buildLocked"`   // a lock that is here describes the build
-	MachineConfig bool     `json:"machineConfig"` // the machine configuration that it gets is in the journal here, or unchanged in talos.machineConfigs
+	// Whether this machine can finish it.
+	BuildLocked   bool     `json:"buildLocked"`   // a lock on this machine has the build
+	MachineConfig bool     `json:"machineConfig"` // its machine configuration is in the journal here, or unchanged in talos.machineConfigs
 	Next          []Advice `json:"next"`
 }
 
-// VMState is what is under the number of a node's VM.
+// VMState says which VM has the VMID of a node.
 type VMState string
 
 // The states of a VM in a replacement.
 const (
 	VMDeleted      VMState = "deleted"
 	VMAway         VMState = "away"          // on a Proxmox host that does not answer
-	VMStranger     VMState = "stranger"      // another VM has taken the number
-	VMOld          VMState = "old"           // as it was before
-	VMNew          VMState = "new"           // made by this run
+	VMStranger     VMState = "stranger"      // another VM uses the VMID
+	VMOld          VMState = "old"           // the VM from before the replacement
+	VMNew          VMState = "new"           // created by this run
 	VMSystemParked VMState = "system-parked" // the same VM; its system disk is on the parking VM
 	VMBlankSystem  VMState = "new-system"    // the same VM with a new system disk
 	VMRestored     VMState = "restored"      // the same VM with its kept system disk
 )
 
-// DiskPlace is where a disk is.
+// DiskPlace is the location of a disk.
 type DiskPlace string
 
 // The places of a disk.
@@ -64,13 +64,13 @@ const (
 type DiskStatus struct {
 	Disk   string    `json:"disk"` // its key on the node's VM
 	System bool      `json:"system,omitempty"`
-	Kept   bool      `json:"kept,omitempty"` // of a rollback: the one that comes back
+	Kept   bool      `json:"kept,omitempty"` // in a rollback: the disk that is put back
 	Place  DiskPlace `json:"place"`
 	Volid  string    `json:"volid,omitempty"` // now, or as last known
 	Where  string    `json:"where"`           // in words: "scsi1 of VM 9090"
 }
 
-// half explains an open record. Its error is about details that could not be read.
+// half describes an open record. The error says which details could not be read.
 func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms []cluster.VM, away *cluster.HostsAway) (Half, error) {
 	rec := park.Record
 	h := Half{
@@ -82,7 +82,7 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 	s := scene{rec: rec, park: park.VM}
 	var errState error
 	if there && !stranger {
-		var now cluster.VM // the list of VMs tells about 10 s late whether they run
+		var now cluster.VM // the list of VMs shows power states about 10 s late
 		now, errState = px.VM(ctx, vm.ID)
 		s.vm, h.Running = vm, now.Running
 	}
@@ -112,7 +112,7 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 	default:
 		h.VMState, h.VM = s.vmState(h)
 		if vm.Host != park.VM.Host {
-			h.VM += fmt.Sprintf("; it is on %s and the parking VM on %s: recast plan says what brings them together", vm.Host, park.VM.Host)
+			h.VM += fmt.Sprintf("; it is on %s and the parking VM is on %s: recast plan says how to bring them together", vm.Host, park.VM.Host)
 		}
 	}
 	return h, errors.Join(errState, err)
@@ -126,10 +126,10 @@ func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {
 	return vms[i], true
 }
 
-// scene is the two VMs of a replacement and what its record says of them.
+// scene is the two VMs of a replacement and its record.
 type scene struct {
 	rec  cluster.Record
-	vm   cluster.VM // zero while there is none, or a stranger's
+	vm   cluster.VM // zero if there is none, or another VM has the VMID
 	park cluster.VM
 }
 
@@ -137,7 +137,7 @@ func (s scene) vmState(h Half) (VMState, string) {
 	if h.Strategy == cluster.Recreate {
 		switch {
 		case s.vm.MadeBy() == s.rec.Run:
-			return VMNew, "made by this run"
+			return VMNew, "created by this run"
 		case s.rec.PutBack:
 			return VMOld, "as it was before"
 		}
@@ -155,27 +155,27 @@ func (s scene) vmState(h Half) (VMState, string) {
 	return VMBlankSystem, "the same one, with a new system disk"
 }
 
-// locate finds a disk by the names that Proxmox has for it.
+// locate finds a disk by its names in Proxmox.
 func (s scene) locate(d cluster.ParkedDisk, dangling bool) DiskStatus {
 	now := s.rec.Locate(d, s.vm, s.park, dangling)
 	return DiskStatus{Disk: d.Key, System: d.System, Place: DiskPlace(now.Place), Volid: now.Volid, Where: now.Where}
 }
 
-// advise says what a roll would do about it here, and what else can be done.
+// advise says what a roll on this machine would do, and what else is possible.
 func (h Half) advise() []Advice {
-	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node anew"
-	giveUp := Advice{"recast recover " + h.Node, "gives it up: puts the old system disk back"}
+	const roll, before = "recast roll", "; otherwise it puts the old system disk back first, and plans the node again"
+	giveUp := Advice{"recast recover " + h.Node, "cancels it: puts the old system disk back"}
 	switch {
 	case h.VMState == VMAway:
-		return []Advice{{"pvecm status", "on another Proxmox node shows which are up; recast goes on once that host is back"}}
+		return []Advice{{"pvecm status", "on another Proxmox node shows which nodes are up; recast continues when that host is back"}}
 	case h.VMState == VMStranger:
-		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows what has taken the number; recast touches it not, and goes on once it is free"}}
+		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows which VM has the number; recast does not touch it, and continues when the number is free"}}
 	case h.GivenUp:
-		return []Advice{{roll, "goes on putting the old system disk back"}}
+		return []Advice{{roll, "continues to put the old system disk back"}}
 	case h.Strategy == cluster.Rollback:
 		return []Advice{{roll, "finishes the rollback"}}
 	case !h.BuildLocked:
-		return []Advice{{roll, "puts the old system disk back first, since no lock here has that build, and plans the node anew"}, giveUp}
+		return []Advice{{roll, "puts the old system disk back first, since no lock here has that build, and plans the node again"}, giveUp}
 	case !h.MachineConfig:
 		return []Advice{{roll, "finishes it if the node answers" + before + ": its machine configuration is neither in a journal here nor in talos.machineConfigs"}, giveUp}
 	}

@@ -22,7 +22,7 @@ type datacentre struct {
 
 func (d datacentre) VMs(context.Context) ([]cluster.VM, error) { return d.vms, d.err }
 
-// VM knows that a VM runs which the list still has as stopped.
+// VM reports a VM as running that the list still shows as stopped.
 func (d datacentre) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, _ := find(d.vms, id)
 	vm.Running = true
@@ -35,7 +35,7 @@ func (d datacentre) HasVolume(_ context.Context, _, volid string) (bool, error) 
 
 const made = "recast: run=r1 build=b1"
 
-// wk1 is a worker's VM with these keys over its own.
+// wk1 returns a worker's VM with these keys changed.
 func wk1(keys map[string]string) *cluster.VM {
 	config := map[string]string{"smbios1": "uuid=u-wk1"}
 	maps.Copy(config, keys)
@@ -58,7 +58,7 @@ var (
 	park   = &cluster.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
 )
 
-// halves are open records, with what Proxmox has of their VMs.
+// halves are open records, with the state of their VMs in Proxmox.
 var halves = map[string]struct {
 	vm      *cluster.VM
 	parking map[string]string
@@ -231,19 +231,19 @@ func TestAdvise(t *testing.T) {
 		h    half
 		want []string
 	}{
-		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: gives it up: puts the old system disk back"}},
+		"all at hand": {half{BuildLocked: true, MachineConfig: true}, []string{"recast roll: finishes it", "recast recover wk1: cancels it: puts the old system disk back"}},
 		"no machine configuration": {half{BuildLocked: true}, []string{
-			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node anew: " +
+			"recast roll: finishes it if the node answers; otherwise it puts the old system disk back first, and plans the node again: " +
 				"its machine configuration is neither in a journal here nor in talos.machineConfigs",
-			"recast recover wk1: gives it up: puts the old system disk back",
+			"recast recover wk1: cancels it: puts the old system disk back",
 		}},
 		"another lock": {half{MachineConfig: true}, []string{
-			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node anew",
-			"recast recover wk1: gives it up: puts the old system disk back",
+			"recast roll: puts the old system disk back first, since no lock here has that build, and plans the node again",
+			"recast recover wk1: cancels it: puts the old system disk back",
 		}},
-		"given up": {half{GivenUp: true}, []string{"recast roll: goes on putting the old system disk back"}},
+		"given up": {half{GivenUp: true}, []string{"recast roll: continues to put the old system disk back"}},
 		"rollback": {half{Strategy: cluster.Rollback}, []string{"recast roll: finishes the rollback"}},
-		"stranger": {half{VMState: VMStranger}, []string{"qm config 9031: shows what has taken the number; recast touches it not, and goes on once it is free"}},
+		"stranger": {half{VMState: VMStranger}, []string{"qm config 9031: shows which VM has the number; recast does not touch it, and continues when the number is free"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// A VM that can't be read is not taken for deleted, nor its disks for lost.
+// A VM that can't be read does not count as deleted, nor its disks as lost.
 func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 	t.Parallel()
 	away := &cluster.HostsAway{
@@ -29,7 +29,7 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 		},
 		"moved": {
 			vms: []cluster.VM{moved}, state: VMOld, where: "scsi1 of VM 9031", next: "recast roll",
-			vm: "the old one; it is on pve2 and the parking VM on pve1: recast plan says what brings them together",
+			vm: "the old one; it is on pve2 and the parking VM is on pve1: recast plan says how to bring them together",
 		},
 	}
 	for name, tc := range cases {
@@ -52,7 +52,7 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 	}
 }
 
-// Of several parking VMs only one has what a rollback takes.
+// Of several parking VMs only one has the disk that a rollback needs.
 func TestTheLastKeptDisk(t *testing.T) {
 	t.Parallel()
 	kept := func(id cluster.VMID, nth int, run string) cluster.Parking {

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// hooks are the user's own programs, as the configuration lists them.
+// hooks returns the user's hooks in the order of the configuration.
 func (p Project) hooks() cluster.Hooks {
 	list := func(in []config.Hook) []cluster.Hook {
 		var out []cluster.Hook
@@ -36,8 +36,8 @@ func (p Project) hooks() cluster.Hooks {
 	}
 }
 
-// begin is the start of what a confirmed plan does, once per command, however
-// many plans follow.
+// begin starts a confirmed plan: it runs the hooks before the run, once per command,
+// however many plans follow.
 func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	w.nodes = w.planned()
 	if w.began {
@@ -53,27 +53,27 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	})
 }
 
-// afterInterrupt is how long the hooks after a run still get once Ctrl-C was
-// pressed for the second time.
+// afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the
+// second time.
 const afterInterrupt = 30 * time.Second
 
-// afterRun runs the hooks behind the run, however it went. Their failure makes
-// that of the run, and never hides another.
+// afterRun runs the hooks after the run, with any result. If they fail, the run fails, but
+// an earlier failure is never hidden.
 func (w *work) afterRun(ctx context.Context, err error) error {
 	if !w.began || len(w.hooks.AfterRun) == 0 {
 		return err
 	}
-	if w.held != nil && w.held.Lost() != nil { // what they undo is by now the other run's
-		return fault.WithHint(err, "the hooks after the run were not run, as another run may be at work: do by hand what they had to do, once that has ended")
+	if w.held != nil && w.held.Lost() != nil { // they might undo something that the other run relies on
+		return fault.WithHint(err, "the hooks after the run were not run, as another run may be active: do by hand what they had to do, when that has ended")
 	}
 	within, cancel := graceful(ctx, afterInterrupt)
 	defer cancel(nil)
-	// One that was told to stop starts no step.
+	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
 	failed := w.runHooks(within, run, cluster.HookCall{
 		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
-		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not run the hooks of this one again: do by hand what they had to do")
+		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
 	})
 	if failed == nil {
 		return err
@@ -85,8 +85,8 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 	return fault.As(fault.KindOf(err), errors.Join(err, failed, noted))
 }
 
-// noteFailed has the journal that was written last say that the run failed behind its
-// nodes, unless it says something worse.
+// noteFailed records in the last journal that the run failed after its nodes, unless the
+// journal has a worse result.
 func (w *work) noteFailed(failed error) error {
 	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
@@ -100,7 +100,7 @@ func (w *work) noteFailed(failed error) error {
 	return j.Finish(outcome(fmt.Errorf("every node is done: %w", failed)))
 }
 
-// graceful is a context that outlives ctx by so much.
+// graceful returns a context that ends that much later than ctx.
 func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelCauseFunc) {
 	within, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -120,8 +120,8 @@ func (w *work) runHooks(ctx context.Context, run *step.Runner, c cluster.HookCal
 	return nil
 }
 
-// planned are the nodes that the plans which were begun work on, and the present
-// one, each once, in the order in which they are come to.
+// planned returns the nodes of all started plans and the current one, each once, in the
+// order of the plans.
 func (w *work) planned() []string {
 	names := slices.Clone(w.nodes)
 	for _, n := range w.rep.Plan.Work() {
@@ -132,7 +132,7 @@ func (w *work) planned() []string {
 	return names
 }
 
-// hooked notes in the report how a hook fared.
+// hooked records the result of a hook in the report.
 func (w *work) hooked(run cluster.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
@@ -144,7 +144,7 @@ func (w *work) keepHook(j *journal.Journal, run cluster.HookRun, i int) error {
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
-// keepLastHook keeps a hook after the run in the journal that was written last.
+// keepLastHook records a hook after the run in the last journal.
 func (w *work) keepLastHook(run cluster.HookRun, i int) error {
 	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
@@ -155,7 +155,7 @@ func (w *work) keepLastHook(run cluster.HookRun, i int) error {
 	return w.keepHook(j, run, i)
 }
 
-// outcomeEnv is what the hooks after the run are told of it.
+// outcomeEnv is the environment of the hooks after the run.
 func (w *work) outcomeEnv(err error) []string {
 	f := w.tally.fates(w.planned())
 	return []string{
@@ -164,13 +164,13 @@ func (w *work) outcomeEnv(err error) []string {
 	}
 }
 
-// outcomeWord is how it went, for programs: "done", "failed" or "interrupted".
+// outcomeWord is the result of the run for programs: "done", "failed" or "interrupted".
 func outcomeWord(err error) string {
 	word, _, _ := strings.Cut(outcome(err), ":")
 	return word
 }
 
-// errorBytes bounds what of an error goes into an environment.
+// errorBytes limits the length of an error in the environment.
 const errorBytes = 4 << 10
 
 func oneLine(err error) string {

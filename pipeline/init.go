@@ -17,45 +17,45 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// InitSources is where Init looks.
+// InitSources are the clients for Init.
 type InitSources struct {
 	Proxmox Hypervisor
 	Talos   cluster.Talos
-	Addrs   []netip.Addr // of machines that the talosconfig names
-	Kube    cluster.Kube // nil: there is no way in
-	// Load reads a configuration; Images makes the clients for one.
+	Addrs   []netip.Addr // of machines in the talosconfig
+	Kube    cluster.Kube // nil: not available
+	// Load reads a configuration; Images makes the clients for it.
 	Load   func(file string) (Project, error)
 	Images func(p Project) (Images, error)
-	// Ask puts a question to whoever has started this.
+	// Ask asks the user a question.
 	Ask func(ctx context.Context, q Question) (string, error)
-	Say func(text string) // told what is being looked at
+	Say func(text string) // called with what is being done
 }
 
-// Question is what Init can't find out.
+// Question asks for something that Init can't find out.
 type Question struct {
 	Text    string
-	Choices []string // one of which is to be given; nil: any text
-	Default string   // "": nothing is safe to take
-	Flag    string   // that gives the answer: "--iso-storage"
-	// Check says what is wrong with an answer; nil: nothing can be.
+	Choices []string // possible answers; nil: any text
+	Default string   // "": there is no safe default
+	Flag    string   // the flag for the answer: "--iso-storage"
+	// Check returns what is wrong with an answer; nil: any answer is valid.
 	Check func(answer string) error
 }
 
-// InitOptions are what is known beforehand.
+// InitOptions are the answers that the user gives beforehand.
 type InitOptions struct {
 	Dir         string
-	Force       bool   // files that are there may be replaced
-	Cluster     string // "": as Talos and Proxmox call it
+	Force       bool   // replace existing files
+	Cluster     string // "": the name in Talos and Proxmox
 	Context     string // of the talosconfig
-	TalosConfig string // as the file is to name it; "": as the environment says
-	Talos       string // version; "": that which runs
-	Factory     string // "": that from which the nodes were installed
+	TalosConfig string // path to write to the file; "": from the environment
+	Talos       string // version; "": the running one
+	Factory     string // "": the one that the nodes were installed from
 	Extensions  string
 	ISOStorage  []string
 	Endpoints   []string
 	Fingerprint string
 	CAFile      string
-	VMIDs       string // "": a range that is free
+	VMIDs       string // "": a free range
 	Exclude     []string
 }
 
@@ -63,7 +63,7 @@ type InitOptions struct {
 type InitResult struct {
 	Cluster    string          `json:"cluster"`
 	Talos      string          `json:"talos"`
-	Kubernetes string          `json:"kubernetes,omitempty"` // "": not known, or not the same everywhere
+	Kubernetes string          `json:"kubernetes,omitempty"` // "": not known, or different versions
 	Platform   string          `json:"platform"`
 	Arch       string          `json:"arch"`
 	Nodes      []InitNode      `json:"nodes"`
@@ -71,12 +71,12 @@ type InitResult struct {
 	Schematics []InitSchematic `json:"schematics"`
 	Warnings   []string        `json:"warnings,omitempty"`
 	Files      []string        `json:"files"`            // written, relative to Dir
-	Secret     []string        `json:"secret,omitempty"` // those of Files that hold secrets: for their owner alone, and not to be committed
+	Secret     []string        `json:"secret,omitempty"` // those of Files that hold secrets: readable only for their owner, and not to be committed
 	Dir        string          `json:"dir"`
-	Drift      []cluster.Drift `json:"drift"` // how the nodes stand to recast.lock
+	Drift      []cluster.Drift `json:"drift"` // of the nodes from recast.lock
 }
 
-// InitNode is one node as it was found.
+// InitNode is one node that was found.
 type InitNode struct {
 	Name         string       `json:"name"`
 	ControlPlane bool         `json:"controlPlane"`
@@ -85,8 +85,8 @@ type InitNode struct {
 	Firmware     string       `json:"firmware"` // "UEFI" or "BIOS"
 	Schematic    string       `json:"schematic"`
 	SystemDisk   string       `json:"systemDisk,omitempty"`      // "scsi0 32G"; "": it can't be proven
-	Candidates   []string     `json:"systemDiskOneOf,omitempty"` // where it can't be proven
-	Persistent   []string     `json:"persistent,omitempty"`      // "scsi1 100G", "scsi1 100G of VM 9201"; none where it can't be proven
+	Candidates   []string     `json:"systemDiskOneOf,omitempty"` // if it can't be proven
+	Persistent   []string     `json:"persistent,omitempty"`      // "scsi1 100G", "scsi1 100G of VM 9201"; none if it can't be proven
 	Holder       cluster.VMID `json:"holder,omitempty"`
 }
 
@@ -98,7 +98,7 @@ type InitSchematic struct {
 	Nodes      []string `json:"nodes"`
 }
 
-// initial is an Init in progress.
+// initial is a running Init.
 type initial struct {
 	InitOptions
 	src        InitSources
@@ -109,8 +109,8 @@ type initial struct {
 	res        InitResult
 }
 
-// Init finds a cluster and writes recast.yaml, its schematics and recast.lock, all of
-// them or none. Nothing but these files changes.
+// Init finds a cluster and writes recast.yaml, its schematics and recast.lock, all of them
+// or none. It changes nothing else.
 func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, error) {
 	in := &initial{InitOptions: o, src: src}
 	if err := Vacant(o.Dir, o.Force); err != nil {
@@ -127,7 +127,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 		return InitResult{}, err
 	}
 	for _, addr := range in.found.Silent {
-		in.warn("no node answers at %s, which the talosconfig names: if there is one, it is not in recast.yaml", addr)
+		in.warn("no node answers at %s, which is in the talosconfig: if there is one, it is not in recast.yaml", addr)
 	}
 	if err := in.sayable(); err != nil {
 		return InitResult{}, err
@@ -145,8 +145,8 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 	return in.res, nil
 }
 
-// mayLook refuses to believe a token that is not shown everything: Proxmox leaves out
-// of its lists what a token may not see, and says nothing.
+// mayLook refuses a token that can't see everything: Proxmox silently omits from its lists
+// what a token may not see.
 func (in *initial) mayLook(ctx context.Context) error {
 	var lacks []string
 	for _, need := range []struct{ privilege, path string }{{"Sys.Audit", "/"}, {"VM.Audit", "/vms"}} {
@@ -163,11 +163,11 @@ func (in *initial) mayLook(ctx context.Context) error {
 	}
 	token := in.src.Proxmox.TokenID()
 	user, _, _ := strings.Cut(token, "!")
-	return fault.WithHint(fault.Refusedf("the Proxmox token %s is not shown everything: it lacks %s", token, strings.Join(lacks, ", ")),
-		"PVEAuditor lets it look, and nothing else; as root on a Proxmox node: pveum acl modify / --users %s --tokens '%s' --roles PVEAuditor", user, token)
+	return fault.WithHint(fault.Refusedf("the Proxmox token %s can't see everything: it lacks %s", token, strings.Join(lacks, ", ")),
+		"the read-only role PVEAuditor is enough; as root on a Proxmox node: pveum acl modify / --users %s --tokens '%s' --roles PVEAuditor", user, token)
 }
 
-// Vacant refuses to replace files that are there: recast.yaml and recast.lock, and others.
+// Vacant refuses to replace existing files: recast.yaml, recast.lock and others.
 func Vacant(dir string, force bool, others ...string) error {
 	if force {
 		return nil
@@ -184,7 +184,7 @@ func Vacant(dir string, force bool, others ...string) error {
 		return nil
 	}
 	return fault.WithHint(fault.Configf("%s: %s there already; nothing was changed", dir, isAre(there)),
-		"--dir writes elsewhere, where the two can be compared; --force replaces what is there")
+		"--dir writes elsewhere, so you can compare the two; --force replaces existing files")
 }
 
 func isAre(list []string) string {
@@ -198,7 +198,7 @@ func (in *initial) warn(format string, args ...any) {
 	in.res.Warnings = append(in.res.Warnings, fmt.Sprintf(format, args...))
 }
 
-// nodes says of each node what it is.
+// nodes describes each node.
 func (in *initial) nodes() {
 	for _, n := range in.found.Nodes {
 		node := InitNode{
@@ -222,7 +222,7 @@ func (in *initial) nodes() {
 	in.draft.Left, in.res.Left = in.found.Left, in.found.Left
 }
 
-// described says of disks what they are called, how large they are, and whose.
+// described returns slot, size and owner of each disk.
 func described(disks []cluster.Disk, holder cluster.VMID) []string {
 	var out []string
 	for _, d := range disks {
@@ -235,7 +235,7 @@ func described(disks []cluster.Disk, holder cluster.VMID) []string {
 	return out
 }
 
-// sized is the size of a disk behind a space; "" where Proxmox does not say.
+// sized is the size of a disk after a space; "" if Proxmox does not show it.
 func sized(d cluster.Disk) string {
 	if size := d.Option("size"); size != "" {
 		return " " + size
@@ -251,7 +251,7 @@ func (n InitNode) Role() string {
 	return "worker"
 }
 
-// Disks says which disk is replaced and which are kept.
+// Disks describes which disk is replaced and which ones are kept.
 func (n InitNode) Disks() string {
 	text := "system disk " + n.SystemDisk
 	switch {
@@ -270,7 +270,7 @@ func (n InitNode) note() string {
 	return fmt.Sprintf("%s on %s, %s, %s", n.Role(), n.Host, n.Firmware, n.Disks())
 }
 
-// names lists nodes of which something is so.
+// names lists the nodes for which a condition holds.
 func (in *initial) names(is func(discover.Discovered) bool) []string {
 	var out []string
 	for _, n := range in.found.Nodes {
@@ -281,7 +281,7 @@ func (in *initial) names(is func(discover.Discovered) bool) []string {
 	return out
 }
 
-// one is what all nodes have in common. Where they don't, one recast.yaml can't
+// one returns the common value of all nodes. If they differ, one recast.yaml can't
 // describe them.
 func (in *initial) one(what string, of func(cluster.Machine) string) (string, error) {
 	var values, parts []string
@@ -293,8 +293,8 @@ func (in *initial) one(what string, of func(cluster.Machine) string) (string, er
 		}
 	}
 	if len(values) != 1 {
-		return "", fault.WithHint(fault.Refusedf("the nodes differ in %s, of which a recast.yaml has one: %s", what, strings.Join(parts, "; ")),
-			"--exclude leaves the nodes of one kind out; run it again in another directory for those")
+		return "", fault.WithHint(fault.Refusedf("the nodes differ in %s, but a recast.yaml has only one: %s", what, strings.Join(parts, "; ")),
+			"use --exclude to leave out the nodes of one kind; run init again in another directory for those")
 	}
 	return values[0], nil
 }

@@ -86,7 +86,7 @@ func TestClusterName(t *testing.T) {
 	}
 }
 
-// TestKeepOldLock: a lock that can't be read is not thrown away for that.
+// TestKeepOldLock: an unreadable lock is not discarded.
 func TestKeepOldLock(t *testing.T) {
 	t.Parallel()
 	in := initial{InitOptions: InitOptions{Dir: t.TempDir()}}
@@ -98,7 +98,7 @@ func TestKeepOldLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := in.keepOldLock()
-	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it away") {
+	if hints := strings.Join(fault.Hints(err), "\n"); err == nil || !strings.Contains(hints, "move it elsewhere") {
 		t.Errorf("of a newer recast: %v %q", err, hints)
 	}
 	if files, err := os.ReadDir(in.Dir); err != nil || len(files) != 1 {
@@ -106,7 +106,7 @@ func TestKeepOldLock(t *testing.T) {
 	}
 }
 
-// TestMoveIn has a file that can't be put where it belongs: all is as it was.
+// TestMoveIn: if one file can't be moved to its place, nothing is changed.
 func TestMoveIn(t *testing.T) {
 	t.Parallel()
 	stage, dir := t.TempDir(), t.TempDir()

@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// images finds out what kind of image the nodes run and where it came from.
+// images finds the kind of image that the nodes run, and its source.
 func (in *initial) images(ctx context.Context) (err error) {
 	d := &in.draft
 	versions, err := in.found.Versions()
@@ -24,7 +24,7 @@ func (in *initial) images(ctx context.Context) (err error) {
 		return err
 	}
 	if d.Talos = in.Talos; d.Talos == "" {
-		if d.Talos, err = in.choose(ctx, "Versions of Talos that run here", "Which one is every node to run?", "--talos-version", versions, versions[0]); err != nil {
+		if d.Talos, err = in.choose(ctx, "Versions of Talos that run here", "Which one should every node run?", "--talos-version", versions, versions[0]); err != nil {
 			return err
 		}
 	}
@@ -32,7 +32,7 @@ func (in *initial) images(ctx context.Context) (err error) {
 	d.Others = strings.Join(others, ", ")
 	for _, v := range others {
 		on := in.names(func(n discover.Discovered) bool { return n.Machine.TalosVersion == v })
-		in.warn("%s: Talos %s, not %s: drift calls that stale, and a roll changes it", strings.Join(on, ", "), v, d.Talos)
+		in.warn("%s: Talos %s, not %s: drift reports that as stale, and a roll changes it", strings.Join(on, ", "), v, d.Talos)
 	}
 	if d.Platform, err = in.one("platform", func(m cluster.Machine) string { return m.Platform }); err != nil {
 		return err
@@ -45,8 +45,8 @@ func (in *initial) images(ctx context.Context) (err error) {
 		return err
 	}
 	if d.Platform != "nocloud" && d.Platform != "metal" {
-		return fault.WithHint(fault.Refusedf("the nodes run images for the platform %q; recast makes those for nocloud and metal", d.Platform),
-			"a node changes its platform when it is made anew from another image: write images.platform by hand, after examples/recast.yaml")
+		return fault.WithHint(fault.Refusedf("the nodes run images for the platform %q; recast builds only images for nocloud and metal", d.Platform),
+			"a node changes its platform when it is recreated from another image: write recast.yaml by hand from examples/recast.yaml, and set images.platform")
 	}
 	d.SecureBoot = secure == "on"
 	d.Kubernetes = in.kubernetes()
@@ -62,7 +62,7 @@ func onOff(on bool) string {
 	return "off"
 }
 
-// kubernetes is the version that all nodes run; "" where they don't, or nobody could be asked.
+// kubernetes is the version that all nodes run; "" if they differ or it could not be read.
 func (in *initial) kubernetes() string {
 	var versions []string
 	for _, n := range in.found.Nodes {
@@ -81,13 +81,13 @@ func (in *initial) kubernetes() string {
 // factoryInstaller is an installer of an Image Factory: host, [platform-]installer[-secureboot], schematic.
 var factoryInstaller = regexp.MustCompile(`^([^/]+)/(?:[a-z0-9]+-)?installer(?:-secureboot)?/[0-9a-f]{64}[:@]`)
 
-// officialInstaller is one that is nobody's own.
+// officialInstaller matches the installers that Sidero Labs publishes.
 var officialInstaller = regexp.MustCompile(`^ghcr\.io/(siderolabs|talos-systems)/installer(-base)?[:@]`)
 
-// Where images and extensions come from unless something says otherwise.
+// Default sources of images and extensions.
 const publicFactory, publicExtensions = "https://factory.talos.dev", "ghcr.io/siderolabs"
 
-// cameFrom reads off the installers which factory the nodes' images are from.
+// cameFrom finds the factory of the nodes' images from their installers.
 func (in *initial) cameFrom() {
 	d := &in.draft
 	var hosts, mirrors []string
@@ -130,7 +130,7 @@ func loopback(hostport string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// mostCommon is the first of those that are there most often; "" of none.
+// mostCommon is the most frequent value, the first of several; "" for none.
 func mostCommon(list []string) string {
 	best, most := "", 0
 	for _, s := range list {
@@ -147,7 +147,7 @@ func mostCommon(list []string) string {
 	return best
 }
 
-// proxmox finds out what the configuration has to say of Proxmox.
+// proxmox finds the Proxmox settings of the configuration.
 func (in *initial) proxmox(ctx context.Context) (err error) {
 	d := &in.draft
 	d.Endpoints, d.Fingerprint, d.CAFile = in.Endpoints, in.Fingerprint, in.CAFile
@@ -176,15 +176,15 @@ func (in *initial) clusterName() string {
 	return cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
 }
 
-// clusterName makes the name of a cluster of that of a talosconfig's context, which
-// talosctl gen config names after the cluster, and others after the user too.
+// clusterName derives the name of a cluster from a talosconfig's context, which talosctl
+// gen config names after the cluster, and other tools after the user too.
 func clusterName(context string) string {
 	name := context[strings.LastIndex(context, "@")+1:]
 	name = strings.Trim(regexp.MustCompile(`[^A-Za-z0-9._-]+`).ReplaceAllString(name, "-"), "-._")
 	return cmp.Or(name[:min(len(name), 63)], "talos")
 }
 
-// isoStorage finds a storage that takes ISOs on every host with nodes.
+// isoStorage finds a storage that accepts ISOs on every host with nodes.
 func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	for _, storage := range in.ISOStorage {
 		takes, err := in.takesISOs(ctx, storage)
@@ -193,7 +193,7 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 			return nil, err
 		case !takes:
 			return nil, fault.WithHint(fault.Refusedf("storage %s does not take ISOs on every Proxmox node with nodes of the cluster (%s)", storage, strings.Join(in.hosts(), ", ")),
-				"see pvesm status there: it has to be active and to have the content type iso; the token needs Datastore.Audit on /storage/%s to see it", storage)
+				"see pvesm status there: it must be active and have the content type iso; the token needs Datastore.Audit on /storage/%s to see it", storage)
 		}
 	}
 	if len(in.ISOStorage) > 0 {
@@ -218,13 +218,13 @@ func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	}
 	if len(names) == 0 {
 		return nil, fault.WithHint(fault.Refusedf("no storage takes ISOs on every Proxmox node with nodes of the cluster (%s)", strings.Join(in.hosts(), ", ")),
-			"give one the content type iso: pvesm set STORAGE --content iso,…; the token needs Datastore.Audit on /storage to see it")
+			"add the content type iso to one: pvesm set STORAGE --content iso,…; the token needs Datastore.Audit on /storage to see it")
 	}
-	fallback := "" // a shared one gets each ISO once, for all hosts
+	fallback := "" // a shared storage needs each ISO only once
 	if len(shared) == 1 {
 		fallback = shared[0]
 	}
-	name, err := in.choose(ctx, "Storages that take ISOs", "Where are the boot ISOs to be?", "--iso-storage", names, fallback)
+	name, err := in.choose(ctx, "Storages that accept ISOs", "Where should recast store the boot ISOs?", "--iso-storage", names, fallback)
 	return []string{name}, err
 }
 
@@ -235,7 +235,7 @@ func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) 
 		case errors.Is(err, images.ErrNoStorage):
 			return false, nil
 		case err != nil:
-			return false, fmt.Errorf("look at storage %s on %s: %w", storage, host, err)
+			return false, fmt.Errorf("read storage %s on %s: %w", storage, host, err)
 		case !info.Active || !slices.Contains(info.Content, "iso"):
 			return false, nil
 		}
@@ -243,7 +243,7 @@ func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) 
 	return true, nil
 }
 
-// hosts are the Proxmox nodes with nodes of the cluster.
+// hosts returns the Proxmox nodes that have nodes of the cluster.
 func (in *initial) hosts() []string {
 	var out []string
 	for _, n := range in.found.Nodes {
@@ -253,7 +253,7 @@ func (in *initial) hosts() []string {
 	return slices.Compact(out)
 }
 
-// choose asks which of several it is to be.
+// choose asks the user to choose one of several.
 func (in *initial) choose(ctx context.Context, what, text, flag string, choices []string, fallback string) (string, error) {
 	if len(choices) == 1 {
 		return choices[0], nil

@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// sayable refuses what no recast.yaml can say before anybody is asked anything: it
-// makes one of all that is known by now, with something valid for the rest.
+// sayable refuses what no recast.yaml can express, before the first question: it renders
+// one from all that is known by now, with valid values for the rest.
 func (in *initial) sayable() error {
 	versions, err := in.found.Versions()
 	if err != nil {
@@ -30,8 +30,8 @@ func (in *initial) sayable() error {
 	return in.otherwise(err)
 }
 
-// otherwise says of each problem of a file that was never written which flag gives
-// something else. Where the problem would have been in it helps nobody.
+// otherwise reports the problems of a file that was not written, each with the flag that
+// changes the value. Positions in that file would not help.
 func (in *initial) otherwise(err error) error {
 	found, ok := errors.AsType[config.Problems](err)
 	if !ok {
@@ -39,7 +39,7 @@ func (in *initial) otherwise(err error) error {
 	}
 	var problems []error
 	for _, p := range found {
-		problem := fault.Configf("what was found does not make a valid recast.yaml: %s: %s", p.Path, p.Message)
+		problem := fault.Configf("the result of the search is not a valid recast.yaml: %s: %s", p.Path, p.Message)
 		if hint := in.otherFlag(p.Path); hint != "" {
 			problem = fault.WithHint(problem, "%s", hint)
 		}
@@ -48,11 +48,11 @@ func (in *initial) otherwise(err error) error {
 	return errors.Join(problems...)
 }
 
-// otherFlag says which flag gives another value for a path in recast.yaml.
+// otherFlag says which flag changes the value of a path in recast.yaml.
 func (in *initial) otherFlag(path string) string {
 	var i int
 	if _, err := fmt.Sscanf(path, "nodes[%d].name", &i); err == nil && i < len(in.found.Nodes) {
-		return "recast can't look after a node of that name: --exclude " + in.found.Nodes[i].Name + " leaves it alone"
+		return "recast can't manage a node of that name: --exclude " + in.found.Nodes[i].Name + " leaves it out"
 	}
 	for _, known := range []struct{ path, hint string }{
 		{"cluster", "--cluster gives it another name"},

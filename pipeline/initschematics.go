@@ -13,15 +13,15 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// plannedSchematic is one that is to be a file.
+// plannedSchematic is a schematic file to write.
 type plannedSchematic struct {
 	schematics.Schematic
 	name    string
 	nodes   []discover.Discovered
-	guessed bool // no node states it
+	guessed bool // from the extensions, since no node shows it
 }
 
-// schematics finds out which ones the nodes run, and what to call each.
+// schematics finds the schematics that the nodes run, and names them.
 func (in *initial) schematics(ctx context.Context) error {
 	for _, n := range in.found.Nodes {
 		s, guessed, err := in.schematicRun(ctx, n)
@@ -41,11 +41,11 @@ func (in *initial) schematics(ctx context.Context) error {
 		in.res.Schematics = append(in.res.Schematics, res)
 		in.draft.Schematics = append(in.draft.Schematics, config.DraftSchematic{Name: p.name, File: p.file(), Nodes: res.Nodes})
 		if p.guessed {
-			in.warn("%s: the image of %s carries no schematic, so the file was made from the extensions that are listed: add the kernel arguments that it was built with, if there were any",
+			in.warn("%s: the image of %s contains no schematic, so the file was written from the listed extensions: add the kernel arguments that it was built with, if any",
 				p.file(), strings.Join(res.Nodes, ", "))
 		}
 		if secrets := p.Secrets(); len(secrets) > 0 {
-			in.warn("%s and recast.lock hold secrets, as the image of %s does (%s): commit neither; take them out of the schematic first, then run recast lock",
+			in.warn("%s and recast.lock hold secrets, as the image of %s does (%s): commit neither; first remove the secrets from the schematic, then run recast lock",
 				p.file(), strings.Join(res.Nodes, ", "), strings.Join(secrets, ", "))
 			in.res.Secret = append(in.res.Secret, p.file())
 		}
@@ -56,11 +56,11 @@ func (in *initial) schematics(ctx context.Context) error {
 	return nil
 }
 
-// schematicRun is the schematic that a node runs, less recast's own kernel argument.
+// schematicRun is the schematic that a node runs, without recast's own kernel argument.
 func (in *initial) schematicRun(ctx context.Context, n discover.Discovered) (s schematics.Schematic, guessed bool, err error) {
 	if text := n.Machine.Schematic.YAML; text != "" {
 		s, err = schematics.Unlocked("the schematic of "+n.Name, []byte(text))
-		return s, false, fault.WithHint(err, "a newer Image Factory may have made it than this recast knows: is there a newer recast? Or leave the node out: --exclude %s", n.Name)
+		return s, false, fault.WithHint(err, "it may come from an Image Factory that is too new for this recast: check for a newer recast, or leave the node out: --exclude %s", n.Name)
 	}
 	im, err := in.src.Images(Project{Config: &config.Config{Cluster: in.draft.Cluster, Images: config.Images{Factory: in.draft.Factory, Extensions: in.draft.Extensions}}})
 	if err != nil {
@@ -97,14 +97,14 @@ func (p plannedSchematic) nodeNames() []string {
 	return out
 }
 
-// content is the file: what a factory would store, below a word on where it is from.
+// content is the file: what a factory would store, with a comment about its origin.
 func (p plannedSchematic) content() string {
-	return "# Image Factory format: anyone can post it to a factory. recast init made it of what\n# these nodes run: " +
+	return "# Image Factory format: anyone can post it to a factory. recast init wrote it from what\n# these nodes run: " +
 		strings.Join(p.nodeNames(), ", ") + "\n" + p.Canonical()
 }
 
-// nameSchematics names each after the nodes that run it, and, where that does not
-// tell them apart, after an extension that only it has.
+// nameSchematics names each after the nodes that run it, or, if that is not unique, after
+// an extension that only it has.
 func nameSchematics(plans []plannedSchematic) {
 	if len(plans) == 1 {
 		plans[0].name = "default"
@@ -131,7 +131,7 @@ func nameSchematics(plans []plannedSchematic) {
 	}
 }
 
-// kind is what its nodes are: "control-plane", "worker", or "default" for both.
+// kind is the role of its nodes: "control-plane", "worker", or "default" for both.
 func (p plannedSchematic) kind() string {
 	workers := 0
 	for _, n := range p.nodes {

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// vmids decides on the range for VMs of recast's own. Two recast.yaml of one cluster need
-// the same one, or each refuses what the other has left: where recast has been at work,
-// nothing is safe to take.
+// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
+// same range, or each refuses what the other has left: so if recast has run before, there
+// is no safe default.
 func (in *initial) vmids(ctx context.Context) (err error) {
 	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
 		return fmt.Errorf("list the containers: %w", err)
@@ -30,7 +30,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 	if answer == "" {
 		q := Question{Flag: "--vmids", Check: func(answer string) error { _, err := read(answer); return err }}
 		if q.Text = in.rolled(own); q.Text == "" {
-			q.Text, q.Default = "Which VMIDs may recast use for VMs of its own (the claim, parked disks)?", in.freeRange().String()
+			q.Text, q.Default = "Which VMIDs may recast use for its own VMs (the claim, parked disks)?", in.freeRange().String()
 		}
 		if answer, err = in.src.Ask(ctx, q); err != nil {
 			return err
@@ -40,15 +40,15 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 		return err
 	}
 	if in.rolled(own) != "" && !slices.ContainsFunc(own, discover.IsClaim) {
-		in.warn("recast has run on these nodes before, and no run is at work that would show where its claim is: proxmox.vmids of that other recast.yaml have to begin with %d as well, or each refuses what the other has left", in.draft.VMIDs.First)
+		in.warn("recast has run on these nodes before, and no active run shows where its claim is: proxmox.vmids of the other recast.yaml must start with %d too, or each refuses what the other has left", in.draft.VMIDs.First)
 	}
 	if others := in.others(in.draft.VMIDs, own); len(others) > 0 {
-		in.warn("among the VMIDs %s, which are to be for VMs of recast's own, are others: %s", in.draft.VMIDs, strings.Join(others, ", "))
+		in.warn("the VMIDs %s should be only for recast's own VMs, but others use some of them: %s", in.draft.VMIDs, strings.Join(others, ", "))
 	}
 	return nil
 }
 
-// rolled asks for the range of another recast.yaml; "" where there is no sign of one.
+// rolled asks for the range of another recast.yaml; "" if there is no sign of one.
 func (in *initial) rolled(own []cluster.VM) string {
 	var why string
 	made := in.names(func(n discover.Discovered) bool { return n.VM.MadeBy() != "" })
@@ -60,15 +60,15 @@ func (in *initial) rolled(own []cluster.VM) string {
 		}
 		why = "its own: " + strings.Join(ids, ", ")
 	case len(made) > 0:
-		why = "it has made the VM of " + strings.Join(made, ", ")
+		why = "it has created the VM of " + strings.Join(made, ", ")
 	default:
 		return ""
 	}
-	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml of one cluster need the same proxmox.vmids: which range does the other one have?", why)
+	return fmt.Sprintf("recast has run on these nodes before (%s). Two recast.yaml of one cluster need the same proxmox.vmids: which range does the other one use?", why)
 }
 
-// claimable refuses a range that can't be that of the runs before, or whose first
-// number, the claim's, somebody else has.
+// claimable refuses a range that can't be that of earlier runs, or whose first number,
+// the claim's, is in use.
 func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
 		claim := discover.IsClaim(vm)
@@ -78,28 +78,28 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 			if claim {
 				what = "is the claim of a run, with the first number of its range"
 			}
-			return fault.WithHint(fault.Refusedf("%s %s: it is of a recast.yaml with other proxmox.vmids than %s, and each of the two would refuse what the other has left", vm, what, r),
-				"--vmids: the range of the recast.yaml that has rolled them. Were its proxmox.vmids moved since? Then copy that recast.yaml: an older or a wider range may begin elsewhere, and its claim with it. "+
-					"Is that one of another Talos cluster? Then --cluster gives this one another name than %s", in.draft.Cluster)
+			return fault.WithHint(fault.Refusedf("%s %s: it belongs to a recast.yaml with other proxmox.vmids than %s, and each of the two would refuse what the other has left", vm, what, r),
+				"--vmids: the range of the recast.yaml that has rolled them. If its proxmox.vmids have changed since, copy that recast.yaml: an older or a wider range may start elsewhere, and its claim with it. "+
+					"If it belongs to another Talos cluster, use --cluster to give this one another name than %s", in.draft.Cluster)
 		case !claim && int(vm.ID) == r.First:
-			return fault.WithHint(fault.Refusedf("%s is recast's own, and not its claim: the range that it is of begins before %s", vm, r),
+			return fault.WithHint(fault.Refusedf("%s is recast's own, and not its claim: its range starts before %s", vm, r),
 				"--vmids: the range of the recast.yaml that has rolled them")
 		}
 	}
 	if taken := in.others(config.VMIDRange{First: r.First, Last: r.First}, own); len(taken) > 0 {
-		return fault.WithHint(fault.Refusedf("%s has the first number of %s, which is the claim's", taken[0], r), "--vmids: a range that begins with a number that nobody has")
+		return fault.WithHint(fault.Refusedf("%s has the first number of %s, which is the claim's", taken[0], r), "--vmids: a range that starts with an unused number")
 	}
 	for _, n := range in.found.Nodes {
 		if int(n.VM.ID) == r.First || int(n.Holder) == r.First {
 			return fault.WithHint(fault.Refusedf("VM %d, which is or has disks of node %s, has the first number of %s, which is the claim's", r.First, n.Name, r),
-				"--vmids: a range that begins with a number that nobody has")
+				"--vmids: a range that starts with an unused number")
 		}
 	}
 	return nil
 }
 
-// others are the VMs and containers in a range that are neither nodes, nor have disks
-// of one, nor are recast's own.
+// others returns the VMs and containers in a range that are neither nodes, nor own disks
+// of nodes, nor are recast's own.
 func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
 	var out []string
 	for _, vm := range in.found.VMs {
@@ -117,8 +117,8 @@ func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
 	return out
 }
 
-// freeRange is the first hundred VMIDs from 9000 on that nobody uses, or more of them
-// for more nodes.
+// freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more
+// nodes.
 func (in *initial) freeRange() config.VMIDRange {
 	size := 100
 	for size < len(in.found.Nodes)+2 {

@@ -40,8 +40,8 @@ func TestFreeRange(t *testing.T) {
 	}
 }
 
-// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and one
-// that can't be of use is refused.
+// TestVMIDs: a range is proposed only where no other recast.yaml can have one, and an
+// unusable range is refused.
 func TestVMIDs(t *testing.T) {
 	t.Parallel()
 	vm := func(id cluster.VMID, description string) cluster.VM {
@@ -64,14 +64,14 @@ func TestVMIDs(t *testing.T) {
 	}{
 		"nobody was here":            {asked: "Which VMIDs may recast use", proposed: "9000-9099", want: "9000-9099"},
 		"given":                      {given: range9100, want: range9100},
-		"disks are parked":           {vms: []cluster.VM{parking}, asked: rolled + " (its own: VM 9001). ", answer: "9000-9099", want: "9000-9099", warns: "have to begin with 9000 as well, or each refuses what the other has left"},
-		"disks are parked elsewhere": {vms: []cluster.VM{parking}, given: range9100, err: `VM 9001 "vm" on pve1 is recast's own: it is of a recast.yaml with other proxmox.vmids than 9100-9199`},
+		"disks are parked":           {vms: []cluster.VM{parking}, asked: rolled + " (its own: VM 9001). ", answer: "9000-9099", want: "9000-9099", warns: "must start with 9000 too, or each refuses what the other has left"},
+		"disks are parked elsewhere": {vms: []cluster.VM{parking}, given: range9100, err: `VM 9001 "vm" on pve1 is recast's own: it belongs to a recast.yaml with other proxmox.vmids than 9100-9199`},
 		"parked where the claim is":  {vms: []cluster.VM{parking}, given: "9001-9099", err: "is recast's own, and not its claim"},
 		"a run is at work":           {vms: []cluster.VM{claim}, asked: rolled, answer: "9000-9199", want: "9000-9199"},
 		"at work, another range":     {vms: []cluster.VM{claim}, given: range9100, err: "is the claim of a run"},
 		"at work, another first one": {vms: []cluster.VM{claim}, given: "8999-9099", err: "is the claim of a run"},
 		"another cluster's":          {vms: []cluster.VM{vm(9001, `recast-record: {"cluster":"other","uuid":"x"}`)}, asked: "Which", proposed: range9100, want: range9100},
-		"nothing is left of it":      {made: "recast: run=r1 build=b", asked: rolled + " (it has made the VM of wk1). ", answer: "9300-9399", want: "9300-9399", warns: "have to begin with 9300 as well, or each refuses what the other has left"},
+		"nothing is left of it":      {made: "recast: run=r1 build=b", asked: rolled + " (it has created the VM of wk1). ", answer: "9300-9399", want: "9300-9399", warns: "must start with 9300 too, or each refuses what the other has left"},
 		"others are among them":      {vms: []cluster.VM{vm(9150, "")}, containers: []cluster.Container{{ID: 9151, Name: "dns", Host: "pve2"}}, given: range9100, want: range9100, warns: `VM 9150 "vm" on pve1, container 9151 "dns" on pve2`},
 		"a VM has the first":         {vms: []cluster.VM{vm(9100, "")}, given: range9100, err: `VM 9100 "vm" on pve1 has the first number of 9100-9199, which is the claim's`},
 		"a container has the first":  {containers: []cluster.Container{{ID: 9100, Name: "dns", Host: "pve2"}}, given: range9100, err: `container 9100 "dns" on pve2 has the first number`},
@@ -115,7 +115,8 @@ func TestVMIDs(t *testing.T) {
 	}
 }
 
-// TestSayable: what no recast.yaml can say is refused with the flag that helps.
+// TestSayable: values that no recast.yaml can have are refused, with the flag that
+// helps.
 func TestSayable(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -125,7 +126,7 @@ func TestSayable(t *testing.T) {
 		"as it should be": {func(*initial) {}, "", ""},
 		"a name with a domain": {
 			func(in *initial) { in.found.Nodes[0].Name = "wk1.example" },
-			`nodes[0].name: "wk1.example" is not a name of a node`, "--exclude wk1.example leaves it alone",
+			`nodes[0].name: "wk1.example" is not a name of a node`, "--exclude wk1.example leaves it out",
 		},
 		"a factory that is none":      {func(in *initial) { in.Factory = "factory.example" }, "images.factory: ", "--factory gives another one"},
 		"a cluster that is none":      {func(in *initial) { in.Cluster = "my cluster" }, "cluster: ", "--cluster gives it another name"},

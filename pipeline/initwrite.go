@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// write makes all files beside each other in a directory of their own, locks them
-// there, and moves them where they belong once nothing can go wrong any more.
+// write creates all files in a temporary directory, locks them there, and then moves them
+// to their places.
 func (in *initial) write(ctx context.Context) (err error) {
 	var files []string
 	for _, p := range in.plans {
@@ -25,16 +25,16 @@ func (in *initial) write(ctx context.Context) (err error) {
 	if err := Vacant(in.Dir, in.Force, files...); err != nil {
 		return err
 	}
-	files = append(files, "recast.lock", "recast.yaml") // that one last: with it, it is done
+	files = append(files, "recast.lock", "recast.yaml") // recast.yaml last: it completes the set
 	if _, errThere := os.Stat(in.Dir); errors.Is(errThere, fs.ErrNotExist) {
 		defer func() {
 			if err != nil {
-				_ = os.Remove(in.Dir) // empty, as it was made
+				_ = os.Remove(in.Dir) // it is empty
 			}
 		}()
 	}
 	if err := os.MkdirAll(in.Dir, 0o755); err != nil {
-		return fault.Configf("make the directory: %w", err)
+		return fault.Configf("create the directory: %w", err)
 	}
 	stage, err := os.MkdirTemp(in.Dir, ".recast-init-*")
 	if err != nil {
@@ -69,7 +69,7 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 			return err
 		}
 	}
-	here := in.draft // its files are looked for from where it is
+	here := in.draft // paths are relative to the file
 	if here.CAFile != "" && !filepath.IsAbs(here.CAFile) {
 		dir, err := filepath.Abs(in.Dir)
 		if err != nil {
@@ -91,7 +91,7 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 	res, err := Lock(ctx, p, im, LockOptions{})
 	if err != nil {
 		return fault.WithHint(fmt.Errorf("lock what the nodes run: %w", err),
-			"the official extensions are asked for at %s, and the factory at %s: --extensions and --factory name others. Nothing was written", in.draft.Extensions, in.draft.Factory)
+			"the official extensions are read from %s, and the factory is %s: --extensions and --factory change that. Nothing was written", in.draft.Extensions, in.draft.Factory)
 	}
 	for _, w := range res.Warnings {
 		in.warn("%s; %s", w, w.Hint)
@@ -103,7 +103,7 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 	return renderTo(filepath.Join(stage, "recast.yaml"), in.draft.Render)
 }
 
-// compare says how the nodes stand to the lock, as drift will.
+// compare compares the nodes with the lock, as drift does.
 func (in *initial) compare(p Project, lock schematics.Lock) error {
 	past, err := p.history(lock)
 	if err != nil {
@@ -130,15 +130,15 @@ func (in *initial) compare(p Project, lock schematics.Lock) error {
 	return nil
 }
 
-// keepOldLock archives the lock that is about to be replaced, as recast lock does: it
-// says what nodes that still run it are made of.
+// keepOldLock archives the lock that will be replaced, as recast lock does: it describes
+// the builds that nodes may still run.
 func (in *initial) keepOldLock() error {
 	old, err := schematics.ReadLock(filepath.Join(in.Dir, "recast.lock"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fault.WithHint(err, "or move it away, and keep it: nodes may still run what it says. Nothing was changed")
+		return fault.WithHint(err, "or move it elsewhere and keep it: nodes may still run its builds. Nothing was changed")
 	}
 	state := filepath.Join(in.Dir, ".recast")
 	if err := journal.CheckPrivate(state); err != nil {
@@ -158,7 +158,7 @@ func renderTo(path string, render func() ([]byte, error)) error {
 	return writeSynced(path, b, 0o644)
 }
 
-// writeSynced writes a file that is on the disk when it returns.
+// writeSynced writes a file and syncs it to disk.
 func writeSynced(path string, content []byte, mode fs.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
@@ -174,8 +174,8 @@ func writeSynced(path string, content []byte, mode fs.FileMode) (err error) {
 	return f.Sync()
 }
 
-// moveIn renames files of one directory into another. Where one of them can't be, those
-// before it go back, and what they have replaced comes again.
+// moveIn renames files of one directory into another. If one of them fails, it moves the
+// others back and restores the files that they replaced.
 func moveIn(from, to string, files []string) (err error) {
 	type step struct{ was, is string }
 	var done []step

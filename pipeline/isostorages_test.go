@@ -9,7 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 )
 
-// TestUnknownISOStorages: publish would refuse them after the build; a plan says so before.
+// TestUnknownISOStorages: publish would refuse them after the build; a plan reports them
+// before.
 func TestUnknownISOStorages(t *testing.T) {
 	t.Parallel()
 	p := Project{Config: &config.Config{Images: config.Images{ISO: config.ISO{Storage: []string{"local", "cefs"}}}}}

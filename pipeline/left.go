@@ -12,18 +12,18 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// explainTimeout bounds the look at what a failed roll has left: whoever pressed
+// explainTimeout limits the check of what a failed roll has left: a user who pressed
 // Ctrl-C twice is waiting.
 const explainTimeout = 10 * time.Second
 
-// explain says along with the error of a roll which of its nodes are still out,
-// what finishes them, and where their disks are.
+// explain adds to the error of a roll which of its nodes are still down, what finishes
+// them, and where their disks are.
 func (w *work) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
 	if fault.KindOf(err) == fault.Claimed {
-		return fault.WithSafe(err, "this run changes nothing any more; what is half done is the other run's to finish, and every disk stays where it is until then")
+		return fault.WithSafe(err, "this run changes nothing any more; the other run finishes what is unfinished, and every disk stays where it is until then")
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), explainTimeout)
 	defer cancel()
@@ -32,24 +32,24 @@ func (w *work) explain(ctx context.Context, err error) error {
 	if len(l.out) == 0 {
 		return err
 	}
-	return fault.WithHint(err, "still out, cordoned or down: %s. recast roll goes on with that, recast status explains it", strings.Join(l.out, ", "))
+	return fault.WithHint(err, "still unfinished, cordoned or down: %s. recast roll continues, recast status explains it", strings.Join(l.out, ", "))
 }
 
-// left is what a failed roll has left, as far as can be read.
+// left is what a failed roll has left, as far as it can be read.
 type left struct {
 	vms    []cluster.VM
 	away   *cluster.HostsAway
 	unread error // why Proxmox could not be read
 	open   []cluster.Parking
-	out    []string // the plan's nodes that have an open record or our mark
+	out    []string // the plan's nodes with an open record or our mark
 }
 
 func (w *work) left(ctx context.Context) left {
 	var l left
-	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error that is being explained may be that Proxmox is away
+	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
 	parkings, err := cluster.Parkings(l.vms, w.Config.Cluster)    // those that can be read
 	l.unread = errors.Join(l.unread, err)
-	nodes, _ := w.machines.Kube.Nodes(ctx) // a single control plane's API is away with it
+	nodes, _ := w.machines.Kube.Nodes(ctx) // with a single control plane the API may be down
 	for _, n := range w.rep.Plan.Work() {
 		i := slices.IndexFunc(parkings, func(p cluster.Parking) bool { return p.Record.Node == n.Node && p.Record.Open })
 		if i >= 0 {
@@ -62,16 +62,16 @@ func (w *work) left(ctx context.Context) left {
 	return l
 }
 
-// safe says of each node that is out where its disks are, and that the others have theirs.
+// safe says where the disks of each unfinished node are, and that the others have theirs.
 func (w *work) safe(ctx context.Context, l left) []string {
 	if l.unread != nil && len(l.open) == 0 {
-		return []string{"no persistent disk was freed; where each is could not be read just now: recast status says so once Proxmox answers"}
+		return []string{"no persistent disk was freed; where each one is could not be read: recast status shows it when Proxmox answers"}
 	}
 	var lines []string
 	for _, park := range l.open {
 		h, err := half(ctx, w.machines.Proxmox, park, l.vms, l.away)
 		if err != nil {
-			lines = append(lines, fmt.Sprintf("%s: nothing of it was freed; its record is on parking VM %d", park.Record.Node, park.VM.ID))
+			lines = append(lines, fmt.Sprintf("%s: none of its disks was freed; its record is on parking VM %d", park.Record.Node, park.VM.ID))
 			continue
 		}
 		lines = append(lines, h.safe())
@@ -80,7 +80,7 @@ func (w *work) safe(ctx context.Context, l left) []string {
 	for _, group := range []struct {
 		nodes []string
 		say   string
-	}{{fates.Done, "done, with all their disks"}, {slices.Concat(fates.Failed, fates.Left), "every disk is where it belongs"}} {
+	}{{fates.Done, "finished, with all their disks"}, {slices.Concat(fates.Failed, fates.Left), "every disk is in its place"}} {
 		names := slices.DeleteFunc(slices.Clone(group.nodes), func(node string) bool {
 			return slices.ContainsFunc(l.open, func(p cluster.Parking) bool { return p.Record.Node == node })
 		})
@@ -89,12 +89,12 @@ func (w *work) safe(ctx context.Context, l left) []string {
 		}
 	}
 	if l.away != nil {
-		lines = append(lines, "no persistent disk was freed; what is on Proxmox hosts that do not answer could not be read")
+		lines = append(lines, "no persistent disk was freed; Proxmox hosts that do not answer could not be read")
 	}
 	return lines
 }
 
-// safe is where the disks of an unfinished replacement are, in a sentence.
+// safe says where the disks of an unfinished replacement are, in one sentence.
 func (h Half) safe() string {
 	places := map[DiskPlace][]string{}
 	for _, d := range h.Disks {
@@ -115,8 +115,8 @@ func (h Half) safe() string {
 		{OnVM, fmt.Sprintf("on VM %d", h.VMID)},
 		{OnParking, fmt.Sprintf("parked on VM %d, which nothing starts or deletes", h.Parking)},
 		{Detached, "with the VM that owns it"},
-		{Unnamed, "on its storage, for the moment without a name in any VM: its record has it, and recast roll finds it"},
-		{Lost, "not where the record has it: see recast status before anything else"},
+		{Unnamed, "on its storage, for the moment without an owner: it is in the record, and recast roll finds it"},
+		{Lost, "not where the record says: run recast status first"},
 	} {
 		if disks := places[at.place]; len(disks) > 0 {
 			parts = append(parts, strings.Join(disks, ", ")+" "+at.say)

@@ -11,8 +11,8 @@ func TestWhereTheDisksOfANodeAreInASentence(t *testing.T) {
 		"wk1: VM 9031 (deleted); scsi1 on VM 9031; scsi0 parked on VM 9090, which nothing starts or deletes; scsi2 with the VM that owns it: nothing is lost": {
 			disk("scsi0", OnParking), disk("scsi1", OnVM), disk("scsi2", Detached),
 		},
-		"wk1: VM 9031 (deleted); scsi1 on its storage, for the moment without a name in any VM: its record has it, and recast roll finds it: nothing is lost": {disk("scsi1", Unnamed)},
-		"wk1: VM 9031 (deleted); scsi0 on VM 9031; scsi1 not where the record has it: see recast status before anything else":                                 {disk("scsi0", OnVM), disk("scsi1", Lost)},
+		"wk1: VM 9031 (deleted); scsi1 on its storage, for the moment without an owner: it is in the record, and recast roll finds it: nothing is lost": {disk("scsi1", Unnamed)},
+		"wk1: VM 9031 (deleted); scsi0 on VM 9031; scsi1 not where the record says: run recast status first":                                            {disk("scsi0", OnVM), disk("scsi1", Lost)},
 	} {
 		h.Disks = disks
 		if got := h.safe(); got != want {

@@ -16,35 +16,35 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// LockOptions choose what Lock does beside resolving.
+// LockOptions are the options of Lock.
 type LockOptions struct {
 	Update bool // take the digests that the registry has now
-	Check  bool // write nothing, only say what would change
-	// Rebuild names schematics to have built anew, of what is locked, under another name.
+	Check  bool // write nothing, only report what would change
+	// Rebuild names schematics to build again with the same content, under another ID.
 	Rebuild []string
-	// Say is told what is looked at next. May be nil.
+	// Say is called with what is checked next. May be nil.
 	Say func(text string)
 }
 
-// LockResult is what resolving came to.
+// LockResult is the result of Lock.
 type LockResult struct {
 	Lock     schematics.Lock      `json:"lock"`
-	Differs  bool                 `json:"differs"` // from recast.lock as it was, be it in no build
+	Differs  bool                 `json:"differs"` // from the previous recast.lock, even if no build differs
 	Changes  []LockChange         `json:"changes"`
 	Warnings []schematics.Warning `json:"warnings,omitempty"`
 	Written  bool                 `json:"written"`
 }
 
-// LockChange is a schematic whose image is another one, and the nodes that are to
-// run it: those that run the old one are stale by that.
+// LockChange is a schematic whose image changes, and the nodes that should run it, which
+// become stale.
 type LockChange struct {
 	schematics.Change
 	Nodes []string `json:"nodes"`
 }
 
 // Lock resolves the configured schematics to digests and writes recast.lock.
-// The lock that it replaces is kept in .recast/locks, so that a drift can name
-// the digests that nodes still run.
+// The replaced lock is kept in .recast/locks, so that drift can name the digests that
+// nodes still run.
 func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, error) {
 	req, err := p.request()
 	if err != nil {
@@ -84,7 +84,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	return res, nil
 }
 
-// rebuild marks the schematics that are to be built anew.
+// rebuild marks the schematics to build again.
 func rebuild(files map[string]schematics.File, names []string) error {
 	for _, name := range names {
 		f, ok := files[name]
@@ -98,7 +98,7 @@ func rebuild(files map[string]schematics.File, names []string) error {
 	return nil
 }
 
-// changes adds the nodes to what differs between two locks.
+// changes returns the differences between two locks, with the nodes that they concern.
 func (p Project) changes(before, after schematics.Lock) []LockChange {
 	list := []LockChange{}
 	for _, c := range schematics.Compare(before, after) {
@@ -113,7 +113,7 @@ func (p Project) changes(before, after schematics.Lock) []LockChange {
 	return list
 }
 
-// request reads the schematic files that the configuration names.
+// request reads the configured schematic files.
 func (p Project) request() (schematics.Request, error) {
 	c := p.Config
 	req := schematics.Request{
@@ -137,7 +137,7 @@ func (p Project) request() (schematics.Request, error) {
 	return req, nil
 }
 
-// explicit are the extensions that the configuration adds to a schematic's file.
+// explicit returns the extensions that the configuration adds to a schematic's file.
 func explicit(c *config.Config, schematic string) []schematics.Explicit {
 	var list []schematics.Explicit
 	for i, ref := range c.Schematics[schematic].Extensions {
@@ -148,5 +148,5 @@ func explicit(c *config.Config, schematic string) []schematics.Explicit {
 	return list
 }
 
-// placed is a path in the configuration, with its place in front.
+// placed is a path in the configuration, prefixed with its position.
 func placed(c *config.Config, path string) string { return c.Place(path) + ": " + path }

@@ -26,7 +26,7 @@ type everyRegistry interface {
 	schematics.ExtensionImages
 }
 
-// published is what registry and factory have: the agent as an official extension
+// published is the content of registry and factory: the agent as an official extension
 // and, by tag, an extension of the user's own.
 type published struct{ agent, frr string } // digests
 
@@ -108,7 +108,7 @@ func lockProject(t *testing.T) Project {
 	return Project{Config: c}
 }
 
-// staleNodes says for each changed schematic which nodes run it, and why it changed.
+// staleNodes lists, for each changed schematic, which nodes run it and why it changed.
 func staleNodes(res LockResult) map[string][]string {
 	m := map[string][]string{}
 	for _, c := range res.Changes {
@@ -117,8 +117,8 @@ func staleNodes(res LockResult) map[string][]string {
 	return m
 }
 
-// TestLock: digests stay until --update, which says what moved and what that makes
-// stale; --check writes nothing.
+// TestLock: digests stay until --update, which reports what changed and which nodes are
+// stale now; --check writes nothing.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -176,7 +176,7 @@ func lockedAs(t *testing.T, p Project) Project {
 	return Project{Config: c}
 }
 
-// TestLockRebuild: what a schematic is locked to gets another name, and nothing else moves.
+// TestLockRebuild: the locked schematic gets another name, and nothing else changes.
 func TestLockRebuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -206,7 +206,8 @@ func TestLockRebuild(t *testing.T) {
 	}
 }
 
-// TestLockDiffersInNoBuild: what does not change an image is written and checked all the same.
+// TestLockDiffersInNoBuild: a change that does not affect an image is still written and
+// checked.
 func TestLockDiffersInNoBuild(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -226,8 +227,8 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	}
 }
 
-// TestBuildLeavesANewerLockAlone: an update while images are built is not undone
-// by what is recorded of the lock before it.
+// TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
+// results for the earlier lock do not undo the update.
 func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)
@@ -266,7 +267,8 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	}
 }
 
-// TestLockPlacesErrors: what is wrong with a reference is said with its place in recast.yaml.
+// TestLockPlacesErrors: a problem with a reference is reported with its position in
+// recast.yaml.
 func TestLockPlacesErrors(t *testing.T) {
 	t.Parallel()
 	p := lockProject(t)

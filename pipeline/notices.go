@@ -13,33 +13,32 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// notices are what a command sends while it goes on with its work.
+// notices sends the webhook notices of a command in the background.
 type notices struct {
-	under  sync.WaitGroup          // way
-	giveUp context.CancelCauseFunc // the one of the start; nil: none was sent
+	under  sync.WaitGroup          // notices in flight
+	giveUp context.CancelCauseFunc // cancels the start notice; nil: none was sent
 	mu     sync.Mutex
 	lost   []error
 }
 
-// What the notices may take of the end of a run, both together.
+// How long both notices together may delay the end of a run.
 const (
-	tellWithin         = 35 * time.Second // three attempts of 10 s, with 1 s and 3 s between, end before
-	tellAfterInterrupt = 10 * time.Second // once the run was told to end at once
-	tellStartWithin    = 2 * time.Second  // that of the start, if it still is under way
+	tellWithin         = 35 * time.Second // more than three attempts of 10 s with pauses of 1 s and 3 s
+	tellAfterInterrupt = 10 * time.Second // after a second Ctrl-C
+	tellStartWithin    = 2 * time.Second  // for the start notice, if it is still in flight
 )
 
 var errEndedMeanwhile = errors.New("the run ended meanwhile")
 
-// tellStart sends the notice of the start, and does not wait for it.
+// tellStart sends the start notice, and does not wait for it.
 func (w *work) tellStart(ctx context.Context) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
 	w.told.giveUp = cancel
 	w.tell(within, w.notice(cluster.NoticeStart, nil))
 }
 
-// tellEnd sends the one of the end after that of the start, and waits for it. A
-// run that ended before it began tells only of a failure, and a person who said
-// no has seen it.
+// tellEnd sends the end notice after the start notice, and waits for it. A run that ended
+// before it started sends only failures, and none if the user did not confirm.
 func (w *work) tellEnd(ctx context.Context, err error) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
 	defer cancel(nil)
@@ -57,7 +56,7 @@ func (w *work) tellEnd(ctx context.Context, err error) {
 	}
 }
 
-// endStart waits for the notice of the start, which is worth little by now.
+// endStart waits shortly for the start notice, which matters little now.
 func (w *work) endStart() {
 	if w.told.giveUp == nil {
 		return
@@ -96,7 +95,7 @@ func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 	return n
 }
 
-// hintLines are the hints of an error; none is no nil: templates range over them.
+// hintLines returns the hints of an error, never nil: templates range over them.
 func hintLines(err error) []string {
 	hints := []string{}
 	for _, hint := range fault.Hints(err) {
@@ -105,11 +104,11 @@ func hintLines(err error) []string {
 	return hints
 }
 
-// noticeText is a notice as a person reads it in a chat.
+// noticeText is the text of a notice for a chat.
 func noticeText(n cluster.Notice) string {
 	text := fmt.Sprintf("recast %s of %s", n.Command, n.Cluster)
 	if n.Event == cluster.NoticeStart {
-		return text + " has begun" + named(", to do: ", n.Nodes.Left)
+		return text + " has started" + named(", to do: ", n.Nodes.Left)
 	}
 	text += fmt.Sprintf(": %s after %s", n.Outcome, n.Ended.Sub(n.Started).Round(time.Second))
 	text += named("; done: ", n.Nodes.Done) + named("; failed: ", n.Nodes.Failed) + named("; left: ", n.Nodes.Left)
@@ -119,7 +118,7 @@ func noticeText(n cluster.Notice) string {
 	return text
 }
 
-// named lists nodes, by number where they are many.
+// named lists nodes, or only their number if there are many.
 func named(label string, nodes []string) string {
 	const few = 5
 	switch {

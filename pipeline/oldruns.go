@@ -12,12 +12,11 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// keepRuns is how many finished runs stay here, with journal, log and report.
+// keepRuns is how many finished runs are kept, with journal, log and report.
 const keepRuns = 100
 
-// pruneRuns removes what is here of the oldest finished runs. One that a parking VM
-// speaks of stays: its journal says what is on the disk that is kept there. Where
-// Proxmox does not say which those are, all of them stay.
+// pruneRuns removes the oldest finished runs. It keeps a run that a parking VM names: its
+// journal describes the disk that is kept there. If Proxmox can't be read, it keeps all.
 func (w *work) pruneRuns(ctx context.Context) error {
 	return w.forgetRuns(func() (map[string]bool, error) {
 		vms, err := w.machines.Proxmox.VMs(ctx)
@@ -64,7 +63,7 @@ func (p Project) forgetRuns(needed func() (map[string]bool, error)) error {
 	return nil
 }
 
-// Page is the file of a run's report, written or not.
+// Page is the file of a run's report, which may not exist.
 func (p Project) Page(run string) string {
 	return filepath.Join(p.State(), "reports", run+".html")
 }

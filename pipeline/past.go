@@ -16,34 +16,34 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// PastRun is a run as its journal on this machine tells it. What an older recast, or
-// a run that was killed, has not written is missing.
+// PastRun is a run as its journal on this machine has it. Fields that an older recast or
+// a killed run did not write are missing.
 type PastRun struct {
 	ID       string            `json:"id"`
 	Started  time.Time         `json:"started"`
-	Finished time.Time         `json:"finished,omitzero"` // zero: it runs, or was killed
+	Finished time.Time         `json:"finished,omitzero"` // zero: it is running or was killed
 	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
 	Error    string            `json:"error,omitempty"`
 	About    *About            `json:"about,omitempty"`
-	Plan     *cluster.Plan     `json:"plan,omitempty"` // that it was begun with
+	Plan     *cluster.Plan     `json:"plan,omitempty"` // the original plan
 	Fates    *cluster.Fates    `json:"fates,omitempty"`
 	Took     []cluster.Took    `json:"took,omitempty"`
 	Hooks    []cluster.HookRun `json:"hooks,omitempty"`
 	Upgrade  *kubeupgrade.Plan `json:"upgrade,omitempty"` // of Kubernetes
 	Restored bool              `json:"restored,omitempty"`
-	Problems []string          `json:"problems,omitempty"` // what of it could not be read
+	Problems []string          `json:"problems,omitempty"` // parts that could not be read
 
 	Dir string `json:"-"` // of its journal and its log
 }
 
-// PastOptions say how processes are told from each other; see RollOptions.
+// PastOptions identify this process and dead ones; see RollOptions.
 type PastOptions struct {
 	Holder cluster.Holder
 	Dead   func(cluster.Holder) bool
 }
 
-// PastRuns reads every run whose journal is on this machine, newest first. What can't
-// be read is said in words.
+// PastRuns reads every run whose journal is on this machine, newest first. It returns
+// problems as texts.
 func (p Project) PastRuns(o PastOptions) (runs []PastRun, problems []string) {
 	infos, err := journal.Runs(p.runs())
 	if err != nil {
@@ -55,13 +55,13 @@ func (p Project) PastRuns(o PastOptions) (runs []PastRun, problems []string) {
 	return runs, problems
 }
 
-// PastRun reads one run: by its ID, or a part of that which no other has; "" is the
-// one that was begun last.
+// PastRun reads one run by its ID or a unique part of it; "" is the run that was started
+// last.
 func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
 	infos, err := journal.Runs(p.runs())
 	if len(infos) == 0 {
 		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", p.runs()), err),
-			"a journal is on the machine where recast roll ran; recast status asks Proxmox for what was left")
+			"a journal is on the machine where recast roll ran; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
 		r := p.pastRun(infos[0], o)
@@ -86,12 +86,12 @@ func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
 	case 0:
 		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, p.runs()), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
-	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "more of the ID says which")
+	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
 }
 
-// HasRun says whether the journal of a run is here.
+// HasRun says whether the journal of a run is on this machine.
 func (p Project) HasRun(id string) bool {
-	infos, _ := journal.Runs(p.runs()) // of one that can't be read, nothing can be told
+	infos, _ := journal.Runs(p.runs()) // runs that can't be read do not count
 	return slices.ContainsFunc(infos, func(r journal.RunInfo) bool { return r.ID == id })
 }
 
@@ -118,7 +118,7 @@ func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 	return r
 }
 
-// gather reads what there are several of.
+// gather reads the facts that exist per node or hook.
 func (r *PastRun) gather(j *journal.Journal) {
 	keys, err := j.Keys("")
 	if err != nil {
@@ -139,7 +139,7 @@ func (r *PastRun) gather(j *journal.Journal) {
 	slices.SortStableFunc(r.Hooks, func(a, b cluster.HookRun) int { return a.Started.Compare(b.Started) })
 }
 
-// standing says whether a run without an end is at work, as far as that can be told.
+// standing says whether a run without an end is active, as far as is known.
 func (r *PastRun) standing(o PastOptions) string {
 	switch {
 	case r.About == nil:
@@ -151,18 +151,18 @@ func (r *PastRun) standing(o PastOptions) string {
 	return "running or killed"
 }
 
-// Unended says how that stands which has begun in it and not ended.
+// Unended is the state of parts of the run that have started and not ended.
 func (r PastRun) Unended() string {
 	switch r.Result {
 	case "running":
 		return "goes on"
 	case "running or killed":
-		return "goes on, or was cut off"
+		return "running, or interrupted"
 	}
 	return "cut off"
 }
 
-// Command is what was typed: "roll", "upgrade-k8s".
+// Command is the recast command: "roll", "upgrade-k8s".
 func (r PastRun) Command() string {
 	switch {
 	case r.About != nil:
@@ -175,7 +175,7 @@ func (r PastRun) Command() string {
 	return "roll"
 }
 
-// Seconds is how long it took, from its beginning to its end; 0 without an end.
+// Seconds is the duration of the run; 0 if it has not ended.
 func (r PastRun) Seconds() int {
 	if r.Finished.IsZero() {
 		return 0
@@ -183,7 +183,7 @@ func (r PastRun) Seconds() int {
 	return wholeSeconds(r.Finished.Sub(r.Started))
 }
 
-// Longest is the node that was away longest of those that were done, and for how long.
+// Longest is the finished node with the longest outage, and that outage.
 func (r PastRun) Longest() (node string, seconds int) {
 	for _, t := range r.Took {
 		if t.OutageSeconds > seconds {
@@ -193,7 +193,7 @@ func (r PastRun) Longest() (node string, seconds int) {
 	return node, seconds
 }
 
-// Counted is how many nodes were to be worked on, and how many were done.
+// Counted returns how many nodes were planned, and how many were finished.
 func (r PastRun) Counted() (done, planned int) {
 	switch {
 	case r.Plan != nil:
@@ -210,7 +210,7 @@ func (r PastRun) Counted() (done, planned int) {
 	return len(r.Took), planned
 }
 
-// What says what it brought the cluster to, in a few words.
+// What is the target of the run, in a few words.
 func (r PastRun) What() string {
 	a := r.About
 	switch {
@@ -221,7 +221,7 @@ func (r PastRun) What() string {
 	case a == nil:
 		return ""
 	case a.Command != "roll":
-		return "the system from before"
+		return "the previous system"
 	case a.Was != "" && a.Was != a.Talos:
 		return "Talos " + a.Was + " → " + a.Talos
 	}
@@ -240,7 +240,7 @@ func (r PastRun) What() string {
 	return strings.Join(parts, ", ")
 }
 
-// versions tells two versions of an extension apart; where they are the same, its digest moved.
+// versions describes the change of an extension; if the version is the same, its digest changed.
 func versions(was, is string) string {
 	switch {
 	case was == "":
@@ -253,7 +253,7 @@ func versions(was, is string) string {
 	return was + " → " + is
 }
 
-// fact reads a fact of a journal, which another recast may have written; nil if there is none.
+// fact reads a fact of a journal, which another recast version may have written; nil if there is none.
 func fact[T any](j *journal.Journal, key string) (*T, error) {
 	var raw json.RawMessage
 	if found, err := j.Get(key, &raw); err != nil || !found {
@@ -266,7 +266,7 @@ func fact[T any](j *journal.Journal, key string) (*T, error) {
 	return v, nil
 }
 
-// read is fact with the error among the run's problems.
+// read is fact, with an error added to the run's problems.
 func read[T any](r *PastRun, j *journal.Journal, key string) *T {
 	v, err := fact[T](j, key)
 	if err != nil {

@@ -22,7 +22,7 @@ func projectOf(t *testing.T) Project {
 	return Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1"}}
 }
 
-// runWith makes the journal of a run; "" for an outcome leaves it without an end.
+// runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) {
 	t.Helper()
 	j, err := journal.Open(p.runs(), journal.Options{Run: id})
@@ -132,7 +132,7 @@ func TestKeepAbout(t *testing.T) {
 	}
 }
 
-// TestOldRunsGo: the oldest of those that have ended, unless a parking VM speaks of them.
+// TestOldRunsGo removes the oldest finished runs, unless a parking VM refers to them.
 func TestOldRunsGo(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)

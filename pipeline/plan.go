@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Plan says what a roll would do now; rehearse is RollOptions.Rehearse. It changes nothing.
+// Plan returns what a roll would do now; rehearse is RollOptions.Rehearse. It changes nothing.
 func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool) (cluster.Plan, error) {
 	lock, err := p.lock()
 	if err != nil {
@@ -29,7 +29,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 	return plan, err
 }
 
-// planSeen also returns what the plan was made of.
+// planSeen also returns the observation that the plan is based on.
 func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
 	wanted := p.wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
@@ -40,7 +40,7 @@ func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock,
 	o.Took, errTook = p.took()
 	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
 	if errTook != nil {
-		plan.Warn = append(plan.Warn, "how long earlier rolls took can't be told, so it is assumed: "+errTook.Error())
+		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())
 	}
 	plan.Warn = append(plan.Warn, p.unknownISOStorages(o)...)
 	plan.Gates, plan.Hooks = p.gates(), p.hooks()
@@ -48,7 +48,7 @@ func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock,
 	return plan, o, err
 }
 
-// unknownISOStorages says which storages for boot ISOs nobody knows: publish refuses them, and so does a roll.
+// unknownISOStorages reports unknown storages for boot ISOs: publish and a roll refuse them.
 func (p Project) unknownISOStorages(o cluster.Observation) []string {
 	var known, list []string
 	for _, s := range o.Storages {
@@ -63,7 +63,7 @@ func (p Project) unknownISOStorages(o cluster.Observation) []string {
 	return list
 }
 
-// policy completes what was asked for on the command line with the configuration.
+// policy merges the command-line options with the configuration.
 func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
@@ -75,10 +75,10 @@ func (p Project) policy(asked cluster.Policy) cluster.Policy {
 	return asked
 }
 
-// DriftResult is how every node stands.
+// DriftResult is the drift of every node.
 type DriftResult struct {
 	Cluster string          `json:"cluster"`
-	InSync  bool            `json:"inSync"` // every node was read and is as wanted
+	InSync  bool            `json:"inSync"` // every node was read and matches the lock
 	Unread  int             `json:"unread"` // nodes that could not be read
 	Stale   int             `json:"stale"`
 	Nodes   []cluster.Drift `json:"nodes"`
@@ -94,7 +94,7 @@ func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
 	return res, err
 }
 
-// drift also returns what was found of the nodes, in the order of the result.
+// drift also returns the nodes that were found, in the order of the result.
 func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []cluster.Found, error) {
 	past, err := p.history(lock)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (D
 	return res, found, nil
 }
 
-// count adds up what is said of the nodes.
+// count sums up the results of the nodes.
 func (r *DriftResult) count() {
 	r.Unread, r.Stale = 0, 0
 	for _, d := range r.Nodes {

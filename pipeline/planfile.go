@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// ReadPlan reads a plan that recast plan -o json has written to a file.
+// ReadPlan reads a plan file that recast plan -o json has written.
 func ReadPlan(file string) (*cluster.Plan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -28,11 +28,11 @@ func ReadPlan(file string) (*cluster.Plan, error) {
 	return &plan, nil
 }
 
-// follow makes a saved plan anew, and makes sure that it is still the same.
+// follow makes the plan again, and checks that it is still the saved one.
 func (w *work) follow(ctx context.Context, lock schematics.Lock, saved cluster.Plan) (cluster.Plan, error) {
 	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != pinned(lock) || saved.Cluster != w.Config.Cluster {
 		now := cluster.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
-		return now.Follow(saved, false) // which nodes there are can't be asked of another configuration
+		return now.Follow(saved, false) // another configuration can't tell which nodes exist
 	}
 	begun, err := w.begun(saved)
 	if err != nil {
@@ -47,13 +47,13 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved cluster.P
 	return now.Follow(saved, begun)
 }
 
-// begun says whether a run of a saved plan has begun here, by the journal.
+// begun says whether a run of a saved plan was started on this machine, by the journal.
 func (p Project) begun(saved cluster.Plan) (bool, error) {
 	runs, err := journal.Runs(p.runs())
 	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
 }
 
-// pinned hashes what a lock pins, without what is only recorded once images are built.
+// pinned hashes what a lock pins, without what is recorded only when images are built.
 func pinned(lock schematics.Lock) string {
 	type image struct{ BuildID, SchematicID, LockHash string }
 	content := struct {
@@ -66,7 +66,7 @@ func pinned(lock schematics.Lock) string {
 	}
 	b, err := json.Marshal(content)
 	if err != nil {
-		return "" // of plain data: there is no such error
+		return "" // impossible for plain data
 	}
 	return fmt.Sprintf("sha256-%x", sha256.Sum256(b))
 }

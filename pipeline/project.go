@@ -24,8 +24,8 @@ type Project struct {
 	Config *config.Config
 }
 
-// Open is the project of a configuration. It refuses a State that somebody else could
-// have put there or could change: everything that recast keeps is read from there.
+// Open returns the project of a configuration. It refuses a State directory that another
+// user could have created or can change: recast trusts everything in it.
 func Open(c *config.Config) (Project, error) {
 	p := Project{Config: c}
 	return p, journal.CheckPrivate(p.State())
@@ -34,14 +34,14 @@ func Open(c *config.Config) (Project, error) {
 // LockFile is recast.lock beside the configuration.
 func (p Project) LockFile() string { return filepath.Join(p.Config.Dir, "recast.lock") }
 
-// State is the directory of what recast keeps for itself: journals, past locks, the ISO cache.
+// State is the directory of recast's own files: journals, past locks, the ISO cache.
 func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") }
 
 func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
 func (p Project) isoCache() string  { return filepath.Join(p.State(), "cache", "iso") }
 func (p Project) runs() string      { return filepath.Join(p.State(), "runs") }
 
-// Images is what makes and finds images.
+// Images are the clients that build and find images.
 type Images struct {
 	Factory  images.Factory
 	Registry interface {
@@ -55,7 +55,7 @@ type Images struct {
 	Catalog schematics.Catalog
 }
 
-// Machines is what a cluster is read and changed through.
+// Machines are the clients that read and change a cluster.
 type Machines struct {
 	Proxmox     cluster.Proxmox
 	Store       images.Store
@@ -67,13 +67,13 @@ type Machines struct {
 	Claims      provenance.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
-	// MachineConfig returns a node's configuration from a file, where the user
-	// keeps one; nil: nowhere.
+	// MachineConfig returns a node's configuration from the user's files; nil: there
+	// are none.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
 
-// lock reads the lock and makes sure that it is the one of this configuration:
-// a lock of other schematics or another Talos version must never be rolled out.
+// lock reads the lock and checks that it belongs to this configuration: a lock of other
+// schematics or another Talos version must never be rolled out.
 func (p Project) lock() (schematics.Lock, error) {
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {
@@ -84,12 +84,12 @@ func (p Project) lock() (schematics.Lock, error) {
 		return schematics.Lock{}, err
 	}
 	if err := lock.Matches(req); err != nil {
-		return schematics.Lock{}, fault.WithHint(fault.LockStale.Of(fault.As(fault.Config, err)), "recast lock; to go back to that lock, check out the recast.yaml and the schematics that it is of, too")
+		return schematics.Lock{}, fault.WithHint(fault.LockStale.Of(fault.As(fault.Config, err)), "run recast lock; to go back to that lock, also check out the recast.yaml and the schematics that it belongs to")
 	}
 	return lock, nil
 }
 
-// wanted joins configuration and lock, one entry per node, as the configuration lists them.
+// wanted joins configuration and lock, one entry per node, in the order of the configuration.
 func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
 	builds := map[string]cluster.Build{} // by schematic
 	var out []cluster.Wanted
@@ -124,7 +124,7 @@ func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	return out
 }
 
-// history knows the extensions behind the hashes of this lock and of past ones.
+// history maps the hashes of this lock and of past ones to their extensions.
 func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 	h, err := schematics.ReadHistory(p.pastLocks(), lock)
 	if err != nil {
@@ -136,7 +136,7 @@ func (p Project) history(lock schematics.Lock) (cluster.History, error) {
 	}, nil
 }
 
-// observe reads the world for every configured node.
+// observe reads the state of every configured node.
 func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
 	o, err := cluster.Observe(ctx, p.sources(m), wanted)
 	if err != nil {
@@ -153,9 +153,9 @@ func (p Project) sources(m Machines) cluster.Sources {
 	}
 }
 
-// configKnown says where the machine configuration of a node is: in the journal of
-// the record's run, if that is here, or in the user's files. Either must have
-// the sum that the record has.
+// configKnown says where the machine configuration of a node is: in the journal of the
+// record's run, if that is here, or in the user's files. Either must have the sum of the
+// record.
 func (p Project) configKnown(m Machines, node string, rec cluster.Record) (cluster.ConfigPlace, error) {
 	found, damaged := p.inJournal(node, rec)
 	switch {
@@ -175,8 +175,8 @@ func (p Project) configKnown(m Machines, node string, rec cluster.Record) (clust
 	return cluster.ConfigNowhere, damaged
 }
 
-// inJournal says whether the machine configuration of a node is whole in the journal of
-// the record's run. ErrConfigDamaged: it is there, and not whole.
+// inJournal says whether the machine configuration of a node is in the journal of the
+// record's run. ErrConfigDamaged: it is there, but damaged.
 func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
 	runs, err := journal.Runs(p.runs())
 	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
@@ -197,7 +197,7 @@ func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
 	return found && err == nil, err
 }
 
-// pastBuilds are the builds of past locks, by ID.
+// pastBuilds returns the builds of past locks, by ID.
 func (p Project) pastBuilds() (map[string]cluster.Build, error) {
 	h, err := schematics.ReadHistory(p.pastLocks())
 	if err != nil {
@@ -213,7 +213,7 @@ func (p Project) pastBuilds() (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// claimID is the VMID of the claim: the first that recast may use.
+// claimID is the VMID of the claim: the first of the range.
 func (p Project) claimID() cluster.VMID {
 	for vmid := range p.Config.Proxmox.VMIDs.All() {
 		return cluster.VMID(vmid)
@@ -221,8 +221,8 @@ func (p Project) claimID() cluster.VMID {
 	return 0 // an empty range is refused when the configuration is read
 }
 
-// parkingIDs are the VMIDs that a parking VM may have, lowest first: those that are
-// ours, but for the claim's and what is known to be another's.
+// parkingIDs returns the VMIDs for parking VMs, lowest first: the range without the
+// claim's and without those that others are known to use.
 func (p Project) parkingIDs() []cluster.VMID {
 	var ids []cluster.VMID
 	for vmid := range p.Config.Proxmox.VMIDs.All() {
@@ -235,7 +235,7 @@ func (p Project) parkingIDs() []cluster.VMID {
 	return ids
 }
 
-// awaitTasks waits for what Proxmox still does for an earlier run of this cluster.
+// awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
 func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
 	var nodes []cluster.Wanted
 	for _, n := range p.Config.Nodes {
@@ -248,8 +248,8 @@ func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster
 	return cluster.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
 }
 
-// readable lists the VMs that can be read, and the hosts whose VMs can't be. What
-// the claim says has to be among the former.
+// readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
+// be readable.
 func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)

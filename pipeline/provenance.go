@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// Provenance follows the chain from a lock to one running node. With a puller it
-// also compares the node's files with the images of the build that it claims. It
-// needs no lock: what is not at hand is unknown, not an error.
+// Provenance traces one running node back to a lock. With a puller it also compares the
+// node's files with the images of the build that it claims. It needs no lock: without one,
+// links are unknown, which is no error.
 func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (provenance.Provenance, error) {
 	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
 	if i < 0 {
@@ -41,7 +41,7 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 		}
 	}
 	if t.Claims, err = m.Claims.Claims(ctx, found.Addr, found.VM.UUID()); err != nil {
-		return provenance.Provenance{}, fmt.Errorf("read what %s says of its image: %w", node, err)
+		return provenance.Provenance{}, fmt.Errorf("read the image details of %s: %w", node, err)
 	}
 	if b := t.Claimant(); r != nil && b != nil {
 		target := cluster.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
@@ -76,8 +76,8 @@ func (p Project) nodeNames() []string {
 	return names
 }
 
-// locksAtHand reads recast.lock, which need not exist nor fit the configuration,
-// and the builds of past locks.
+// locksAtHand reads recast.lock, which need not exist or match the configuration, and the
+// builds of past locks.
 func (p Project) locksAtHand() (present schematics.Lock, past []provenance.KnownBuild, err error) {
 	present, err = schematics.ReadLock(p.LockFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +93,7 @@ func (p Project) locksAtHand() (present schematics.Lock, past []provenance.Known
 	return present, past, nil
 }
 
-// found is where one node is: its VM, and the address of its machine.
+// found returns the VM of one node, and the address of its machine.
 func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (cluster.Found, error) {
 	o, err := p.observe(ctx, m, []cluster.Wanted{w})
 	if err != nil {
@@ -109,9 +109,8 @@ func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (clust
 	return f, nil
 }
 
-// describe says what a schematic that is not ours asks for. The values of its
-// kernel arguments are left out, and so is why it can't be read: either may
-// quote a token.
+// describe summarizes a schematic that is not ours. It leaves out the values of kernel
+// arguments and parse errors, since both may contain a token.
 func describe(text string) (provenance.Described, bool) {
 	s, err := schematics.Parse("schematic", []byte(text))
 	if err != nil {

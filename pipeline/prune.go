@@ -13,23 +13,23 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Kinds of what Prune removes.
+// Kinds of things that Prune removes.
 const (
 	PruneISOs  = "isos"
-	PruneDisks = "disks" // and the parking VMs that own nothing then, and scratch VMs of killed runs
+	PruneDisks = "disks" // also empty parking VMs, and scratch VMs of killed runs
 	PruneCache = "cache" // of ISOs, on this machine
-	// PruneMirror is pruned only if it is asked for by name: a registry does not tell
-	// who else needs what is in it.
+	// PruneMirror is pruned only on request: a registry can't tell who else needs its
+	// contents.
 	PruneMirror = "mirror"
 )
 
-// PruneOptions choose what Prune removes and whom it asks.
+// PruneOptions choose what Prune removes.
 type PruneOptions struct {
-	Only      string        // one kind; "": all but the mirror
-	OlderThan time.Duration // younger ISOs, cached ones too, and installers in the mirror, stay
-	KeepDisks *int          // how many old system disks of a node stay; nil: roll.keepDisks
+	Only      string        // one kind; "": all except the mirror
+	OlderThan time.Duration // keep ISOs, cached ISOs and mirrored installers that are younger
+	KeepDisks *int          // how many old system disks of a node to keep; nil: roll.keepDisks
 	Mirror    images.MirrorShelf
-	// Confirm is shown what would go and what stays. Its error, or false, ends the run.
+	// Confirm is called with what would be removed and kept. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
 	// Holder and Dead are as in RollOptions.
 	Holder cluster.Holder
@@ -40,48 +40,48 @@ func (o PruneOptions) takes(kind string) bool {
 	return o.Only == kind || o.Only == "" && kind != PruneMirror
 }
 
-// PruneReport is what was found, and what became of it.
+// PruneReport is what was found, and what was done with it.
 type PruneReport struct {
-	ISOs    []images.Verdict         `json:"isos"`              // with names of ours, on the configured storages
+	ISOs    []images.Verdict         `json:"isos"`              // recast's own, on the configured storages
 	Disks   []cluster.KeptVerdict    `json:"disks"`             // old system disks
 	VMs     []cluster.ParkingVerdict `json:"vms"`               // parking VMs
 	Scratch []cluster.ScratchVerdict `json:"scratch,omitempty"` // scratch VMs of killed runs
-	Cache   []images.CacheVerdict    `json:"cache"`             // files of ours in the ISO cache
-	Mirror  []images.MirrorVerdict   `json:"mirror,omitzero"`   // installers with tags of ours; only if asked for
-	Unseen  []string                 `json:"unseen,omitempty"`  // where it could not be looked, in words
+	Cache   []images.CacheVerdict    `json:"cache"`             // recast's files in the ISO cache
+	Mirror  []images.MirrorVerdict   `json:"mirror,omitzero"`   // installers with recast's tags; only on request
+	Unseen  []string                 `json:"unseen,omitempty"`  // what could not be checked, in words
 }
 
-// GoingISOs lists the ISOs that nothing needs.
+// GoingISOs lists the ISOs to remove.
 func (r PruneReport) GoingISOs() []images.Verdict {
 	return slices.DeleteFunc(slices.Clone(r.ISOs), func(v images.Verdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingDisks lists the old system disks that nothing needs.
+// GoingDisks lists the old system disks to free.
 func (r PruneReport) GoingDisks() []cluster.KeptVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Disks), func(v cluster.KeptVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingVMs lists the parking VMs that own nothing then.
+// GoingVMs lists the parking VMs to delete: they own nothing after that.
 func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
 	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingScratch lists the scratch VMs that can go.
+// GoingScratch lists the scratch VMs to delete.
 func (r PruneReport) GoingScratch() []cluster.ScratchVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v cluster.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingCache lists the files of the ISO cache that nothing needs.
+// GoingCache lists the files of the ISO cache to remove.
 func (r PruneReport) GoingCache() []images.CacheVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Cache), func(v images.CacheVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// GoingMirror lists the mirrored installers that nothing needs.
+// GoingMirror lists the mirrored installers to remove.
 func (r PruneReport) GoingMirror() []images.MirrorVerdict {
 	return slices.DeleteFunc(slices.Clone(r.Mirror), func(v images.MirrorVerdict) bool { return len(v.Keep) > 0 })
 }
 
-// host is where the claim is made if there is none; "" where nothing goes.
+// host is where to create the claim if there is none; "" if nothing is removed.
 func (r PruneReport) host(online []string) string {
 	for _, v := range r.GoingDisks() {
 		return v.Host
@@ -101,10 +101,10 @@ func (r PruneReport) host(online []string) string {
 	return ""
 }
 
-// Prune removes what nothing needs any more: old system disks and the parking VMs
-// that own nothing then, scratch VMs of killed runs, ISOs on the configured storages and in the cache, installers in the mirror: look → claim → look
-// again → confirm → remove, each after another look. It refuses unless it provably
-// sees every VM that may use one of them.
+// Prune removes what is no longer needed: old system disks and empty parking VMs, scratch
+// VMs of killed runs, ISOs on the configured storages and in the cache, installers in the
+// mirror: check → claim → check again → confirm → remove, each after another check. It
+// refuses unless it provably sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
 	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []cluster.KeptVerdict{}, VMs: []cluster.ParkingVerdict{}, Cache: []images.CacheVerdict{}}
 	if err := p.mayPrune(ctx, px, o); err != nil {
@@ -122,7 +122,7 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	}
 	host := rep.host(online)
 	if host == "" {
-		// One that was killed at its very end has left nothing but its claim.
+		// A run that was killed at its very end has left only its claim.
 		if host, err = p.claimLeft(ctx, px); err != nil || host == "" {
 			return rep, err
 		}
@@ -144,7 +144,7 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	if err != nil {
 		return rep, err
 	}
-	// A run that was killed may have left tasks, which make VMs still.
+	// A killed run may have left tasks, which may still create VMs.
 	err = p.awaitTasks(ctx, px, vms, func(seen string) {
 		run.Note("prune", "waiting for tasks of an earlier recast: "+seen)
 	})
@@ -170,14 +170,14 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: rep.Cache, Guard: held.Check}
 	mirror := images.MirrorPruner{Shelf: o.Mirror, Verdicts: rep.Mirror, Guard: held.Check}
 	return rep, run.Run(ctx, step.Step{
-		ID: "prune", Title: "remove what nothing needs",
+		ID: "prune", Title: "remove what is no longer needed",
 		Steps: func(context.Context) ([]step.Step, error) {
 			return slices.Concat(scratch.Steps(), parked.Steps(), isos.Steps(), cache.Steps(), mirror.Steps()), nil
 		},
 	})
 }
 
-// mayPrune refuses where the token lacks what removing each kind takes.
+// mayPrune refuses if the token lacks privileges for removing a kind.
 func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOptions) error {
 	if o.takes(PruneMirror) {
 		return p.mayPruneMirror(ctx, px)
@@ -210,7 +210,7 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 	return errors.Join(errs...)
 }
 
-// prunable judges what is there, of the kinds that are asked for.
+// prunable judges everything of the selected kinds.
 func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions, rep *PruneReport) (parked cluster.ParkingPruner, err error) {
 	uses, err := shelf.Uses(ctx)
 	if err != nil {
@@ -239,7 +239,7 @@ func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.
 	return parked, err
 }
 
-// claimLeft is the host of the claim that a run holds, or has left; "" if there is none.
+// claimLeft is the host of the claim, held or left over; "" if there is none.
 func (p Project) claimLeft(ctx context.Context, px cluster.Proxmox) (host string, err error) {
 	vms, err := px.VMs(ctx)
 	if err != nil {

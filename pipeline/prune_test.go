@@ -25,7 +25,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pruneSite is a Proxmox cluster with one storage for ISOs; what is not asked of it is nil.
+// pruneSite is a Proxmox cluster with one storage for ISOs; methods that are not needed
+// are nil.
 type pruneSite struct {
 	cluster.Proxmox
 	mu       sync.Mutex // the claim's heartbeat comes in between
@@ -143,8 +144,8 @@ func (s *pruneSite) DeleteISO(_ context.Context, iso images.StoredISO) error {
 	return nil
 }
 
-// park puts the record of an unfinished replacement there that brings openBuild;
-// memory is what it remembers, as cluster packs it.
+// park adds the record of an unfinished replacement that brings openBuild; memory is its
+// memory, as cluster packs it.
 func (s *pruneSite) park(memory string) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
@@ -165,14 +166,15 @@ func isoNamed(build string) string {
 	return "recast-v1.13.9-" + schematics.Short(build) + "-nocloud-amd64.iso"
 }
 
-// Builds that no lock here has.
+// Builds that are in no lock here.
 var (
 	goneBuild = strings.Repeat("a", 64)
 	openBuild = strings.Repeat("b", 64)
 	runBuild  = strings.Repeat("c", 64)
 )
 
-// pruneProject has a lock, one before it, and an ISO of each and of the builds above, all old.
+// pruneProject has a lock, a previous one, and an ISO of each and of the builds above,
+// all old.
 func pruneProject(t *testing.T) (Project, *pruneSite) {
 	t.Helper()
 	p, build := project(t)
@@ -307,11 +309,11 @@ func TestPruneSaysWhy(t *testing.T) {
 			lock.Schematics["default"].ISO.Name: "recast.lock has it",
 			isoNamed(goneBuild):                 "it is younger than 168h",
 			isoNamed(openBuild):                 "",
-			isoNamed(runBuild):                  `VM 101 "wk1" on pve1 was made from it`,
+			isoNamed(runBuild):                  `VM 101 "wk1" on pve1 was created from it`,
 		}
 		for name := range s.isos {
 			if strings.HasPrefix(name, "recast-v1.13.8-") {
-				want[name] = "the lock before recast.lock has it: the way back"
+				want[name] = "the previous lock has it: the way back"
 			}
 		}
 		if diff := cmp.Diff(want, got); diff != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TestPruneCache: what stays on the storages stays in the cache, too.
+// TestPruneCache: an ISO that stays on the storages stays in the cache too.
 func TestPruneCache(t *testing.T) {
 	t.Parallel()
 	const claimed, asked, given = "claim", "ask", "give back"

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// retention is which old system disks stay; keep is the command line's, nil: the configuration's.
+// retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.
 func (p Project) retention(keep *int) cluster.Retention {
 	r := cluster.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.claimID()}
 	if keep != nil {
@@ -59,8 +59,8 @@ func clusterUses(uses []images.Use) []cluster.Use {
 	return out
 }
 
-// diskStorages lists the storages for disks that a host sees. One that does not
-// answer is an error: what is on it can't be told.
+// diskStorages lists the storages for disks that a host sees. A storage that does not
+// answer is an error, since its content is unknown.
 func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, host string) ([]string, error) {
 	all, err := px.Storages(ctx)
 	if err != nil {
@@ -73,7 +73,7 @@ func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, h
 		case errors.Is(err, images.ErrNoStorage):
 			continue
 		case err != nil:
-			return nil, fmt.Errorf("look at storage %q on %s: %w", s.Name, host, err)
+			return nil, fmt.Errorf("read storage %q on %s: %w", s.Name, host, err)
 		case !slices.Contains(info.Content, "images"):
 			continue
 		case !info.Active:
@@ -87,7 +87,7 @@ func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, h
 // parkedOn lists the storages that have old system disks of this cluster, sorted.
 func (p Project) parkedOn(vms []cluster.VM) []string {
 	var out []string
-	parkings, _ := cluster.Parkings(vms, p.Config.Cluster) // what can't be read is not freed either
+	parkings, _ := cluster.Parkings(vms, p.Config.Cluster) // records that can't be read do not count: their disks are not freed
 	for _, park := range parkings {
 		for _, k := range park.Record.Kept {
 			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {

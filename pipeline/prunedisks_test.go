@@ -58,8 +58,8 @@ func (s *pruneSite) keep(t *testing.T, id cluster.VMID, node string) {
 	s.vms[id] = cluster.VM{ID: id, Name: "recast-parking-" + node, Host: "pve1", Config: config}
 }
 
-// TestPruneKinds removes disks, the parking VM that is empty then, and ISOs, or
-// one kind alone. What the token may not do is refused before anything is asked.
+// TestPruneKinds removes disks, the parking VM that is then empty, and ISOs, or only one
+// kind. What the token may not do is refused before any question.
 func TestPruneKinds(t *testing.T) {
 	t.Parallel()
 	isos := []string{"delete " + isoNamed(goneBuild), "delete " + isoNamed(openBuild)}

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// judgeISOs judges every ISO of ours, on the storages and in the cache.
+// judgeISOs judges every ISO of recast, on the storages and in the cache.
 func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions, rep *PruneReport) error {
 	open, err := openUses(vms)
 	if err != nil {
@@ -39,8 +39,8 @@ func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluste
 	return nil
 }
 
-// openUses are the VMs that unfinished replacements, of whatever Talos cluster,
-// may have to make again as they were.
+// openUses returns the VMs that unfinished replacements, of any Talos cluster, may have to
+// create again.
 func openUses(vms []cluster.VM) ([]images.Use, error) {
 	var uses []images.Use
 	for _, vm := range vms {
@@ -66,8 +66,8 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 	return uses, nil
 }
 
-// neededISOs are those of the lock, of the one before it, of unfinished
-// replacements and of the builds that VMs were made from.
+// neededISOs returns the ISOs of the lock, of the previous lock, of unfinished
+// replacements and of the builds that VMs were created from.
 func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
 	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
 	lock, err := schematics.ReadLock(p.LockFile())
@@ -79,14 +79,14 @@ func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
 		return need, err
 	}
 	for _, e := range previous.Schematics {
-		need.Names[e.ISO.Name] = "the lock before recast.lock has it: the way back"
+		need.Names[e.ISO.Name] = "the previous lock has it: the way back"
 	}
 	for _, e := range lock.Schematics {
 		need.Names[e.ISO.Name] = "recast.lock has it"
 	}
 	for _, vm := range vms {
 		if build := vm.MadeFrom(); build != "" {
-			need.Builds[build] = vm.String() + " was made from it"
+			need.Builds[build] = vm.String() + " was created from it"
 		}
 	}
 	for _, vm := range vms {
@@ -95,7 +95,7 @@ func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
 			return need, err
 		}
 		if is && rec.Open && rec.Build != "" {
-			need.Builds[rec.Build] = fmt.Sprintf("the unfinished replacement of node %s brings it", rec.Node)
+			need.Builds[rec.Build] = fmt.Sprintf("the unfinished replacement of node %s needs it", rec.Node)
 		}
 	}
 	return need, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// judgeMirror judges every installer of ours in the mirror.
+// judgeMirror judges every installer of recast in the mirror.
 func (p Project) judgeMirror(ctx context.Context, shelf images.MirrorShelf, vms []cluster.VM, o PruneOptions) ([]images.MirrorVerdict, error) {
 	need, err := p.neededInstallers(vms)
 	if err != nil {
@@ -25,8 +25,8 @@ func (p Project) judgeMirror(ctx context.Context, shelf images.MirrorShelf, vms 
 	return images.JudgeMirror(tags, need, o.OlderThan, time.Now()), nil
 }
 
-// neededInstallers are those of the same locks and builds as neededISOs, by tag, and
-// whatever tag they have by the digest that a lock names.
+// neededInstallers returns the installers of the same locks and builds as neededISOs, by
+// tag, and by the digest in a lock, whatever their tag is.
 func (p Project) neededInstallers(vms []cluster.VM) (images.Needed, error) {
 	need, err := p.neededISOs(vms)
 	if err != nil {
@@ -49,13 +49,13 @@ func (p Project) neededInstallers(vms []cluster.VM) (images.Needed, error) {
 			}
 		}
 	}
-	add(previous, "the lock before recast.lock has it: the way back")
+	add(previous, "the previous lock has it: the way back")
 	add(lock, "recast.lock has it")
 	return need, nil
 }
 
-// mayPruneMirror refuses where there is no mirror, and where the token may not make
-// the claim or see which VMs need what.
+// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or
+// see all VMs.
 func (p Project) mayPruneMirror(ctx context.Context, px cluster.Proxmox) error {
 	if p.Config.Images.Mirror == "" {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// mirrorShelf is a repository of installers that have no parts: tag → digest.
+// mirrorShelf is a repository of installers without parts: tag → digest.
 type mirrorShelf map[string]string
 
 func (m mirrorShelf) Tags(context.Context, string) ([]string, error) {
@@ -102,7 +102,7 @@ func TestPruneMirror(t *testing.T) {
 			"v1.13.9-dddddddddddd":                         "recast.lock has it",
 			"v1.13.9-aaaaaaaaaaaa":                         "latest names the same image",
 			"v1.13.9-bbbbbbbbbbbb":                         "removed",
-			"v1.13.9-cccccccccccc":                         `VM 101 "wk1" on pve1 was made from it`,
+			"v1.13.9-cccccccccccc":                         `VM 101 "wk1" on pve1 was created from it`,
 		}
 		got := map[string]string{}
 		for _, v := range rep.Mirror {
@@ -111,7 +111,7 @@ func TestPruneMirror(t *testing.T) {
 				got[v.Tag] = "removed"
 			}
 			if strings.HasPrefix(v.Tag, "v1.13.8-") {
-				want[v.Tag] = "the lock before recast.lock has it: the way back"
+				want[v.Tag] = "the previous lock has it: the way back"
 			}
 		}
 		if diff := cmp.Diff(want, got); diff != "" || len(want) != 6 {

@@ -14,25 +14,25 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// PublishSources is where Publish finds out which hosts need an ISO, and where it puts them.
+// PublishSources are the clients for Publish: to find the hosts that need an ISO, and to store it.
 type PublishSources struct {
 	Proxmox interface {
 		cluster.Access
 		cluster.Inventory
 		images.Store
 	}
-	// Nodes lists the Node objects. It is asked only where a node has no VMID.
+	// Nodes lists the Node objects. It is called only if a node has no VMID.
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
 }
 
-// Publish mirrors the installers, where a mirror is configured, and puts the boot
-// ISOs on every storage that the nodes' hosts need, building first what is not built yet.
+// Publish mirrors the installers, if a mirror is configured, and copies the boot ISOs to
+// every storage that the nodes' hosts need. It first builds what is not built yet.
 func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *step.Runner) (schematics.Lock, error) {
 	lock, err := p.lock()
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	// Proxmox takes a whole upload in before it says that it was not allowed.
+	// Proxmox receives a whole upload before it reports that it is not allowed.
 	if err := cluster.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
@@ -43,8 +43,8 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 	return p.workshop(lock, c, run).publish(ctx, src.Proxmox, hosts)
 }
 
-// isoHosts says for each schematic on which Proxmox nodes the VMs with it live. A
-// VM that can't be read because its host is away gets no ISO.
+// isoHosts returns for each schematic the Proxmox nodes that have VMs with it. A VM that
+// can't be read because its host is down gets no ISO.
 func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][]string, error) {
 	uuids, err := p.uuids(ctx, src)
 	if err != nil {
@@ -65,7 +65,7 @@ func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][
 		vm := slices.IndexFunc(vms, func(vm cluster.VM) bool {
 			return n.VMID != 0 && vm.ID == cluster.VMID(n.VMID) || n.VMID == 0 && uuids[n.Name] != "" && vm.UUID() == uuids[n.Name]
 		})
-		// An unfinished replacement may have deleted the VM. It will be made on the same host again.
+		// An unfinished replacement may have deleted the VM. It will be created on the same host again.
 		open := slices.IndexFunc(parked, func(k cluster.Parking) bool { return k.Record.Open && k.Record.Node == n.Name })
 		switch {
 		case open >= 0:
@@ -79,14 +79,14 @@ func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][
 	return hosts, errors.Join(problems...)
 }
 
-// uuids are those of the nodes' VMs, as Kubernetes has them; none where every node has a VMID.
+// uuids returns the UUIDs of the nodes' VMs from Kubernetes; none if every node has a VMID.
 func (p Project) uuids(ctx context.Context, src PublishSources) (map[string]string, error) {
 	if !slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == 0 }) {
 		return nil, nil
 	}
 	nodes, err := src.Nodes(ctx)
 	if err != nil {
-		return nil, fault.WithHint(fmt.Errorf("find the VMs of nodes without a VMID: %w", err), "or give every node its vmid in recast.yaml: then only Proxmox is asked")
+		return nil, fault.WithHint(fmt.Errorf("find the VMs of nodes without a VMID: %w", err), "or set the vmid of every node in recast.yaml: then Kubernetes is not needed")
 	}
 	uuids := map[string]string{}
 	for _, n := range nodes {
@@ -99,10 +99,10 @@ func noVM(n config.Node, uuid string) error {
 	what := fmt.Sprintf("Proxmox shows no VM %d", n.VMID)
 	switch {
 	case n.VMID == 0 && uuid == "":
-		what = "Kubernetes knows no node of that name"
+		what = "Kubernetes has no node of that name"
 	case n.VMID == 0:
 		what = "Proxmox shows no VM with its SMBIOS UUID " + uuid
 	}
 	return fault.WithHint(fault.Configf("node %s: %s", n.Name, what),
-		"nodes[].name is the Kubernetes node name, nodes[].vmid the number of its VM; the token sees VMs with VM.Audit")
+		"nodes[].name is the Kubernetes node name, nodes[].vmid the number of its VM; the token needs VM.Audit to see VMs")
 }

@@ -60,7 +60,7 @@ func TestISOHosts(t *testing.T) {
 		},
 		"all that is not there": {
 			nodes: []config.Node{wk1, unnumbered, {Name: "wk3"}}, kube: map[string]string{"wk2": "u-112"},
-			err: "node wk1: Proxmox shows no VM 111\nnode wk2: Proxmox shows no VM with its SMBIOS UUID u-112\nnode wk3: Kubernetes knows no node of that name",
+			err: "node wk1: Proxmox shows no VM 111\nnode wk2: Proxmox shows no VM with its SMBIOS UUID u-112\nnode wk3: Kubernetes has no node of that name",
 		},
 		"Proxmox is away": {nodes: []config.Node{wk1}, proxmox: datacentre{err: errors.New("595 Connection refused")}, err: "read Proxmox: 595 Connection refused"},
 	}

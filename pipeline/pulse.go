@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// The time between two looks at how the cluster stands: so many pauses of roll.poll,
-// and more of them where one look is at many Nodes.
+// The time between two checks of the cluster, as a multiple of roll.poll, and longer for
+// many Nodes.
 const (
 	pulseEvery   = 5
 	nodesPerPoll = 10
 )
 
-// lastLook is how long the end of a run waits for how the cluster stands then.
+// lastLook is how long the end of a run waits for the last check.
 const lastLook = 3 * time.Second
 
-// watchPulse looks at Kubernetes and etcd from time to time while a plan is carried
-// out, and tells Pulsed. It only reads, and nothing waits for it but its own end.
+// watchPulse checks Kubernetes and etcd from time to time while a plan is carried out, and
+// calls Pulsed. It only reads, and delays nothing but the end of the run.
 func (w *work) watchPulse(ctx context.Context) (unwatch func()) {
 	if w.o.Pulsed == nil {
 		return func() {}

@@ -18,13 +18,13 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// RestoreSources is what a restore needs beside Machines.
+// RestoreSources are the clients that a restore needs besides Machines.
 type RestoreSources interface {
 	Endpointer
 	cluster.EtcdRestorer
 }
 
-// RestoreOptions say what is restored, and whom to ask.
+// RestoreOptions are the options of Restore.
 type RestoreOptions struct {
 	File, Node string
 	Copied     bool // File was copied from a member's data directory and has no checksum
@@ -32,32 +32,32 @@ type RestoreOptions struct {
 	Claim      RollOptions // as for a roll: RunID, JournalSync, Holder, Dead
 }
 
-// RestoreReport is what a restore is about to do, or did.
+// RestoreReport is what a restore will do, or did.
 type RestoreReport struct {
-	Run string `json:"run,omitempty"` // "" when nothing was begun
+	Run string `json:"run,omitempty"` // "" if nothing was started
 	cluster.RestoreTarget
 	VM       string           `json:"vm"`
 	File     string           `json:"file"`
 	Snapshot cluster.Snapshot `json:"snapshot"`
 	Warnings []string         `json:"warnings,omitempty"`
-	Resumes  bool             `json:"resumes"` // an earlier run has begun it
-	// Bootstrapped is when an earlier run had Talos bootstrap: then only the rest was waited for.
+	Resumes  bool             `json:"resumes"` // an earlier run has started it
+	// Bootstrapped is when an earlier run made Talos bootstrap: then this run only waits for the rest.
 	Bootstrapped time.Time `json:"bootstrapped,omitzero"`
 	Started      time.Time `json:"started"`
 	Ended        time.Time `json:"ended"`
 	Outcome      string    `json:"outcome,omitempty"`
 }
 
-// restoreKey is what a journal holds of a restore that was begun.
+// restoreKey is the journal key of a restore that was started.
 const restoreKey = "restore"
 
-// begunRestore is which one that is.
+// begunRestore identifies a restore that was started.
 type begunRestore struct {
 	UUID, SHA256 string
-	Bootstrapped time.Time // when Talos was about to be told to: data of etcd is from there; zero: not yet
+	Bootstrapped time.Time // right before the request to Talos: etcd data is from then; zero: not yet
 }
 
-// Restore makes etcd of the only control plane anew from a snapshot:
+// Restore restores etcd of the only control plane from a snapshot:
 // verify → find the machine → claim → confirm → upload → bootstrap → wait.
 // It never touches an etcd that has data, unless an unfinished restore of the
 // same snapshot put it there.
@@ -83,9 +83,9 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 			return err
 		}
 		if rep.Data && rep.Bootstrapped.IsZero() {
-			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has data of etcd already: it is never overwritten", o.Node),
-				"to go back to the snapshot on purpose, empty it first: "+cluster.EmptyEtcd+
-					"; where a restore that was begun elsewhere put it there, all that is left is to wait")
+			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has etcd data already: it is never overwritten", o.Node),
+				"to go back to the snapshot on purpose, wipe it first: "+cluster.EmptyEtcd+
+					"; if a restore from another machine put it there, you only have to wait")
 		}
 		if err := w.claim(ctx, host); err != nil {
 			return err
@@ -113,10 +113,10 @@ func readSnapshot(ctx context.Context, o RestoreOptions) (cluster.Snapshot, erro
 	case isLocal(err):
 		return snap, fault.As(fault.Config, err)
 	case err != nil:
-		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "take another one; --copied takes a copy of member/snap/db, which has no checksum")
+		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "use another one; --copied accepts a copy of member/snap/db, which has no checksum")
 	case !slices.Contains(snap.Members, o.Node):
-		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is of an etcd whose members were %s: %s was none of them", o.File, strings.Join(snap.Members, ", "), o.Node),
-			"is it a snapshot of another cluster? Its Kubernetes would have other keys than this one's machines")
+		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is from an etcd with the members %s: %s is not one of them", o.File, strings.Join(snap.Members, ", "), o.Node),
+			"is it a snapshot of another cluster? Its keys would not match this cluster's machines")
 	}
 	return snap, nil
 }
@@ -126,7 +126,7 @@ func isLocal(err error) bool {
 	return local
 }
 
-// elsewhere warns of a snapshot that may be of another cluster: its member of that name had another address.
+// elsewhere warns about a snapshot that may be from another cluster: its member of that name had another address.
 func elsewhere(rep RestoreReport) []string {
 	peers := rep.Snapshot.Peers[rep.Node]
 	for _, peer := range peers {
@@ -134,10 +134,10 @@ func elsewhere(rep RestoreReport) []string {
 			return nil
 		}
 	}
-	return []string{fmt.Sprintf("when the snapshot was taken %s was at %s, and is at %s now: is it of this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
+	return []string{fmt.Sprintf("when the snapshot was taken, %s was at %s; now it is at %s: is it from this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
 }
 
-// findTarget finds the machine and its VM. host is where that is.
+// findTarget finds the machine and its VM. host is the VM's host.
 func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreReport) (host string, err error) {
 	ask, err := src.Endpoints(ctx)
 	if err != nil {
@@ -159,7 +159,7 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 		return "", err
 	}
 	if slices.ContainsFunc(parkings, func(p cluster.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
-		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status says what finishes it; restore afterwards. Where it waits for an etcd whose data is gone: talosctl bootstrap --recover-from FILE, then recast roll")
+		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status shows what finishes it; restore afterwards. If it waits for an etcd whose data is lost: talosctl bootstrap --recover-from FILE, then recast roll")
 	}
 	var found []cluster.VM
 	for _, vm := range vms {
@@ -178,8 +178,8 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 	return found[0].Host, nil
 }
 
-// begunRestores finds unfinished restores on this machine: the one of this very
-// snapshot, "" if there is none, and others.
+// begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
+// there is none, and others.
 func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
 	runs, err := journal.Unfinished(w.runs())
 	if err != nil {
@@ -209,7 +209,7 @@ func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, e
 	return run, others, nil
 }
 
-// restore does it. Its journal is finished only when all of it is done.
+// restore carries it out. The journal is finished only at the end.
 func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreReport, o RestoreOptions) error {
 	j, err := journal.Open(w.runs(), journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
@@ -238,8 +238,8 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 	return j.Finish("done")
 }
 
-// giveUpRestores finishes the journals of restores that this one comes after:
-// their data of etcd is gone.
+// giveUpRestores finishes the journals of earlier restores, whose etcd data is replaced by
+// this one.
 func (w *work) giveUpRestores(runs []string) error {
 	for _, run := range runs {
 		j, err := journal.Open(w.runs(), journal.Options{Run: run})

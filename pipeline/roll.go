@@ -16,31 +16,30 @@ import (
 
 // Report is what a roll did.
 type Report struct {
-	Run     string       `json:"run,omitempty"`     // "" when nothing was begun
+	Run     string       `json:"run,omitempty"`     // "" if nothing was started
 	Resumed []string     `json:"resumed,omitempty"` // earlier runs that were finished first
 	Started time.Time    `json:"started"`
 	Ended   time.Time    `json:"ended"`
 	Plan    cluster.Plan `json:"plan"` // the last one
-	// Rehearsed are the boot ISOs that were tried out on scratch VMs.
+	// Rehearsed are the boot ISOs that were tested on scratch VMs.
 	Rehearsed []cluster.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
-	Code    fault.Code `json:"code,omitempty"` // of what went wrong, as recast runbook has it
-	Safe    []string   `json:"safe,omitempty"` // in spite of that
+	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
+	Safe    []string   `json:"safe,omitempty"` // in spite of the error
 
-	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // that ran, in the order in which they ended
-	Unsent []string          `json:"unsent,omitempty"` // what kept notices from arriving
+	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
+	Unsent []string          `json:"unsent,omitempty"` // why notices could not be sent
 
-	Pages []string `json:"pages,omitempty"` // files of what recast report makes of these runs
+	Pages []string `json:"pages,omitempty"` // report files of these runs
 }
 
 // Roll brings every selected node to the lock:
 // claim → lock check → plan → build → publish → plan → confirm → roll → report.
-// What an earlier run left unfinished comes first, by itself; then everything
-// is looked at anew.
+// It first finishes what an earlier run left unfinished; then it reads everything again.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	w := &work{Project: p, machines: m, run: run, o: o, command: "roll", rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
-	w.wayOut = "recast plan shows every node; --exclude leaves one out"
+	w.refusedHint = "recast plan shows every node; --exclude leaves one out"
 	return w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
@@ -54,7 +53,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 	})
 }
 
-// Rollback boots nodes from the system disks that they had before.
+// Rollback boots nodes from their previous system disks.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
 		plan, err := cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
@@ -63,7 +62,7 @@ func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o Ro
 	})
 }
 
-// Recover gives up the unfinished replacement of one node: its old system disk is put back.
+// Recover cancels the unfinished replacement of one node: it puts the old system disk back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
 		return cluster.PlanRecover(p.Config.Cluster, wanted, seen, node)
@@ -75,7 +74,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 	makePlan func([]cluster.Wanted, cluster.Observation) (cluster.Plan, error),
 ) (Report, error) {
 	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
-	w.wayOut = "nothing was changed; recast status shows what is parked where, and other nodes can be named by themselves"
+	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"
 	return w.end(ctx, func() error {
 		lock, err := p.lock()
 		if err != nil {
@@ -89,7 +88,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = p.took() // of a rollback nothing but an expectation depends on it
+		seen.Took, _ = p.took() // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()
@@ -104,29 +103,29 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 	})
 }
 
-// work is one command that changes nodes, in progress.
+// work is a running command that changes nodes.
 type work struct {
 	Project
-	machines Machines
-	run      *step.Runner
-	o        RollOptions
-	held     *cluster.Held
-	id       string // of the run that holds the claim
-	command  string // "roll"
-	rep      Report
-	wayOut   string // what to do about a plan with refusals
-	inLease  *bool  // the claim is kept in Kubernetes; nil: not found out yet
+	machines    Machines
+	run         *step.Runner
+	o           RollOptions
+	held        *cluster.Held
+	id          string // of the run that holds the claim
+	command     string // "roll"
+	rep         Report
+	refusedHint string // what to do about a plan with refusals
+	inLease     *bool  // the claim is kept in Kubernetes; nil: not known yet
 
-	began   bool          // something is being done to nodes, or was
-	hooks   cluster.Hooks // of the first one
-	nodes   []string      // of all of them
-	journal string        // that was written last
+	began   bool          // nodes are being changed, or were
+	hooks   cluster.Hooks // of the first plan
+	nodes   []string      // of all plans
+	journal string        // the last one
 	tally   tally
 	told    notices
 }
 
-// end runs do and the hooks after it, gives the claim back whatever happened,
-// completes the report and sends the last notice.
+// end runs do and the hooks after it, always releases the claim, completes the report and
+// sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	defer w.tally.listen(w.run)()
 	err := w.afterRun(ctx, w.judged(do()))
@@ -141,7 +140,7 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		switch {
 		case !w.began:
 			err = fault.WithSafe(err, "no node was touched")
-		case len(w.nodes) > 0 && len(fault.Safe(err)) == 0: // between two plans, or behind the last
+		case len(w.nodes) > 0 && len(fault.Safe(err)) == 0: // between two plans, or after the last
 			err = w.explain(ctx, err)
 		}
 		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
@@ -149,19 +148,19 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	w.tellEnd(ctx, err)
 	if err == nil && w.began {
 		if err := w.pruneRuns(ctx); err != nil {
-			w.run.Note("roll", "what is here of old runs stays: "+err.Error())
+			w.run.Note("roll", "old runs were not removed: "+err.Error())
 		}
 	}
 	return w.rep, err
 }
 
-// releaseTimeout bounds giving the claim back after Ctrl-C; the next run takes
-// over what stays. It outlasts the 30 s after which one of several endpoints says
-// that it does not reach the claim's host.
+// releaseTimeout limits releasing the claim after Ctrl-C; otherwise the next run takes it
+// over. It is longer than the 30 s after which one of several endpoints reports that it
+// can't reach the claim's host.
 const releaseTimeout = time.Minute
 
-// settle makes sure that nobody else is at work: neither another run, nor
-// Proxmox with tasks of an earlier one that was killed.
+// settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a
+// killed one.
 func (w *work) settle(ctx context.Context) error {
 	vms, _, err := w.readable(ctx, w.machines.Proxmox)
 	if err != nil {
@@ -181,24 +180,24 @@ func (w *work) settle(ctx context.Context) error {
 	})
 }
 
-// claimed says whether somebody holds the claim, or has left it.
+// claimed says whether there is a claim, held or left over.
 func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
 	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
 	switch {
 	case err != nil:
 		return false, err
 	case found:
-		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // it can't be written without
+		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
 	}
 	_, found, err = cluster.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
 	if fault.KindOf(err) != fault.Refused {
-		err = nil // the API may be away with its only control plane; who takes the claim looks again
+		err = nil // the API may be down with its only control plane; taking the claim checks again
 	}
 	return found, err
 }
 
-// keptInLease says whether the claim is kept in Kubernetes, because the token
-// may not make the VM that it would be else.
+// keptInLease says whether the claim is kept in Kubernetes, because the token may not
+// create a VM for it.
 func (w *work) keptInLease(ctx context.Context) (bool, error) {
 	if w.inLease == nil {
 		missing, err := cluster.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
@@ -210,8 +209,8 @@ func (w *work) keptInLease(ctx context.Context) (bool, error) {
 	return *w.inLease, nil
 }
 
-// pass makes one plan and carries it out; unfinished says that it was only what
-// an earlier run had left, so that another pass has to follow.
+// pass makes one plan and carries it out; unfinished says that the plan only finished an
+// earlier run, so that another pass must follow.
 func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) {
 	lock, err := w.lock()
 	if err != nil {
@@ -230,7 +229,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
 		}
-		// Building may have taken minutes: the plan that is shown and run is made now.
+		// Building may have taken minutes: make the plan that is shown and run now.
 		if unfinished, err = w.plan(ctx, lock); err != nil {
 			return false, err
 		}
@@ -256,11 +255,11 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 	return unfinished, err
 }
 
-// ready takes the claim and stops what can't be done, while nothing was touched.
+// ready takes the claim and refuses what can't be done, before anything is touched.
 func (w *work) ready(ctx context.Context) error {
 	plan, px := w.rep.Plan, w.machines.Proxmox
 	if reasons := plan.Refused(); len(reasons) > 0 {
-		return fault.WithHint(fault.PlanRefused.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.wayOut)
+		return fault.WithHint(fault.PlanRefused.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.refusedHint)
 	}
 	inLease, err := w.keptInLease(ctx)
 	if err != nil {
@@ -275,24 +274,24 @@ func (w *work) ready(ctx context.Context) error {
 	return w.claim(ctx, plan.Work()[0].Host)
 }
 
-// leaseServes refuses a plan with whose way back a claim in Kubernetes is not enough.
+// leaseServes refuses a plan whose way back needs a claim in Proxmox.
 func (w *work) leaseServes(inLease bool, plan cluster.Plan) error {
 	const grant = "recast doctor says what the token lacks"
 	switch {
 	case !inLease:
 		return nil
 	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
-		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not make VMs"),
-			"roll.bootFailure: rollback does without; "+grant)
+		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not create VMs"),
+			"roll.bootFailure: rollback does not need that; "+grant)
 	case plan.TakesAPIAway():
-		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not make VMs, so the claim would be a Lease, and that goes away with the only control plane: should it not come back, it could not be rolled back"),
+		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not create VMs, so the claim would be a Lease, which is lost with the only control plane: if that does not come back, it could not be rolled back"),
 			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
 	}
 	return nil
 }
 
-// carryOut asks, and runs the plan under the journal of its run: that of the
-// run which left it unfinished, else a new one.
+// carryOut asks, and runs the plan under a journal: that of the run which it finishes, or
+// a new one.
 func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	ok, err := w.o.Confirm(w.rep.Plan)
 	if err != nil {

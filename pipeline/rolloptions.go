@@ -8,36 +8,36 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// RollOptions choose what a roll does and whom it asks.
+// RollOptions are the options of a roll.
 type RollOptions struct {
 	Policy cluster.Policy
-	// Saved is a plan that was made before; nil: whatever is found stale is rolled.
+	// Saved is a saved plan; nil: roll every stale node.
 	Saved *cluster.Plan
-	// Confirm is shown every plan before anything is taken down. Its error, or
+	// Confirm is called with every plan before anything is taken down. Its error, or
 	// false, ends the roll.
 	Confirm func(cluster.Plan) (bool, error)
 	// RunID makes the ID of a new run; nil: journal.NewRunID.
 	RunID func() (string, error)
 	// JournalSync is journal.Options.Sync; nil in production.
 	JournalSync func(point string) error
-	// Notify is told when the run begins and ends; nil: nobody is.
+	// Notify is called when the run starts and ends; may be nil.
 	Notify cluster.Notifier
-	// Began is told each run whose journal is opened, its own and those that it
-	// finishes first, with the journal's directory. May be nil.
+	// Began is called with each run whose journal is opened, its own and those that it
+	// finishes first, and the journal's directory. May be nil.
 	Began func(run, dir string)
-	// Holder is this process, for the claim; Dead says whether another holder was
-	// a process of this machine and has ended, nil: never known.
+	// Holder is this process, for the claim; Dead says whether another holder was a
+	// process of this machine that has ended, nil: never known.
 	Holder cluster.Holder
 	Dead   func(cluster.Holder) bool
-	// Pulsed is told from time to time how Kubernetes and etcd stand; nil: nobody looks.
+	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(cluster.Pulse)
-	// Version of recast, for whoever looks back at the run.
+	// Version of recast, for history and reports.
 	Version string
-	// Rehearse tries the boot ISOs out before the first node goes; nil: as roll.rehearse.enabled says.
+	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.
 	Rehearse *bool
 }
 
-// newRunID makes the ID of a run, which ends as the saved plan has it if there is one.
+// newRunID creates the ID of a run. With a saved plan, it ends with digits of the plan's ID.
 func (o RollOptions) newRunID() (string, error) {
 	newID := o.RunID
 	if newID == nil {

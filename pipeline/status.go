@@ -12,39 +12,39 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// StatusResult explains to somebody who was not there what a roll is about, or
-// what one has left: from Proxmox, and from whatever else could be asked.
+// StatusResult describes an active roll, or what one has left: from Proxmox, and from
+// everything else that could be read.
 type StatusResult struct {
 	Cluster    string     `json:"cluster"`
 	Claim      *ClaimHeld `json:"claim,omitempty"`      // nil: nobody holds it
-	LastRun    *RunStatus `json:"lastRun,omitempty"`    // as the journal here knows it; other machines have their own
-	Open       []Half     `json:"open"`                 // unfinished replacements, as Proxmox knows them
+	LastRun    *RunStatus `json:"lastRun,omitempty"`    // from the journal on this machine; other machines have their own
+	Open       []Half     `json:"open"`                 // unfinished replacements, from Proxmox
 	Marked     []Marked   `json:"marked"`               // nodes that a run marked or cordoned, without such a record
-	Kept       []Kept     `json:"kept"`                 // old system disks that are still there
-	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which a boot ISO is tried out, or was when its run was killed
+	Kept       []Kept     `json:"kept"`                 // old system disks that are kept
+	Scratch    []Left     `json:"scratch,omitempty"`    // VMs on which an active or killed run tests a boot ISO
 	Unanswered []string   `json:"unanswered,omitempty"` // requests that Proxmox may still carry out, and what waits for them
-	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": it was
+	Kubernetes string     `json:"kubernetes,omitempty"` // why it could not be asked; "": no error
 	Problems   []string   `json:"problems,omitempty"`   // what else could not be read
 }
 
-// ClaimHeld is the claim of the cluster as its holder left it in Proxmox, or in Kubernetes.
+// ClaimHeld is the claim of the cluster, from Proxmox or Kubernetes.
 type ClaimHeld struct {
 	cluster.ClaimState
 	VMID  cluster.VMID `json:"vmid,omitempty"`
-	Lease string       `json:"lease,omitempty"` // where there is no VM: "kube-system/recast"
+	Lease string       `json:"lease,omitempty"` // if there is no VM: "kube-system/recast"
 }
 
-// RunStatus is one run as its journal tells it.
+// RunStatus is one run, from its journal.
 type RunStatus struct {
 	ID       string    `json:"id"`
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished,omitzero"`
 	Outcome  string    `json:"outcome,omitempty"` // "": still running, or killed
-	// Took is how long its nodes were away, and were expected to be.
+	// Took is how long its nodes were down, and the estimates.
 	Took []cluster.Took `json:"took,omitempty"`
 }
 
-// Advice is what to type, and what that does.
+// Advice is a command and what it does.
 type Advice struct {
 	Command string `json:"command"`
 	Does    string `json:"does"`
@@ -57,48 +57,48 @@ type Marked struct {
 	Strategy cluster.Strategy `json:"strategy"`
 	Build    string           `json:"build"`
 	Ready    bool             `json:"ready"`
-	// Installed says that the new system is on its disk, to be booted.
+	// Installed says that the new system is on the disk, but not booted yet.
 	Installed bool     `json:"installed,omitempty"`
 	Foreign   bool     `json:"foreign,omitempty"` // somebody else had cordoned it before
 	Next      []Advice `json:"next"`
 }
 
-// Kept is an old system disk with what is on it.
+// Kept is an old system disk.
 type Kept struct {
 	Node       string       `json:"node"`
-	Run        string       `json:"run"`               // that replaced it, or had made it and was given up
-	GivenUp    bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
+	Run        string       `json:"run"`               // the run that replaced it, or that created it and was given up
+	GivenUp    bool         `json:"givenUp,omitempty"` // the run was given up: nothing boots this disk
 	Volid      string       `json:"volid"`
 	Parking    cluster.VMID `json:"parking"`
 	Host       string       `json:"host"`
 	Key        string       `json:"key"`                 // on the parking VM
-	SizeBytes  uint64       `json:"sizeBytes,omitempty"` // of the disk, not of what it takes
-	Replaced   time.Time    `json:"replaced,omitzero"`   // when that run began, if its ID says so
+	SizeBytes  uint64       `json:"sizeBytes,omitempty"` // size of the disk, not its usage
+	Replaced   time.Time    `json:"replaced,omitzero"`   // when the run started, if its ID says so
 	Talos      string       `json:"talos,omitempty"`     // version of the system on it
-	Lock       string       `json:"lock,omitempty"`      // the hash that it was locked with; "" if not by recast
+	Lock       string       `json:"lock,omitempty"`      // its lock hash; "" if recast did not make it
 	Kubernetes string       `json:"kubernetes,omitempty"`
-	Next       []Advice     `json:"next,omitempty"` // rollback of the last one of a node, prune of what it would free
+	Next       []Advice     `json:"next,omitempty"` // rollback for the last disk of a node, prune for disks that it would free
 
 	Nth int `json:"-"` // replacement of the node's system disk
 }
 
-// StatusSources is where Status reads. Only Proxmox has to answer: a roll may
-// have taken Kubernetes down.
+// StatusSources are the clients for Status. Only Proxmox must answer: a roll may have
+// taken Kubernetes down.
 type StatusSources struct {
 	Proxmox cluster.Inventory
-	// Nodes lists the Node objects; its error is told in the result.
+	// Nodes lists the Node objects; its error becomes part of the result.
 	Nodes func(ctx context.Context) ([]cluster.KubeNode, error)
-	// Lease reads the Lease that is a claim; asked only where Nodes answered.
+	// Lease reads the Lease that is a claim; called only if Nodes succeeded.
 	Lease func(ctx context.Context) (cluster.Lease, error)
 	// MachineConfig is Machines.MachineConfig.
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
 
-// askKubernetes bounds how long status waits for an API that may be away.
+// askKubernetes limits how long status waits for an API that may be down.
 const askKubernetes = 10 * time.Second
 
-// Status says who is at work and, for everything unfinished, where each disk is
-// and what finishes it. It changes nothing, and fails only where Proxmox can't be read.
+// Status returns the active run and, for everything unfinished, where each disk is and
+// what finishes it. It changes nothing, and fails only if Proxmox can't be read.
 func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, error) {
 	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
 	vms, away, err := p.readable(ctx, src.Proxmox)
@@ -185,7 +185,7 @@ func peekLease(ctx context.Context, src StatusSources, name string) (cluster.Cla
 	return cluster.PeekLease(ctx, src.Lease, name)
 }
 
-// lockedBuilds are the builds of every lock that is here, by ID.
+// lockedBuilds returns the builds of every lock on this machine, by ID.
 func (p Project) lockedBuilds() (map[string]cluster.Build, error) {
 	builds, err := p.pastBuilds()
 	if err != nil {
@@ -199,14 +199,14 @@ func (p Project) lockedBuilds() (map[string]cluster.Build, error) {
 	return builds, err
 }
 
-// keptBy lists the old system disks that are on a parking VM. The last one is
-// what a rollback takes; whether it would work is for that to find out.
+// keptBy lists the old system disks on a parking VM. A rollback uses the last one, and
+// checks itself whether it works.
 func keptBy(park cluster.Parking) []Kept {
 	var out []Kept
 	for _, k := range park.Record.Kept {
 		disk, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key])
 		if err != nil {
-			continue // freed by somebody: nothing is kept there any more
+			continue // somebody freed it
 		}
 		out = append(out, Kept{
 			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,
@@ -223,7 +223,7 @@ func keptBy(park cluster.Parking) []Kept {
 	return out
 }
 
-// adviseLast leaves the way back to the last of a node's old system disks: each of
+// adviseLast advises a rollback only for the last of a node's old system disks: each of
 // its parking VMs has one, and an earlier one may be on another host.
 func (r *StatusResult) adviseLast() {
 	for i, k := range r.Kept {
@@ -236,7 +236,7 @@ func (r *StatusResult) adviseLast() {
 	}
 }
 
-// advisePrune says of which old system disks recast prune would free.
+// advisePrune marks the old system disks that recast prune would free.
 func (r *StatusResult) advisePrune(vms []cluster.VM, keep cluster.Retention) {
 	verdicts, _ := cluster.JudgeParked(vms, cluster.UsesOf(vms), keep)
 	for _, v := range verdicts {
@@ -247,15 +247,14 @@ func (r *StatusResult) advisePrune(vms []cluster.VM, keep cluster.Retention) {
 	}
 }
 
-// marked lists the nodes that carry a mark of recast, but for those whose open
-// record says more.
+// marked lists the nodes with a mark of recast, except those with an open record.
 func marked(nodes []cluster.KubeNode, open map[string]bool) []Marked {
 	var out []Marked
 	for _, n := range nodes {
 		if n.Mark == nil || open[n.Name] {
 			continue
 		}
-		does := "clears that up"
+		does := "cleans that up"
 		if n.Mark.Strategy == cluster.InPlace {
 			does = "finishes the upgrade"
 		}

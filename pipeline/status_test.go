@@ -43,7 +43,7 @@ func project(t *testing.T) (p Project, build string) {
 	return p, lock.Schematics["default"].BuildID
 }
 
-// parking is a parking VM as Proxmox has it.
+// parking is a parking VM as Proxmox shows it.
 func parking(t *testing.T, rec cluster.Record, config map[string]string) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
@@ -95,7 +95,7 @@ func TestStatus(t *testing.T) {
 			Node: "wk1", Run: "r1", Strategy: cluster.Recreate, Build: rec.Build, Talos: "v1.13.9", LeftEtcd: true,
 			VMID: 9031, VMState: VMDeleted, VM: "deleted", Parking: 9090, BuildLocked: true, MachineConfig: true,
 			Disks: []DiskStatus{{Disk: "scsi1", Place: OnParking, Volid: "fast:vm-9090-disk-0", Where: "scsi1 of parking VM 9090"}},
-			Next:  []Advice{{"recast roll", "finishes it"}, {"recast recover wk1", "gives it up: puts the old system disk back"}},
+			Next:  []Advice{{"recast roll", "finishes it"}, {"recast recover wk1", "cancels it: puts the old system disk back"}},
 		}},
 		Marked: []Marked{{
 			Node: "wk2", Run: "r2", Strategy: cluster.InPlace, Build: "b2", Ready: true, Installed: true,
@@ -110,7 +110,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusWithoutTheRest has nothing but Proxmox answer, and much of that damaged.
+// TestStatusWithoutTheRest: only Proxmox answers, and much of its data is damaged.
 func TestStatusWithoutTheRest(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)

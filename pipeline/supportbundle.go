@@ -19,13 +19,13 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// BundleSources is where SupportBundle looks. What is nil is not asked.
+// BundleSources are the inputs of SupportBundle. A nil source is skipped.
 type BundleSources struct {
 	Version any // of this program
-	// Config is recast.yaml as it is, and Invalid why it can't be used.
+	// Config is the text of recast.yaml, and Invalid why it can't be used.
 	Config  []byte
 	Invalid error
-	// Secrets are those at hand: whatever else happens, none of them gets in.
+	// Secrets are all known secrets: none of them is ever included.
 	Secrets []string
 
 	Status  func(context.Context) (StatusResult, error)
@@ -35,15 +35,15 @@ type BundleSources struct {
 	Etcd    cluster.EtcdReader
 }
 
-// How long each source may take, and how much of the past goes in.
+// Timeout of each source, and limits for past runs.
 const (
-	bundleAsks = 100 * time.Second // doctor's own bounds end before
+	bundleAsks = 100 * time.Second // longer than doctor's own timeouts
 	bundleRuns = 5
 	bundleLog  = 4 << 20 // of each log, the newest
 )
 
-// SupportBundle gathers what somebody who helps needs to see. It goes on wherever
-// something can't be read, says so in the bundle, and changes nothing.
+// SupportBundle collects what is needed to get help. If something can't be read, it says
+// so in the bundle and continues. It changes nothing.
 func SupportBundle(ctx context.Context, p *Project, src BundleSources, now time.Time) *bundle.Bundle {
 	name := "recast-support"
 	if p != nil {
@@ -61,7 +61,7 @@ func SupportBundle(ctx context.Context, p *Project, src BundleSources, now time.
 	return g.out
 }
 
-// gathering is a bundle in the making.
+// gathering is a bundle in progress.
 type gathering struct {
 	*Project
 	src BundleSources
@@ -79,7 +79,7 @@ func (g *gathering) problem(what string, err error) {
 	}
 }
 
-// add puts what the list allows of v into the bundle.
+// add adds the allowed fields of v to the bundle.
 func (g *gathering) add(name string, v any, allow bundle.List) {
 	g.mu.Lock()
 	err := g.out.JSON(name, v, allow)
@@ -108,9 +108,9 @@ func (g *gathering) lockFile() {
 	g.problem("recast.lock can't be used", err)
 }
 
-// runsHere adds the last runs that were started on this machine: how they ended, their
-// logs, and of their journals the plan and which facts there are. No other, for they
-// hold machine configurations.
+// runsHere adds the last runs that were started on this machine: results, logs, and from
+// their journals only the plan and the names of facts, since journals hold machine
+// configurations.
 func (g *gathering) runsHere() {
 	runs, err := journal.Runs(g.runs())
 	g.problem("journals", err)
@@ -126,7 +126,7 @@ func (g *gathering) runsHere() {
 	}
 }
 
-// keys lists what a journal holds, by name.
+// keys lists the facts of a journal, by name.
 func (g *gathering) keys(id string) {
 	j, err := journal.Open(g.runs(), journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
@@ -147,8 +147,8 @@ func (g *gathering) keys(id string) {
 	}
 }
 
-// log adds the newest part of a log, line by line. One that was cut off by a kill
-// ends with a line that is none, which is left out.
+// log adds the newest part of a log, line by line. It omits an incomplete last line, which
+// a kill may leave.
 func (g *gathering) log(path, name string) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -174,15 +174,15 @@ func (g *gathering) log(path, name string) {
 	g.out.Lines(name, out.Bytes())
 }
 
-// byUsersProgram says whether a line may quote what a hook or a gate has printed,
-// which may be anything.
+// byUsersProgram says whether a line may quote the output of a hook or a gate, which may
+// contain secrets.
 func byUsersProgram(line []byte) bool {
 	return slices.ContainsFunc([]string{"hook", "ask-gates", "before-run", "after-run"}, func(word string) bool { return bytes.Contains(line, []byte(word)) })
 }
 
-// world asks all servers at the same time.
+// world queries all servers at the same time.
 func (g *gathering) world(parent context.Context) {
-	ctx, cancel := context.WithTimeoutCause(parent, bundleAsks, errors.New("the bundle waits no longer for it"))
+	ctx, cancel := context.WithTimeoutCause(parent, bundleAsks, errors.New("the bundle waited no longer for it"))
 	defer cancel()
 	var asks sync.WaitGroup
 	if g.src.Status != nil {
@@ -215,8 +215,8 @@ func (g *gathering) world(parent context.Context) {
 	asks.Wait()
 }
 
-// withoutPrograms is a diagnosis that says of the user's own programs, and of who is
-// told, no more than how many there are and how each stands.
+// withoutPrograms reduces a diagnosis: of the user's programs and webhooks it keeps only
+// the number and the states.
 func withoutPrograms(res DoctorResult) DoctorResult {
 	res.Checks = slices.Clone(res.Checks)
 	for i, c := range res.Checks {
@@ -227,7 +227,7 @@ func withoutPrograms(res DoctorResult) DoctorResult {
 	return res
 }
 
-// tell says what is in the bundle, and what could not be read.
+// tell lists what is in the bundle, and what could not be read.
 func (g *gathering) tell() {
 	slices.Sort(g.problems)
 	if len(g.problems) > 0 {
@@ -241,16 +241,16 @@ func (g *gathering) tell() {
 	g.out.Text("README.txt", []byte(text.String()))
 }
 
-const bundleReadme = `Support bundle of recast. Look through it before you hand it to anybody.
+const bundleReadme = `Support bundle of recast. Review it before you share it.
 
-What is in it was allowed by name, field by field; all else was left out. Secrets that
-were at hand, and what looks like one, were taken out of what is left. Not in it: the
-Proxmox token, talosconfig, kubeconfig, machine configurations, what your hooks and gates
-run and print, cloud-init users, passwords and keys, notes of VMs other than recast's own
-records, and of the journals of runs all but these: how each run ended (runs.json), which
-facts there are (keys.txt), its plan (plan.json; plan-first.json is what it was begun with,
-where somebody went on with it) and its log.
+It contains only fields that are allowed by name. Known secrets, and text that looks like
+a secret, were removed from these. It does not contain: the Proxmox token, talosconfig,
+kubeconfig, machine configurations, the commands and output of your hooks and gates,
+cloud-init users, passwords and keys, and notes of VMs other than recast's own records.
+From the journal of a run it has only its result (runs.json), the names of its facts
+(keys.txt), its plan (plan.json; plan-first.json is the original plan of a run that was
+continued) and its log.
 
-It does say: names and addresses of nodes and hosts, disks and their storages, versions,
-what recast did and when, and why that failed.
+It does contain: names and addresses of nodes and hosts, disks and their storages,
+versions, what recast did and when, and why it failed.
 `

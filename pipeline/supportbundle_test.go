@@ -21,8 +21,8 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// planted are secrets of every kind, each where it is in real life; none of their
-// bytes may get into a bundle.
+// planted are secrets of every kind, each in its real place; none of their bytes may get
+// into a bundle.
 var planted = map[string]string{
 	"the token":             "6f1d3c58-1111-4222-8333-0123456789ab",
 	"another token":         "9e8d7c6b-5555-4666-8777-ba9876543210",
@@ -46,7 +46,7 @@ var planted = map[string]string{
 	"a query":               "planted=query",
 }
 
-// config is a recast.yaml with what should not be in one.
+// config is a recast.yaml with secrets that should not be in one.
 func plantedConfig() []byte {
 	return fmt.Appendf(nil, `# token: %s
 version: 1
@@ -67,7 +67,7 @@ func plantedMachineConfig() []byte {
 	return fmt.Appendf(nil, "machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"])
 }
 
-// plantRun leaves a run with secrets in its journal and log.
+// plantRun creates a run with secrets in its journal and log.
 func plantRun(t *testing.T, p Project) {
 	t.Helper()
 	j, err := journal.Open(p.runs(), journal.Options{Run: "20261122-0101-aaaa"})
@@ -98,7 +98,7 @@ func plantRun(t *testing.T, p Project) {
 	}
 }
 
-// plantStopped leaves a run that ended with a hook which hung.
+// plantStopped creates a run that ended with a hook that hung.
 func plantStopped(t *testing.T, p Project) {
 	t.Helper()
 	runWith(t, p, "20261122-0102-bbbb", stopped(), nil)
@@ -121,7 +121,7 @@ func plantLock(t *testing.T, p Project) {
 	}
 }
 
-// plantedVMs are a node's VM, its parking VM, and one of somebody else.
+// plantedVMs are a node's VM, its parking VM, and an unrelated one.
 func plantedVMs(t *testing.T) []cluster.VM {
 	t.Helper()
 	hush := map[string]string{
@@ -187,7 +187,7 @@ func TestSupportBundleHasNoSecrets(t *testing.T) {
 		requireJSON(t, f)
 	}
 	requireIn(t, b, map[string][]string{
-		"README.txt":                        {"Look through it", "vms.json ("},
+		"README.txt":                        {"Review it before you share it", "vms.json ("},
 		"version.json":                      {`"recast": "v1"`},
 		"recast.yaml":                       {"cluster: c1", "name: wk1", "vmid: 9031"},
 		"recast.lock":                       {"talos: v1.13.9", "schematicID: "},
@@ -206,7 +206,7 @@ func TestSupportBundleHasNoSecrets(t *testing.T) {
 	}
 }
 
-// requireJSON wants a file that is called JSON to be such, or its lines.
+// requireJSON requires that a file named JSON contains JSON, or lines of it.
 func requireJSON(t *testing.T, f bundle.File) {
 	t.Helper()
 	docs := []string{string(f.Data)}
@@ -224,7 +224,7 @@ func requireJSON(t *testing.T, f bundle.File) {
 	}
 }
 
-// requireIn wants files that have these texts.
+// requireIn requires files with these texts.
 func requireIn(t *testing.T, b *bundle.Bundle, want map[string][]string) {
 	t.Helper()
 	for name, texts := range want {
@@ -244,8 +244,8 @@ func fileIn(b *bundle.Bundle, name string) string {
 	return string(b.Files()[i].Data)
 }
 
-// With nothing to be read there is a bundle all the same, which says so.
-func TestSupportBundleOfNothing(t *testing.T) {
+// If nothing can be read there is still a bundle, which says so.
+func TestEmptySupportBundle(t *testing.T) {
 	t.Parallel()
 	b := SupportBundle(t.Context(), nil, BundleSources{Invalid: errors.New("recast.yaml: no such file")}, time.Now())
 	requireIn(t, b, map[string][]string{"unread.txt": {"no such file"}, "README.txt": {"unread.txt ("}})

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// What of each document gets into a support bundle. Hooks, gates and webhooks are
-// the user's own: of those there is only how many.
+// The fields of each document that a support bundle includes. Of hooks, gates and webhooks
+// it includes only the number.
 var (
 	configAllowed = bundle.List{
 		"version", "cluster", "talos.version", "talos.config", "talos.machineConfigs", "kubernetes.version",
@@ -30,7 +30,7 @@ var (
 		"roll.timeouts.*", "roll.bootFailure", "roll.keepDisks", "roll.ignoreNodes.*", "roll.etcdSnapshot", "roll.rehearse.enabled", "roll.rehearse.addresses.*", "roll.rehearse.gateway",
 		"roll.gates.*.kind", "roll.gates.*.apiVersion", "roll.gates.*.timeout", "roll.hooks.*.*.timeout", "notify.*.on.*",
 	}
-	// Not the schematics themselves: kernel arguments may carry a token, and an embedded configuration is one.
+	// Not the schematics themselves: kernel arguments may contain a token, and an embedded configuration contains secrets.
 	lockAllowed = bundle.List{
 		"version", "talos", "arch", "platform", "secureBoot", "secureBootKey", "signers.*", "checksum",
 		"schematics.*.file", "schematics.*.buildID", "schematics.*.schematicID", "schematics.*.lockHash", "schematics.*.extensions.*.*",
@@ -54,7 +54,7 @@ var (
 	}
 )
 
-// bundledVM is a VM of ours as a bundle shows it.
+// bundledVM is one of our VMs in a bundle.
 type bundledVM struct {
 	ID      cluster.VMID      `json:"vmid"`
 	Name    string            `json:"name"`
@@ -73,11 +73,11 @@ type bundledVM struct {
 	Trouble string            `json:"recordTrouble,omitempty"`
 }
 
-// vmAllowed are the keys of a VM's configuration that are no secret: no ciuser,
+// vmAllowed are the keys of a VM's configuration that hold no secrets: not ciuser,
 // cipassword, sshkeys, cicustom, args, hookscript, description.
 var vmAllowed = regexp.MustCompile(`^(?:(?:scsi|virtio|sata|ide|unused|efidisk|tpmstate|net|ipconfig|hostpci|numa|serial)\d+|acpi|agent|arch|autostart|balloon|bios|boot|cores|cpu|cpulimit|cpuunits|hotplug|hugepages|kvm|lock|machine|memory|meta|name|numa|onboot|ostype|protection|rng0|scsihw|searchdomain|nameserver|shares|sockets|startup|tablet|tags|template|vcpus|vga|vmgenid|watchdog)$`)
 
-// ourVMs are the VMs of nodes, their holders, and recast's own.
+// ourVMs returns the VMs of nodes, their holders, and recast's own VMs.
 func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
 	out := []bundledVM{}
 	for _, vm := range vms {
@@ -117,13 +117,13 @@ func bundled(vm cluster.VM) bundledVM {
 	case err != nil:
 		b.Trouble = err.Error()
 	case ok:
-		rec.Memory = "" // the VM's whole configuration, packed
+		rec.Memory = "" // the VM's whole configuration, compressed
 		b.Record = &rec
 	}
 	return b
 }
 
-// seenNode is a node as a bundle shows it.
+// seenNode is a node in a bundle.
 type seenNode struct {
 	Name         string                   `json:"name"`
 	Addr         string                   `json:"address"`
@@ -171,7 +171,7 @@ func nodesSeen(seen cluster.Observation) []seenNode {
 	return out
 }
 
-// seenMember is what a control plane says of etcd.
+// seenMember is the state of etcd according to a control plane.
 type seenMember struct {
 	Node    string               `json:"node"`
 	Status  *cluster.EtcdStatus  `json:"status,omitempty"`
@@ -202,29 +202,29 @@ func (g *gathering) etcdSeen(ctx context.Context, seen cluster.Observation) []se
 	return out
 }
 
-// secrets are all that can be found here: those that were given, those of the
-// journals and of talos.machineConfigs, and the command lines of hooks and gates.
+// secrets returns all secrets on this machine: the given ones, those in the journals and
+// in talos.machineConfigs, and the command lines of hooks and gates.
 func (src BundleSources) secrets(p *Project) []string {
 	out := slices.Clone(src.Secrets)
 	if p == nil {
 		return out
 	}
 	out = append(out, p.commandLines()...)
-	files, _ := filepath.Glob(filepath.Join(p.runs(), "*", "*.secret")) // the pattern is right
+	files, _ := filepath.Glob(filepath.Join(p.runs(), "*", "*.secret")) // the pattern is valid
 	if dir := p.Config.Talos.MachineConfigs; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		files = append(files, more...)
 	}
 	for _, file := range files {
-		if b, err := os.ReadFile(file); err == nil { // none of it gets in anyway
+		if b, err := os.ReadFile(file); err == nil { // the file itself is never included
 			out = append(out, redact.YAML(b)...)
 		}
 	}
 	return out
 }
 
-// commandLines are those of hooks and gates. A program without arguments is none:
-// its name says nothing.
+// commandLines returns the command lines of hooks and gates, except programs without
+// arguments, whose name is harmless.
 func (p Project) commandLines() (lines []string) {
 	add := func(c cluster.CommandGate, line string) {
 		if len(c.Args) > 1 {
@@ -245,8 +245,8 @@ func (p Project) commandLines() (lines []string) {
 	return lines
 }
 
-// ObserveNodes reads the nodes of the configuration, whatever the lock is.
+// ObserveNodes reads the configured nodes, whatever the lock is.
 func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
-	lock, _ := schematics.ReadLock(p.LockFile()) // told by itself
+	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
 	return p.observe(ctx, m, p.wanted(lock))
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// tally counts by the events of a roll what has become of its nodes.
+// tally collects the results of a roll's nodes from its events.
 type tally struct {
 	mu    sync.Mutex
-	nodes map[string]step.Status // how the branch of each stands
+	nodes map[string]step.Status // last status of each node's branch
 }
 
-// listen has the tally see every event; the returned func ends that.
+// listen makes the tally see every event; the returned func ends that.
 func (t *tally) listen(run *step.Runner) func() {
 	return run.Listen(func(e step.Event) {
 		t.mu.Lock()
@@ -25,7 +25,7 @@ func (t *tally) listen(run *step.Runner) func() {
 	})
 }
 
-// see looks for the branches of nodes.
+// see handles the events of nodes' branches.
 func (t *tally) see(e step.Event) {
 	_, node, below := cluster.NodeOfStep(e.Path)
 	if node == "" || len(below) > 0 || e.Status == step.Note {
@@ -40,7 +40,7 @@ func (t *tally) see(e step.Event) {
 	}
 }
 
-// fates sorts the nodes that were come to, and those that were planned and not come to.
+// fates returns the nodes by result; planned nodes that were not started count as left.
 func (t *tally) fates(planned []string) cluster.Fates {
 	t.mu.Lock()
 	defer t.mu.Unlock()

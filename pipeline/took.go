@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TakesAway says whether a step below a node's branch takes it away. While the node
-// is looked at, fetches its installer and is drained, it still serves.
+// TakesAway says whether a step of a node's branch takes the node down. While the node is
+// checked, pulls its installer and is drained, it is still up.
 func TakesAway(below []string) bool {
 	switch below[0] {
 	case "ask-gates", "run-hooks", "gate", "pull":
@@ -23,8 +23,8 @@ func TakesAway(below []string) bool {
 	return true
 }
 
-// stopwatch notes how long each node's roll takes, and keeps it in the journal of
-// the run: later plans expect as much.
+// stopwatch measures how long each node's roll takes, and records it in the run's journal:
+// later plans use it as an estimate.
 type stopwatch struct {
 	journal *journal.Journal
 	nodes   map[string]cluster.NodePlan // by path
@@ -32,17 +32,17 @@ type stopwatch struct {
 	away    map[string]time.Time        // since when, by path of the node
 	outage  map[string]time.Duration
 	steps   map[string]map[string]int
-	err     error // the first that the journal had
+	err     error // the first error of the journal
 }
 
-// watchClock has a stopwatch see the events of a runner until unwatch.
+// watchClock makes a stopwatch see the events of a runner until unwatch is called.
 func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *stopwatch, unwatch func()) {
 	s = &stopwatch{
 		journal: j, nodes: map[string]cluster.NodePlan{}, began: map[string]time.Time{}, away: map[string]time.Time{},
 		outage: map[string]time.Duration{}, steps: map[string]map[string]int{},
 	}
 	for _, n := range plan.Work() {
-		if !n.Resume { // what is half done took who knows how long
+		if !n.Resume { // the duration of an unfinished replacement is unknown
 			s.nodes[cluster.StepPath(n.Phase, n.Node)] = n
 		}
 	}
@@ -95,7 +95,7 @@ func (s *stopwatch) lap(path, step string, took time.Duration) {
 
 func (s *stopwatch) keep(n cluster.NodePlan, path string) {
 	if s.outage[path] == 0 {
-		return // it was only put right
+		return // it was only cleaned up
 	}
 	err := s.journal.Put(cluster.TookKey(n.Node), cluster.Took{
 		Node: n.Node, Role: n.Role, Strategy: n.Strategy, Talos: n.Drift.Talos, Expected: n.OutageSeconds,
@@ -108,10 +108,10 @@ func (s *stopwatch) keep(n cluster.NodePlan, path string) {
 
 func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
-// pastRuns is how many runs are looked at for how long rolls took.
+// pastRuns is how many runs are read for durations.
 const pastRuns = 50
 
-// took lists how long the nodes of earlier runs took, newest first.
+// took returns the durations of nodes in earlier runs, newest first.
 func (p Project) took() ([]cluster.Took, error) {
 	runs, err := journal.Runs(p.runs())
 	if err != nil {
@@ -126,7 +126,7 @@ func (p Project) took() ([]cluster.Took, error) {
 	return all, errors.Join(errs...)
 }
 
-// tookIn lists how long the nodes of one run took.
+// tookIn returns the durations of nodes in one run.
 func (p Project) tookIn(run string) (all []cluster.Took, err error) {
 	j, err := journal.Open(p.runs(), journal.Options{Run: run, ReadOnly: true})
 	if err != nil {

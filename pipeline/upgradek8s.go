@@ -14,46 +14,45 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// UpgradeKubernetesOptions say to which version, and whom to ask.
+// UpgradeKubernetesOptions are the options of UpgradeKubernetes.
 type UpgradeKubernetesOptions struct {
 	To      string // "": kubernetes.version of the configuration
-	DryRun  bool   // only the plan is made: nothing is changed, not even the claim taken
+	DryRun  bool   // only make the plan; change nothing, and do not take the claim
 	Confirm func(kubeupgrade.Plan) (bool, error)
 	Claim   RollOptions // as for a roll: RunID, JournalSync, Holder, Dead
 }
 
 // UpgradeKubernetesReport is what an upgrade of Kubernetes did.
 type UpgradeKubernetesReport struct {
-	Run     string           `json:"run,omitempty"` // "" when nothing was begun
+	Run     string           `json:"run,omitempty"` // "" if nothing was started
 	Started time.Time        `json:"started"`
 	Ended   time.Time        `json:"ended"`
 	Plan    kubeupgrade.Plan `json:"plan"`
 	DryRun  bool             `json:"dryRun,omitempty"`
-	Outcome string           `json:"outcome"` // as of a roll
+	Outcome string           `json:"outcome"` // as in a roll
 	Unsent  []string         `json:"unsent,omitempty"`
 }
 
-// upgradeKey is what a journal holds of an upgrade of Kubernetes: its plan.
+// upgradeKey is the journal key of an upgrade's plan.
 const upgradeKey = "upgrade-k8s"
 
-// UpgradeKubernetes brings Kubernetes to a version, on every node that it knows:
+// UpgradeKubernetes upgrades Kubernetes on every node that Kubernetes knows:
 // observe → plan → claim → confirm → plan again → check → pull → component by component.
-// What an interrupted one has left is no more than nodes of two versions: run
-// again, it goes on.
+// If it is interrupted, nodes have two versions; run again, it continues.
 func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
 	rep = UpgradeKubernetesReport{Started: time.Now(), DryRun: o.DryRun, Outcome: "nothing to do"}
 	if o.To == "" {
 		o.To = p.Config.Kubernetes.Version
 	}
 	if o.To == "" {
-		return rep, fault.WithHint(fault.Configf("to which version of Kubernetes is not said"), "recast upgrade-k8s --to v1.35.4, or kubernetes.version in recast.yaml")
+		return rep, fault.WithHint(fault.Configf("no Kubernetes version is given"), "recast upgrade-k8s --to v1.35.4, or kubernetes.version in recast.yaml")
 	}
 	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
 		return rep, err
 	}
 	w := &work{Project: p, machines: m, run: run, o: o.Claim, command: upgradeKey, rep: Report{Started: rep.Started}}
 	if o.DryRun {
-		w.command = "" // there is nothing to tell of
+		w.command = "" // no notices are sent
 	}
 	done, err := w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
 	rep.Unsent = done.Unsent
@@ -70,7 +69,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 			return err
 		}
 	}
-	if w.held != nil { // of a run that was killed, and may have the only API server restarting
+	if w.held != nil { // of a killed run, which may have left the only API server restarting
 		if err := kubeupgrade.Await(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
 			return err
 		}
@@ -94,7 +93,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		return err
 	}
 	if !ok {
-		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes is as it was")))
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; Kubernetes was not changed")))
 	}
 	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
 		return err
@@ -108,7 +107,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	return err
 }
 
-// planUpgrade makes a plan of what is to be seen now, and says where the claim may be made.
+// planUpgrade makes a plan from the current state, and returns where to create the claim.
 func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
 	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
 	if err != nil {
@@ -125,8 +124,8 @@ func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Pla
 	return plan, hostOf(seen), err
 }
 
-// planAgain is the plan that is carried out: made under the claim and after the
-// answer, which may have taken hours, and no other than the one that was shown.
+// planAgain makes the plan that is carried out: under the claim, and after the answer,
+// which may have taken hours. It refuses a plan that differs from the one shown.
 func (w *work) planAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
 	plan, _, err := w.planUpgrade(ctx, shown.To)
 	if err != nil {
@@ -143,7 +142,7 @@ func refusedPlan(p kubeupgrade.Plan) error {
 	return fault.KubernetesUpgrade.Refusedf("Kubernetes can't be brought to %s:\n  %s", p.To, strings.Join(p.Refused, "\n  "))
 }
 
-// hostOf is where the claim's VM is made: beside one of the nodes'.
+// hostOf is the host for the claim's VM: that of one of the nodes.
 func hostOf(o cluster.Observation) string {
 	for _, f := range o.Found {
 		if host := f.Host(); host != "" {
@@ -176,7 +175,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 	return errors.Join(err, j.Finish(outcome(err)))
 }
 
-// finishUpgrades finishes the journals of upgrades that were killed: this one goes on with them.
+// finishUpgrades finishes the journals of killed upgrades, which this one continues.
 func (w *work) finishUpgrades() error {
 	runs, err := journal.Unfinished(w.runs())
 	if err != nil {
@@ -201,5 +200,5 @@ func (w *work) finishUpgrade(run string) error {
 	if err != nil || !found {
 		return err
 	}
-	return j.Finish("interrupted: run " + w.id + " has gone on")
+	return j.Finish("interrupted: run " + w.id + " continued it")
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// Running is a run that has begun and not ended, as its journal here tells it: it
-// is in progress, or was killed.
+// Running is a run that has not ended according to its journal on this machine: it is
+// active or was killed.
 type Running struct {
 	ID      string
-	Dir     string // of its journal, which its log is beside
+	Dir     string // of its journal and its log
 	Started time.Time
-	Plan    *cluster.Plan // nil: it has none yet
+	Plan    *cluster.Plan // nil: there is none yet
 }
 
-// RunningHere finds the newest run, if it was begun on this machine and has not ended.
+// RunningHere finds the newest run, if it was started on this machine and has not ended.
 func (p Project) RunningHere() (Running, bool, error) {
 	runs, err := journal.Runs(p.runs())
 	if len(runs) == 0 || !runs[0].Unfinished() {
@@ -42,7 +42,7 @@ func (p Project) RunningHere() (Running, bool, error) {
 	return r, err == nil, err
 }
 
-// Ended says how a run ended that was begun here; "" while it goes on.
+// Ended says how a run that was started here ended; "" while it is active.
 func (p Project) Ended(run string) (outcome string, err error) {
 	runs, err := journal.Runs(p.runs())
 	for _, r := range runs {
@@ -53,8 +53,7 @@ func (p Project) Ended(run string) (outcome string, err error) {
 	return "", err
 }
 
-// Claim reads the claim in Proxmox, whatever number it has; found is false where nobody
-// holds it there.
+// Claim reads the claim in Proxmox, with any VMID; found is false if there is none.
 func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.ClaimState, found bool, err error) {
 	vm, err := px.VMConfig(ctx, p.claimID())
 	switch {
@@ -70,37 +69,36 @@ func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.Cla
 	return cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
 }
 
-// Listing is what Watched needs of Proxmox beside an Inventory.
+// Listing is what Watched needs from Proxmox besides an Inventory.
 type Listing interface {
 	cluster.Inventory
-	// Listed lists every VM by one request: without configurations, and about 10 s late.
+	// Listed lists every VM with one request: without configurations, and about 10 s late.
 	Listed(ctx context.Context) ([]cluster.VM, error)
 }
 
-// Watched is an Inventory for who looks again and again, for people: it reads only
-// those VMs afresh that are new or whose row in the list has changed, the claim, and
-// both VMs of what is unfinished. It counts the requests that it costs.
+// Watched is an Inventory for repeated reads by a live view: it reads again only VMs that
+// are new or whose row in the list has changed, the claim, and both VMs of unfinished
+// replacements. It counts its requests.
 type Watched struct {
 	Listing
 	claim cluster.VMID
 
-	rows     map[cluster.VMID]cluster.VM // as they were listed last
-	known    map[cluster.VMID]cluster.VM // as they were read last
+	rows     map[cluster.VMID]cluster.VM // from the last list
+	known    map[cluster.VMID]cluster.VM // as last read
 	requests int
 }
 
-// Watched is an Inventory for looking at a run from beside.
+// Watched returns an Inventory for watching a run.
 func (p Project) Watched(px Listing) *Watched { return &Watched{Listing: px, claim: p.claimID()} }
 
-// Requests is about how many there were since it was asked last.
+// Requests is the approximate number of requests since the last call.
 func (w *Watched) Requests() int {
 	n := w.requests
 	w.requests = 0
 	return n
 }
 
-// VMs implements cluster.Inventory. Where it does not get by with a few of them, it
-// reads all.
+// VMs implements cluster.Inventory. If it would have to read many VMs, it reads all.
 func (w *Watched) VMs(ctx context.Context) ([]cluster.VM, error) {
 	listed, err := w.Listed(ctx)
 	w.requests++
@@ -152,7 +150,7 @@ func (w *Watched) all(ctx context.Context) ([]cluster.VM, error) {
 	return vms, err
 }
 
-// workedOn are the claims, and the VMs and parking VMs of unfinished replacements.
+// workedOn returns the claims, and the VMs and parking VMs of unfinished replacements.
 func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]bool {
 	worked := map[cluster.VMID]bool{w.claim: true}
 	for _, vm := range known {

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/journal"
 )
 
-// listing is a datacentre that notes which configurations are read.
+// listing is a datacentre that records which configurations are read.
 type listing struct {
 	cluster.Inventory
 	vms  []cluster.VM
@@ -45,7 +45,7 @@ func (l *listing) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, erro
 	return l.vms[i], l.down
 }
 
-// Who watches reads what changes, and what a run is about; nothing else again.
+// A watcher reads what changes, and what a run is about; it reads nothing else twice.
 func TestWatched(t *testing.T) {
 	t.Parallel()
 	p, build := project(t)
@@ -90,7 +90,7 @@ func TestWatched(t *testing.T) {
 	}
 }
 
-// A run is found while it goes on, with the plan once it has one.
+// A run is found while it is active, with its plan as soon as it has one.
 func TestRunningHere(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)

@@ -13,22 +13,22 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// asker puts questions to a person on a terminal.
+// asker asks a person on a terminal.
 type asker struct {
 	s        *streams
-	yes      bool // take what is safe to take, and ask nothing
-	terminal bool // there is somebody to ask
+	yes      bool // take safe defaults and do not ask
+	terminal bool // a person can be asked
 	lines    *bufio.Reader
 }
 
-// errNoAnswer says that the person has gone.
+// errNoAnswer: the input ended, or Ctrl-C was pressed.
 var errNoAnswer = fault.As(fault.Interrupted, errors.New("no answer; nothing was written"))
 
 func newAsker(s *streams, yes bool) *asker {
 	return &asker{s: s, yes: yes, terminal: s.unasked() == "", lines: bufio.NewReader(s.in)}
 }
 
-// ask is pipeline.InitSources' Ask.
+// ask implements pipeline.InitSources.Ask.
 func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
 	switch {
 	case a.yes && q.Default != "":
@@ -55,7 +55,7 @@ func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
 		if answer == "" {
 			answer = q.Default
 		}
-		if wrong := fits(q, answer); wrong != "" {
+		if wrong := invalid(q, answer); wrong != "" {
 			fmt.Fprintln(a.s.err, wrong)
 			continue
 		}
@@ -63,13 +63,13 @@ func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
 	}
 }
 
-// fits says what is wrong with an answer.
-func fits(q pipeline.Question, answer string) string {
+// invalid says what is wrong with an answer; "" if nothing is.
+func invalid(q pipeline.Question, answer string) string {
 	switch {
 	case answer == "":
-		return "an answer is needed; Ctrl-C leaves everything as it is"
+		return "an answer is needed; Ctrl-C quits and changes nothing"
 	case q.Choices != nil && !slices.Contains(q.Choices, answer):
-		return fmt.Sprintf("%q is none of them: %s", answer, strings.Join(q.Choices, ", "))
+		return fmt.Sprintf("%q is not one of %s", answer, strings.Join(q.Choices, ", "))
 	case q.Check != nil:
 		if err := q.Check(answer); err != nil {
 			return err.Error()
@@ -78,7 +78,7 @@ func fits(q pipeline.Question, answer string) string {
 	return ""
 }
 
-// line reads one. An end of input, and Ctrl-C, are no answer.
+// line reads a line. It returns errNoAnswer at the end of input and on Ctrl-C.
 func (a *asker) line(ctx context.Context) (string, error) {
 	type answer struct {
 		text string

@@ -30,7 +30,7 @@ func TestAsk(t *testing.T) {
 	}{
 		"an answer":              {q: storage, typed: "local\n", terminal: true, want: "local", said: "Where? [isos] "},
 		"no more than Enter":     {q: storage, typed: "\n", terminal: true, want: "isos"},
-		"one of the choices":     {q: storage, typed: "fast\nlocal", terminal: true, want: "local", said: `"fast" is none of them: isos, local`},
+		"one of the choices":     {q: storage, typed: "fast\nlocal", terminal: true, want: "local", said: `"fast" is not one of isos, local`},
 		"something":              {q: unsafe, typed: "\nx\n", terminal: true, want: "x", said: "an answer is needed"},
 		"a good one":             {q: checked, typed: "1-2\n3-4\n", terminal: true, want: "3-4", said: "out of bounds"},
 		"the end of input":       {q: storage, typed: "", terminal: true, kind: fault.Interrupted},

@@ -14,20 +14,19 @@ func newBackupCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "backup", Short: "Save a verified snapshot of etcd",
-		Long: `Ask the endpoints of the talosconfig how etcd is, read a snapshot from the leader,
-else from another voting member that follows one, and save it on this machine:
-without --to in the directory roll.etcdSnapshot, as etcd-CLUSTER-TIME.db. The file
-appears under its name only when all of it is there and it is a database of etcd
-that matches its checksum. It holds every secret of Kubernetes: keep it as such.
+		Long: `Check etcd through the endpoints of the talosconfig, read a snapshot from the leader
+(or from another voting member that follows a leader) and save it on this machine.
+Without --to it is saved in the directory roll.etcdSnapshot as etcd-CLUSTER-TIME.db.
+The file gets its name only when it is complete, is an etcd database and matches its
+checksum. It holds every secret of Kubernetes: protect it accordingly.
 
-It changes nothing in the cluster and takes a talosconfig with the role
-os:etcd:backup, no more: talosctl config new --roles os:etcd:backup. Neither
-Proxmox nor Kubernetes is asked. What is wrong with etcd is told as a warning;
-where its members do not hold the same data (alarm CORRUPT), or none follows a
-leader, nothing is saved and it exits 4.
+Nothing in the cluster changes. A talosconfig with the role os:etcd:backup is enough:
+talosctl config new --roles os:etcd:backup. Proxmox and Kubernetes are not contacted.
+Problems of etcd are printed as warnings; if its members hold different data (alarm
+CORRUPT), or none follows a leader, nothing is saved and the exit code is 4.
 
---keep N removes older backups of this cluster beyond the newest N, after the new
-one was verified; snapshots that recast roll has saved stay.`,
+--keep N keeps the newest N backups of this cluster and removes older ones, after the
+new one is verified. Snapshots that recast roll saved are not removed.`,
 		Example: `  recast backup
   recast backup --to /mnt/backups/ --keep 14   # nightly, off the cluster
   recast backup --to before.db -o json`,
@@ -56,8 +55,8 @@ one was verified; snapshots that recast roll has saved stay.`,
 			return errors.Join(err, ui.WriteBackup(s.out, out, res))
 		},
 	}
-	c.Flags().StringVar(&o.To, "to", "", "`directory`, which ends in / where it is yet to be made, or a file that does not exist (default: roll.etcdSnapshot)")
-	c.Flags().IntVar(&o.Keep, "keep", 0, "how many backups of this cluster stay in the directory (default: all)")
+	c.Flags().StringVar(&o.To, "to", "", "`directory` (with a trailing / if it does not exist yet) or a new file (default: roll.etcdSnapshot)")
+	c.Flags().IntVar(&o.Keep, "keep", 0, "how many backups of this cluster to keep in the directory (default: all)")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	return c
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// colourful has --color decide over what the environment says of colours. It says
-// so in the environment: hooks and gates that recast starts then know it, too.
+// colourful adds --color, which overrides the environment. It sets the environment
+// variables, so hooks and gates that recast starts follow it too.
 func colourful(root *cobra.Command) {
 	var when string
-	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print in colours: auto (on a terminal), always or never")
+	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto (on a terminal), always or never")
 	before := root.PersistentPreRunE
 	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
 		if err := setColours(when); err != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 )
 
-// question is what a command has to be allowed.
+// question asks for permission to go on.
 type question struct {
 	command   string // "recast roll"
 	text      string // "Change these nodes?"
-	untouched string // what is said without a terminal: "nothing was changed on the nodes"
+	untouched string // printed if there is no terminal: "nothing was changed on the nodes"
 }
 
-// unasked says why nobody can be asked; "": somebody can. Whoever reads a pipe may
-// well pass the question on.
+// unasked says why nobody can be asked; "": somebody can. A pipe counts as readable:
+// its reader may show the question to a person.
 func (s *streams) unasked() string {
 	if !ui.IsTerminal(s.in) {
 		return "needs to be confirmed, and there is no terminal to ask on"
@@ -35,10 +35,10 @@ func (s *streams) unasked() string {
 	return ""
 }
 
-// forgetTyped drops what was typed before the question was there to be read.
+// forgetTyped drops input that was typed before the question was printed.
 func forgetTyped(in io.Reader) {
 	if file, ok := in.(*os.File); ok {
-		_ = dropInput(int(file.Fd())) // what is no terminal has none
+		_ = dropInput(int(file.Fd())) // fails if it is not a terminal
 	}
 }
 
@@ -52,7 +52,7 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 			"%s --yes", q.command)
 	}
 	forgetTyped(s.in)
-	fmt.Fprintf(s.err, "%s Only \"yes\" goes on: ", q.text)
+	fmt.Fprintf(s.err, "%s Only \"yes\" continues: ", q.text)
 	s.err.flush()
 	answers := make(chan string, 1)
 	go func() { // ends with the line, or with the process

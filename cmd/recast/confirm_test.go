@@ -11,14 +11,14 @@ import (
 	"github.com/creack/pty"
 )
 
-// answers types on a terminal whenever a question is to be seen.
+// answers types an answer on a terminal whenever a question appears.
 type answers struct {
 	terminal io.Writer
 	text     string
 }
 
 func (a answers) Write(p []byte) (int, error) {
-	if strings.Contains(string(p), "goes on: ") {
+	if strings.Contains(string(p), "continues: ") {
 		if _, err := io.WriteString(a.terminal, a.text); err != nil {
 			return 0, err
 		}
@@ -26,7 +26,7 @@ func (a answers) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// What was typed before the question is no answer to it.
+// Input from before the question is not its answer.
 func TestConfirmTypedAhead(t *testing.T) {
 	t.Parallel()
 	for typed, want := range map[string]bool{"yes\n": true, "no\n": false} {
@@ -45,7 +45,7 @@ func TestConfirmTypedAhead(t *testing.T) {
 	}
 }
 
-// A question that would go into a file is not asked.
+// A question whose text would go into a file is not asked.
 func TestConfirmUnseen(t *testing.T) {
 	t.Parallel()
 	_, tty := openTerminal(t)
@@ -93,8 +93,8 @@ func openTerminal(t *testing.T) (master, tty *os.File) {
 	return master, tty
 }
 
-// TestAskedTwice answers a roll that has to finish first what an earlier one left. At
-// the second question no node is out: Ctrl-C is a no.
+// TestAskedTwice confirms a roll that first finishes what an earlier one left. At the
+// second question no node is out of service: Ctrl-C means no.
 func TestAskedTwice(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -111,10 +111,10 @@ func TestAskedTwice(t *testing.T) {
 
 	s := term.onScreen("roll")
 	s.typed("yes\n") // too early to be an answer
-	s.await(`Only "yes" goes on: `)
+	s.await(`Only "yes" continues: `)
 	s.typed("yes\n")
 	s.until("asked twice", func() string {
-		return map[bool]string{true: "asked twice"}[strings.Count(s.seen(), `Only "yes" goes on: `) == 2]
+		return map[bool]string{true: "asked twice"}[strings.Count(s.seen(), `Only "yes" continues: `) == 2]
 	})
 	s.typed("\x03")
 	if code := s.endSoon(); code != exitInterrupted || strings.Contains(s.seen(), "stopping: ") {

@@ -44,7 +44,7 @@ func (c *closers) add(f func() error) { *c = append(*c, f) }
 
 func (c *closers) close() {
 	for _, f := range slices.Backward(*c) {
-		_ = f() // connections that were only used to ask
+		_ = f() // connections that only read
 	}
 }
 
@@ -111,8 +111,8 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	return m, nil
 }
 
-// connectServers makes the clients of Proxmox, Talos and Kubernetes, for who needs
-// none of the secrets in machine configurations.
+// connectServers makes the clients of Proxmox, Talos and Kubernetes, for commands that
+// need no machine configurations.
 func connectServers(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	px, errProxmox := connectProxmox(s, p, cl)
 	t, errTalos := connectTalos(s, p, cl)
@@ -167,7 +167,7 @@ func connectKube(s *streams, p pipeline.Project, cl *closers) (*kube.Client, err
 	return k, nil
 }
 
-// kubeNodes lists the Node objects. The kubeconfig is opened when they are asked for.
+// kubeNodes lists the Node objects. It opens the kubeconfig at the first call.
 func kubeNodes(s *streams, p pipeline.Project, cl *closers) func(context.Context) ([]cluster.KubeNode, error) {
 	return func(ctx context.Context) ([]cluster.KubeNode, error) {
 		k, err := connectKube(s, p, cl)
@@ -178,7 +178,7 @@ func kubeNodes(s *streams, p pipeline.Project, cl *closers) func(context.Context
 	}
 }
 
-// claimLease reads the Lease that is a claim. The kubeconfig is opened when it is asked for.
+// claimLease reads the Lease that is a claim. It opens the kubeconfig at the first call.
 func claimLease(s *streams, p pipeline.Project, cl *closers) func(context.Context) (cluster.Lease, error) {
 	return func(ctx context.Context) (cluster.Lease, error) {
 		k, err := connectKube(s, p, cl)
@@ -189,7 +189,7 @@ func claimLease(s *streams, p pipeline.Project, cl *closers) func(context.Contex
 	}
 }
 
-// machineConfigs returns what reads <node>.yaml from the configured directory; nil where none is configured.
+// machineConfigs returns a function that reads <node>.yaml from the configured directory; nil if none is configured.
 func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool, error), error) {
 	dir := p.Config.Talos.MachineConfigs
 	if dir == "" {
@@ -210,7 +210,7 @@ func machineConfigs(p pipeline.Project) (func(node string) (cluster.Secret, bool
 	}, nil
 }
 
-// withMachines runs f with what connectMachines makes.
+// withMachines runs f with the result of connectMachines.
 func (g *globals) withMachines(ctx context.Context, s *streams, f func(context.Context, pipeline.Project, pipeline.Machines) error) error {
 	return g.with(ctx, s, connectMachines, f)
 }

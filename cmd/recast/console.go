@@ -10,14 +10,14 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// console is stderr. While something is drawn on it, or it is JSON, text that is
-// written to it goes through there; while steps are told, nobody waits for its reader.
+// console is stderr. While a live view or JSON output is active, text written to it is
+// passed to that; while steps are reported, a slow reader does not block writers.
 type console struct {
 	io.Writer
 
 	mu   sync.Mutex
-	take func([]byte) bool // false: it is written as it is; nil: all is
-	pump *pump             // nil: whoever writes waits
+	take func([]byte) bool // false: write the text unchanged; nil: write everything unchanged
+	pump *pump             // nil: writers wait for the reader
 }
 
 func (c *console) to(take func([]byte) bool) {
@@ -26,7 +26,7 @@ func (c *console) to(take func([]byte) bool) {
 	c.take = take
 }
 
-// Write implements io.Writer. What others have written reaches no terminal as it is.
+// Write implements io.Writer. It removes escape sequences.
 func (c *console) Write(p []byte) (int, error) {
 	if _, err := c.write([]byte(foreign.Lines(string(p)))); err != nil {
 		return 0, err
@@ -34,7 +34,7 @@ func (c *console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Clean is the console for text that is clean, and may have colours.
+// Clean is the console for text that is safe already; it may have colours.
 func (c *console) Clean() io.Writer { return clean{c} }
 
 type clean struct{ *console }
@@ -62,14 +62,14 @@ func (c *console) put(p []byte) (int, error) {
 	return c.Writer.Write(p)
 }
 
-// beneath is the console for what is to be written as it is.
+// beneath is the console for text to be written unchanged.
 type beneath struct{ *console }
 
 // Write implements io.Writer.
 func (b beneath) Write(p []byte) (int, error) { return b.put(p) }
 
-// flows has nobody wait any more who writes.
-func (c *console) flows() {
+// buffer makes writes return at once, from now on.
+func (c *console) buffer() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pump == nil {
@@ -79,7 +79,7 @@ func (c *console) flows() {
 	}
 }
 
-// flush waits until all is written, for as long as somebody reads.
+// flush waits until everything is written, as long as somebody reads.
 func (c *console) flush() {
 	c.mu.Lock()
 	p := c.pump
@@ -89,7 +89,7 @@ func (c *console) flush() {
 	}
 }
 
-// drain waits until all is written, or ctx ends: somebody may read on later.
+// drain waits until everything is written or ctx ends: a stalled reader may continue.
 func (c *console) drain(ctx context.Context) {
 	c.mu.Lock()
 	p := c.pump
@@ -97,7 +97,7 @@ func (c *console) drain(ctx context.Context) {
 	if p == nil {
 		return
 	}
-	p.flush() // after Ctrl-C, too
+	p.flush() // also after Ctrl-C
 	for p.left.Load() > 0 {
 		select {
 		case <-p.wrote:
@@ -107,8 +107,8 @@ func (c *console) drain(ctx context.Context) {
 	}
 }
 
-// rests has whoever writes wait again, unless nobody reads.
-func (c *console) rests() {
+// unbuffer makes writes wait for the reader again, unless nobody reads.
+func (c *console) unbuffer() {
 	c.flush()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -118,7 +118,7 @@ func (c *console) rests() {
 	}
 }
 
-// Fd is that of the file that stderr is; no file's if it is none.
+// Fd is the file descriptor of stderr; an invalid one if stderr is not a file.
 func (c *console) Fd() uintptr {
 	if f, ok := c.Writer.(*os.File); ok {
 		return f.Fd()

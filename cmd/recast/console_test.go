@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// fullPipe is a pipe that takes nothing until somebody reads.
+// fullPipe is a pipe that accepts nothing until somebody reads.
 func fullPipe(t *testing.T) (read, write *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
@@ -35,24 +35,24 @@ func fullPipe(t *testing.T) (read, write *os.File) {
 	return read, write
 }
 
-// Nobody who reads the story, as with a pager, makes no step wait, nor the end for
-// longer than a moment. Once there is somebody, what is missing is said.
+// If nobody reads the output, as with a pager, no step waits, and the end waits only a
+// moment. Once there is a reader, it gets what is missing.
 func TestNobodyReads(t *testing.T) {
 	t.Parallel()
 	missing := regexp.MustCompile(`warning: (\d+) lines are missing here: nobody read them in time`)
 	for _, progress := range []string{progressPlain, progressJSON} {
 		read, write := fullPipe(t)
 		s := &streams{err: &console{Writer: write}, interrupts: &interrupts{}}
-		if err := s.tells("recast roll", progress); err != nil {
+		if err := s.setProgress("recast roll", progress); err != nil {
 			t.Fatal(err)
 		}
-		told := s.story(t.Context())
-		s.err.pump.bears = 20 * time.Millisecond
+		display := s.displaySteps(t.Context())
+		s.err.pump.patience = 20 * time.Millisecond
 		const notes = 2 * pumped
 		for i := range notes {
-			told.Emit(step.Event{Path: "roll", Status: step.Note, Text: fmt.Sprintf("note %d", i)})
+			display.Emit(step.Event{Path: "roll", Status: step.Note, Text: fmt.Sprintf("note %d", i)})
 		}
-		told.end()
+		display.end()
 		fmt.Fprintln(s.err, "error: after the end")
 		s.err.flush()
 
@@ -62,8 +62,8 @@ func TestNobodyReads(t *testing.T) {
 			defer close(all)
 			got, _ = io.ReadAll(read)
 		}()
-		s.err.pump.bears = time.Minute
-		s.err.rests()
+		s.err.pump.patience = time.Minute
+		s.err.unbuffer()
 		if s.err.pump != nil {
 			t.Errorf("%s: is not written, though somebody reads", progress)
 		}

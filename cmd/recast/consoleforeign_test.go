@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 )
 
-// On stderr there are the colours of ui's pages and no others.
+// stderr has only the colours of ui's pages.
 func TestConsoleHasOurColoursOnly(t *testing.T) {
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("CLICOLOR_FORCE", "1")

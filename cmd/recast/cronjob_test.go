@@ -17,7 +17,7 @@ import (
 
 const manifests = "../../examples/kubernetes/drift-cronjob.yaml"
 
-// nightly is what the manifests are made of. Unknown and doubled fields fail the test.
+// nightly is the content of the manifests. Unknown and duplicate fields fail the test.
 type nightly struct {
 	core.Namespace
 	account core.ServiceAccount
@@ -58,7 +58,7 @@ func readNightly(t *testing.T) (n nightly) {
 	return n
 }
 
-// TestCronJobFitsTogether: each name that one object has of another is right.
+// TestCronJobFitsTogether: each object refers to the others by their correct names.
 func TestCronJobFitsTogether(t *testing.T) {
 	t.Parallel()
 	n := readNightly(t)
@@ -86,7 +86,7 @@ func TestCronJobFitsTogether(t *testing.T) {
 	}
 }
 
-// TestCronJobTypesRecast: a command that there is, and files that are mounted.
+// TestCronJobTypesRecast: the command exists, and its files are mounted.
 func TestCronJobTypesRecast(t *testing.T) {
 	t.Parallel()
 	pod := readNightly(t).job.Spec.JobTemplate.Spec.Template.Spec
@@ -122,8 +122,8 @@ func volume(t *testing.T, pod core.PodSpec, name string) core.Volume {
 	return pod.Volumes[i]
 }
 
-// TestNightlyToken makes the token of the example's instructions in a lab, and lets it
-// answer what the CronJob asks.
+// TestNightlyToken creates the token with the example's instructions in a lab, and
+// checks that the CronJob works with it.
 func TestNightlyToken(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
-// TestDemoNoticesAWipedDisk lets the demo's last check see what it is there for.
+// TestDemoNoticesAWipedDisk checks that the demo's last check finds a wiped disk.
 func TestDemoNoticesAWipedDisk(t *testing.T) {
 	t.Parallel()
 	before := map[string]string{"data-wk1": "a", "data-wk2": "b"}
@@ -49,7 +49,8 @@ func TestUnharmed(t *testing.T) {
 	}
 }
 
-// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and has the demo's check look.
+// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's
+// check.
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

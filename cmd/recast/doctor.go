@@ -19,29 +19,29 @@ import (
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "doctor", Short: "What stands between here and a roll, and what to do about it",
-		Long: `Look at everything that a roll takes, and go on wherever something can't be read:
+		Use: "doctor", Short: "Check everything that a roll needs, and say how to fix what is missing",
+		Long: `Check everything that a roll needs, and continue if something can't be read:
 
-  Proxmox      endpoints, certificate, versions, quorum, clocks, a claim that was left
-  privileges   what the API token needs, on which path and what for, and what it lacks,
-               with the pveum commands that grant exactly that
-  storage      content types, free space, thin pools, the spool of uploads, the ISOs of the lock
+  Proxmox      endpoints, certificate, versions, quorum, clocks, a leftover claim
+  privileges   which privileges the API token needs, on which path and for what, and
+               which are missing, with the pveum commands that grant exactly those
+  storage      content types, free space, thin pools, the upload spool, the ISOs of the lock
   Talos        talosconfig, its certificate, every machine and its version, etcd
   Kubernetes   kubeconfig, its certificate, the API, versions
-  gates        whether the objects that roll.gates names are there, and satisfy it now;
-               whether its programs can be run, without running them
-  hooks        whether the programs of roll.hooks can be run; whether the environment
-               has what the webhooks of notify take from it. Nothing is run or sent
+  gates        whether the objects in roll.gates exist and satisfy the gate now, and
+               whether its programs can be run; they are not run
+  hooks        whether the programs of roll.hooks can be run, and whether the environment
+               variables for the webhooks of notify are set; nothing is run or sent
   images       the lock, the Image Factory, the registry of extensions
-  nodes        for every node: its VM, what forbids recreate, reimage and in-place, and
-               which of them it would get
+  nodes        for every node: its VM, what rules out recreate, reimage and in-place,
+               and which of them a roll would use
 
-A new token starts with nothing: run doctor, paste its commands as root on a Proxmox
-node, run doctor again. Changes nothing. Exits 0 if nothing is in the way of a roll,
-warnings or not; 1 if something could not be reached or read; 3 if the configuration is
-wrong; 4 if privileges or space are missing or a node can't be rolled.`,
+A new token has no privileges: run doctor, paste its commands as root on a Proxmox
+node, run doctor again. Changes nothing. Exits 0 if nothing prevents a roll, with or
+without warnings; 1 if something could not be reached or read; 3 if the configuration
+is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 		Example: `  recast doctor
-  recast doctor -o json | jq -r '.grants[]?'    # the pveum commands alone`,
+  recast doctor -o json | jq -r '.grants[]?'    # only the pveum commands`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {
@@ -75,7 +75,7 @@ wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 	return c
 }
 
-// doctorSources opens what can be opened, and keeps why the rest could not be.
+// doctorSources opens what can be opened, and keeps the errors of the rest.
 func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorSources {
 	var src pipeline.DoctorSources
 	if px, err := connectProxmox(s, p, cl); err != nil {
@@ -106,7 +106,7 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 	return src
 }
 
-// endpoints are clients of one endpoint each.
+// endpoints makes one client for each endpoint.
 func endpoints(s *streams, p pipeline.Project, cl *closers) []pipeline.Endpoint {
 	var out []pipeline.Endpoint
 	for _, url := range p.Config.Proxmox.Endpoints {
@@ -123,7 +123,7 @@ func endpoints(s *streams, p pipeline.Project, cl *closers) []pipeline.Endpoint 
 	return out
 }
 
-// slow tells what is being looked at once it takes longer than a second.
+// slow prints what is being checked once a check takes longer than a second.
 type slow struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -144,7 +144,7 @@ func (w *slow) say(s *streams, text string) {
 	})
 }
 
-// end keeps it silent from now on.
+// end stops further output.
 func (w *slow) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

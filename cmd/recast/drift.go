@@ -17,25 +17,26 @@ func newDriftCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var deep bool
 	c := &cobra.Command{
-		Use: "drift", Short: "Does every node run exactly the lock?",
+		Use: "drift", Short: "Check that every node runs exactly the lock",
 		Long: `Compare every node with the lock: Talos version, architecture, platform, Secure
-Boot, schematic with its lock hash, extensions, install image, a system that waits
+Boot, schematic with its lock hash, extensions, install image, an upgrade that waits
 for a reboot, boot media and order, Kubernetes version, leftovers of an unfinished
-roll. Reads only; made for a nightly job. Exits 0 when all is in sync, 2 on drift, 1
-when a node could not be read, whatever the others say. A talosconfig with the role
-os:reader will do, but for the install image and a system that waits for a reboot.
+roll. Changes nothing; suitable for a nightly job. Exits 0 if all nodes are in sync,
+2 on drift, and 1 if a node could not be read, whatever the others show. A talosconfig
+with the role os:reader is enough, except to read the install image and to see an
+upgrade that waits for a reboot.
 
-Without --deep it compares what images say of themselves. With it, every file of
-every locked extension is read back from each node and compared with the image that
-the lock pins by digest; a file in /usr/local of no locked extension is found, too.
-That takes a talosconfig with the role os:admin and reads as many bytes from each
-node as its extensions have. CPU microcode and the lists of kernel modules can't be
-compared: a node shows them otherwise than an extension image has them.
+Without --deep it compares what images say about themselves. With --deep it reads every
+file of every locked extension back from each node and compares it with the image that
+the lock pins by digest; it also finds files in /usr/local that belong to no locked
+extension. That needs a talosconfig with the role os:admin and reads as many bytes
+from each node as its extensions have. CPU microcode and the lists of kernel modules
+can't be compared: a node shows them in another form than an extension image.
 
--o json is described by docs/schemas/drift.schema.json. -o markdown is for an issue
-or a chat; -o junit for a CI system's own page of results: a node is a test case,
-which fails when it is stale; -o prometheus for a Pushgateway, with the names that
---metrics-file has.`,
+-o json is described in docs/schemas/drift.schema.json. -o markdown is for an issue
+or a chat. -o junit is for the results page of a CI system: each node is a test case
+that fails if the node is stale. -o prometheus is for a Pushgateway and uses the names
+of --metrics-file.`,
 		Example: `  recast drift
   recast drift --deep -o json
   recast drift -o junit > drift.xml`,
@@ -65,7 +66,7 @@ which fails when it is stale; -o prometheus for a Pushgateway, with the names th
 	return c
 }
 
-// driftOutcome is how drift ends, by what it has found.
+// driftOutcome derives the exit code and error of drift from its result.
 func driftOutcome(res pipeline.DriftResult) (code int, err error) {
 	switch {
 	case res.Unread > 0:
@@ -87,10 +88,10 @@ func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machi
 	return res, err
 }
 
-// say prints what is being done.
+// say prints a progress line.
 func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
 
-// withPuller runs f with what reads images.
+// withPuller runs f with a client that reads images.
 func withPuller(s *streams, p pipeline.Project, f func(images.Puller) error) error {
 	var cl closers
 	defer cl.close()

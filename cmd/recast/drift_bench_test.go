@@ -23,11 +23,11 @@ const (
 	maxDriftMiB  = 250
 )
 
-// BenchmarkDrift has real processes answer whether every node of a large cluster
-// is in sync, each answer of every server 20 ms late.
+// BenchmarkDrift runs recast drift as a process on a large cluster, with each answer of
+// every server 20 ms late.
 func BenchmarkDrift(b *testing.B) { benchObserving(b, openLargeLab(b), "drift", "-o", "json") }
 
-// BenchmarkPlan has them plan a roll of the same size, which asks also for what
+// BenchmarkPlan runs recast plan on a cluster of the same size, which also reads what
 // would be lost with each node.
 func BenchmarkPlan(b *testing.B) { benchObserving(b, openLargeLab(b), "plan", "-o", "json") }
 
@@ -36,8 +36,8 @@ func openLargeLab(b *testing.B) *terminal {
 	return openLab(b, "--control-planes", "3", "--workers", strconv.Itoa(*driftNodes-3), "--proxmox-nodes", "3", "--latency", benchLatency, "--speed", "5")
 }
 
-// benchObserving reports what one run of a command that only reads costs. What it
-// takes in memory and in requests is not a matter of the machine it runs on.
+// benchObserving reports what one run of a read-only command costs. Its memory and
+// requests don't depend on the machine.
 func benchObserving(b *testing.B, term *terminal, args ...string) {
 	var took []float64
 	var cpu time.Duration
@@ -77,7 +77,7 @@ func benchObserving(b *testing.B, term *terminal, args ...string) {
 	}
 }
 
-// requests are those that the lab's servers have got so far, by protocol.
+// requests returns how many requests the lab's servers have received, by protocol.
 func (term *terminal) requests() map[string]int {
 	term.t.Helper()
 	_, now, err := sim.AskState(term.t.Context(), term.dir)
@@ -87,7 +87,7 @@ func (term *terminal) requests() map[string]int {
 	return now.Requests
 }
 
-// requireAll makes sure that the command has looked at every node.
+// requireAll checks that the command has read every node.
 func (term *terminal) requireAll(answer []byte, command string) {
 	term.t.Helper()
 	var res struct {

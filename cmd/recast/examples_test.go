@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// TestMakeExample types make in the directory of a lab.
+// TestMakeExample runs make in the directory of a lab.
 func TestMakeExample(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -38,7 +38,7 @@ func TestMakeExample(t *testing.T) {
 
 type maker struct{ *terminal }
 
-// says runs make, with recast's exit code as make reports it, and wants a text.
+// says runs make, checks recast's exit code as make reports it, and looks for a text.
 func (m maker) says(code int, text string, args ...string) {
 	m.t.Helper()
 	self, err := os.Executable()
@@ -67,8 +67,8 @@ func (m maker) copies(from, to string) {
 	}
 }
 
-// TestExamplesNameRealCommands holds every command line of recast in the examples
-// against the commands that there are.
+// TestExamplesNameRealCommands checks that every recast command line in the examples is
+// valid.
 func TestExamplesNameRealCommands(t *testing.T) {
 	t.Parallel()
 	for file, scripts := range map[string][]string{
@@ -94,7 +94,7 @@ func TestExamplesNameRealCommands(t *testing.T) {
 	}
 }
 
-// TestKitNamesRealCommands does so with the texts beside the examples.
+// TestKitNamesRealCommands does the same with the texts of the examples.
 func TestKitNamesRealCommands(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md", "docs/notes/release.md"} {
@@ -128,7 +128,7 @@ func understood(args []string) error {
 	return c.ValidateArgs(c.Flags().Args())
 }
 
-// recastLines finds the command lines that begin with recast.
+// recastLines finds the command lines that start with recast.
 func recastLines(scripts []string) [][]string {
 	var lines [][]string
 	for _, script := range scripts {
@@ -143,7 +143,7 @@ func recastLines(scripts []string) [][]string {
 	return lines
 }
 
-// makeRecipes are the recipes of a Makefile as make would run them with YES=1.
+// makeRecipes returns the recipes of a Makefile as make would run them with YES=1.
 func makeRecipes(t *testing.T, name string) []string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../examples", name))
@@ -153,7 +153,7 @@ func makeRecipes(t *testing.T, name string) []string {
 	return []string{strings.NewReplacer("$(RECAST)", "recast", "$(if $(YES),--yes)", "--yes").Replace(string(b))}
 }
 
-// yamlTexts are all the scalars of a YAML file.
+// yamlTexts returns all scalars of a YAML file.
 func yamlTexts(t *testing.T, name string) []string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("../../examples", name))

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 )
 
-// Exit codes: part of the command line's contract, shown by recast --help.
+// Exit codes are part of the command-line contract; recast --help shows them.
 const (
 	exitDone        = 0
 	exitFailed      = 1
@@ -32,24 +32,24 @@ const exitHelp = `Exit codes:
   5    another run holds the claim
   130  interrupted, or not confirmed`
 
-// errDiffers ends a command with exit code 2. What differs is on stdout already.
+// errDiffers ends a command with exit code 2. The differences are on stdout already.
 var errDiffers = errors.New("differs")
 
 // errUnread ends drift with exit code 1.
 var errUnread = errors.New("not every node could be read")
 
-// errUsage marks what cobra says of flags and arguments: of kind Config, like a file.
+// errUsage marks errors about flags and arguments. Their kind is Config, as of a bad file.
 type errUsage struct{ error }
 
 func (e errUsage) Unwrap() error { return fault.As(fault.Config, e.error) }
 
-// errOpening marks what kept a command from its configuration: nothing was begun.
+// errOpening marks an error from reading the configuration: the command did nothing yet.
 type errOpening struct{ error }
 
 func (e errOpening) Unwrap() error { return e.error }
 
-// exit prints how c ended, if not well: what happened, what is safe, what to type
-// next and where to read more. It returns the exit code.
+// exit prints an error of c: what happened, what is safe, what to type next and where
+// to read more. It returns the exit code.
 func (s *streams) exit(c *cobra.Command, err error) int {
 	if err == nil {
 		return exitDone
@@ -59,14 +59,14 @@ func (s *streams) exit(c *cobra.Command, err error) int {
 	}
 	code := exitCodeOf(err)
 	if code == exitInterrupted && errors.Is(err, context.Canceled) {
-		err = fmt.Errorf("interrupted: %w", err) // what it broke off looks like a failure otherwise
+		err = fmt.Errorf("interrupted: %w", err) // otherwise the cancelled operation looks like a failure
 	}
 	t := ui.Trouble{Err: err, Safe: safeAfter(c, err), Runbook: whereRunbook}
-	_ = ui.WriteTrouble(s.err, t) // whom to tell?
+	_ = ui.WriteTrouble(s.err, t) // there is nowhere to report that
 	return code
 }
 
-// whereRunbook is how to read the page of a code.
+// whereRunbook says where to read the page of a code.
 func whereRunbook(code fault.Code) string {
 	return fmt.Sprintf("recast runbook %s (%s)", code, runbooks.URL(string(code)))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// hears FILE runs a web server that appends what it gets to a file, a line per
-// request, and sets HEARD_URL.
+// hears FILE runs a web server that appends each request to a file, one per line, and
+// sets HEARD_URL.
 func hears(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: hears file")

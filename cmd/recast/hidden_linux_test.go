@@ -17,8 +17,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// ordinary is this program where an ordinary user may run it, and what makes a process
-// that user's. Root can read everything, so that a test by root needs another user.
+// ordinary is a copy of this program that an ordinary user may run, and the attributes
+// of that user's process. Root can read everything, so a test that runs as root needs
+// another user.
 func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 	t.Helper()
 	self, err := os.Executable()
@@ -51,8 +52,8 @@ func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 	return self, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 }
 
-// TestTokensAreHidden starts recast, which waits for its configuration, and looks at it
-// as another process of the same user.
+// TestTokensAreHidden starts recast, which waits for its configuration, and inspects it
+// from another process of the same user.
 func TestTokensAreHidden(t *testing.T) {
 	self, as := ordinary(t)
 	pipe := filepath.Join(t.TempDir(), "recast.yaml")
@@ -97,8 +98,8 @@ func TestTokensAreHidden(t *testing.T) {
 	}
 }
 
-// TestHiddenHolder: a hidden process still finds out what a claim says of it, and what
-// it starts is not hidden.
+// TestHiddenHolder: a hidden process can still identify the holder of a claim, and its
+// child processes are not hidden.
 func TestHiddenHolder(t *testing.T) {
 	self, as := ordinary(t)
 	c := exec.CommandContext(t.Context(), self)

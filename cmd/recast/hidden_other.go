@@ -2,6 +2,5 @@
 
 package main
 
-// hide does nothing where other processes of the user need more than a file to read
-// this one's memory.
+// hide does nothing on systems where a process's memory can't be read through a file.
 func hide() error { return nil }

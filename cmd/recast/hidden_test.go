@@ -7,7 +7,7 @@ import (
 	"os/exec"
 )
 
-// tellHolder is what the process of TestHiddenHolder does.
+// tellHolder is what the process of TestHiddenHolder runs.
 func tellHolder() {
 	err := hide()
 	h := holder()

@@ -17,20 +17,20 @@ func newHistoryCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var limit int
 	c := &cobra.Command{
-		Use: "history [RUN]", Short: "Past runs: when, what, how long each node was away",
-		Long: `List the runs that began on this machine, newest first: what they brought the
-cluster to, how they ended, how many nodes were done, how long the run took and
-how long a node was away at most. With a run, or a part of its ID that no other
-has, say all of that one: who ran it, what changed in the lock, each node with its
-stages, errors with what to do, hooks.
+		Use: "history [RUN]", Short: "List past runs: when, what, how long each node was down",
+		Long: `List the runs that were started on this machine, newest first: their target, how they
+ended, how many nodes were finished, how long the run took, and the longest time that
+a node was down. With a run ID, or a unique part of one, show that run in detail: who
+ran it, what changed in the lock, each node with its stages, errors with what to do,
+hooks.
 
-It is read from .recast/runs and asks nobody, so it works while everything is down.
-Runs of other machines are on those: in CI, keep .recast/reports as an artefact, and
-not .recast as a whole, for journals hold machine configurations. The last 100 runs that have ended
-stay, and those whose old system disks are still parked; a roll that ends well
-removes older ones.`,
+Everything is read from .recast/runs, so it works while everything is down. Runs of
+other machines are stored there: in CI, keep .recast/reports as an artefact, but not
+all of .recast, since journals hold machine configurations. The last 100 finished runs
+are kept, and those whose old system disks are still parked; a successful roll removes
+older ones.`,
 		Example: `  recast history
-  recast history 3f2a          # the run whose ID ends so
+  recast history 3f2a          # the run whose ID ends with 3f2a
   recast history -o json | jq '.runs[] | select(.result != "done")'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -51,15 +51,15 @@ removes older ones.`,
 			if err != nil {
 				return err
 			}
-			told, err := story.Read(os.DirFS(run.Dir))
+			log, err := story.Read(os.DirFS(run.Dir))
 			if err != nil {
 				run.Problems = append(run.Problems, err.Error())
 			}
 			page := p.Page(run.ID)
 			if _, err := os.Stat(page); err != nil {
-				page = "" // recast report makes one
+				page = "" // recast report creates it
 			}
-			r := ui.Tell(run, told, nearby(page), hide.Text)
+			r := ui.Tell(run, log, nearby(page), hide.Text)
 			return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteRun(w, out, r) })
 		},
 	}
@@ -69,14 +69,14 @@ removes older ones.`,
 	return c
 }
 
-// logOf reads what the log of a run tells: of one that can't be read, what comes before that.
+// logOf reads the log of a run, up to the first part that can't be read.
 func logOf(run pipeline.PastRun) story.Story {
-	told, _ := story.Read(os.DirFS(run.Dir)) // recast history RUN says why
-	return told
+	log, _ := story.Read(os.DirFS(run.Dir)) // recast history RUN says why
+	return log
 }
 
-// hiding takes secrets out of all that is printed as JSON, which holds whatever a
-// journal does. Of text each part was looked at before its lines were broken.
+// hiding removes secrets from JSON output, which holds everything that a journal holds.
+// Text was redacted already, before its lines were wrapped.
 func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writer) error) error {
 	if format != "json" {
 		return print(w)
@@ -89,20 +89,20 @@ func hiding(w io.Writer, format string, hide redact.Redactor, print func(io.Writ
 	return err
 }
 
-// completeRuns offers the IDs of past runs, with what they are about.
+// completeRuns completes the IDs of past runs, each with its command and result.
 func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids []cobra.Completion, _ cobra.ShellCompDirective) {
 	p, err := g.open()
 	if err != nil || len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	runs, _ := p.PastRuns(past()) // what can't be read is not offered
+	runs, _ := p.PastRuns(past()) // runs that can't be read are not offered
 	for _, r := range runs {
 		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
 	}
 	return ids, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 }
 
-// past says how the processes of past runs are told from this one.
+// past says how to tell whether the process of a past run is still alive.
 func past() pipeline.PastOptions {
 	return pipeline.PastOptions{Holder: holder(), Dead: dead}
 }

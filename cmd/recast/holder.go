@@ -11,13 +11,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// holder is this process, as a claim names it.
+// holder describes this process in a claim.
 func holder() cluster.Holder { return thisMachine().holder() }
 
 // dead says whether another holder was a process of this machine that has ended.
 func dead(other cluster.Holder) bool { return thisMachine().dead(other) }
 
-// machine is what a process can tell of the other processes beside it.
+// machine reads processes of this machine.
 type machine struct {
 	proc   string              // where procfs is mounted
 	pid    int                 // of this process
@@ -28,15 +28,15 @@ func thisMachine() machine {
 	return machine{proc: "/proc", pid: os.Getpid(), signal: func(pid int) error { return syscall.Kill(pid, 0) }}
 }
 
-// holder has no Boot and no Namespace where the system has no procfs (macOS), or
-// where /proc shows the processes of another PID namespace. Nobody declares such a
-// holder dead.
+// holder leaves Boot and Namespace empty if the system has no procfs (macOS), or if
+// /proc shows the processes of another PID namespace. Such a holder is never declared
+// dead.
 func (m machine) holder() cluster.Holder {
 	h := cluster.Holder{PID: m.pid}
 	if name, err := os.Hostname(); err == nil {
 		h.Host = name
 	}
-	// A container may have the host's /proc: its numbers mean other processes there.
+	// A container may have the host's /proc: there its PIDs mean other processes.
 	if self, err := os.Readlink(filepath.Join(m.proc, "self")); err != nil || self != strconv.Itoa(m.pid) {
 		return h
 	}
@@ -52,11 +52,11 @@ func (m machine) holder() cluster.Holder {
 	return h
 }
 
-// dead is true only where the process provably does not exist: in the same boot and
-// PID namespace, no process has its number, or one that was started at another time.
-// Whatever hides a process leaves the answer false, and the heartbeat of its claim
-// decides: procfs mounted with hidepid, another user's process (EPERM: it exists),
-// and a process that has ended but still waits to be reaped.
+// dead is true only if the process provably does not exist: in the same boot and PID
+// namespace, no process has its PID, or that process was started at another time. If
+// the process is hidden, the answer is false and the heartbeat of its claim decides:
+// procfs mounted with hidepid, another user's process (EPERM: it exists), and a process
+// that has ended but was not reaped yet.
 func (m machine) dead(other cluster.Holder) bool {
 	me := m.holder()
 	switch {
@@ -72,8 +72,8 @@ func (m machine) dead(other cluster.Holder) bool {
 }
 
 // start is when a process was started, in clock ticks since boot: the 22nd field of
-// its stat (proc_pid_stat(5)). "" where that cannot be read: there is no such
-// process, or hidepid hides it.
+// its stat (proc_pid_stat(5)). "" if that cannot be read: there is no such process, or
+// hidepid hides it.
 func (m machine) start(pid int) string {
 	b, err := os.ReadFile(filepath.Join(m.proc, strconv.Itoa(pid), "stat"))
 	if err != nil {

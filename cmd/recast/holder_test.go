@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestDead looks at processes of this very machine.
+// TestDead checks processes of this machine.
 func TestDead(t *testing.T) {
 	t.Parallel()
 	me := holder()
@@ -117,7 +117,7 @@ func (m machine) write(t *testing.T, path, text string) {
 	}
 }
 
-// stat writes what proc_pid_stat(5) shows of a process with a name that misleads.
+// stat writes the format of proc_pid_stat(5) for a process with a misleading name.
 func (m machine) stat(t *testing.T, pid int, state, start string) {
 	t.Helper()
 	if state == "" {

@@ -19,7 +19,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// initFlags are those of recast init.
+// initFlags are the flags of recast init.
 type initFlags struct {
 	pipeline.InitOptions
 	talosconfig string
@@ -31,23 +31,23 @@ func newInitCmd(s *streams) *cobra.Command {
 	var f initFlags
 	c := &cobra.Command{
 		Use: "init", Short: "Find a cluster and write recast.yaml, its schematics and recast.lock",
-		Long: `Find a Talos cluster and its VMs, and write what recast needs to look after it:
+		Long: `Find a Talos cluster and its VMs, and write the files that recast needs:
 
   recast.yaml        which node is which VM, where Proxmox and its storages are; with comments
-  schematics/*.yaml  what the images of the nodes are made of, one file for each kind
-  recast.lock        the same down to the digest of every extension, as registries have them now
+  schematics/*.yaml  what the images of the nodes contain, one file for each kind
+  recast.lock        the digest of every extension, as registries have them now
 
-A talosconfig and a Proxmox API token are enough. Nodes are found by Talos' own
-discovery and by Kubernetes, and matched to their VMs by SMBIOS UUID. Versions,
-schematics, extensions, roles and disks are read from the nodes; the system disk is
-proven, never guessed; a data VM is told by the disks that it owns.
+A talosconfig and a Proxmox API token are enough. Nodes are found through Talos'
+discovery and through Kubernetes, and matched to their VMs by SMBIOS UUID. Versions,
+schematics, extensions, roles and disks are read from the nodes. The system disk is
+proven, never guessed; a data VM is recognized by the disks that it owns.
 
-Nothing but these files is written, all of them or none, and none that is there
-already is replaced without --force. Proxmox, Talos and Kubernetes are only read: the
-role PVEAuditor will do for the token. The talosconfig needs os:admin, as for a roll.
+Either all of these files are written or none, and existing files are replaced only
+with --force. Proxmox, Talos and Kubernetes are only read: the role PVEAuditor is
+enough for the token. The talosconfig needs os:admin, as for a roll.
 
-Asks what can't be found, on a terminal. --yes takes what is safe to take and refuses
-where nothing is; every question has a flag.`,
+On a terminal, init asks for what it can't find. --yes takes safe defaults and refuses
+if there is none; every question has a flag.`,
 		Example: `  export PROXMOX_VE_API_TOKEN='recast@pve!init=…'
   recast init --endpoint https://pve1.example:8006
   recast init --endpoint https://pve1.example:8006 --ca-file pve-root-ca.pem --yes`,
@@ -57,7 +57,7 @@ where nothing is; every question has a flag.`,
 				return err
 			}
 			if c.Flags().Changed("config") {
-				return errUsage{errors.New("--config is for a recast.yaml that is there: --dir says where to write one")}
+				return errUsage{errors.New("--config is for an existing recast.yaml: --dir says where to write a new one")}
 			}
 			return f.run(c.Context(), s)
 		},
@@ -68,20 +68,20 @@ where nothing is; every question has a flag.`,
 
 func (f *initFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.Dir, "dir", ".", "`directory` to write to")
-	c.Flags().BoolVar(&f.Force, "force", false, "replace files that are there")
-	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "ask nothing")
+	c.Flags().BoolVar(&f.Force, "force", false, "replace existing files")
+	c.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask; take safe defaults")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "text or json")
-	c.Flags().StringSliceVar(&f.Endpoints, "endpoint", nil, "`URLs` of the Proxmox API, of several nodes of one cluster perhaps (default: $PROXMOX_VE_ENDPOINT)")
+	c.Flags().StringSliceVar(&f.Endpoints, "endpoint", nil, "`URLs` of the Proxmox API, of one or more nodes of a cluster (default: $PROXMOX_VE_ENDPOINT)")
 	c.Flags().StringVar(&f.Fingerprint, "fingerprint", "", "SHA-256 `fingerprint` of the API's certificate")
 	c.Flags().StringVar(&f.CAFile, "ca-file", "", "PEM `file` with the CA of the API's certificate, such as pve-root-ca.pem")
 	c.Flags().StringVar(&f.talosconfig, "talosconfig", "", "talosconfig `file` (default: $TALOSCONFIG, else ~/.talos/config)")
-	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster (default: that of the talosconfig's context)")
-	c.Flags().StringVar(&f.Talos, "talos-version", "", "`version` of Talos that every node is to run (default: the one that they run)")
+	c.Flags().StringVar(&f.Cluster, "cluster", "", "`name` of the cluster (default: the talosconfig's context)")
+	c.Flags().StringVar(&f.Talos, "talos-version", "", "Talos `version` that every node should run (default: the one that they run)")
 	c.Flags().StringVar(&f.Factory, "factory", "", "`URL` of the Image Factory (default: the one that the nodes were installed from)")
 	c.Flags().StringVar(&f.Extensions, "extensions", "", "`registry` that lists the official extensions (default: ghcr.io/siderolabs)")
-	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the one that takes ISOs)")
-	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for VMs of recast's own, such as 9000-9099 (default: one that is free, where recast has not run before)")
-	c.Flags().StringSliceVar(&f.Exclude, "exclude", nil, "`nodes` to leave out: they have no VM on this Proxmox cluster, say")
+	c.Flags().StringSliceVar(&f.ISOStorage, "iso-storage", nil, "Proxmox `storages` for boot ISOs (default: the only one that accepts ISOs)")
+	c.Flags().StringVar(&f.VMIDs, "vmids", "", "`range` of VMIDs for recast's own VMs, such as 9000-9099 (default: a free range, if recast has not run here before)")
+	c.Flags().StringSliceVar(&f.Exclude, "exclude", nil, "`nodes` to leave out, for example because they have no VM on this Proxmox cluster")
 }
 
 func (f *initFlags) run(ctx context.Context, s *streams) error {
@@ -114,7 +114,7 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 		src.Kube = k
 	} else {
 		fmt.Fprintf(s.err, "warning: Kubernetes is not asked: %v\n", err)
-		fmt.Fprintln(s.err, "hint: nodes are found by Talos' discovery; talosctl kubeconfig writes what the other commands need")
+		fmt.Fprintln(s.err, "hint: nodes are found by Talos' discovery; talosctl kubeconfig writes the kubeconfig that other commands need")
 	}
 	if err := f.relative(p.Config.Talos.Config); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 	return ui.WriteInit(s.out, f.out, res)
 }
 
-// project is a configuration with no more than the ways in. What is missing is said at once.
+// project is a configuration that has only endpoints and credentials. It reports all that is missing at once.
 func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, error) {
 	conf := &config.Config{}
 	conf.Talos.Config = cmp.Or(f.talosconfig, os.Getenv("TALOSCONFIG"))
@@ -167,7 +167,7 @@ func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, 
 	return pipeline.Project{Config: conf}, nil
 }
 
-// withColons is a fingerprint as recast.yaml has it; other tools print it as bare digits.
+// withColons formats a fingerprint as in recast.yaml; some tools print it without colons.
 func withColons(fingerprint string) string {
 	if strings.Contains(fingerprint, ":") {
 		return strings.ToUpper(fingerprint)
@@ -179,7 +179,7 @@ func withColons(fingerprint string) string {
 	return strings.Join(pairs, ":")
 }
 
-// prefixed says what was being done.
+// prefixed wraps err, if not nil, with what was being done.
 func prefixed(what string, err error) error {
 	if err == nil {
 		return nil
@@ -187,8 +187,8 @@ func prefixed(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// trusted connects to Proxmox. Where nobody vouches for its certificate, a person may;
-// not for one that is for another name, since that one can be given.
+// trusted connects to Proxmox. If the certificate's issuer is not trusted, a person may
+// confirm its fingerprint; not if it is for another name, since the user can use that name.
 func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project, ask *asker, cl *closers) (*pve.Client, error) {
 	px, err := connectProxmox(s, p, cl)
 	if err != nil {
@@ -197,7 +197,7 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	_, err = px.Permissions(ctx, "/")
 	why, wrongName := pve.Untrusted(err)
 	if wrongName {
-		return nil, fault.WithHint(err, "where none of those names leads there from here: --fingerprint with what pvenode cert info shows on the node itself")
+		return nil, fault.WithHint(err, "if none of those names resolves from here: --fingerprint with what pvenode cert info shows on the node itself")
 	}
 	if why == "" || f.CAFile != "" || len(f.Endpoints) > 1 {
 		return px, err
@@ -208,11 +208,11 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	}
 	const compare = "on the node itself, pvenode cert info shows the right one"
 	if f.yes || !ask.terminal {
-		return nil, fault.WithHint(fmt.Errorf("%s: its certificate is not trusted, and --yes does not do that either: %w", f.Endpoints[0], err),
-			"it shows the fingerprint %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
+		return nil, fault.WithHint(fmt.Errorf("%s: its certificate is not trusted, and --yes does not change that: %w", f.Endpoints[0], err),
+			"its fingerprint is %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
 	}
 	fmt.Fprintf(s.err, "The certificate of %s is not trusted: %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], why, seen, compare)
-	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is that the one? Only \"yes\" goes on:", Flag: "--fingerprint"})
+	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is it the right one? Only \"yes\" continues:", Flag: "--fingerprint"})
 	if err != nil {
 		return nil, err
 	}
@@ -227,8 +227,8 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 	return px, err
 }
 
-// relative has the file name others as they are seen from it, where they are beside
-// it, and wholly where they are not. A talosconfig that the environment names stays there.
+// relative sets paths for recast.yaml: relative to it if they are below its directory,
+// else absolute. A talosconfig that the environment names is not written to the file.
 func (f *initFlags) relative(talosconfig string) error {
 	seen := func(path string) (string, error) {
 		abs, err := filepath.Abs(path)

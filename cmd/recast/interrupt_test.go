@@ -15,14 +15,14 @@ func TestInterrupt(t *testing.T) {
 	term := openLab(t)
 	term.patch()
 
-	// Once: the node that is out is finished, no other is begun.
+	// Once: the node in progress is finished, no other is started.
 	roll := term.background("roll.err", "roll", "--yes")
 	term.await("roll.err", "bring wk1 up")
 	interrupt(t, roll.Process)
 	code := exitCode(roll.Wait())
 	story := term.read("roll.err")
 	has(t, story,
-		"\nstopping: the node that is out is finished first; press Ctrl-C again to stop at once",
+		"\nstopping: the node in progress is finished first; press Ctrl-C again to stop at once",
 		"✓ recreate wk1", "\nrun ", ": interrupted after ", "\n  wk1 recreated as build ", "\nerror: stopped; not started: roll/",
 	)
 	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {
@@ -40,7 +40,7 @@ func TestInterrupt(t *testing.T) {
 	interrupt(t, roll.Process)
 	code = exitCode(roll.Wait())
 	story = term.read("roll.err")
-	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status says where every disk is; recast roll goes on where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
+	has(t, story, ": interrupted after ", "\n  wk2 recreate ", "\nnext: recast status shows where every disk is; recast roll continues where this one stopped", "\nerror: interrupted: roll/workers/wk2/")
 	if code != exitInterrupted {
 		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
 	}
@@ -59,7 +59,7 @@ func interrupt(t *testing.T, p *os.Process) {
 	}
 }
 
-// has wants every text in a story.
+// has requires every text in the output.
 func has(t *testing.T, story string, want ...string) {
 	t.Helper()
 	for _, text := range want {

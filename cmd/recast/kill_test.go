@@ -16,10 +16,10 @@ var (
 	killSeed  = flag.Uint64("kill.seed", 0, "at which moments TestKill kills; 0: others each time")
 )
 
-// TestKill kills rolls of real processes at random moments and types the same
-// again: every node is in sync then, every persistent disk as it was, and etcd
-// has its members. Every second time with a strategy what was written here is
-// lost with the process, as on a CI runner.
+// TestKill kills rolls of real processes at random moments and runs the same command
+// again: then every node is in sync, every persistent disk is unchanged, and etcd has
+// its members. For every second run with a strategy the local files are lost with the
+// process, as on a CI runner.
 func TestKill(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -84,7 +84,7 @@ func (k *killings) round(n int) {
 		lost, strings.Contains(said, "\nunfinished ") || strings.Contains(said, "\nmarked "), time.Since(began).Round(time.Millisecond), kept, report)
 }
 
-// roll kills a roll at a random moment, unless it has ended by then.
+// roll kills a roll at a random moment, unless it has ended before.
 func (k *killings) roll() (after time.Duration, killed bool) {
 	k.t.Helper()
 	after = time.Duration(k.random.Int64N(int64(k.usual[k.strategy])))

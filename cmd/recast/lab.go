@@ -24,7 +24,7 @@ import (
 
 func newLabCmd(s *streams) *cobra.Command {
 	c := &cobra.Command{
-		Use: "lab", Short: "A simulated datacentre, to try all of this without hardware",
+		Use: "lab", Short: "Run a simulated datacentre, to try recast without hardware",
 		Long: `The lab is a simulated datacentre on the loopback interface of this machine:
 Proxmox VE, a Talos cluster in its VMs, the Kubernetes API, an Image Factory and
 a registry, each behind its real wire protocol. recast, talosctl and kubectl talk
@@ -41,13 +41,13 @@ to it as they would to real servers. Nothing outside this machine is touched.`,
 type labFlags struct {
 	dir     string
 	console string
-	// kubernetes is a directory of a real control plane; "": none.
+	// kubernetes is the directory of a real control plane; "": none.
 	kubernetes string
 	// dataDisks is how many persistent disks a worker has; seabios gives every
 	// second node firmware without UEFI.
 	dataDisks int
 	seabios   bool
-	// noConfig leaves recast.yaml and what belongs to it to recast init.
+	// noConfig writes no recast.yaml, schematics and lock: recast init does.
 	noConfig bool
 	o        sim.Options
 }
@@ -60,24 +60,23 @@ func (f *labFlags) register(c *cobra.Command, speed float64, controlPlanes int) 
 	c.Flags().BoolVar(&f.o.Holder, "holder", false, "persistent disks belong to data VMs, one per Proxmox node")
 	c.Flags().IntVar(&f.dataDisks, "data-disks", 1, "persistent disks of each worker")
 	c.Flags().BoolVar(&f.seabios, "seabios", false, "every second node has SeaBIOS instead of UEFI firmware")
-	c.Flags().DurationVar(&f.o.Latency, "latency", 0, "how much later each answer of a server arrives, in real time")
-	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one")
+	c.Flags().DurationVar(&f.o.Latency, "latency", 0, "delay of each answer of a server, in real time")
+	c.Flags().Float64Var(&f.o.Speed, "speed", speed, "how many simulated seconds pass in one real second")
 }
 
 func newLabUpCmd(s *streams) *cobra.Command {
 	var f labFlags
 	c := &cobra.Command{
 		Use: "up", Short: "Serve a lab until interrupted",
-		Long: `Start a lab, write a ready working directory for it, print "ready DIR" when
+		Long: `Start a lab, write a working directory for it, print "ready DIR" when
 everything answers, and serve until interrupted.
 
 The directory holds recast.yaml, recast.lock, schematics/, talosconfig,
-kubeconfig and env, which is to be sourced. With --no-config it holds only the last
-three, as somebody has them who has a cluster and no recast yet: recast init makes
-the rest.`,
+kubeconfig and env, which you source. With --no-config it holds only the last three,
+like for a cluster that recast does not manage yet: recast init writes the rest.`,
 		Example: `  recast lab up --dir lab
   cd lab && . ./env && recast drift     # in another terminal
-  recast lab up --dir lab --no-config   # prints what recast init is to be told`,
+  recast lab up --dir lab --no-config   # prints the recast init command`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			screens, err := openConsole(f.console)
@@ -103,17 +102,17 @@ the rest.`,
 		},
 	}
 	c.Flags().StringVar(&f.dir, "dir", "lab", "working `directory` to write")
-	c.Flags().StringVar(&f.console, "console", "", "`file` for what the machines print on their screens")
-	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "what the machines run: a `version` of Talos 1.12, 1.13 or 1.14")
-	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "what the machines' configuration names at first: a `version` of Kubernetes")
-	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that runs the cluster's objects (see e2e/kubernetes)")
+	c.Flags().StringVar(&f.console, "console", "", "`file` for the console output of the machines")
+	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "Talos `version` of the machines: 1.12, 1.13 or 1.14")
+	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "Kubernetes `version` in the first configuration of the machines")
+	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that serves the cluster's objects (see e2e/kubernetes)")
 	c.Flags().BoolVar(&f.noConfig, "no-config", false, "write no recast.yaml, schematics and recast.lock: recast init does")
 	f.register(c, 5, 1)
 	return c
 }
 
-// initHint is what somebody types to have recast find the lab: where its registry is,
-// no machine can tell.
+// initHint is the command that makes recast find the lab. Its registry must be given:
+// the machines do not know it.
 func initHint(dir string) string {
 	return fmt.Sprintf(`next: cd %s && . ./env && recast init --extensions "$LAB_EXTENSIONS" --fingerprint "$LAB_FINGERPRINT"`, dir)
 }
@@ -145,10 +144,10 @@ func newLabPatchCmd(s *streams) *cobra.Command {
 	var dir string
 	var stale bool
 	c := &cobra.Command{
-		Use: "patch EXTENSION", Short: "Publish an extension anew: same version, new digest",
+		Use: "patch EXTENSION", Short: "Publish an extension again: same version, new digest",
 		Long: `Publish an extension of a running lab under the same version with new content,
 as an extension patch does, and restart the Image Factory, which would otherwise
-go on building the old one.`,
+continue to build the old one.`,
 		Example: `  recast lab patch iscsi-tools --dir lab
   recast lab patch iscsi-tools --dir lab --stale-factory   # lock warns, build refuses`,
 		Args: cobra.ExactArgs(1),
@@ -162,21 +161,21 @@ go on building the old one.`,
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
-	c.Flags().BoolVar(&stale, "stale-factory", false, "leave the Image Factory as it is")
+	c.Flags().BoolVar(&stale, "stale-factory", false, "do not restart the Image Factory")
 	return c
 }
 
 func labRunning(err error, dir string) error {
 	if _, unreachable := errors.AsType[*url.Error](err); !unreachable && !errors.Is(err, fs.ErrNotExist) {
-		return err // it is the lab that says so
+		return err // the lab answered
 	}
 	return fault.WithHint(err, "is the lab running? recast lab up --dir %s", dir)
 }
 
-// labVersion are the versions of Talos that a lab knows how machines of behave.
+// labVersion matches the Talos versions whose behaviour a lab simulates.
 var labVersion = regexp.MustCompile(`^v1\.1[234]\.[0-9]+(-(alpha|beta|rc)\.[0-9]+)?$`)
 
-// check refuses what a lab can't have, before any server starts.
+// check refuses options that a lab can't have, before any server starts.
 func (f *labFlags) check() error {
 	if f.o.ControlPlanes < 1 || f.o.Workers < 1 || f.o.Hosts < 1 {
 		return errUsage{errors.New("a lab has at least one control plane, one worker and one Proxmox node")}
@@ -196,16 +195,16 @@ func (f *labFlags) check() error {
 		f.o.Layouts = []sim.Layout{{Data: f.dataDisks}, {Data: f.dataDisks, SeaBIOS: f.seabios}}
 	}
 	if f.o.Latency < 0 {
-		return errUsage{errors.New("--latency must not be less than 0: no answer comes before it is given")}
+		return errUsage{errors.New("--latency must not be less than 0")}
 	}
 	if f.o.Speed <= 0 {
-		return errUsage{errors.New("--speed must be more than 0: time in a lab does not stand still")}
+		return errUsage{errors.New("--speed must be more than 0")}
 	}
 	return nil
 }
 
-// startLab brings a lab up: servers first, then a lock made by recast itself
-// against them, then the machines, installed with the images of that lock.
+// startLab starts a lab: first the servers, then recast locks against them, then the
+// machines, installed with the images of that lock.
 func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err error) {
 	if err := f.check(); err != nil {
 		return nil, err
@@ -247,7 +246,7 @@ func startLab(ctx context.Context, s *streams, f labFlags) (_ *sim.Lab, err erro
 }
 
 // lockLab writes the lab's files to dir, locks its schematics, and returns them. With
-// noConfig dir gets only what somebody has who has no recast yet.
+// noConfig, dir gets only talosconfig, kubeconfig and env.
 func lockLab(ctx context.Context, s *streams, dir string, files map[string][]byte, noConfig bool) (_ map[string]string, err error) {
 	if noConfig {
 		bare := map[string][]byte{}
@@ -286,8 +285,8 @@ func lockLab(ctx context.Context, s *streams, dir string, files map[string][]byt
 	return schematics, nil
 }
 
-// writeFiles writes a fresh working directory. What an earlier lab left there
-// describes another world, so its lock and journals go.
+// writeFiles writes a new working directory. It removes the lock and journals of an
+// earlier lab.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := sim.Withdraw(dir); err != nil {
 		return err
@@ -309,8 +308,8 @@ func writeFiles(dir string, files map[string][]byte) error {
 	return nil
 }
 
-// freePlaces finds a loopback prefix and ports that nobody uses, so that
-// several labs can run at once.
+// freePlaces finds a free loopback prefix and free ports, so that several labs can run
+// at once.
 func freePlaces(o sim.Options) (sim.Options, error) {
 	o.Network = network.Loopback()
 	for range 50 {
@@ -329,9 +328,9 @@ func freePlaces(o sim.Options) (sim.Options, error) {
 	return o, fault.WithHint(errors.New("no free address in 127.0.0.0/8"), "the lab needs the whole loopback range, as on Linux")
 }
 
-// freePorts are for what must listen at 127.0.0.1, the one address with which
-// container tools speak plain HTTP. They are below those that systems give to
-// connections, one of which could take a port again before the lab listens there.
+// freePorts finds ports at 127.0.0.1, the only address with which container tools speak
+// plain HTTP. They are below the ephemeral ports of the system: a connection could take
+// one of those before the lab listens there.
 func freePorts() (registry, factory string, err error) {
 	const first, last, tries = 20000, 32000, 100
 	var addrs []string

@@ -16,10 +16,10 @@ import (
 func newLabCheckCmd(s *streams) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
-		Use: "check", Short: "Has a running lab lost anything?",
-		Long: `Compare a running lab with what it was when it came up, as seen by the datacentre
-itself: the SHA-256 of every persistent disk's bytes, the members of etcd, and
-that no promise about them was broken meanwhile. Exits 0 if all of that holds.`,
+		Use: "check", Short: "Check that a running lab lost nothing",
+		Long: `Compare a running lab with its state at the start, as the datacentre itself sees it:
+the SHA-256 of every persistent disk's bytes, the members of etcd, and that no
+promise about them was broken meanwhile. Exits 0 if all of that holds.`,
 		Example: `  recast lab check --dir lab`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -38,12 +38,12 @@ that no promise about them was broken meanwhile. Exits 0 if all of that holds.`,
 	return c
 }
 
-// figures are said of a lab that is unharmed.
+// figures is the result for a lab that lost nothing.
 func figures(s sim.State) string {
 	return fmt.Sprintf("%d of %d persistent disks intact, %d of %d etcd members as before", len(s.Disks), len(s.Disks), len(s.Etcd), len(s.Etcd))
 }
 
-// unharmed compares a lab with what it was.
+// unharmed compares a lab with its state at the start.
 func unharmed(before, now sim.State) error {
 	errs := []error{sameDisks(before.Disks, now.Disks)}
 	if !slices.Equal(before.Etcd, now.Etcd) {

@@ -18,12 +18,12 @@ import (
 func newLabDemoCmd(s *streams) *cobra.Command {
 	var f labFlags
 	c := &cobra.Command{
-		Use: "demo", Short: "The whole story in under a minute",
+		Use: "demo", Short: "Show a whole roll in under a minute",
 		Long: `Start a lab in a temporary directory, patch an extension that every node has (same
-version, new digest), and roll it onto all of them by recreating their VMs, with
-the commands that a person would type. At the end the SHA-256 of every persistent
-disk's bytes, computed by the datacentre, must be what it was before, and etcd
-must have the members that it had.`,
+version, new digest), and roll it onto all nodes by recreating their VMs, with the
+commands that a person would type. At the end the SHA-256 of every persistent disk's
+bytes, computed by the datacentre, must be the same as before, and etcd must have the
+same members.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return demo(c.Context(), s, f) },
 	}
@@ -89,7 +89,7 @@ func unexpected(want error) error {
 	return fmt.Errorf("expected: %w", want)
 }
 
-// setenv sets variables for as long as the demo lasts.
+// setenv sets variables for the duration of the demo.
 func setenv(env map[string]string) (undo func(), err error) {
 	old := map[string]*string{}
 	undo = func() {

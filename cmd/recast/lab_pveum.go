@@ -11,12 +11,12 @@ import (
 func newLabPveumCmd(s *streams) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
-		Use: "pveum [--dir DIR] ARGUMENT...", Short: "Give users and tokens of a running lab their permissions",
-		Long: `Do in a running lab what Proxmox's own command of that name does: roles, users,
-tokens and the access control list, as far as a token needs them. The lines that
-recast doctor prints can be tried here as they are.
+		Use: "pveum [--dir DIR] ARGUMENT...", Short: "Manage permissions of users and tokens in a running lab",
+		Long: `Simulate Proxmox's pveum in a running lab: roles, users, tokens and the access
+control list, as far as a token needs them. The commands that recast doctor prints
+work here unchanged.
 
-The token $POOR_TOKEN of the lab's env file exists and may do nothing.`,
+The token $POOR_TOKEN in the lab's env file exists but has no privileges.`,
 		Example: `  recast lab pveum role add Recast --privs "VM.Audit,Sys.Audit"
   recast lab pveum acl modify / --tokens poor@pve!lab --roles Recast`,
 		Args: cobra.MinimumNArgs(1),
@@ -30,6 +30,6 @@ The token $POOR_TOKEN of the lab's env file exists and may do nothing.`,
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
-	c.Flags().SetInterspersed(false) // from the first word on the options are pveum's
+	c.Flags().SetInterspersed(false) // after the first word, options belong to pveum
 	return c
 }

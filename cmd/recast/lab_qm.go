@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 )
 
-// newLabShellCmds are the commands of Proxmox's own shell that undoing an
-// exchange by hand takes; qm stands for them in the help.
+// newLabShellCmds are the commands of a Proxmox node's shell that are needed to undo an
+// exchange by hand. Only qm is shown in the help.
 func newLabShellCmds(s *streams) []*cobra.Command {
 	var list []*cobra.Command
 	for _, program := range []string{"qm", "ha-manager", "pvesh", "pvesm"} {
@@ -23,14 +23,14 @@ func newLabShellCmds(s *streams) []*cobra.Command {
 func newLabShellCmd(s *streams, program string) *cobra.Command {
 	var dir, node string
 	c := &cobra.Command{
-		Use: program + " [--dir DIR] [--node NODE] ARGUMENT...", Short: "Do on a Proxmox node of a running lab what root's " + program + " does",
-		Long: `Do on a Proxmox node of a running lab what Proxmox's own command of that name
-does for root, as far as undoing an unfinished exchange by hand needs it: config,
-create, set, disk move, disk rescan, start, stop, shutdown, unlock, destroy.
-recast lab ha-manager, recast lab pvesh and recast lab pvesm do what else is
-needed. docs/notes/proxmox.md has the procedure, which can be practised here.`,
+		Use: program + " [--dir DIR] [--node NODE] ARGUMENT...", Short: "Run " + program + " as root on a Proxmox node of a running lab",
+		Long: `Simulate Proxmox's qm, as root on a node of a running lab, with the subcommands
+that are needed to undo an unfinished exchange by hand: config, create, set, disk
+move, disk rescan, start, stop, shutdown, unlock, destroy. recast lab ha-manager,
+recast lab pvesh and recast lab pvesm cover the other steps. The procedure is in
+docs/notes/proxmox.md; practise it here.`,
 		Example: `  recast lab qm config 9031
-  qm() { recast lab qm "$@"; }      # then lines for root's shell run as they are`,
+  qm() { recast lab qm "$@"; }      # then commands for root's shell work unchanged`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			out, err := sim.AskShell(c.Context(), dir, node, append([]string{program}, args...))
@@ -43,6 +43,6 @@ needed. docs/notes/proxmox.md has the procedure, which can be practised here.`,
 	}
 	c.Flags().StringVar(&dir, "dir", "lab", "working `directory` of the running lab")
 	c.Flags().StringVar(&node, "node", "pve1", "Proxmox `node` whose shell it is")
-	c.Flags().SetInterspersed(false) // from the first word on the options are the program's
+	c.Flags().SetInterspersed(false) // after the first word, options belong to the program
 	return c
 }

@@ -17,9 +17,9 @@ func newLabSlowCmd(s *streams) *cobra.Command {
 	var d time.Duration
 	c := &cobra.Command{
 		Use: "slow SERVER", Short: "Make an API of a running lab slow for some time",
-		Long: `Make the API of proxmox, of talos (all machines) or of kubernetes slow: what it is
-asked meanwhile it takes up when the time is over, and drops what nobody waits for
-any more by then. A roll goes on, and says what it waits for.`,
+		Long: `Make the API of proxmox, of talos (all machines) or of kubernetes slow. It handles
+requests only when the time is over, and drops those whose client has given up by
+then. A roll continues and says what it waits for.`,
 		Example: `  recast lab slow kubernetes --dir lab
   recast lab slow talos --for 2m --dir lab`,
 		Args: cobra.ExactArgs(1), ValidArgs: sim.SlowServers,

@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/telemetry"
 )
 
-// TestLiveView rolls on a terminal: it is resized, Ctrl-C is typed on it, the process
-// is stopped and goes on, and the terminal goes away. None of it harms a node.
+// TestLiveView rolls on a terminal that is resized, gets Ctrl-C and disappears, while
+// the process is stopped and continued. None of this harms a node.
 func TestLiveView(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -58,7 +58,7 @@ func TestLiveView(t *testing.T) {
 	if code := leaves.end(); code != exitDone || strings.Contains(leaves.seen(), "not done") {
 		t.Errorf("exit code %d of who watched and left:\n%s", code, leaves.seen())
 	}
-	has(t, leaves.seen(), "\nrun ", " goes on\r\n")
+	has(t, leaves.seen(), "\nrun ", " continues\r\n")
 	s.signal(syscall.SIGSTOP)
 	s.signal(syscall.SIGCONT)
 	if code := s.end(); code != exitDone {
@@ -92,7 +92,7 @@ func TestLiveView(t *testing.T) {
 	term.typed(exitDone, "lab", "check", "--dir", ".")
 }
 
-// screen is a terminal on which recast was typed.
+// screen is a terminal in which recast runs.
 type screen struct {
 	t   *testing.T
 	cmd *exec.Cmd
@@ -105,7 +105,7 @@ type screen struct {
 	eof chan struct{}
 }
 
-// onScreen types recast on a terminal of its own.
+// onScreen runs recast in its own terminal.
 func (term *terminal) onScreen(args ...string) *screen {
 	t := term.t.(*testing.T)
 	s := &screen{t: t, cmd: term.recast(args...), eof: make(chan struct{})}
@@ -133,7 +133,7 @@ func (term *terminal) onScreen(args ...string) *screen {
 	return s
 }
 
-// seen is all that the terminal was sent.
+// seen is everything that was sent to the terminal.
 func (s *screen) seen() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +145,8 @@ func (s *screen) await(text string) {
 	s.until(text, s.seen)
 }
 
-// awaitLogged waits until the run says so in its log: of a frame only what is
-// different is drawn.
+// awaitLogged waits until the run's log has a text: of a frame only the changes are
+// drawn.
 func (s *screen) awaitLogged(text string) {
 	s.t.Helper()
 	s.until(text, func() string {

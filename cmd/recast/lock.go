@@ -21,20 +21,20 @@ extensions and write recast.lock: every extension with its digest, the
 schematic ID and the build ID of each image. Commit that file.
 
 Extensions that recast.yaml names by reference are looked up in their own
-registries. One that is named by tag alone is pinned to what the tag names.
+registries. A reference without a digest is pinned to the digest of its tag.
 
-Digests that are locked stay as they are until --update asks for newer ones. The
-answer shows which moved from where to where, and which nodes that makes stale.
+Locked digests stay as they are until --update asks for newer ones. The output shows
+each digest that changed, from old to new, and which nodes that makes stale.
 
-An Image Factory serves an installer for ever once it has built it. If recast build
-refuses one because the factory built it of other extensions than the locked ones,
-and the factory has those by now, --rebuild names the schematic to have built anew:
-the same content gets another schematic ID, under which the factory has nothing yet.
-recast.lock counts that (rebuild), and later locks keep the count.`,
+Once an Image Factory has built an installer, it serves it for ever. If recast build
+refuses an installer because the factory built it with other extensions than the
+locked ones, and the factory has the locked ones by now, --rebuild names the schematic
+to build again: the same content gets another schematic ID, for which the factory has
+built nothing yet. recast.lock counts this (rebuild), and later locks keep the count.`,
 		Example: `  recast lock
-  recast lock --update           # an extension was published anew
+  recast lock --update           # an extension was published again
   recast lock --check            # exit 2 if --update would change something
-  recast lock --rebuild default  # the factory's image of it was refused`,
+  recast lock --rebuild default  # recast build refused the factory's image`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := format(out, "text", "json"); err != nil {
@@ -51,7 +51,7 @@ recast.lock counts that (rebuild), and later locks keep the count.`,
 	}
 	c.Flags().BoolVar(&o.Update, "update", false, "take the digests that the registry has now")
 	c.Flags().BoolVar(&o.Check, "check", false, "write nothing; exit 2 if --update would change the lock")
-	c.Flags().StringSliceVar(&o.Rebuild, "rebuild", nil, "have the images of these `schematics` built anew, under another name")
+	c.Flags().StringSliceVar(&o.Rebuild, "rebuild", nil, "build the images of these `schematics` again, under another schematic ID")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
 	return c
 }

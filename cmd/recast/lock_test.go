@@ -15,14 +15,14 @@ import (
 	"testing"
 )
 
-// slowRegistry is a registry behind a proxy that keeps the list of official extensions
-// back until somebody lets it go.
+// slowRegistry is a registry behind a proxy that holds the list of official extensions
+// back until it is released.
 type slowRegistry struct {
 	mu   sync.Mutex
 	held chan struct{} // closed: the list is answered
 }
 
-// keepsBack has the list wait for a call of what it returns.
+// keepsBack holds the list back until the returned function is called.
 func (r *slowRegistry) keepsBack() (release func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,7 +45,7 @@ func (r *slowRegistry) before(w http.ResponseWriter, req *http.Request, answer h
 	answer.ServeHTTP(w, req)
 }
 
-// slowly puts a slow registry before the one of the lab.
+// slowly puts a slow registry in front of the lab's registry.
 func slowly(t *testing.T, term *terminal) *slowRegistry {
 	t.Helper()
 	m := regexp.MustCompile(`(?m)^  extensions: (\S+)/siderolabs$`).FindStringSubmatch(term.read("recast.yaml"))
@@ -64,8 +64,8 @@ func slowly(t *testing.T, term *terminal) *slowRegistry {
 	return r
 }
 
-// TestLockSaysWhatItWaitsFor: a lock that a registry keeps waiting says what it looks at,
-// on a terminal and in a pipe, and apart from its answer.
+// TestLockSaysWhatItWaitsFor: while a registry is slow, lock says what it waits for, on
+// a terminal and in a pipe, separately from its answer.
 func TestLockSaysWhatItWaitsFor(t *testing.T) {
 	t.Parallel()
 	term := openLab(t)

@@ -26,6 +26,6 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	c, err := root.ExecuteContextC(ctx)
 	code := s.exit(c, err)
 	s.telemetry.End(ctx, code, err)
-	s.err.drain(ctx) // nothing is held any more, and what was said last is why it failed
+	s.err.drain(ctx) // the last lines say why it failed
 	return code
 }

@@ -36,7 +36,7 @@ func connectNotify(s *streams, p pipeline.Project, cl *closers) (*notify.Client,
 	return c, nil
 }
 
-// notifier is connectNotify for a run, which says at once what will not arrive.
+// notifier is connectNotify for a run. It warns of webhooks that can't be used.
 func notifier(s *streams, p pipeline.Project, cl *closers) (cluster.Notifier, error) {
 	c, err := connectNotify(s, p, cl)
 	if c == nil || err != nil {
@@ -44,13 +44,13 @@ func notifier(s *streams, p pipeline.Project, cl *closers) (cluster.Notifier, er
 	}
 	for _, state := range c.States() {
 		if state.Err != nil {
-			fmt.Fprintf(s.err, "warning: %v: it is not told of this run\n", state.Err)
+			fmt.Fprintf(s.err, "warning: %v: this run is not reported to it\n", state.Err)
 		}
 	}
 	return c, nil
 }
 
-// webhooks are how they stand, for doctor.
+// webhooks returns the state of each webhook, for doctor.
 func webhooks(s *streams, p pipeline.Project, cl *closers) ([]pipeline.Webhook, error) {
 	c, err := connectNotify(s, p, cl)
 	if c == nil || err != nil {

@@ -9,17 +9,17 @@ import (
 	"github.com/recast-sh/recast/internal/telemetry"
 )
 
-// observe has every command told to machines: log, metrics, traces.
+// observe adds log, metrics and traces to every command.
 func (g *globals) observe(root *cobra.Command, s *streams) {
-	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append what happens to this `file`, in JSON lines (a run has a log beside its journal anyway)")
+	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines (a run also has a log beside its journal)")
 	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file` at the end, for node_exporter's textfile collector")
-	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "how steps are told on stderr: `auto`, live, plain or json (auto: live on a terminal)")
+	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "how to show steps on stderr: `auto`, live, plain or json (auto: live on a terminal, else plain)")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		if err := s.tells(c.CommandPath(), g.progress); err != nil {
+		if err := s.setProgress(c.CommandPath(), g.progress); err != nil {
 			return err
 		}
 		if s.telemetry != nil {
-			return nil // a command of the demo is part of the demo
+			return nil // a command that the demo runs
 		}
 		t, ctx, err := telemetry.Start(c.Context(), telemetry.Options{
 			Command: c.CommandPath(), Version: version, LogFile: g.log, MetricsFile: g.metrics, Env: os.Getenv,

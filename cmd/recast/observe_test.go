@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// typedWith runs recast as a process of its own with an environment.
+// typedWith runs recast as a separate process with an environment.
 func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -34,7 +34,8 @@ func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr strin
 	return out.String(), story.String()
 }
 
-// TestTracesAreSent: the environment says where to, as part of which trace, and under which name.
+// TestTracesAreSent: the environment sets the destination, the parent trace and the
+// service name.
 func TestTracesAreSent(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -73,7 +74,7 @@ func TestTracesAreSent(t *testing.T) {
 	}
 }
 
-// TestTracesThatNobodyTakes: the command does what it does, and says so once.
+// TestTracesThatNobodyTakes: the command works as usual, and reports the problem once.
 func TestTracesThatNobodyTakes(t *testing.T) {
 	t.Parallel()
 	gone := httptest.NewServer(nil)

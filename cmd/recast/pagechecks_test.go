@@ -19,8 +19,8 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestPagesNameRealCommands holds every command of recast in the documentation
-// against those that there are, in blocks and in sentences.
+// TestPagesNameRealCommands checks that every recast command in the documentation is
+// valid, in blocks and in sentences.
 func TestPagesNameRealCommands(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
@@ -44,8 +44,7 @@ var (
 	quoted        = regexp.MustCompile(`'[^']*'|"[^"]*"`)
 )
 
-// commandKnown is understood of a command that may lack arguments, as one in a
-// sentence does.
+// commandKnown is understood for a command that may lack arguments, as in a sentence.
 func commandKnown(args []string) error {
 	root := newRootCmd(&streams{})
 	root.InitDefaultHelpCmd()
@@ -60,13 +59,13 @@ func commandKnown(args []string) error {
 	return nil
 }
 
-// lacking says whether a command line is well so far: it asks for help, or its last
+// lacking says whether a command line is only incomplete: it asks for help, or its last
 // flag has no argument.
 func lacking(err error) bool {
 	return strings.HasSuffix(err.Error(), "help requested") || strings.HasPrefix(err.Error(), "flag needs an argument")
 }
 
-// prose is a page without its blocks.
+// prose returns a page without its blocks.
 func prose(p page) string {
 	var b strings.Builder
 	at := 0
@@ -77,7 +76,7 @@ func prose(p page) string {
 	return b.String() + p.text[at:]
 }
 
-// TestPagesShell has the shell read every block without running it.
+// TestPagesShell lets the shell parse every block without running it.
 func TestPagesShell(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
@@ -96,8 +95,8 @@ func TestPagesShell(t *testing.T) {
 	}
 }
 
-// TestPagesShowValidFiles lays each fragment of recast.yaml over examples/recast.yaml,
-// and has the result read as a command reads it.
+// TestPagesShowValidFiles merges each fragment of recast.yaml into examples/recast.yaml,
+// and loads the result.
 func TestPagesShowValidFiles(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile("../../examples/recast.yaml")
@@ -134,8 +133,8 @@ func validBlock(b block, example []byte) error {
 	return fmt.Errorf("nobody checks a block of %q", b.info)
 }
 
-// laidOver is the example with the keys of a fragment; a fragment that says which
-// version it is, is a whole file.
+// laidOver returns the example with the keys of a fragment; a fragment with a version is
+// a whole file.
 func laidOver(example []byte, fragment string) ([]byte, error) {
 	var over map[string]any
 	if err := yaml.Unmarshal([]byte(fragment), &over); err != nil {
@@ -193,7 +192,7 @@ func TestValidBlock(t *testing.T) {
 	}
 }
 
-// TestPagesLinks follows every link of the documentation that stays in the repository.
+// TestPagesLinks checks every link of the documentation that stays in the repository.
 func TestPagesLinks(t *testing.T) {
 	t.Parallel()
 	pages := readPages(t)
@@ -235,7 +234,7 @@ var (
 	inlineCode  = regexp.MustCompile("`[^`\n]*`")
 )
 
-// pageLinks are those of a page that lead to files of ours.
+// pageLinks returns the links of a page to files of this repository.
 func pageLinks(p page) []string {
 	var all []string
 	for _, m := range pageLink.FindAllStringSubmatch(inlineCode.ReplaceAllString(prose(p), ""), -1) {
@@ -246,7 +245,7 @@ func pageLinks(p page) []string {
 	return all
 }
 
-// pageHeadings are a page's, as GitHub names them in links.
+// pageHeadings returns a page's headings, as GitHub names them in links.
 func pageHeadings(p page) []string {
 	var all []string
 	for _, m := range pageHeading.FindAllStringSubmatch(prose(p), -1) {

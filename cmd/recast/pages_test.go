@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// page is a Markdown file of ours with its blocks of code.
+// page is a Markdown file of this repository with its blocks of code.
 type page struct {
 	name   string // from the top of the repository
 	text   string
@@ -36,7 +36,7 @@ type block struct {
 
 var fence = regexp.MustCompile("(?m)^( *)```(.*)\n")
 
-// parsePage cuts a page into blocks.
+// parsePage splits a page into blocks.
 func parsePage(name, text string) page {
 	p := page{name: name, text: text}
 	last := 0 // where the last block of shell ended, fence included
@@ -67,7 +67,7 @@ func parsePage(name, text string) page {
 	}
 }
 
-// readPages reads every Markdown file of the documentation, generated ones aside.
+// readPages reads every Markdown file of the documentation, except generated ones.
 func readPages(t *testing.T) []page {
 	t.Helper()
 	const top = "../.."
@@ -94,8 +94,8 @@ func readPages(t *testing.T) []page {
 	return pages
 }
 
-// guides says whether a page is one whose commands are typed in a lab: the notes and
-// records of decisions beside them show parts of commands as well.
+// guides says whether the commands of a page are run in a lab: notes and decision
+// records also show parts of commands.
 func (p page) guides() bool {
 	for _, dir := range []string{"docs/notes", "docs/adr", "docs/runbooks", "examples"} {
 		if strings.HasPrefix(p.name, dir+"/") {
@@ -105,7 +105,7 @@ func (p page) guides() bool {
 	return p.name != "CONTRIBUTING.md" && p.name != "docs/performance.md"
 }
 
-// shell is what of a page is typed, whether in a lab or not.
+// shell returns the commands of a page, whether they run in a lab or not.
 func (p page) shell() []block {
 	return slices.DeleteFunc(slices.Clone(p.blocks), func(b block) bool {
 		return b.info != "sh" && b.info != "sh no-run"

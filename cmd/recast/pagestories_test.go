@@ -19,10 +19,10 @@ var (
 	pagesSpeed  = flag.String("pages.speed", "40", "how many simulated seconds pass in one in the labs of the documentation")
 )
 
-// TestPages types the commands of every page as they stand there. A block that
-// begins with recast lab up is a terminal of its own, in which the lab serves until
-// the next such block; all others are typed in a second one. A command whose comment
-// names an exit code has to end with it, each other one with 0.
+// TestPages runs the commands of every page as they are written. A block that starts
+// with recast lab up has its own terminal, in which the lab runs until the next such
+// block; all others run in a second one. A command whose comment names an exit code must
+// end with it, every other one with 0.
 func TestPages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories; the story of a roll does the same")
@@ -44,7 +44,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// scene is one lab, and what is typed beside it.
+// scene is one lab, and the commands that run in it.
 type scene struct {
 	lab    int // numbers of blocks
 	blocks []int
@@ -98,7 +98,7 @@ func (s pageStage) shell(script string, said *bytes.Buffer) *exec.Cmd {
 	return c
 }
 
-// play types a scene and adds what was printed, by the numbers of blocks.
+// play runs a scene and adds the output, by the numbers of blocks.
 func (sc scene) play(t *testing.T, p page, printed map[int]string) {
 	t.Helper()
 	s := newPageStage(t)
@@ -138,7 +138,7 @@ const marker = "\x1e\n"
 
 var exitComment = regexp.MustCompile(`(?m)^(recast [^#\n]*?)\s+#.*\bexit code (\d+).*$`)
 
-// script is all that a scene types, as one.
+// script returns all commands of a scene as one script.
 func (sc scene) script(p page) string {
 	var b strings.Builder
 	b.WriteString("exits() { local want=$1 got=0; shift; \"$@\" || got=$?; if [ $got != $want ]; then echo \"exit code $got, want $want: $*\"; return 1; fi }\n")
@@ -158,10 +158,10 @@ func labDir(command string) string {
 	return "lab"
 }
 
-// anonymous is what somebody else would have seen in their home directory.
+// anonymous replaces the temporary directory by another person's home directory.
 func (s pageStage) anonymous(text string) string { return strings.ReplaceAll(text, s.dir, "~") }
 
-// compare holds what was printed against what the page shows of it.
+// compare compares the output with what the page shows of it.
 func (p page) compare(t *testing.T, printed map[int]string) {
 	t.Helper()
 	text, changed := p.text, false

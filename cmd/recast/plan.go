@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// selection are the flags that choose nodes.
+// selection adds the flags that choose nodes.
 func selection(c *cobra.Command, p *cluster.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
-	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
 }
 
 // labels is the flag that chooses nodes by their labels.
@@ -37,22 +37,23 @@ func newPlanCmd(s *streams, g *globals) *cobra.Command {
 	var exitCode, rehearse bool
 	c := &cobra.Command{
 		Use: "plan", Short: "Show what a roll would do, and why",
-		Long: `Compare every node with the lock and show what a roll would do, in its order:
-which nodes are stale and why, by which strategy each is brought up to date and
-why by that one, which disks are carried over, what would be lost, how long it
-takes, or why it can't be done; and which gates of your own (roll.gates) it asks
-between two nodes. It does not ask them: recast doctor does. Changes nothing.
-What the plan shows is what a roll runs; recast roll --plan carries out one that was
-saved with -o json (docs/schemas/plan.schema.json). -o markdown is for a pull
-request, -o prometheus has the names of --metrics-file. A node with the annotation
-recast.dev/pause is left as it is.
+		Long: `Compare every node with the lock and show what a roll would do, in order: which nodes
+are stale and why, which strategy each gets and why, which disks are carried over,
+what would be lost, how long it takes, or why it can't be done; and which of your gates
+(roll.gates) it would check between two nodes. The plan itself does not check them:
+recast doctor does. Changes nothing.
 
---explain NODE says all about one node: what is wanted beside what was found, each
-strategy with what speaks against it, what becomes of each of its disks, and each
-step of a roll in its order, with how long it took in earlier rolls.
+What the plan shows is what a roll runs. recast roll --plan carries out a plan that was
+saved with -o json (docs/schemas/plan.schema.json). -o markdown is for a pull request.
+-o prometheus uses the names of --metrics-file. A node with the annotation
+recast.dev/pause is left alone.
 
-Where boot ISOs are tried out before any node goes (roll.rehearse, --rehearse), it
-shows on which hosts and how; and which scratch VMs of killed runs go before that.`,
+--explain NODE shows one node in detail: what is wanted and what was found, each
+strategy with the reasons against it, what happens to each of its disks, and each step
+of a roll in order, with its duration in earlier rolls.
+
+If boot ISOs are rehearsed before the first node (roll.rehearse, --rehearse), the plan
+shows on which hosts and how, and which scratch VMs of killed runs are removed first.`,
 		Example: `  recast plan
   recast plan --explain wk1
   recast plan --only wk1 -o json
@@ -84,23 +85,23 @@ shows on which hosts and how; and which scratch VMs of killed runs go before tha
 	}
 	selection(c, &policy)
 	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
-	c.Flags().StringVar(&explain, "explain", "", "say all about one `node` instead: strategies, disks, steps")
+	c.Flags().StringVar(&explain, "explain", "", "show one `node` in detail instead: strategies, disks, steps")
 	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
 	c.Flags().StringVarP(&out, "output", "o", "text", "text, json, markdown or prometheus")
 	return c
 }
 
-// planAsk is what recast plan was asked for.
+// planAsk holds the options of recast plan.
 type planAsk struct {
 	out      string
-	node     string // to be explained; "": none
+	node     string // to explain; "": none
 	policy   cluster.Policy
 	rehearse *bool
 	exitCode bool
 }
 
-// answer makes the plan and prints it, or what it says of one node. The code is how
-// the command ends.
+// answer makes the plan and prints it, or the details of one node. It returns the exit
+// code.
 func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
 	var plan cluster.Plan
 	var e cluster.Explanation

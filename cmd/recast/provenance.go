@@ -16,19 +16,19 @@ func newProvenanceCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var deep bool
 	c := &cobra.Command{
-		Use: "provenance NODE", Short: "Follow the chain from a lock to a running node",
-		Long: `Show link by link how a running node goes back to a lock: what recast.lock wants of
-it, which schematic its image carries, which lock made that (the present one or a
-past one in .recast/locks), its extensions, Talos version, boot entry and kernel
-command line. Each link is proven (recomputed from bytes), claimed (the image says
-so, and nothing contradicts it), unknown, or contradicted.
+		Use: "provenance NODE", Short: "Trace a running node back to a lock",
+		Long: `Show, link by link, how a running node traces back to a lock: what recast.lock wants,
+which schematic its image carries, which lock that schematic comes from (the current
+one or an earlier one in .recast/locks), its extensions, Talos version, boot entry and
+kernel command line. Each link is proven (recomputed from bytes), claimed (the image
+says so, and nothing contradicts it), unknown, or contradicted.
 
-Images that recast did not make are described, too: other people's schematics,
-images of the Talos imager, plain releases.
+Images that recast did not make are described too: schematics of others, images of
+the Talos imager, plain releases.
 
-With --deep the files of its extensions are read back from the node and compared
-with the images of the build that it claims; that takes the role os:admin. Exits 2
-when links contradict each other, 1 when the node could not be read.`,
+With --deep, the files of the node's extensions are read back and compared with the
+images of the build that it claims; that needs the role os:admin. Exits 2 if links
+contradict each other, and 1 if the node could not be read.`,
 		Example: `  recast provenance wk1
   recast provenance wk1 --deep -o json`,
 		Args: cobra.ExactArgs(1),

@@ -16,42 +16,42 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-const pruneLong = `Free what finished rolls have left. Shows first what would go, what stays and
-why, and asks.
+const pruneLong = `Remove what finished rolls left behind. First shows what would be removed, what is kept
+and why, and asks.
 
-Old system disks: each recreate and reimage leaves the previous system disk of the
-node on its parking VM, for recast rollback. The newest roll.keepDisks of each
-node stay, all others are freed; so are those of nodes that recast.yaml has no
-longer. With --keep-disks 0 none stays: the way back is a roll to the previous
-lock then. Only what the record of a finished replacement names is freed, and only
-as recast left it. A parking VM that owns nothing then is deleted. Nothing of an
-unfinished replacement is touched, nor what is locked, has snapshots, is named by
-another VM, or is in no record of recast.
+Old system disks: each recreate and reimage leaves the node's previous system disk on
+its parking VM, for recast rollback. The newest roll.keepDisks of each node are kept;
+all others are freed, and so are those of nodes that are no longer in recast.yaml. With
+--keep-disks 0 none is kept: then the way back is a roll to the previous lock. A disk
+is freed only if the record of a finished replacement names it and it is as recast left
+it. A parking VM that owns nothing any more is deleted. Never touched: disks of an
+unfinished replacement, and disks that are locked, have snapshots, are named by
+another VM, or are in no record of recast.
 
-Scratch VMs on which a killed run has tried a boot ISO out (recast roll --rehearse),
-as part of the disks: only while each is as recast made it.
+Scratch VMs on which a killed run tried a boot ISO (recast roll --rehearse) are removed
+together with the disks, if each is still as recast made it.
 
-Boot ISOs of ours (recast-<talos>-<build>-<platform>-<arch>.iso) on the storages
-of images.iso.storage, on every Proxmox node that is up. An ISO stays if any VM or
-snapshot of the whole Proxmox cluster refers to it, also by a change that waits for
-a start; if recast.lock or the lock before it has it; if an unfinished replacement
-may need it, or a VM was made from its build; and if it is younger than
---older-than, since other Talos clusters may share the storage.
+Boot ISOs of recast (recast-<talos>-<build>-<platform>-<arch>.iso) on the storages of
+images.iso.storage, on every Proxmox node that is up. An ISO is kept if any VM or
+snapshot of the whole Proxmox cluster refers to it, even in a pending change; if
+recast.lock or the previous lock has it; if an unfinished replacement may need it or a
+VM was made from its build; and if it is younger than --older-than, since other Talos
+clusters may share the storage.
 
-Boot ISOs of ours in .recast/cache/iso, where builds keep them on this machine, by
-the same rules, and what a build that was killed has left there a day ago or earlier.
+Boot ISOs of recast in .recast/cache/iso, where builds keep them on this machine, by
+the same rules; and what a killed build left there at least a day ago.
 
-Installers in images.mirror, only with --only mirror: a registry does not tell who
-else needs what is in it. Tags of ours (<talos>-<build>) with their signatures and
-what refers to them; tags of others are never touched, nor an image that another tag
-names. An installer stays by the same rules as an ISO, and for --older-than after it
-was built. The credentials need the right to delete; ghcr.io and Docker Hub do not
-delete by the registry's API at all.
+Installers in images.mirror, only with --only mirror: a registry can't tell who else
+needs its contents. Removed are tags of recast (<talos>-<build>) with their signatures
+and referrers; never tags of others, or an image that another tag names. An installer
+is kept by the same rules as an ISO, and for --older-than after it was built. The
+credentials need permission to delete; ghcr.io and Docker Hub do not support deletion
+through the registry API.
 
-Everything is looked at again right before it goes. Refuses where the token does
-not provably see every VM, without quorum, and while another run is at work. Disks
-and parking VMs take what a roll takes; deleting ISOs takes Datastore.Allocate on
-their storages. --only takes one kind alone.`
+Everything is checked again right before it is removed. Refuses if the token does not
+provably see every VM, without quorum, and while another run is active. Disks and
+parking VMs need the privileges of a roll; ISOs need Datastore.Allocate on their
+storages. --only selects one kind.`
 
 func newPruneCmd(s *streams, g *globals) *cobra.Command {
 	var f struct {
@@ -62,7 +62,7 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 		out       string
 	}
 	c := &cobra.Command{
-		Use: "prune", Short: "Remove old system disks, parking and scratch VMs, boot ISOs, cached ISOs and mirrored installers that nothing needs any more",
+		Use: "prune", Short: "Remove old system disks, parking and scratch VMs, boot ISOs, cached ISOs and mirrored installers that are no longer needed",
 		Long: pruneLong,
 		Example: `  recast prune
   recast prune --only disks --keep-disks 0
@@ -97,30 +97,30 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
 				}
 			}
 			ctx := c.Context()
-			told := s.story(ctx)
-			run := &step.Runner{Emit: told.Emit}
+			display := s.displaySteps(ctx)
+			run := &step.Runner{Emit: display.Emit}
 			s.telemetry.Watch(run)
 			o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
-				defer told.hold()()
+				defer display.hold()()
 				return confirmPrune(ctx, s, rep, f.yes)
 			}
 			rep, err := pipeline.Prune(ctx, p, px, px, run, o)
-			told.end()
+			display.end()
 			if err != nil && !removedAny(rep) {
 				return err
 			}
 			return errors.Join(err, answered(ui.WritePrune(s.out, f.out, rep)))
 		},
 	}
-	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs that have been there or in the cache, and installers that were built, for less than this")
-	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks of each node that stay (default: roll.keepDisks)")
-	c.Flags().StringVar(&f.only, "only", "", "one `kind` only: isos, disks, cache or mirror")
+	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs and installers that are younger than this")
+	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks to keep for each node (default: roll.keepDisks)")
+	c.Flags().StringVar(&f.only, "only", "", "remove only one `kind`: isos, disks, cache or mirror")
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
 	c.Flags().StringVarP(&f.out, "output", "o", "text", "`format` of the report: text or json")
 	return c
 }
 
-// pruneKinds completes what is to be removed.
+// pruneKinds checks --only and --keep-disks, and sets o.KeepDisks.
 func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error {
 	switch o.Only {
 	case "", pipeline.PruneISOs, pipeline.PruneDisks, pipeline.PruneCache, pipeline.PruneMirror:

@@ -8,34 +8,34 @@ import (
 )
 
 const (
-	pumped       = 16384           // writes that wait for whoever reads
-	pumpPatience = 2 * time.Second // with a reader that takes nothing
+	pumped       = 16384           // writes that may wait for the reader
+	pumpPatience = 2 * time.Second // with a reader that reads nothing
 )
 
-// pump writes for others, who never wait for whoever reads. What finds no room is
-// dropped, and told of once there is some again.
+// pump writes in the background, so that writers never wait for the reader. If its
+// queue is full it drops writes, and reports their number once there is room again.
 type pump struct {
-	to    io.Writer
-	lost  func(writes int64)
-	bears time.Duration
+	to       io.Writer
+	lost     func(writes int64)
+	patience time.Duration
 
 	waiting chan []byte
 	over    chan struct{}
-	wrote   chan struct{} // something was
-	left    atomic.Int64  // that waits, or is being written
+	wrote   chan struct{} // receives after a write
+	left    atomic.Int64  // writes that wait or are in progress
 	dropped atomic.Int64
 }
 
 func newPump(to io.Writer, lost func(int64)) *pump {
 	p := &pump{
-		to: to, lost: lost, bears: pumpPatience,
+		to: to, lost: lost, patience: pumpPatience,
 		waiting: make(chan []byte, pumped), over: make(chan struct{}), wrote: make(chan struct{}, 1),
 	}
-	go p.run() // ends with stop, or with the process: a write that nobody takes lasts for ever
+	go p.run() // ends with stop, or with the process: a write that nobody reads blocks for ever
 	return p
 }
 
-// Write implements io.Writer. It never fails: a run goes on though nobody reads.
+// Write implements io.Writer. It never fails: a run goes on even if nobody reads.
 func (p *pump) Write(b []byte) (int, error) {
 	p.left.Add(1)
 	select {
@@ -68,10 +68,10 @@ func (p *pump) run() {
 	}
 }
 
-// flush waits until everything is written, for as long as somebody reads.
+// flush waits until everything is written, as long as somebody reads.
 func (p *pump) flush() {
 	for p.left.Load() > 0 {
-		late := time.NewTimer(p.bears)
+		late := time.NewTimer(p.patience)
 		select {
 		case <-p.wrote:
 			late.Stop()
@@ -81,5 +81,5 @@ func (p *pump) flush() {
 	}
 }
 
-// stop ends it, once everything is written.
+// stop ends the goroutine. The caller has seen that everything is written.
 func (p *pump) stop() { close(p.over) }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestReader rolls with its story in a pipe: nobody reads it, and whoever reads it
-// goes away. Neither holds a node half way, and Ctrl-C is heard.
+// TestReader rolls with its output in a pipe: nobody reads it, or the reader goes away.
+// Neither stops a node half-way, and Ctrl-C still works.
 func TestReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -36,14 +36,14 @@ func TestReader(t *testing.T) {
 		t.Errorf("status afterwards:\n%s", said)
 	}
 
-	// Whoever reads goes away: it goes on.
+	// The reader goes away: the roll continues.
 	s = term.piped("bring wk2 up", "roll", "--yes")
 	if code := s.endSoon(); code != exitDone {
 		t.Errorf("exit code %d of a roll whose reader went away", code)
 	}
 	term.typed(exitDone, "drift")
 
-	// As with Ctrl-C while tee reads: the node that is out is finished.
+	// As with Ctrl-C while tee reads: the node in progress is finished.
 	term.patch()
 	s = term.piped("take wk1 down", "roll", "--yes", "--progress", "json")
 	interrupt(t, s.cmd.Process)
@@ -56,8 +56,8 @@ func TestReader(t *testing.T) {
 	term.typed(exitDone, "lab", "check", "--dir", ".")
 }
 
-// piped types recast with all that it says in a pipe, whose reader goes away once it
-// has read a text.
+// piped runs recast with all its output in a pipe, whose reader goes away once it has
+// read a text.
 func (term *terminal) piped(until string, args ...string) *screen {
 	t := term.t.(*testing.T)
 	t.Helper()

@@ -13,20 +13,20 @@ import (
 func newRecoverCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
 	c := &cobra.Command{
-		Use: "recover NODE", Short: "Give an unfinished replacement up: put the old system disk back",
-		Long: `Put everything back as it was before the unfinished replacement of a node began:
-stop the new VM, park its new system disk, give every disk back, the old system
-disk too, and boot that. It needs neither the machine configuration nor the
-journal of the interrupted roll, so it works from any machine. The node is as
-stale as before then, and the next roll plans it anew.
+		Use: "recover NODE", Short: "Cancel an unfinished replacement: put the old system disk back",
+		Long: `Restore the state from before the unfinished replacement of a node: stop the new VM,
+park its new system disk, give every disk back, including the old system disk, and
+boot from that. It needs neither the machine configuration nor the journal of the
+interrupted roll, so it works from any machine. Afterwards the node is as stale as
+before, and the next roll plans it again.
 
-Data that only the new system disk has, because the node took pods already, is
-asked for as in a roll: the plan names it, and without acceptLoss it is refused. The
-new disk stays parked, as one that was given up: recast prune frees it, or the end
-of the node's next recreate or reimage.
+If the node ran pods already, data may exist only on the new system disk. As in a
+roll, the plan names that data, and without acceptLoss it is refused. The new disk
+stays parked and is marked as cancelled: recast prune frees it, or the end of the
+node's next recreate or reimage.
 
-recast roll finishes a replacement instead; recast status says what is unfinished.
-A replacement that is finished is undone by recast rollback.`,
+recast roll finishes the replacement instead; recast status shows what is unfinished.
+recast rollback undoes a finished replacement.`,
 		Example: `  recast status                # which node is unfinished?
   recast recover wk1`,
 		Args: cobra.ExactArgs(1),
@@ -44,22 +44,21 @@ func newRollbackCmd(s *streams, g *globals) *cobra.Command {
 	var f rollFlags
 	var all bool
 	c := &cobra.Command{
-		Use: "rollback {NODE... | --all}", Short: "Boot nodes from the system disk that they had before",
-		Long: `Exchange the system disk of nodes for the one that is parked since their last
-roll, and keep the present one parked. Data that only the present one has is asked
-for as in a roll: the plan names it, and without acceptLoss it is refused.
+		Use: "rollback {NODE... | --all}", Short: "Boot nodes from their previous system disk",
+		Long: `Exchange the system disk of nodes for the one that was parked in their last roll, and
+park the current one. As in a roll, the plan names data that only the current disk
+has, and without acceptLoss it is refused.
 
-That is possible only while the old system still fits: its machine configuration
-and Kubernetes version are unchanged, and, for a control plane, etcd's minor
-version too and its old disk holds no data of etcd because it had left.
-Otherwise the way back is a roll to the previous lock. The refusal says what does
-not fit.
+This works only while the old system still fits: its machine configuration and
+Kubernetes version are unchanged, and, for a control plane, etcd's minor version is
+unchanged and the old disk holds no etcd data because the member had left. Otherwise
+the way back is a roll to the previous lock. The refusal says what does not fit.
 
-Put the previous lock back in any case, with the recast.yaml and the schematics that
-it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/): by the present
-one the nodes are stale, and the next roll would bring them forward again. A second
-rollback does, too. A lock alone is refused where recast.yaml names another version,
-and recast lock would undo it.`,
+In any case, restore the previous lock with its recast.yaml and schematics
+(git checkout COMMIT -- recast.yaml recast.lock schematics/): by the current lock the
+nodes are stale, and the next roll would bring them forward again. So does a second
+rollback. Restoring only the lock is refused if recast.yaml names another version, and
+recast lock would undo it.`,
 		Example: `  recast rollback wk1
   recast rollback --all --yes  # every node that has a parked system disk`,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -75,6 +74,6 @@ and recast lock would undo it.`,
 	}
 	f.add(c)
 	c.Flags().BoolVar(&all, "all", false, "every node that has a parked system disk")
-	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down meanwhile")
+	c.Flags().BoolVar(&f.policy.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the rollback")
 	return c
 }

@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// goreleaser is what of .goreleaser.yaml must agree with other files. Whether it is
-// right besides, make release-snapshot finds out.
+// goreleaser is the part of .goreleaser.yaml that must agree with other files. make
+// release-snapshot checks the rest.
 type goreleaser struct {
 	Before struct{ Hooks []string }
 	Builds []struct {
@@ -32,7 +32,7 @@ type goreleaser struct {
 	} `yaml:"dockers_v2"`
 }
 
-// TestReleaseAgrees holds what releases are made by against what they are made of.
+// TestReleaseAgrees compares the release configuration with the files that it uses.
 func TestReleaseAgrees(t *testing.T) {
 	t.Parallel()
 	var g goreleaser

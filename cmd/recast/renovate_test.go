@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// customManager is what Renovate's custom manager of that name finds things by.
+// customManager is the search configuration of the Renovate custom manager of that name.
 type customManager struct {
 	Strategy     string   `json:"matchStringsStrategy"`
 	MatchStrings []string `json:"matchStrings"`
@@ -111,7 +111,7 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 	}
 }
 
-// TestRenovateReadsTheCronJob: the manager of manifests has no files of its own accord.
+// TestRenovateReadsTheCronJob: the manager of manifests reads no files by default.
 func TestRenovateReadsTheCronJob(t *testing.T) {
 	t.Parallel()
 	var preset struct {

@@ -27,18 +27,19 @@ import (
 func newReportCmd(s *streams, g *globals) *cobra.Command {
 	var file, open string
 	c := &cobra.Command{
-		Use: "report [RUN]", Short: "Draw a run as one HTML file",
-		Long: `Draw a run, by default the last one, as one HTML file: each node with its stages
-and its outage, etcd and Ready nodes meanwhile, the plan as it was, what the lock
-changed, hooks with their output, errors with what to do about them. The file
-fetches nothing from anywhere, needs no script, and can be read on a phone and
-printed; what looks like a secret is taken out. Its name is printed on stdout.
+		Use: "report [RUN]", Short: "Write the report of a run as one HTML file",
+		Long: `Write the report of a run, by default the last one, as one HTML file: each node with
+its stages and its outage, etcd and Ready nodes over time, the plan, what the lock
+changed, hooks with their output, errors with what to do about them. The file loads
+nothing from the network and needs no script; it can be read on a phone and printed.
+What looks like a secret is removed. The file name is printed on stdout.
 
-Every roll writes it at its end, to .recast/reports/RUN.html. Here it is drawn anew
-from the journal and the log of the run: of one that was killed, or still runs,
-too, as far as it came. Nobody is asked, so it works while everything is down.`,
+Every roll writes its report at its end, to .recast/reports/RUN.html. This command
+writes it again from the journal and the log of the run; that also works for a run
+that was killed or still runs, as far as it got. No server is contacted, so it works
+while everything is down.`,
 		Example: `  recast report                     # the last run
-  recast report 3f2a                # the run whose ID ends so
+  recast report 3f2a                # the run whose ID ends with 3f2a
   recast report --output - | gzip >report.html.gz`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -80,21 +81,21 @@ too, as far as it came. Nobody is asked, so it works while everything is down.`,
 	}
 	c.ValidArgsFunction = g.completeRuns
 	c.Flags().StringVar(&file, "output", "", "write to this `file`; -: to stdout (default: .recast/reports/RUN.html)")
-	c.Flags().StringVar(&open, "open", "auto", "open it in a browser: yes, no, or auto: where somebody sits at a screen")
+	c.Flags().StringVar(&open, "open", "auto", "open it in a browser: yes, no, or auto (if this is a graphical session)")
 	return c
 }
 
-// drawn is what a report of the run is made of. A log that can't be read is among
-// what is missing from it.
+// drawn collects what the report of a run is made of. If the log can't be read, the
+// report says so.
 func drawn(run pipeline.PastRun) report.Run {
-	told, err := story.Read(os.DirFS(run.Dir))
+	log, err := story.Read(os.DirFS(run.Dir))
 	if err != nil {
 		run.Problems = append(run.Problems, err.Error())
 	}
-	return report.Run{Past: run, Story: told, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
+	return report.Run{Past: run, Story: log, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
 }
 
-// savePage draws a run into a file. Its directory is made where there is none.
+// savePage writes the report of a run to a file. It creates the directory if needed.
 func savePage(file string, run pipeline.PastRun) error {
 	err := os.MkdirAll(filepath.Dir(file), 0o700)
 	if err == nil {
@@ -106,8 +107,8 @@ func savePage(file string, run pipeline.PastRun) error {
 	return nil
 }
 
-// savePages writes the reports of the runs that a command has worked on, and returns
-// their files. One that can't be written is warned of: the run is over.
+// savePages writes the reports of the runs that a command worked on, and returns their
+// files. A report that can't be written is only a warning: the run is over.
 func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []string) {
 	for _, id := range append(slices.Clone(rep.Resumed), rep.Run) {
 		if id == "" || !p.HasRun(id) {
@@ -126,7 +127,7 @@ func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []str
 	return files
 }
 
-// nearby is a path as a person would type it here.
+// nearby is a path relative to the working directory, if it is below that.
 func nearby(path string) string {
 	here, err := os.Getwd()
 	if err != nil || !filepath.IsAbs(path) {
@@ -138,7 +139,7 @@ func nearby(path string) string {
 	return path
 }
 
-// hasScreen says whether a browser would open before the eyes of who typed this.
+// hasScreen says whether the user would see a browser that opens on this machine.
 func hasScreen(s *streams) bool {
 	if !ui.IsTerminal(s.out) || os.Getenv("SSH_CONNECTION") != "" || os.Getenv("CI") != "" {
 		return false
@@ -154,18 +155,17 @@ func opener() string {
 	return "xdg-open"
 }
 
-// showWithin is how long an opener may take to say that it can't. One that is still
-// there then is the browser itself.
+// showWithin is how long to wait for an opener to fail. If it still runs then, it is
+// the browser itself.
 const showWithin = 3 * time.Second
 
-// desktopEnv are the variables by which a browser is found and finds its screen.
+// desktopEnv are the variables that are needed to find a browser and its screen.
 var desktopEnv = []string{
 	"DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "DBUS_SESSION_BUS_ADDRESS", "BROWSER", "DESKTOP_SESSION", "KDE_*", "GNOME_*", "WSL_*", "WSLENV",
 }
 
-// show opens a file before whoever typed this. A browser that is started by it stays,
-// and no Ctrl-C that is meant for recast ends it: it is in a group of its own, and
-// holds no pipe that would have to be read to its end.
+// show opens a file for the user. A browser that this starts keeps running, and Ctrl-C
+// for recast does not end it: it is in its own process group and holds no pipe of ours.
 func show(ctx context.Context, opener, file string) error {
 	c := exec.Command(opener, file)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -181,12 +181,12 @@ func show(ctx context.Context, opener, file string) error {
 		}
 	}
 	if err != nil {
-		return fault.WithHint(fmt.Errorf("open the report: %s: %w", opener, err), "the report is written: open it by hand; --open no leaves that alone")
+		return fault.WithHint(fmt.Errorf("open the report: %s: %w", opener, err), "the report is written: open it by hand; --open no skips this")
 	}
 	return nil
 }
 
-// tryShow is show where nobody has asked for it: that it can't is no failure.
+// tryShow is show if the user did not ask for it: an error is only a warning.
 func (s *streams) tryShow(ctx context.Context, opener, file string) {
 	if err := show(ctx, opener, file); err != nil {
 		fmt.Fprintf(s.err, "warning: %v; the report is written: open it by hand\n", err)

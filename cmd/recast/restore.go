@@ -19,23 +19,22 @@ func newRestoreCmd(s *streams, g *globals) *cobra.Command {
 		out    string
 	}
 	c := &cobra.Command{
-		Use: "restore FILE --node NAME", Short: "Make etcd of a single control plane anew from a snapshot",
-		Long: `Upload a snapshot of etcd to the only control plane of a cluster, whose own data
-of etcd is gone, have Talos bootstrap from it, and wait until etcd, the Kubernetes
-API and the Node are back. Everything that Kubernetes was told after the snapshot
-was taken is lost: what workers run by then and the snapshot does not know is
-stopped.
+		Use: "restore FILE --node NAME", Short: "Restore a single control plane's etcd from a snapshot",
+		Long: `Upload an etcd snapshot to the only control plane of a cluster, whose own etcd data is
+lost, make Talos bootstrap from it, and wait until etcd, the Kubernetes API and the
+Node are back. All changes in Kubernetes since the snapshot are lost: pods that run on
+workers but are not in the snapshot are stopped.
 
-The machine must be up and configured as that control plane, with the same
-secrets as before, and wait for a bootstrap: installed anew, or reset with
+The machine must be up, configured as that control plane with the same secrets as
+before, and waiting for a bootstrap: newly installed, or reset with
 talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false. Before
-anything is changed the snapshot is verified (see recast backup) and must be of an
-etcd that had this node as a member. Refused with exit code 4 if the machine has
-data of etcd, if it is not the VM of that node, or unless Talos' discovery knows
-all other nodes, as workers.
+anything changes, the snapshot is verified (see recast backup) and must come from an
+etcd that had this node as a member. Refused with exit code 4 if the machine has etcd
+data, if it is not the VM of that node, or unless Talos' discovery knows all other
+nodes, as workers.
 
-Safe to run again: whatever was cut off goes on. It takes the claim of the cluster,
-and a talosconfig with the role os:admin.`,
+Safe to run again: it continues where it was interrupted. It takes the claim of the
+cluster and needs a talosconfig with the role os:admin.`,
 		Example: `  recast restore .recast/etcd/etcd-prod-20261121T040000Z.db --node cp1
   recast restore db --copied --node cp1 --yes   # copied from a member's data directory`,
 		Args: cobra.ExactArgs(1),
@@ -44,7 +43,7 @@ and a talosconfig with the role os:admin.`,
 				return err
 			}
 			if f.node == "" {
-				return errUsage{errors.New("--node is needed: which machine is to get the data")}
+				return errUsage{errors.New("--node is needed: the machine that gets the data")}
 			}
 			p, err := g.open()
 			if err != nil {
@@ -61,18 +60,18 @@ and a talosconfig with the role os:admin.`,
 				return err
 			}
 			ctx := c.Context()
-			told := s.story(ctx)
-			run := &step.Runner{Emit: told.Emit}
+			display := s.displaySteps(ctx)
+			run := &step.Runner{Emit: display.Emit}
 			s.telemetry.Watch(run)
 			rep, err := pipeline.Restore(ctx, p, m, t, run, pipeline.RestoreOptions{
 				File: args[0], Node: f.node, Copied: f.copied,
 				Confirm: func(rep pipeline.RestoreReport) (bool, error) {
-					defer told.hold()()
+					defer display.hold()()
 					return confirmRestore(ctx, s, rep, f.copied, f.yes)
 				},
 				Claim: pipeline.RollOptions{Holder: holder(), Dead: dead, Began: s.telemetry.Began},
 			})
-			told.end()
+			display.end()
 			if rep.Run == "" {
 				return err
 			}
@@ -92,13 +91,13 @@ func confirmRestore(ctx context.Context, s *streams, rep pipeline.RestoreReport,
 	}
 	q := question{
 		command: "recast restore " + rep.File + " --node " + rep.Node,
-		text:    "Make etcd anew from this, and lose what Kubernetes was told since?", untouched: "nothing was restored",
+		text:    "Restore etcd from this, and lose all changes in Kubernetes since?", untouched: "nothing was restored",
 	}
 	if copied {
 		q.command += " --copied"
 	}
 	if !rep.Bootstrapped.IsZero() {
-		q.text = "Go on waiting?"
+		q.text = "Keep waiting?"
 	}
 	return confirm(ctx, s, q, yes)
 }

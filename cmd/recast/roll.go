@@ -24,38 +24,38 @@ func newRollCmd(s *streams, g *globals) *cobra.Command {
 bring one stale node after the other to the lock, by the first strategy that is
 possible: recreate (drain, stop, park its disks, delete the VM, create it again
 from the new boot ISO, give the persistent disks back), reimage (the same VM with
-a blank system disk) or in-place (an upgrade as talosctl does it). Control planes
-go one at a time and only while etcd survives it; a snapshot of etcd is saved
-first. The old system disk stays parked: see recast rollback. Where recast.yaml
-asks for one strategy and that is impossible, nothing is touched.
+a blank system disk) or in-place (an upgrade as talosctl does it). Control planes are
+replaced one at a time and only while etcd survives it; an etcd snapshot is saved
+first. The old system disk stays parked: see recast rollback. If recast.yaml asks for
+a certain strategy and that is impossible, nothing is touched.
 
-With --rehearse a scratch VM on each Proxmox host, one for each kind of firmware,
-boots the new ISO to maintenance mode before any node goes, is looked at, and is
-deleted. If that fails, nothing was touched. A saved plan decides by itself what is
-tried out, unless the flag is given.
+With --rehearse, a scratch VM on each Proxmox host, one for each kind of firmware,
+boots the new ISO to maintenance mode before the first node, is checked, and is
+deleted. If that fails, no node was touched. A saved plan decides itself what is
+rehearsed, unless the flag is given.
 
-Conditions of your own, roll.gates in recast.yaml, are asked before each node goes
-and once it is back. One that does not hold within its timeout ends the roll there;
-the next one asks it again. Programs of your own, roll.hooks, run before and after
-the run, each batch of nodes and each node; one that fails ends the roll there, too.
-Webhooks, notify, are told of its start, its failure and its end.
+Your conditions (roll.gates in recast.yaml) are checked before each node is taken down
+and after it is back. If one does not hold within its timeout, the roll ends there;
+the next roll checks it again. Your programs (roll.hooks) run before and after the
+run, each batch of nodes and each node; if one fails, the roll ends there too. Your
+webhooks (notify) are notified of start, failure and end.
 
-With --plan a plan that recast plan -o json has saved is carried out: these nodes,
-by these strategies, in this order, and nothing else. The plan is made again, and
-refused where the world has moved since: another recast.yaml or recast.lock, a
-changed VM, a node that is not as it was. What a run of the same plan has done
-already is no such change: the same command again goes on where it stopped.
+With --plan, a plan that was saved with recast plan -o json is carried out: these
+nodes, by these strategies, in this order, and nothing else. The plan is made again,
+and refused if something changed: recast.yaml or recast.lock, a VM, or the state of a
+node. What a run of the same plan has done already does not count as a change: run the
+same command again to continue where it stopped.
 
-A roll that was interrupted is finished first, whatever --only says: run the same
-command again, here or on another machine; recast status explains what is half
-done. Only one run per cluster is possible at a time. A machine that was reset and
-is in maintenance mode is given its configuration back before anything else, if
-talos.machineConfigs has it.
-The first Ctrl-C finishes the nodes that are out and starts no other; the second
-stops at once.`,
+An interrupted roll is finished first, whatever --only says: run the same command
+again, here or on another machine; recast status explains what is unfinished. Only one
+run per cluster is possible at a time. A machine that was reset and is in maintenance
+mode first gets its configuration back, if talos.machineConfigs has it.
+
+The first Ctrl-C finishes the nodes that are in progress and starts no other; the
+second one stops at once.`,
 		Example: `  recast roll
   recast roll --only wk1
-  recast roll --plan plan.json # of recast plan -o json
+  recast roll --plan plan.json # from recast plan -o json
   recast roll --rehearse
   recast roll --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
@@ -81,8 +81,8 @@ stops at once.`,
 	}
 	selection(c, &f.policy)
 	f.add(c)
-	c.Flags().StringVar(&file, "plan", "", "carry out the plan in this `file`, and nothing else")
-	c.Flags().BoolVar(&rehearse, "rehearse", false, "try the boot ISOs out on scratch VMs first (default: roll.rehearse.enabled)")
+	c.Flags().StringVar(&file, "plan", "", "carry out exactly the plan in this `file`")
+	c.Flags().BoolVar(&rehearse, "rehearse", false, "test the boot ISOs on scratch VMs first (default: roll.rehearse.enabled)")
 	return c
 }
 
@@ -93,13 +93,13 @@ func savedPlan(c *cobra.Command, file string) (*cluster.Plan, error) {
 	}
 	for _, name := range []string{"only", "exclude", "selector", "accept-outage"} {
 		if c.Flags().Changed(name) {
-			return nil, errUsage{fmt.Errorf("--%s chooses what is planned, --plan names a plan that is made: choose one", name)}
+			return nil, errUsage{fmt.Errorf("--%s selects nodes for a new plan, --plan names a saved plan: choose one", name)}
 		}
 	}
 	return pipeline.ReadPlan(file)
 }
 
-// rollFlags are what every command that changes nodes takes.
+// rollFlags are the flags of every command that changes nodes.
 type rollFlags struct {
 	policy cluster.Policy
 	saved  *cluster.Plan
@@ -122,8 +122,8 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 	return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var cl closers
 		defer cl.close()
-		told := s.story(ctx)
-		run := &step.Runner{Emit: told.Emit}
+		display := s.displaySteps(ctx)
+		run := &step.Runner{Emit: display.Emit}
 		s.telemetry.Watch(run)
 		tell, err := notifier(s, p, &cl)
 		if err != nil {
@@ -133,10 +133,10 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
 			Confirm: func(plan cluster.Plan) (bool, error) {
-				if s.interrupts.forget() { // after what an earlier run had left
+				if s.interrupts.forget() { // pressed while an earlier run was being finished
 					return false, nil
 				}
-				defer told.hold()()
+				defer display.hold()()
 				if err := ui.WritePlan(s.err, "text", plan); err != nil {
 					return false, err
 				}
@@ -149,18 +149,18 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 					text:    "Change these nodes?", untouched: "nothing was changed on the nodes",
 				}, f.yes)
 				if ok {
-					told.plan(plan)
-					// From here on a node may be out: the first Ctrl-C lets it be finished.
-					cl.add(s.interrupts.onFirst(told.stops(run), "the node that is out is finished first"))
+					display.plan(plan)
+					// From here on a node may be in progress: the first Ctrl-C finishes it.
+					cl.add(s.interrupts.onFirst(display.stops(run), "the node in progress is finished first"))
 				}
 				return ok, err
 			},
 		})
-		told.end()
-		s.telemetry.Rolled(rep, told.Fared())
+		display.end()
+		s.telemetry.Rolled(rep, display.Fared())
 		rep.Pages = savePages(s, p, rep)
 		if rep.Run != "" || err == nil {
-			return errors.Join(err, answered(ui.WriteReport(s.out, f.out, rep, told.Fared())))
+			return errors.Join(err, answered(ui.WriteReport(s.out, f.out, rep, display.Fared())))
 		}
 		return err
 	})

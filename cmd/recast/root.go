@@ -11,46 +11,45 @@ import (
 )
 
 const longHelp = `recast rebuilds the images of a Talos Linux cluster and rolls them through
-Proxmox VE: it locks a schematic to extension digests, has installer and boot
-ISO built, compares what they hold with the lock, puts them where nodes and VMs
-get them, and recreates each stale VM from the ISO while the persistent disks of
-the VM are carried over.
+Proxmox VE. It locks a schematic to extension digests, builds the installer and boot
+ISO, compares their contents with the lock, publishes them for nodes and VMs, and
+recreates each stale VM from the ISO. The persistent disks of the VM are carried over.
 
   recast init        find a cluster, and write recast.yaml, schematics and recast.lock
-  recast doctor      what stands between here and a roll: privileges, space, versions
+  recast doctor      check what a roll needs: privileges, space, versions
   recast lock        resolve schematics to digests
-  recast build       have the images built, and verify what they hold
-  recast publish     build, then installers to the mirror, boot ISOs to Proxmox
+  recast build       build the images and verify their contents
+  recast publish     build, then copy installers to the mirror and boot ISOs to Proxmox
   recast plan        show what a roll would do, and why
-  recast roll        publish and do it, or finish what was interrupted
-  recast drift       does every node run exactly the lock?
-  recast provenance  what a node's image goes back to, link by link
-  recast status      what is half done, which disk is where, what to type
-  recast history     past runs: when, what, how long each node was away
-  recast report      one run as an HTML file: timeline, plan, errors, hooks
-  recast recover     give an interrupted replacement up
-  recast rollback    boot nodes from the system disk that they had before
-  recast upgrade-k8s bring Kubernetes to another version, one minor at a time
+  recast roll        publish and roll, or finish an interrupted roll
+  recast drift       check that every node runs exactly the lock
+  recast provenance  trace a node's image back to a lock, link by link
+  recast status      show what is unfinished, where each disk is, what to type
+  recast history     list past runs: when, what, how long each node was down
+  recast report      write one run as an HTML file: timeline, plan, errors, hooks
+  recast recover     cancel an interrupted replacement
+  recast rollback    boot nodes from their previous system disk
+  recast upgrade-k8s upgrade Kubernetes, one minor version at a time
   recast backup      save a verified snapshot of etcd
-  recast restore     make etcd of a single control plane anew from a snapshot
-  recast runbook     what to do about an error, by the code that it ends with
-  recast support-bundle  what somebody who helps needs to see, without secrets
-  recast prune       remove old disks, boot ISOs and mirrored installers that nothing needs
+  recast restore     restore a single control plane's etcd from a snapshot
+  recast runbook     show what to do about an error, by its code
+  recast support-bundle  collect what is needed to get help, without secrets
+  recast prune       remove old disks, boot ISOs and mirrored installers that are not needed
 
 To try all of it without hardware: recast lab demo`
 
 const envHelp = `Environment:
-  PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never from a file of ours)
-  PROXMOX_VE_ENDPOINT   address of the Proxmox API, for init alone
-  TALOSCONFIG           talosconfig, where recast.yaml names none
+  PROXMOX_VE_API_TOKEN  the Proxmox API token, user@realm!id=uuid (never read from a file)
+  PROXMOX_VE_ENDPOINT   URL of the Proxmox API, only for init
+  TALOSCONFIG           talosconfig, if recast.yaml names none
   KUBECONFIG            kubeconfig of the cluster (default: ~/.kube/config)
   DOCKER_CONFIG         directory of docker's config.json, whose logins and credential
-                        helpers open registries (default: ~/.docker; podman's serve too)
-  GITHUB_TOKEN          opens ghcr.io where nobody is logged in
-  NO_COLOR              no colours, whatever the terminal; CLICOLOR_FORCE=1: colours, though
-                        there is none. --color decides over both
+                        helpers are used for registries (default: ~/.docker; podman's work too)
+  GITHUB_TOKEN          used for ghcr.io if no login is stored for it
+  NO_COLOR              no colours, even on a terminal; CLICOLOR_FORCE=1: colours, even
+                        without one. --color overrides both
   OTEL_EXPORTER_OTLP_ENDPOINT  a collector of OpenTelemetry traces, over HTTP; the other
-                        OTEL_ variables and TRACEPARENT hold as everywhere`
+                        OTEL_ variables and TRACEPARENT work as usual`
 
 func newRootCmd(s *streams) *cobra.Command {
 	var g globals
@@ -89,7 +88,7 @@ type globals struct {
 	progress string
 }
 
-// usageErrors gives the errors of argument checks their kind, on every command.
+// usageErrors marks errors of argument checks as usage errors, on every command.
 func usageErrors(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
@@ -104,7 +103,7 @@ func usageErrors(c *cobra.Command) {
 	}
 }
 
-// format checks an output format early: a typing error must not cost a whole run.
+// format checks an output format early, so that a typing error does not cost a whole run.
 func format(got string, allowed ...string) error {
 	if slices.Contains(allowed, got) {
 		return nil

@@ -13,11 +13,11 @@ import (
 func newRunbookCmd(s *streams) *cobra.Command {
 	var web bool
 	c := &cobra.Command{
-		Use: "runbook [CODE]", Short: "What to do about an error, by the code that it ends with",
-		Long: `Print the page about a code: what you see, what it means, what is safe now, how to
-look, what to do and, where disks are involved, how to undo it by hand without recast.
-Every error ends with its code, and logs and JSON have it as "code". Without a code:
-which there are. The pages are part of this program; nothing is asked for.`,
+		Use: "runbook [CODE]", Short: "Show what to do about an error, by its code",
+		Long: `Print the page of an error code: what you see, what it means, what is safe now, how to
+check, what to do and, if disks are involved, how to undo it by hand without recast.
+Every error ends with its code; logs and JSON have it as "code". Without a code, list
+all codes. The pages are built into this program, so this works offline.`,
 		Example: `  recast runbook
   recast runbook drain-blocked
   recast runbook parked-half | less`,
@@ -40,7 +40,7 @@ which there are. The pages are part of this program; nothing is asked for.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&web, "url", false, "print only where the page is on the web")
+	c.Flags().BoolVar(&web, "url", false, "print only the URL of the page")
 	return c
 }
 

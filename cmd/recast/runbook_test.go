@@ -20,8 +20,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Whatever a command ends with, it says what is safe, what to type, and where a
-// page about it is, which is there.
+// Every error of a command says what is safe, what to run next, and which page explains
+// it; that page exists.
 func TestEveryCodeHasItsPage(t *testing.T) {
 	t.Parallel()
 	plan, _, err := newRootCmd(&streams{}).Find([]string{"plan"})
@@ -87,7 +87,7 @@ func pagesOf(t *testing.T, do func(file, text string)) {
 
 var spans = regexp.MustCompile("`(recast [^`]+)`")
 
-func TestRunbooksNameCommandsThatThereAre(t *testing.T) {
+func TestRunbooksNameRealCommands(t *testing.T) {
 	t.Parallel()
 	pagesOf(t, func(file, text string) {
 		var lines []string
@@ -109,12 +109,12 @@ func TestRunbooksNameCommandsThatThereAre(t *testing.T) {
 		}
 	})
 	if parses("recast roll --only") == nil || parses("recast rol") == nil || parses("recast recover a b") == nil {
-		t.Error("what can't be meant passes")
+		t.Error("an invalid command line is accepted")
 	}
 }
 
-// parses says what recast would say of a line of a shell, up to where that goes on
-// with something else.
+// parses returns recast's error for a line of a shell, up to where another command
+// follows.
 func parses(line string) error {
 	if i := strings.IndexAny(line, "|>;&"); i >= 0 {
 		line = line[:i]
@@ -134,7 +134,7 @@ func parses(line string) error {
 	return c.ValidateArgs(c.Flags().Args())
 }
 
-// What a page shows as seen is what the sources say, but for what differs each time.
+// Messages that a page quotes exist in the sources, except for their variable parts.
 func TestRunbooksQuoteTheSources(t *testing.T) {
 	t.Parallel()
 	sources := allSources(t)
@@ -157,8 +157,8 @@ func TestRunbooksQuoteTheSources(t *testing.T) {
 	})
 }
 
-// allSources is the text of every file of Go but tests, those of the lab included:
-// Proxmox' own wordings are there.
+// allSources is the text of every Go file except tests, including those of the lab: they
+// contain Proxmox's own messages.
 func allSources(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder
@@ -176,7 +176,7 @@ func allSources(t *testing.T) string {
 	return strings.ReplaceAll(all.String(), `\"`, `"`)
 }
 
-func TestRunbooksLinkToWhatIsThere(t *testing.T) {
+func TestRunbooksLinkToExistingFiles(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^)#]+)(?:#([^)]+))?\)`)
 	pagesOf(t, func(file, text string) {
@@ -191,7 +191,7 @@ func TestRunbooksLinkToWhatIsThere(t *testing.T) {
 	})
 }
 
-// anchors are the headings of a page as links name them.
+// anchors returns the headings of a page as links name them.
 func anchors(page string) []string {
 	var out []string
 	for line := range strings.Lines(page) {
@@ -203,8 +203,8 @@ func anchors(page string) []string {
 	return out
 }
 
-// What is printed without a hint of the error's own names commands that there are.
-func TestNextStepsNameCommandsThatThereAre(t *testing.T) {
+// The default hints, for errors without their own, name commands that exist.
+func TestNextStepsNameRealCommands(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile(`recast ([a-z0-9-]+)`)
 	root := newRootCmd(&streams{})
@@ -220,9 +220,8 @@ func TestNextStepsNameCommandsThatThereAre(t *testing.T) {
 	}
 }
 
-// An error of the configuration that comes up in the middle of a run says no more
-// than what holds then.
-func TestOnlyWhatWasNotBegunChangedNothing(t *testing.T) {
+// A configuration error in the middle of a run only claims what is true at that time.
+func TestConfigErrorDuringARun(t *testing.T) {
 	t.Parallel()
 	roll, _, err := newRootCmd(&streams{}).Find([]string{"roll"})
 	if err != nil {

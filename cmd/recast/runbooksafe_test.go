@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Whoever wipes a machine without labels loses its configuration with the system disk,
-// or keeps etcd's data, and its member never joins again.
+// Wiping a machine without labels loses its configuration with the system disk, or keeps
+// etcd's data, and then its member never joins again.
 func TestEveryResetNamesItsLabels(t *testing.T) {
 	t.Parallel()
 	bare := regexp.MustCompile(`(?i)talosctl [^\n]*\breset\b|\breset (?:its|that|the|this) (?:machine|node)`)
@@ -34,18 +34,18 @@ func TestEveryResetNamesItsLabels(t *testing.T) {
 	}
 }
 
-// A member of etcd that comes back with old data has forgotten what it promised.
+// A member of etcd must never come back with old data.
 func TestNoPageBringsOldEtcdBack(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
 		before, after, restores := strings.Cut(p.text, "qmrestore")
 		if restores && (!strings.Contains(after, "remove-member") || strings.Contains(before, "remove-member")) {
-			t.Errorf("%s restores a VM and does not say what becomes of its etcd member", p.name)
+			t.Errorf("%s restores a VM and does not say what to do about its etcd member", p.name)
 		}
 	}
 }
 
-// VMID is a node's VM on these pages.
+// VMID is a node's VM on all pages.
 func TestNoPageDestroysANodesVM(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
@@ -55,8 +55,7 @@ func TestNoPageDestroysANodesVM(t *testing.T) {
 	}
 }
 
-// What frees volumes of a node for good is never advice of a page; the leftovers
-// of an undo by hand are looked into first.
+// No page advises a command that frees volumes of a node for good.
 func TestNoPageFreesAnUnusedDisk(t *testing.T) {
 	t.Parallel()
 	frees := regexp.MustCompile(`(?m)^\s*qm set .*--delete unused`)
@@ -67,14 +66,14 @@ func TestNoPageFreesAnUnusedDisk(t *testing.T) {
 	}
 }
 
-// A page can't know how far a run had come: where its code comes up with a node
-// out, the line of that run counts.
+// A page can't know how far a run got: if its code can occur while a node is down, the
+// safe: line of that run takes precedence.
 func TestPagesPromiseNoMoreThanTheRun(t *testing.T) {
 	t.Parallel()
-	const counts = "The line `safe:` is about this very run, and counts."
+	const counts = "The `safe:` line of your run takes precedence over this page."
 	promise := regexp.MustCompile(`(?i)not touched|nothing was (?:done|touched)|(?:was|were) (?:never |not )?(?:touched|changed)|every disk is|all persistent disks`)
 	risky := riskyCodes(t)
-	// These come up in the middle of what others do, or have no risk of their own.
+	// These occur inside the steps of others, or have no risk of their own.
 	for _, code := range []fault.Code{fault.NoJoin, fault.VMLocked, fault.UUIDMismatch, fault.RolledBackByItself} {
 		risky[code] = true
 	}
@@ -95,7 +94,7 @@ func pageText(t *testing.T, code fault.Code) string {
 	return repositoryFile(t, "docs/runbooks/"+string(code)+".md")
 }
 
-// riskyCodes are those of steps that may interrupt a node, or remove something of it.
+// riskyCodes are the codes of steps that may interrupt a node, or remove something of it.
 func riskyCodes(t *testing.T) map[fault.Code]bool {
 	t.Helper()
 	files, err := filepath.Glob("../../cluster/*.go")
@@ -136,7 +135,7 @@ func riskyCodes(t *testing.T) map[fault.Code]bool {
 	return found
 }
 
-// codesByName are the codes by the names of their constants.
+// codesByName maps the names of the constants to their codes.
 func codesByName(t *testing.T) map[string]fault.Code {
 	t.Helper()
 	found := map[string]fault.Code{}

@@ -9,9 +9,9 @@ import (
 	"path/filepath"
 )
 
-// saveFile has write fill a file, which is whole then or as it was; only its owner may
-// read it. What is no regular file is written to where it is: a root who replaces
-// /dev/null has taken it from everybody.
+// saveFile replaces a file with what write writes, completely or not at all; only its
+// owner may read it. A file that is not regular is written in place: root must not
+// replace /dev/null.
 func saveFile(file string, write func(io.Writer) error) (err error) {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return writeTo(file, write)
@@ -22,7 +22,7 @@ func saveFile(file string, write func(io.Writer) error) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = os.Remove(f.Name()) // the error says more
+			_ = os.Remove(f.Name()) // err matters more
 		}
 	}()
 	err = buffered(f, write)
@@ -35,10 +35,10 @@ func saveFile(file string, write func(io.Writer) error) (err error) {
 	return os.Rename(f.Name(), file)
 }
 
-// writeTo writes to a pipe, a device, or whatever a link leads to.
+// writeTo writes to a pipe, a device, or the target of a link.
 func writeTo(file string, write func(io.Writer) error) error {
 	if isOutput(file) {
-		return fmt.Errorf("%s is the file where standard output goes: give - instead", file)
+		return fmt.Errorf("%s is the file that standard output goes to: use - instead", file)
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {
@@ -47,8 +47,8 @@ func writeTo(file string, write func(io.Writer) error) error {
 	return errors.Join(buffered(f, write), f.Close())
 }
 
-// isOutput says whether a name leads to the regular file that is our stdout: opened
-// once more it would be written from its beginning, and so would the answer.
+// isOutput says whether file is the regular file that is our stdout. Opened a second
+// time, it would be written from its beginning twice.
 func isOutput(file string) bool {
 	there, err := os.Stat(file)
 	if err != nil || !there.Mode().IsRegular() {

@@ -41,8 +41,8 @@ func TestSaveFile(t *testing.T) {
 	}
 }
 
-// What is no regular file is still the same afterwards: for root, /dev/null is such a one.
-func TestSaveFileToWhatIsNone(t *testing.T) {
+// A file that is not regular stays what it is: for root, /dev/null is one.
+func TestSaveFileToOtherKinds(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	pipe, link, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "link"), filepath.Join(dir, "file")

@@ -8,7 +8,8 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// conforms SCHEMA wants what the last command has printed to be as docs/schemas says.
+// conforms SCHEMA checks the output of the last command against a schema of
+// docs/schemas.
 func conforms(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: conforms schema")

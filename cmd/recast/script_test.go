@@ -30,11 +30,11 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"recast": main})
 }
 
-// noNap is for GORACE: the race detector has every process wait for a second
-// before it ends (atexit_sleep_ms), and the stories start hundreds of them.
+// noNap is for GORACE: with the race detector every process waits a second before it
+// ends (atexit_sleep_ms), and the scripts start hundreds of them.
 const noNap = "atexit_sleep_ms=0"
 
-// TestScript runs every story of testdata/script, as a person would type it.
+// TestScript runs every script of testdata/script, with the commands of a user.
 func TestScript(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -54,7 +54,7 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// exits CODE PROGRAM ARG… runs a program and wants that exit code.
+// exits CODE PROGRAM ARG… runs a program and requires that exit code.
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits code program [arg…]")
@@ -73,7 +73,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// awaits FILE TEXT waits until a file that a background command writes holds a text.
+// awaits FILE TEXT waits until the output file of a background command contains a text.
 func awaits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: awaits file text")
@@ -103,7 +103,7 @@ func sources(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// replaces FILE OLD NEW edits a file; it wants OLD to be there.
+// replaces FILE OLD NEW edits a file; OLD must be in it.
 func replaces(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: replaces file old new")

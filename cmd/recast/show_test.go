@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A browser that the opener leaves behind is not waited for, whatever it has
-// inherited, and gets no Ctrl-C of ours.
+// recast does not wait for a browser that the opener leaves behind, whatever it has
+// inherited, and it gets no Ctrl-C from recast.
 func TestShow(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

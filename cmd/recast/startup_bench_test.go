@@ -16,8 +16,8 @@ var (
 	startupAgainst = flag.String("startup.talosctl", "../../bin/e2e/talosctl", "a stripped talosctl to compare with, if it is there: make e2e-talosctl builds it")
 )
 
-// BenchmarkStartup has recast and talosctl say their versions, in turn: what a
-// process takes before it does anything, and what its file takes on disk.
+// BenchmarkStartup runs the version commands of recast and talosctl in turn: the cost of
+// starting a process, and the size of its file.
 func BenchmarkStartup(b *testing.B) {
 	programs := []program{{name: "recast", file: strippedRecast(b), args: []string{"version"}}}
 	if _, err := os.Stat(*startupAgainst); err == nil {
@@ -61,7 +61,7 @@ func strippedRecast(b *testing.B) string {
 	return file
 }
 
-// program is one of the two, with what its runs took in milliseconds.
+// program is one of the two, with the durations of its runs in milliseconds.
 type program struct {
 	name, file string
 	args       []string

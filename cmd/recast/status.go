@@ -13,19 +13,19 @@ func newStatusCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var watch bool
 	c := &cobra.Command{
-		Use: "status", Short: "Who is at work, what is unfinished, where every disk is",
-		Long: `Say who holds the claim of the cluster, how the last run that was started here
-ended and, for every unfinished replacement, what has become of the VM, where each
-of its disks is, and what to type. Then list the old system disks that are kept.
+		Use: "status", Short: "Show the active run, what is unfinished and where every disk is",
+		Long: `Show who holds the claim of the cluster, how the last run that was started here ended
+and, for every unfinished replacement, the state of the VM, where each of its disks is,
+and which command to run next. Then list the old system disks that are kept.
 
-Nearly all of that is in Proxmox, so it works on any machine, and while Talos and
-Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
-there is to say.
+Nearly all of that is stored in Proxmox, so it works on any machine, and while Talos
+and Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
+the result.
 
-With --watch it draws the run that is in progress until that ends, or Ctrl-C: on the
-machine where the run was begun as recast roll draws it, from the log beside its
-journal; elsewhere what Proxmox has of it, with no more than a request every two
-seconds on average. It needs a terminal.`,
+With --watch it shows the active run live until that ends or you press Ctrl-C. On the
+machine where the run was started it looks as in recast roll, drawn from the log beside
+the journal; elsewhere it shows what Proxmox knows about the run, with at most one
+request every two seconds on average. It needs a terminal.`,
 		Example: `  recast status
   recast status --watch
   recast status -o json        # for a script: claim, open, marked, kept`,
@@ -35,7 +35,7 @@ seconds on average. It needs a terminal.`,
 				return err
 			}
 			if watch && c.Flags().Changed("output") {
-				return errUsage{errors.New("--watch draws, --output writes once: choose one")}
+				return errUsage{errors.New("--watch draws live, --output writes once: choose one")}
 			}
 			if watch {
 				if err := canWatch(s); err != nil {
@@ -53,7 +53,7 @@ seconds on average. It needs a terminal.`,
 				return err
 			}
 			src := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &cl), Lease: claimLease(s, p, &cl)}
-			src.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
+			src.MachineConfig, _ = machineConfigs(p) // an error means that this machine has none
 			if watch {
 				return watchStatus(c.Context(), s, p, px, src)
 			}
@@ -65,6 +65,6 @@ seconds on average. It needs a terminal.`,
 		},
 	}
 	c.Flags().StringVarP(&out, "output", "o", "text", "text or json")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "draw the run that is in progress until it ends")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live until it ends")
 	return c
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/ui"
 )
 
-// How the steps of a command are told.
+// Values of --progress: how the steps of a command are shown.
 const (
 	progressAuto  = "auto" // live on a terminal, else plain
 	progressLive  = "live"
@@ -23,58 +23,58 @@ const (
 	progressJSON  = "json"
 )
 
-// tells notes which command is carried out, and how its steps are to be told.
-func (s *streams) tells(command, progress string) error {
+// setProgress stores the command that runs, and how its steps are shown.
+func (s *streams) setProgress(command, progress string) error {
 	switch progress {
 	case progressAuto, progressLive, progressPlain, progressJSON:
 	default:
-		return errUsage{fmt.Errorf("--progress %q: it is auto, live, plain or json", progress)}
+		return errUsage{fmt.Errorf("--progress %q: use auto, live, plain or json", progress)}
 	}
 	s.command, s.progress = command, progress
 	if progress == progressJSON {
 		s.lines = live.NewLines(beneath{s.err})
 		s.err.to(func(p []byte) bool {
-			_, _ = s.lines.Write(p) // it never fails
+			_, _ = s.lines.Write(p) // never fails
 			return true
 		})
 	}
 	return nil
 }
 
-// telling tells what the steps of a command do, and remembers how each node fared.
-type telling struct {
+// stepDisplay shows the steps of a command, and records how long each node took.
+type stepDisplay struct {
 	*ui.Progress
-	view  *live.View       // nil: nothing is drawn
-	lines func(step.Event) // nil: none are written
+	view  *live.View       // nil: no live view
+	lines func(step.Event) // nil: no JSON lines
 	over  func()
 }
 
-// story begins to tell of a command's steps. The caller ends it.
-func (s *streams) story(ctx context.Context) *telling {
-	// Whoever reads may go away, and that must not end what is half way: a write fails
-	// then. Programs of the user's would inherit it if the signal were ignored.
+// displaySteps starts to show a command's steps. The caller calls end.
+func (s *streams) displaySteps(ctx context.Context) *stepDisplay {
+	// A reader that goes away must not kill recast half way: with a handler, the write
+	// fails instead. Ignoring the signal would pass that on to the user's programs.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if s.lines != nil {
-		s.err.flows()
-		return &telling{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: s.err.rests}
+		s.err.buffer()
+		return &stepDisplay{Progress: ui.NewProgress(io.Discard), lines: s.lines.Emit, over: s.err.unbuffer}
 	}
 	file, ok := s.err.Writer.(*os.File)
 	if !ok || !s.draws(file) {
-		s.err.flows()
-		return &telling{Progress: ui.NewProgress(s.err), over: s.err.rests}
+		s.err.buffer()
+		return &stepDisplay{Progress: ui.NewProgress(s.err), over: s.err.unbuffer}
 	}
 	view := live.NewView(file, s.command, os.Getenv("NO_COLOR") == "")
 	s.err.to(func(p []byte) bool { return view.Print(string(p)) })
 	cancelled := context.AfterFunc(ctx, view.Broken)
-	return &telling{Progress: ui.NewProgress(io.Discard), view: view, over: func() {
+	return &stepDisplay{Progress: ui.NewProgress(io.Discard), view: view, over: func() {
 		cancelled()
 		view.Close()
 		s.err.to(nil)
 	}}
 }
 
-// draws says whether a live view is wanted and possible. A log of CI is read later,
-// even where it is a terminal.
+// draws says whether a live view is wanted and possible. In CI the output is read
+// later, even if it is a terminal.
 func (s *streams) draws(file *os.File) bool {
 	switch s.progress {
 	case progressLive:
@@ -85,8 +85,8 @@ func (s *streams) draws(file *os.File) bool {
 	return false
 }
 
-// Emit takes one event in.
-func (t *telling) Emit(e step.Event) {
+// Emit shows one event.
+func (t *stepDisplay) Emit(e step.Event) {
 	t.Progress.Emit(e)
 	if t.lines != nil {
 		t.lines(e)
@@ -96,8 +96,8 @@ func (t *telling) Emit(e step.Event) {
 	}
 }
 
-// hold gives the terminal back while something is asked; the returned func goes on.
-func (t *telling) hold() (goOn func()) {
+// hold pauses the display while a question is asked; the returned func resumes it.
+func (t *stepDisplay) hold() (goOn func()) {
 	if t.view == nil {
 		return func() {}
 	}
@@ -105,15 +105,15 @@ func (t *telling) hold() (goOn func()) {
 	return t.view.Resume
 }
 
-// plan says what is about to be done.
-func (t *telling) plan(p cluster.Plan) {
+// plan sets the plan that the display shows.
+func (t *stepDisplay) plan(p cluster.Plan) {
 	if t.view != nil {
 		t.view.Plan(p)
 	}
 }
 
-// stops is what the first Ctrl-C does to a run.
-func (t *telling) stops(run *step.Runner) func() {
+// stops returns what the first Ctrl-C does to a run.
+func (t *stepDisplay) stops(run *step.Runner) func() {
 	if t.view == nil {
 		return run.Stop
 	}
@@ -124,11 +124,11 @@ func (t *telling) stops(run *step.Runner) func() {
 	}
 }
 
-// end leaves the final state, and gives the terminal back.
-func (t *telling) end() { t.over() }
+// end draws the final state and releases the terminal.
+func (t *stepDisplay) end() { t.over() }
 
-// answered is what writing the answer of steps came to. That nobody reads it any
-// more does not undo them.
+// answered filters the error of writing a result: a reader that went away does not make
+// a finished command fail.
 func answered(err error) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return nil

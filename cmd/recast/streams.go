@@ -13,28 +13,28 @@ import (
 	"github.com/recast-sh/recast/internal/telemetry"
 )
 
-// streams are where a command reads and writes: out is the answer, err the story.
+// streams are where a command reads and writes: out is the answer, err the progress.
 type streams struct {
 	in  io.Reader
 	out io.Writer
 	err *console
 
 	interrupts *interrupts
-	command    string               // that is carried out: "recast roll"
-	progress   string               // how its steps are told
-	lines      *live.Lines          // nil: not as JSON
-	telemetry  *telemetry.Telemetry // nil: of no command yet
+	command    string               // the running command: "recast roll"
+	progress   string               // value of --progress
+	lines      *live.Lines          // nil: not --progress json
+	telemetry  *telemetry.Telemetry // nil: not started yet
 }
 
-// interrupts passes the first Ctrl-C to whoever is running, and the second to the context.
+// interrupts sends the first Ctrl-C to the running roll, and the second to the context.
 type interrupts struct {
 	mu   sync.Mutex
-	stop func() // of the running roll; nil: the first one cancels
-	what string // is done before it stops
+	stop func() // stops the running roll; nil: the first Ctrl-C cancels
+	what string // what is done before it stops
 }
 
-// onFirst makes the first Ctrl-C call stop instead of cancelling, and say what is
-// done before that. The returned func undoes it.
+// onFirst makes the first Ctrl-C call stop instead of cancelling; what tells the user
+// what is still done. The returned func undoes it.
 func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -45,7 +45,7 @@ func (i *interrupts) onFirst(stop func(), what string) (undo func() error) {
 	}
 }
 
-// forget has the first Ctrl-C cancel again. It says whether it was pressed before that.
+// forget makes the first Ctrl-C cancel again. It says whether Ctrl-C was pressed before.
 func (i *interrupts) forget() (pressed bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -54,7 +54,7 @@ func (i *interrupts) forget() (pressed bool) {
 	return pressed
 }
 
-// pressed says whether the first Ctrl-C was. The caller holds the lock.
+// pressed says whether Ctrl-C was pressed once. The caller holds the lock.
 func (i *interrupts) pressed() bool { return i.stop == nil && i.what != "" }
 
 func (i *interrupts) first() (what string, stopped bool) {
@@ -69,8 +69,8 @@ func (i *interrupts) first() (what string, stopped bool) {
 	return what, true
 }
 
-// hangUp is the first Ctrl-C for a roll whose terminal goes away, and nothing more:
-// nobody has asked to stop it at once. It says whether that is all there is to do.
+// hangUp treats the loss of the terminal as the first Ctrl-C, never as the second: the
+// user did not ask to stop at once. It returns false if there is no roll to stop.
 func (i *interrupts) hangUp() bool {
 	i.mu.Lock()
 	stop, stopped := i.stop, i.pressed()
@@ -83,7 +83,7 @@ func (i *interrupts) hangUp() bool {
 }
 
 // interruptible turns SIGINT and SIGTERM into a stop, then a cancel, and SIGHUP into
-// a stop, or a cancel where there is nothing to be finished.
+// a stop, or a cancel if there is nothing to finish.
 func interruptible(parent context.Context, s *streams) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
@@ -104,7 +104,7 @@ func interruptible(parent context.Context, s *streams) (context.Context, func())
 				}
 			}
 			if what, stopped := s.interrupts.first(); stopped {
-				fmt.Fprintf(s.err, "stopping: %s; press Ctrl-C again to stop at once (the same command again goes on)\n", what)
+				fmt.Fprintf(s.err, "stopping: %s; press Ctrl-C again to stop at once (run the same command again to continue)\n", what)
 				continue
 			}
 			cancel()

@@ -19,18 +19,18 @@ import (
 func newSupportBundleCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	c := &cobra.Command{
-		Use: "support-bundle", Short: "Pack what somebody who helps needs to see, without secrets",
+		Use: "support-bundle", Short: "Collect what is needed to get help, without secrets",
 		Long: `Write a tar.gz with recast.yaml, recast.lock, the logs and plans of the last runs on
-this machine, what recast status and recast doctor say, and what Proxmox, Talos,
-Kubernetes and etcd tell of the nodes. What can't be read, it says why, and goes on:
-it works while nothing can be reached, and with a broken recast.yaml, of which it then
-has what is allowed and what is wrong with it, but no logs and nothing of the cluster.
+this machine, the output of recast status and recast doctor, and what Proxmox, Talos,
+Kubernetes and etcd report about the nodes. If something can't be read, the bundle says
+why. So it works while no server can be reached, and with a broken recast.yaml: then it
+has the harmless parts of that file and its errors, but no logs and no cluster data.
 
-Only what is named in a list gets in. Never: the Proxmox token, talosconfig,
-kubeconfig, machine configurations, what hooks and gates run and print, cloud-init
-users, passwords and keys. What looks like a secret is taken out of the rest. Names and
-addresses of nodes and hosts are in it: look through it before you hand it on.
-Changes nothing.`,
+Only fields on a fixed list are included. Never included: the Proxmox token,
+talosconfig, kubeconfig, machine configurations, commands and output of hooks and
+gates, cloud-init users, passwords and keys. What looks like a secret is removed from
+the rest. Names and addresses of nodes and hosts are included: review the bundle
+before you share it. Changes nothing.`,
 		Example: `  recast support-bundle
   recast support-bundle -o - | tar tz`,
 		Args: cobra.NoArgs,
@@ -45,7 +45,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	defer cl.close()
 	now := time.Now()
 	p, src := g.bundleSources(s, &cl)
-	fmt.Fprintln(s.err, "reading what there is; what does not answer is given up after two minutes at most")
+	fmt.Fprintln(s.err, "reading everything; servers that do not answer are skipped after two minutes at most")
 	b := pipeline.SupportBundle(ctx, p, src, now)
 	if ctx.Err() != nil {
 		return fmt.Errorf("gather the bundle: %w", context.Cause(ctx))
@@ -57,18 +57,18 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 		out = fmt.Sprintf("%s-%s.tar.gz", b.Dir, now.UTC().Format("20060102-150405"))
 	}
 	if err := saveFile(out, b.Write); err != nil {
-		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "name a file that can be written, or - for standard output: --output FILE")
+		return fault.WithHint(fmt.Errorf("write the bundle: %w", err), "choose another file with --output FILE, or - for standard output")
 	}
-	_, err := fmt.Fprintf(s.out, "%s: %d files; look through it before you hand it on: tar xzf %s\n", out, len(b.Files()), out)
+	_, err := fmt.Fprintf(s.out, "%s: %d files; review the bundle before you share it: tar xzf %s\n", out, len(b.Files()), out)
 	return err
 }
 
-// bundleSources opens what can be opened; what can't, has its reason in doctor's part.
+// bundleSources opens what can be opened; doctor's part has the errors of the rest.
 func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pipeline.BundleSources) {
 	src := pipeline.BundleSources{Version: map[string]string{
 		"recast": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 	}, Secrets: secretsHere()}
-	src.Config, _ = os.ReadFile(g.config) // opening it says why
+	src.Config, _ = os.ReadFile(g.config) // g.open reports the error
 	p, err := g.open()
 	if err != nil {
 		src.Invalid = err
@@ -86,7 +86,7 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 			var opened closers
 			defer opened.close()
 			status := pipeline.StatusSources{Proxmox: px, Nodes: kubeNodes(s, p, &opened), Lease: claimLease(s, p, &opened)}
-			status.MachineConfig, _ = machineConfigs(p) // on this machine there is none then
+			status.MachineConfig, _ = machineConfigs(p) // an error means that this machine has none
 			return pipeline.Status(ctx, p, status)
 		}
 	}
@@ -97,7 +97,7 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 	return &p, src
 }
 
-// secretsHere are those of the environment and of the files that it names.
+// secretsHere returns the secrets in the environment and in the files that it names.
 func secretsHere() []string {
 	out := redact.Environ(os.Environ())
 	files := []string{filepath.Join(os.Getenv("DOCKER_CONFIG"), "config.json")}
@@ -108,7 +108,7 @@ func secretsHere() []string {
 		files = append(files, filepath.Join(home, ".docker", "config.json"))
 	}
 	for _, file := range files {
-		if b, err := os.ReadFile(file); err == nil { // nothing of it gets in anyway
+		if b, err := os.ReadFile(file); err == nil { // the file itself is never included
 			out = append(out, redact.YAML(b)...)
 		}
 	}

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// terminal is where somebody types recast, in the working directory of a lab
-// that runs as a process of its own.
+// terminal is a session in the working directory of a lab that runs as a separate
+// process.
 type terminal struct {
 	t   testing.TB
 	dir string
 	env []string
 }
 
-// openLab starts a lab that is faster than any user would want it.
+// openLab starts a lab that is faster than any real cluster.
 func openLab(t testing.TB, flags ...string) *terminal {
 	t.Helper()
 	term := &terminal{t: t, dir: filepath.Join(t.TempDir(), "lab")}
@@ -49,7 +49,7 @@ func openLab(t testing.TB, flags ...string) *terminal {
 	return term
 }
 
-// recast is this test's own binary as recast, for the directory of the lab.
+// recast is this test binary, run as recast in the directory of the lab.
 func (term *terminal) recast(args ...string) *exec.Cmd {
 	self, err := os.Executable()
 	if err != nil {
@@ -61,7 +61,7 @@ func (term *terminal) recast(args ...string) *exec.Cmd {
 	return c
 }
 
-// typed runs recast to its end and wants an exit code.
+// typed runs recast to its end and requires an exit code.
 func (term *terminal) typed(want int, args ...string) (stdout, stderr string) {
 	term.t.Helper()
 	c := term.recast(args...)
@@ -73,7 +73,7 @@ func (term *terminal) typed(want int, args ...string) (stdout, stderr string) {
 	return out.String(), story.String()
 }
 
-// exitCode is -1 for a process that a signal has ended.
+// exitCode is -1 for a process that was ended by a signal.
 func exitCode(err error) int {
 	if err == nil {
 		return 0
@@ -84,7 +84,7 @@ func exitCode(err error) int {
 	return -2
 }
 
-// background starts recast with its story in a file.
+// background starts recast with its output in a file.
 func (term *terminal) background(story string, args ...string) *exec.Cmd {
 	term.t.Helper()
 	f, err := os.Create(filepath.Join(term.dir, story))
@@ -100,7 +100,7 @@ func (term *terminal) background(story string, args ...string) *exec.Cmd {
 	return c
 }
 
-// await waits until a file of the directory holds a text.
+// await waits until a file of the directory contains a text.
 func (term *terminal) await(file, text string) {
 	term.t.Helper()
 	for range 1200 {
@@ -132,7 +132,8 @@ func (term *terminal) replace(file, old, fresh string) {
 	}
 }
 
-// patch publishes an extension of every node anew and updates the lock to it.
+// patch publishes a new version of an extension of every node and updates the lock to
+// it.
 func (term *terminal) patch() {
 	term.t.Helper()
 	term.typed(exitDone, "lab", "patch", "qemu-guest-agent", "--dir", ".")

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// elided stands, on a line of its own, for any number of lines of a transcript.
+// elided, on its own line, stands for any number of lines of a transcript.
 const elided = "…"
 
-// passing is what differs from run to run of the same commands, and what it is
-// taken for when two transcripts are compared. The page keeps what one run showed.
+// passing lists what differs between runs of the same commands, and its replacement when
+// two transcripts are compared. The page keeps the values of one run.
 var passing = []struct {
 	what *regexp.Regexp
 	as   string
@@ -30,13 +30,13 @@ var passing = []struct {
 	{regexp.MustCompile(`[ \t]+`), " "},
 }
 
-// storyLine is one of a run's progress.
+// storyLine matches a progress line of a run.
 var storyLine = regexp.MustCompile(`^ *[0-9hms.]+s  .*?([▸✓✗·]) (.*)$`)
 
-// told is what a line of the story says, without what passes. Which lines there are
-// depends on how long things take and who is quicker, so that a page shows some of
-// them; what a step waits for is chance altogether, and is "".
-func told(line string) (what string, story bool) {
+// progressText returns a progress line without its variable parts. Which lines appear
+// depends on timing, so a page shows only some of them; what a step waits for varies
+// completely, so those lines are "".
+func progressText(line string) (what string, story bool) {
 	m := storyLine.FindStringSubmatch(line)
 	switch {
 	case m == nil:
@@ -49,7 +49,7 @@ func told(line string) (what string, story bool) {
 	return strings.TrimSuffix(constant(m[2]), " (TIME)"), true
 }
 
-// constant is a text without what passes.
+// constant returns a text without its variable parts.
 func constant(text string) string {
 	for _, p := range passing {
 		text = p.what.ReplaceAllString(text, p.as)
@@ -57,13 +57,13 @@ func constant(text string) string {
 	return text
 }
 
-// constantLines are a transcript's lines without what passes: those of the answer in
-// their order, and what the story tells.
+// constantLines returns the lines of a transcript without their variable parts: those of
+// the answer in order, and the progress lines.
 func constantLines(text string) (answer []string, story map[string]bool) {
 	story = map[string]bool{}
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, " \n")
-		what, of := told(line)
+		what, of := progressText(line)
 		if !of {
 			answer = append(answer, constant(line))
 		} else if what != "" {
@@ -76,14 +76,14 @@ func constantLines(text string) (answer []string, story map[string]bool) {
 	return answer, story
 }
 
-// excerpt is what of a transcript a page gets that has shown an earlier one: of the
-// story what that told, and all of it where it was neither told nor left out.
+// excerpt shortens a transcript for a page that has shown an earlier one: it keeps the
+// progress lines that the page showed, and all of them if it showed and omitted none.
 func excerpt(earlier, printed string) string {
 	answer, story := constantLines(earlier)
 	some := len(story) > 0 || slices.Contains(answer, elided)
 	var b strings.Builder
 	for line := range strings.Lines(strings.TrimRight(printed, "\n") + "\n") {
-		what, of := told(strings.TrimRight(line, " \n"))
+		what, of := progressText(strings.TrimRight(line, " \n"))
 		if of && (what == "" || some && !story[what]) {
 			continue
 		}
@@ -92,7 +92,7 @@ func excerpt(earlier, printed string) string {
 	return b.String()
 }
 
-// showsStill says whether a page's transcript is still what was printed.
+// showsStill says whether a page's transcript still matches the output.
 func showsStill(page, printed string) bool {
 	got, happened := constantLines(printed)
 	want, story := constantLines(page)

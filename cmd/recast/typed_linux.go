@@ -2,5 +2,5 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// dropInput drops what a terminal has got and nobody has read.
+// dropInput drops the unread input of a terminal.
 func dropInput(fd int) error { return unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH) }

@@ -34,7 +34,7 @@ func newVersionCmd(s *streams) *cobra.Command {
 	}
 }
 
-// revision is the commit that recast was built of.
+// revision is the commit that recast was built from.
 func revision() string {
 	if commit != "" {
 		return commit
@@ -49,8 +49,8 @@ func revision() string {
 	return "unknown"
 }
 
-// newDocsCmd writes the reference pages of every command: make docs has it write
-// those of the repository, a release the man pages of its archives.
+// newDocsCmd writes the reference page of every command: make docs writes Markdown to
+// the repository, a release writes man pages to its archives.
 func newDocsCmd() *cobra.Command {
 	var dir, out string
 	c := &cobra.Command{
@@ -75,8 +75,8 @@ func newDocsCmd() *cobra.Command {
 	return c
 }
 
-// writeManPages writes a page for each command. They are the same however often
-// they are made of one commit: their date is the commit's.
+// writeManPages writes a page for each command. They are reproducible: their date is
+// the commit's.
 func writeManPages(root *cobra.Command, dir string) error {
 	header := &doc.GenManHeader{Section: "1", Source: "recast " + version, Manual: "recast"}
 	if when, err := time.Parse(time.RFC3339, date); err == nil {

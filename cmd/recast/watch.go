@@ -20,44 +20,44 @@ import (
 )
 
 const (
-	watchHere = 500 * time.Millisecond // between two looks at a log on this machine
+	watchHere = 500 * time.Millisecond // between two reads of a log on this machine
 	watchPace = 2 * time.Second        // for each request to Proxmox
-	watchBeat = 10 * time.Second       // between two looks at the claim
+	watchBeat = 10 * time.Second       // between two reads of the claim
 )
 
-// watcher draws the run that is in progress: from its log where it was begun on this
-// machine, else from what Proxmox has of it.
+// watcher draws the active run: from its log if it was started on this machine, else
+// from what Proxmox knows about it.
 type watcher struct {
 	p    pipeline.Project
 	px   *pipeline.Watched
 	look func(context.Context) (pipeline.StatusResult, error)
 	view *live.View
-	now  time.Time // of the look
+	now  time.Time // of the current tick
 
-	here   pipeline.Running // zero: no run was begun here, or it has ended
-	ended  string           // how the one before it did
-	follow *live.Follower
-	due    time.Time // when Proxmox may be asked again
-	asked  time.Time // when it was asked last
-	text   []string  // what it said
-	beat   cluster.ClaimState
-	beaten time.Time // when the claim's counter was seen to go up
-	beheld time.Time // when it was looked at last
-	found  bool      // the claim was there
-	mute   error     // what kept it from being looked at
+	here     pipeline.Running // zero: no run was started here, or it has ended
+	ended    string           // how the last run that was started here ended
+	follow   *live.Follower
+	due      time.Time // when Proxmox may be asked again
+	asked    time.Time // when Proxmox was asked last
+	text     []string  // the status that Proxmox gave
+	beat     cluster.ClaimState
+	beaten   time.Time // when the claim's counter last changed
+	checked  time.Time // when the claim was read last
+	found    bool      // the claim exists
+	claimErr error     // why the claim could not be read
 }
 
-// canWatch says why status can't be drawn; nil: it can.
+// canWatch says why status can't be drawn; nil if it can.
 func canWatch(s *streams) error {
 	if out, ok := s.out.(*os.File); ok && ui.IsTerminal(out) && live.Able(out, os.Getenv("TERM")) {
 		return nil
 	}
-	return fault.WithHint(errUsage{errors.New("--watch draws on a terminal, and standard output is none")}, "recast status -o json tells a script how things stand")
+	return fault.WithHint(errUsage{errors.New("--watch needs a terminal, and standard output is none")}, "for a script: recast status -o json")
 }
 
-// watchStatus draws until nobody is at work any more, or somebody presses Ctrl-C.
+// watchStatus draws until no run is active any more, or the user presses Ctrl-C.
 func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipeline.Listing, src pipeline.StatusSources) error {
-	out := s.out.(*os.File) // as canWatch has seen
+	out := s.out.(*os.File) // canWatch has checked that
 	w := &watcher{p: p, px: p.Watched(px), view: live.NewView(out, "recast status --watch", os.Getenv("NO_COLOR") == "")}
 	src.Proxmox = w.px
 	w.look = func(ctx context.Context) (pipeline.StatusResult, error) { return pipeline.Status(ctx, p, src) }
@@ -67,7 +67,7 @@ func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipelin
 	last, err := w.until(ctx)
 	if last != "" {
 		w.view.Close()
-	} else if w.view.Pause(); err == nil { // whoever leaves ends nothing
+	} else if w.view.Pause(); err == nil { // the run itself goes on
 		last = w.leaving()
 	}
 	if last != "" {
@@ -76,8 +76,8 @@ func watchStatus(ctx context.Context, s *streams, p pipeline.Project, px pipelin
 	return err
 }
 
-// until watches, and returns what there is to say at the end of the run; "" if
-// somebody leaves before that.
+// until watches, and returns the result at the end of the run; "" if the user leaves
+// before that.
 func (w *watcher) until(ctx context.Context) (last string, err error) {
 	tick := time.NewTicker(watchHere)
 	defer tick.Stop()
@@ -85,7 +85,7 @@ func (w *watcher) until(ctx context.Context) (last string, err error) {
 		w.now = time.Now()
 		if last, err := w.once(ctx); last != "" || err != nil {
 			if ctx.Err() != nil {
-				return w.gone(), nil // Ctrl-C is how one leaves
+				return w.gone(), nil // the user pressed Ctrl-C
 			}
 			return last, err
 		}
@@ -97,7 +97,7 @@ func (w *watcher) until(ctx context.Context) (last string, err error) {
 	}
 }
 
-// once looks at what there is to be looked at by now.
+// once reads and draws everything that is due.
 func (w *watcher) once(ctx context.Context) (last string, err error) {
 	running, here, err := w.p.RunningHere()
 	if err != nil {
@@ -128,9 +128,9 @@ func (w *watcher) once(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// passed says whether the run that was begun here is over, though its journal does not
-// know: killed here it may have been finished elsewhere, and another one has had the
-// claim since its log was written last.
+// passed says whether the run that was started here is over although its journal does
+// not say so: it may have been killed here and finished elsewhere. Then another run has
+// taken the claim since the log was written last.
 func (w *watcher) passed(r pipeline.Running) bool {
 	if !w.found || w.beat.Run == r.ID {
 		return false
@@ -142,7 +142,7 @@ func (w *watcher) passed(r pipeline.Running) bool {
 	return written.Before(w.beat.Since)
 }
 
-// turnAway turns from the run that was begun here to whoever is at work.
+// turnAway switches from the run that was started here to the active one.
 func (w *watcher) turnAway() {
 	if w.here.ID == "" {
 		return
@@ -151,7 +151,7 @@ func (w *watcher) turnAway() {
 	w.view.Begin("recast status --watch", w.now)
 }
 
-// over notes how the run ended that was begun here.
+// over stores how the run that was started here ended.
 func (w *watcher) over() error {
 	outcome, err := w.p.Ended(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
@@ -160,7 +160,7 @@ func (w *watcher) over() error {
 	return err
 }
 
-// gone is how the last run ended that was begun here; "" while one goes on.
+// gone is how the last run that was started here ended; "" while one is active.
 func (w *watcher) gone() string {
 	if w.here.ID != "" {
 		return ""
@@ -168,8 +168,8 @@ func (w *watcher) gone() string {
 	return w.ended
 }
 
-// afterwards waits until nobody holds the claim: a roll that has finished what an
-// earlier run left begins one of its own.
+// afterwards waits until nobody holds the claim: a roll that has finished an earlier run
+// starts its own run.
 func (w *watcher) afterwards(ctx context.Context) (last string, err error) {
 	if w.now.Before(w.due) {
 		return "", nil
@@ -181,7 +181,7 @@ func (w *watcher) afterwards(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// begin turns to a run that was begun here.
+// begin switches to a run that was started here.
 func (w *watcher) begin(r pipeline.Running) {
 	w.here = r
 	w.follow = &live.Follower{Path: filepath.Join(r.Dir, telemetry.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
@@ -191,7 +191,7 @@ func (w *watcher) begin(r pipeline.Running) {
 	}
 }
 
-// pulse looks now and then whether the run that was begun here still lives.
+// pulse checks from time to time whether the run that was started here is still alive.
 func (w *watcher) pulse(ctx context.Context) {
 	if w.now.Before(w.due) {
 		return
@@ -205,23 +205,23 @@ func (w *watcher) pulse(ctx context.Context) {
 	w.pace(watchBeat)
 }
 
-// heart notes whether the claim's counter went up. While nobody can look, nobody sees
-// it stand still.
+// heart stores whether the claim's counter changed. Time in which the claim can't be
+// read does not count as standing still.
 func (w *watcher) heart(claim cluster.ClaimState, found bool, err error) {
-	if w.mute = err; err != nil {
-		w.beaten, w.beheld = w.now, w.now
+	if w.claimErr = err; err != nil {
+		w.beaten, w.checked = w.now, w.now
 		return
 	}
 	if found && (!w.found || claim.Run != w.beat.Run || claim.Beat != w.beat.Beat) {
 		w.beaten = w.now
 	}
-	w.beat, w.found, w.beheld = claim, found, w.now
+	w.beat, w.found, w.checked = claim, found, w.now
 }
 
-// stood is how long the claim's counter was seen to stand still.
-func (w *watcher) stood() time.Duration { return w.beheld.Sub(w.beaten).Round(time.Second) }
+// stood is how long the claim's counter has not changed.
+func (w *watcher) stood() time.Duration { return w.checked.Sub(w.beaten).Round(time.Second) }
 
-// silent is how long the log of the run that was begun here has stood still.
+// silent is how long ago the run that was started here wrote to its log.
 func (w *watcher) silent() time.Duration {
 	written := w.here.Started
 	if w.follow.Written.After(written) {
@@ -232,10 +232,10 @@ func (w *watcher) silent() time.Duration {
 
 func (w *watcher) heartbeat() string {
 	switch {
-	case w.mute != nil:
-		return "Proxmox does not say whether that run still lives: " + w.mute.Error()
+	case w.claimErr != nil:
+		return "whether that run is still alive is unknown: " + w.claimErr.Error()
 	case !w.found && w.silent() < cluster.ClaimWatch:
-		return fmt.Sprintf("that run has logged something %s ago; nobody holds the claim in Proxmox, so it may be in Kubernetes", w.silent())
+		return fmt.Sprintf("that run logged something %s ago; nobody holds the claim in Proxmox, so it may be in Kubernetes", w.silent())
 	case !w.found:
 		return fmt.Sprintf("nobody holds the claim in Proxmox, and nothing was logged for %s: that run was killed or hangs; recast status says whether another machine finished it", w.silent())
 	case w.stood() >= cluster.ClaimWatch:
@@ -244,21 +244,21 @@ func (w *watcher) heartbeat() string {
 	return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
 }
 
-// leaving is what there is to say to who leaves; "" where no run is in progress.
+// leaving is what to print when the user leaves; "" if no run is active.
 func (w *watcher) leaving() string {
 	run := cmp.Or(w.here.ID, w.beat.Run)
 	logs := w.here.ID != "" && w.silent() < cluster.ClaimWatch
-	beats := w.found && w.mute == nil && w.stood() < cluster.ClaimWatch
+	beats := w.found && w.claimErr == nil && w.stood() < cluster.ClaimWatch
 	switch {
 	case run == "":
 		return ""
 	case logs || beats:
-		return "run " + run + " goes on"
+		return "run " + run + " continues"
 	}
 	return "run " + run + ": " + w.heartbeat()
 }
 
-// elsewhere draws what Proxmox has of a run that another machine began.
+// elsewhere draws what Proxmox knows about a run that another machine started.
 func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 	if !w.now.Before(w.due) {
 		first := w.asked.IsZero()
@@ -268,13 +268,13 @@ func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 			return "", err
 		case err != nil:
 			w.heart(cluster.ClaimState{}, false, err)
-			w.view.Say("Proxmox does not say how things stand: " + err.Error())
+			w.view.Say("the status can't be read: " + err.Error())
 			w.pace(watchBeat)
 			return "", nil
 		case first:
-			w.px.Requests() // as recast status would have sent them
+			w.px.Requests() // the first ones do not count, as in recast status
 		}
-		res.Kept = nil // they are there before, and after
+		res.Kept = nil // a run does not change them
 		var text strings.Builder
 		if err := ui.WriteStatus(&text, "text", res); err != nil {
 			return "", err
@@ -296,9 +296,9 @@ func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// looked is what there is to say of the looks at Proxmox.
+// looked says when Proxmox was asked, and when it will be again.
 func (w *watcher) looked(now time.Time) string {
-	text := fmt.Sprintf("looked at Proxmox %s ago, again in %s (a request every %s at most)",
+	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)
 	if w.found && w.stood() >= cluster.ClaimWatch {
 		text = w.heartbeat() + "; " + text
@@ -306,7 +306,7 @@ func (w *watcher) looked(now time.Time) string {
 	return text
 }
 
-// pace has the next look wait for as long as what this one has cost.
+// pace sets when to ask Proxmox again, by the number of requests of this time.
 func (w *watcher) pace(least time.Duration) {
 	w.due = w.now.Add(max(least, time.Duration(w.px.Requests())*watchPace))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// claimOnly is a Proxmox in which there is at most a claim.
+// claimOnly is a Proxmox that has at most a claim.
 type claimOnly struct {
 	pipeline.Listing
 	claim *cluster.ClaimState
@@ -43,7 +43,7 @@ func (c *claimOnly) VMs(ctx context.Context) ([]cluster.VM, error) {
 
 func (c *claimOnly) Listed(ctx context.Context) ([]cluster.VM, error) { return c.VMs(ctx) }
 
-// beside is who watches, beside the journal of a run that was begun here.
+// beside is a watcher that has the journal of a run that was started here.
 type beside struct {
 	*watcher
 	t    *testing.T
@@ -79,7 +79,7 @@ func watchBeside(t *testing.T, claim *cluster.ClaimState) *beside {
 	return b
 }
 
-// logs has the run that was begun here write its log at a second.
+// logs lets the run of this machine write its log at a given second.
 func (b *beside) logs(second int) {
 	b.t.Helper()
 	path := filepath.Join(b.p.State(), "runs", runHere, telemetry.LogName)
@@ -108,8 +108,8 @@ func (b *beside) wants(said string, texts ...string) {
 	}
 }
 
-// A run that was killed here, and maybe finished elsewhere, does not hide the one
-// that another machine is at; of that it is said when it dies.
+// A run that was killed here, and maybe finished elsewhere, does not hide a run of
+// another machine; when that one dies, watch says so.
 func TestWatchAnotherMachinesRun(t *testing.T) {
 	t.Parallel()
 	claim := &cluster.ClaimState{Cluster: "c1", Run: "r2", Holder: cluster.Holder{Host: "ci-7"}, Beat: 1}
@@ -122,10 +122,10 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 		t.Fatalf("draws run %s", b.here.ID)
 	}
 	b.wants(strings.Join(b.text, "\n"), "held by run r2 ")
-	b.wants(b.leaving(), "run r2 goes on")
+	b.wants(b.leaving(), "run r2 continues")
 
 	b.looks(100)
-	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; looked at Proxmox")
+	b.wants(b.looked(b.now), "ci-7", "its heartbeat has stood still for 1m40s", "recast roll takes over; Proxmox was read")
 	b.wants(b.leaving(), "run r2: ", "stood still")
 	claim.Beat = 2
 	b.looks(110)
@@ -133,27 +133,27 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 		t.Errorf("it lives: %s", said)
 	}
 
-	b.logs(111) // somebody goes on with it here
+	b.logs(111) // somebody continues it here
 	b.looks(112)
 	if b.here.ID != runHere {
 		t.Errorf("draws run %q", b.here.ID)
 	}
 }
 
-// A run that keeps its claim in Kubernetes lives for as long as it writes its log.
+// A run that keeps its claim in Kubernetes is alive as long as it writes its log.
 func TestWatchWithoutClaim(t *testing.T) {
 	t.Parallel()
 	b := watchBeside(t, nil)
 	b.logs(0)
 	b.looks(20)
-	b.wants(b.heartbeat(), "has logged something 20s ago", "it may be in Kubernetes")
-	b.wants(b.leaving(), "run "+runHere+" goes on")
+	b.wants(b.heartbeat(), "that run logged something 20s ago", "it may be in Kubernetes")
+	b.wants(b.leaving(), "run "+runHere+" continues")
 	b.looks(100)
 	b.wants(b.heartbeat(), "nothing was logged for 1m40s", "recast status says whether another machine finished it")
 	b.wants(b.leaving(), "run "+runHere+": nobody holds the claim")
 	b.logs(101)
 	b.looks(110)
-	b.wants(b.leaving(), "run "+runHere+" goes on")
+	b.wants(b.leaving(), "run "+runHere+" continues")
 
 	if err := b.run.Finish("done"); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,8 @@ func TestWatchWithoutClaim(t *testing.T) {
 	}
 }
 
-// While Proxmox says nothing nobody sees the heartbeat stand still.
+// While Proxmox does not answer, the heartbeat is unknown, and the run does not count as
+// dead.
 func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	t.Parallel()
 	b := watchBeside(t, &cluster.ClaimState{Cluster: "c1", Run: runHere, Beat: 1})
@@ -171,7 +172,7 @@ func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	b.looks(0)
 	b.px.down = errors.New("no route to host")
 	b.looks(60)
-	b.wants(b.heartbeat(), "Proxmox does not say whether that run still lives: ", "no route to host")
+	b.wants(b.heartbeat(), "whether that run is still alive is unknown: ", "no route to host")
 	b.px.down = nil
 	b.looks(120)
 	b.wants(b.heartbeat(), "holds the claim, heartbeat 1")

@@ -1,5 +1,5 @@
-// Package runbooks holds a page for each code of package fault, to be read in a
-// browser, and embedded for the night on which there is none.
+// Package runbooks embeds a page for each code of package fault, so that it can be read
+// offline.
 package runbooks
 
 import (
@@ -10,7 +10,7 @@ import (
 //go:embed *.md
 var pages embed.FS
 
-// URL is where the page of a code is on the web.
+// URL is the web address of the page of a code.
 func URL(code string) string {
 	return "https://github.com/recast-sh/recast/blob/main/docs/runbooks/" + code + ".md"
 }
@@ -21,10 +21,10 @@ func Page(code string) (text string, found bool) {
 	return string(b), err == nil && code != index
 }
 
-// index is the page about the pages.
+// index is the list of the pages.
 const index = "README"
 
-// Title says in a few words what a code is about: the heading of its page.
+// Title is the heading of the page of a code, without the code.
 func Title(code string) string {
 	text, _ := Page(code)
 	heading, _, _ := strings.Cut(text, "\n")

@@ -17,7 +17,7 @@ func (c *Canary) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalYAML writes what was read.
+// MarshalYAML writes what UnmarshalText reads.
 func (c Canary) MarshalYAML() (any, error) {
 	if c.Node != "" {
 		return c.Node, nil

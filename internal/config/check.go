@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// checker checks what the values mean, after each has been read.
+// checker checks the meaning of the values, after all have been read.
 type checker struct {
 	*report
 	c        *Config
@@ -29,7 +29,7 @@ func (k checker) all() {
 	k.webhooks()
 }
 
-// pattern reports a given value that does not match as a whole.
+// pattern reports a given value that the pattern does not match completely.
 func (k checker) pattern(path, value, pattern, what string) {
 	if k.given(path) && !matches(value, pattern) {
 		k.add(path, "%s is not a %s", quote(value), what)
@@ -46,7 +46,7 @@ const semver = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z]+(
 func (k checker) talos() {
 	k.version("talos.version", k.c.Talos.Version, "version of Talos: write it like v1.13.9")
 	if matches(k.c.Talos.Version, `v(0|1\.[0-9])\..*`) {
-		k.add("talos.version", "%s is too old: before v1.10 an installer does not bring platform and kernel arguments with it, "+
+		k.add("talos.version", "%s is too old: before v1.10 an installer does not include platform and kernel arguments, "+
 			"so a node would not run what recast.lock says; use v1.10.0 or later", bare(k.c.Talos.Version))
 	}
 	k.notEmpty("talos.config", k.c.Talos.Config)
@@ -67,7 +67,7 @@ func (k checker) notEmpty(path, value string) {
 }
 
 // url reports a value that is not the URL of a server. It never shows the
-// value: it may hold a password.
+// value, which may hold a password.
 func (k checker) url(path, value string, schemes ...string) {
 	u, err := url.Parse(value)
 	switch {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// An image repository is a path on a registry. Docker, and the nodes with it, take
-// a first part without dot and port for a path on docker.io: see reference.ParseNormalizedNamed.
+// An image repository is a path on a registry. Docker and the nodes interpret a first
+// part without dot and port as a path on docker.io: see reference.ParseNormalizedNamed.
 const (
 	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
 	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
@@ -18,7 +18,7 @@ func (k checker) images() {
 	if k.given("images.factory") {
 		k.url("images.factory", im.Factory, "https", "http")
 	}
-	// Not shown either: people put credentials in front of a registry's name.
+	// The value is not shown: people put credentials in front of a registry's name.
 	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
 		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
 	}
@@ -44,7 +44,7 @@ func (k checker) images() {
 	}
 }
 
-// imager checks how the imager is run, and that what it builds has a place.
+// imager checks how the imager is run, and that its output has a mirror.
 func (k checker) imager() {
 	im := k.c.Images
 	if !matches(im.Imager.Image, registryHost+repositoryPath) {
@@ -71,13 +71,14 @@ func (k checker) imager() {
 	}
 }
 
-// builtHere reports what the imager lacks. path and what say who wants it to build.
+// builtHere reports settings that the imager needs. path and what name the setting that
+// selects the imager.
 func (k checker) builtHere(path, what string) {
 	if !k.given("images.mirror") {
-		k.add(path, "%s needs images.mirror: what the imager builds is on no Image Factory, so nodes pull its installer from a repository of yours, such as ghcr.io/acme/talos", what)
+		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)
 	}
 	if k.c.Images.SecureBoot {
-		k.add(path, "%s does not go with images.secureBoot (line %d): the imager has no key to sign with, only the Image Factory has", what, k.line("images.secureBoot"))
+		k.add(path, "%s is not possible with images.secureBoot (line %d): the imager has no key to sign with, only the Image Factory has", what, k.line("images.secureBoot"))
 	}
 }
 
@@ -114,5 +115,5 @@ func (k checker) extensions(path string, s Schematic) {
 		k.add(path, "an Image Factory builds official extensions only, and images.builder is factory (line %d): use auto or imager", k.line("images.builder"))
 		return
 	}
-	k.builtHere(path, "an extension of its own")
+	k.builtHere(path, "your own extension")
 }

@@ -58,12 +58,12 @@ func (k checker) holder(path string, n Node) {
 	}
 	for i, other := range k.c.Nodes {
 		if other.VMID == n.Holder {
-			k.add(path, "%d is the VM of node %s (line %d): a holder is a VM of its own", n.Holder, quote(other.Name), k.line(nodePath(i, "vmid")))
+			k.add(path, "%d is the VM of node %s (line %d): a holder must be another VM", n.Holder, quote(other.Name), k.line(nodePath(i, "vmid")))
 		}
 	}
 }
 
-// names checks a list of names: none is empty or there twice.
+// names checks that a list of names has no empty name and no duplicate.
 func (k checker) names(list, of string, names []string) {
 	for i, name := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
@@ -85,7 +85,7 @@ func (k checker) roll() {
 		k.add("roll.canary", "%s is not in nodes (line %d): write true, false or the name of a node", quote(name), k.line("nodes"))
 	}
 	if r.KeepDisks < 1 {
-		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees that too")
+		k.add("roll.keepDisks", "must be at least 1: it is the way back; recast prune --keep-disks 0 frees it too")
 	}
 	k.names("roll.ignoreNodes", "of a node", r.IgnoreNodes)
 	k.notEmpty("roll.etcdSnapshot", r.EtcdSnapshot)
@@ -103,7 +103,7 @@ func (k checker) roll() {
 		"roll.timeouts.join": r.Timeouts.Join,
 	} {
 		if d <= 0 {
-			k.add(path, "must be longer than nothing")
+			k.add(path, "must be longer than 0")
 		}
 	}
 }

@@ -27,7 +27,7 @@ func (k checker) rehearse() {
 			k.add(path, "%s is listed already", quote(a))
 		}
 		if other := k.has(prefix.Addr()); other != "" {
-			k.add(path, "%s is the address of %s (line %d): give one that nobody has", quote(a), other, k.line(other))
+			k.add(path, "%s is the address of %s (line %d): choose an unused one", quote(a), other, k.line(other))
 		}
 		prefixes = append(prefixes, prefix)
 	}
@@ -41,12 +41,12 @@ func (k checker) rehearse() {
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == addr }):
 		k.add(gateway, "%s is one of the addresses: scratch VMs would take it from the gateway", quote(r.Gateway))
 	case !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }):
-		k.add(gateway, "%s is in the network of none of the addresses", quote(r.Gateway))
+		k.add(gateway, "%s is in no network of the addresses", quote(r.Gateway))
 	}
 }
 
-// has says which key of the configuration names that very address; "": none does.
-// Nodes' addresses, and endpoints of the talosconfig, are looked at when it is used.
+// has returns the key of the configuration that has this address; "" if none. Addresses
+// of nodes and endpoints of the talosconfig are checked when a scratch VM is planned.
 func (k checker) has(addr netip.Addr) string {
 	named := map[string]string{
 		"images.factory": k.c.Images.Factory, "images.extensions": k.c.Images.Extensions, "images.mirror": k.c.Images.Mirror,

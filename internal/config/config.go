@@ -1,6 +1,6 @@
-// Package config reads recast.yaml: what an engineer wants of a cluster, by
-// hand. It is strict, and it reports every problem at once, each with its
-// place in the file.
+// Package config reads recast.yaml, in which an engineer describes the wanted cluster.
+// It is strict, and it reports every problem at once, each with its position in the
+// file.
 package config
 
 import (
@@ -13,29 +13,29 @@ import (
 // Version is the format of recast.yaml that this package reads.
 const Version = 1
 
-// Config is recast.yaml with its defaults filled in. The doc comments of its
-// fields are what editors show: they end up in docs/recast.schema.json.
+// Config is recast.yaml with its defaults filled in. Editors show the doc comments of
+// its fields, which are copied to docs/recast.schema.json.
 type Config struct {
 	// Version of this file's format.
 	Version int `yaml:"version" jsonschema:"required,enum=1"`
-	// Cluster names the cluster in plans, reports and on Proxmox. No other cluster
-	// on the same Proxmox may have the name.
+	// Cluster is the name of the cluster in plans, reports and on Proxmox. No other
+	// cluster on the same Proxmox may have this name.
 	Cluster string `yaml:"cluster" jsonschema:"required"`
-	// Talos says which Talos Linux the nodes are to run and how to reach them.
+	// Talos says which Talos Linux the nodes should run and how to reach them.
 	Talos Talos `yaml:"talos" jsonschema:"required"`
-	// Kubernetes says which Kubernetes the nodes are to run. Default: none in particular.
+	// Kubernetes says which Kubernetes the nodes should run. Default: any version.
 	Kubernetes Kubernetes `yaml:"kubernetes,omitempty"`
-	// Images says how boot images are made and where they are published.
+	// Images says how boot images are built and where they are published.
 	Images Images `yaml:"images" jsonschema:"required"`
 	// Schematics are the customizations of images, by name.
 	Schematics map[string]Schematic `yaml:"schematics" jsonschema:"required"`
 	// Proxmox says how to reach the Proxmox VE cluster. The API token comes from PROXMOX_VE_API_TOKEN, never from this file.
 	Proxmox Proxmox `yaml:"proxmox" jsonschema:"required"`
-	// Nodes are the Talos nodes that recast looks after.
+	// Nodes are the Talos nodes that recast manages.
 	Nodes []Node `yaml:"nodes" jsonschema:"required"`
 	// Roll says how nodes are rolled.
 	Roll Roll `yaml:"roll"`
-	// Notify lists webhooks that are told when a run begins, fails and ends.
+	// Notify lists webhooks that are called when a run starts, fails and ends.
 	Notify []Webhook `yaml:"notify,omitempty"`
 
 	// Dir is the directory of the file; relative paths were resolved against it.
@@ -48,43 +48,43 @@ type Config struct {
 
 // Talos is the section "talos".
 type Talos struct {
-	// Version of Talos Linux that every node is to run, such as v1.13.9.
+	// Version of Talos Linux that every node should run, such as v1.13.9.
 	Version string `yaml:"version" jsonschema:"required"`
 	// Config is the talosconfig file. Default: $TALOSCONFIG, else ~/.talos/config.
 	Config string `yaml:"config,omitempty"`
-	// MachineConfigs is a directory with one <node>.yaml per node, which a node that is made anew gets; the plan shows what differs. Default: each node's configuration is read from the node before it goes.
+	// MachineConfigs is a directory with one <node>.yaml per node; a node with a new system disk gets that file, and the plan shows what differs. Default: each node's configuration is read from the node before it is replaced.
 	MachineConfigs string `yaml:"machineConfigs,omitempty"`
 }
 
 // Kubernetes is the section "kubernetes".
 type Kubernetes struct {
-	// Version of Kubernetes that every node is to run, such as v1.35.4. A roll never changes it: drift reports a node that runs another one, and recast upgrade-k8s brings all of them there.
+	// Version of Kubernetes that every node should run, such as v1.35.4. A roll never changes it: drift reports nodes with another version, and recast upgrade-k8s upgrades all nodes.
 	Version string `yaml:"version" jsonschema:"required"`
 }
 
 // Images is the section "images".
 type Images struct {
-	// Builder that makes the images: the Image Factory, or the Talos imager here, whose installers go to images.mirror. auto takes the imager where a schematic names extensions of its own, and else the factory.
+	// Builder of the images: the Image Factory, or the Talos imager on this machine, whose installers go to images.mirror. auto uses the imager if a schematic names your own extensions, otherwise the factory.
 	Builder string `yaml:"builder" jsonschema:"enum=auto,enum=factory,enum=imager"`
 	// Factory is the URL of the Image Factory.
 	Factory string `yaml:"factory"`
 	// Extensions is the registry and organization where the official extensions are listed, as extensions:<Talos version>.
 	Extensions string `yaml:"extensions"`
-	// CAFile is a PEM file with the CAs of the Image Factory's and the registries' certificates, beside the system's. Proxmox hosts and nodes have their own: see docs/runbooks/tls.md.
+	// CAFile is a PEM file with the CAs of the Image Factory's and the registries' certificates, in addition to the system's. Proxmox hosts and nodes have their own settings: see docs/runbooks/tls.md.
 	CAFile string `yaml:"caFile,omitempty"`
 	// Platform of the images.
 	Platform string `yaml:"platform" jsonschema:"enum=nocloud,enum=metal"`
 	// Arch is the CPU architecture of the nodes.
 	Arch string `yaml:"arch" jsonschema:"enum=amd64,enum=arm64"`
-	// SecureBoot images are signed for UEFI Secure Boot, by the key of the Image Factory; recast.lock pins which.
+	// SecureBoot uses images that are signed for UEFI Secure Boot by the key of the Image Factory; recast.lock pins that key.
 	SecureBoot bool `yaml:"secureBoot"`
-	// Signature says what it means that an installer of the Image Factory has no valid signature. require refuses it; warn says so; off doesn't look. What an image holds is compared with recast.lock in any case.
+	// Signature says what to do if an installer of the Image Factory has no valid signature: require refuses it, warn prints a warning, off does not check. The contents of an image are compared with recast.lock in any case.
 	Signature string `yaml:"signature" jsonschema:"enum=require,enum=warn,enum=off"`
 	// SigningKey is a PEM file with the public key of the installers' signatures. Default: the key that the Image Factory publishes.
 	SigningKey string `yaml:"signingKey,omitempty"`
-	// Imager says how the Talos imager is run, where it builds.
+	// Imager says how to run the Talos imager.
 	Imager Imager `yaml:"imager"`
-	// Mirror is a repository of your own, such as ghcr.io/acme/talos, into which publish and roll copy every installer, signatures included. Nodes then pull it from there by digest, so they need no Image Factory; for a private repository their machine configuration needs its credentials. recast's own come from docker login. Default: nodes pull from the factory. What the imager builds has no other place.
+	// Mirror is your own repository, such as ghcr.io/acme/talos, to which publish and roll copy every installer with its signatures. Nodes pull it from there by digest and need no Image Factory; for a private repository their machine configuration needs credentials. recast uses those of docker login. Default: nodes pull from the factory. The imager requires a mirror.
 	Mirror string `yaml:"mirror,omitempty"`
 	// ISO says where boot ISOs are published.
 	ISO ISO `yaml:"iso" jsonschema:"required"`
@@ -94,9 +94,9 @@ type Images struct {
 type Imager struct {
 	// Image is the repository of the Talos imager; its tag is the Talos version.
 	Image string `yaml:"image"`
-	// Command runs an imager of the wanted Talos version: a program and its arguments, {out} in them being the directory where it puts its output. It gets the imager's profile on its standard input. Default: docker or podman, whichever is found first in PATH, runs image.
+	// Command runs an imager of the wanted Talos version: a program and its arguments, in which {out} is the directory for its output. It gets the imager's profile on standard input. Default: docker or podman, whichever is found first in PATH, runs image.
 	Command []string `yaml:"command,omitempty"`
-	// Env names variables of recast's environment that command gets, beside those that every program gets and those of docker and podman; PROXMOX_VE_API_TOKEN can't be one.
+	// Env names variables of recast's environment to pass to command, in addition to those that every program gets and those of docker and podman; PROXMOX_VE_API_TOKEN is not allowed.
 	Env []string `yaml:"env,omitempty"`
 }
 
@@ -104,7 +104,7 @@ type Imager struct {
 type ISO struct {
 	// Storage lists the Proxmox storages for boot ISOs, first choice first.
 	Storage []string `yaml:"storage" jsonschema:"required"`
-	// Delivery says how an ISO gets to its storage. upload sends it from here; download-url has a Proxmox node fetch it from the Image Factory, which takes Sys.AccessNetwork on /nodes/<node>, or else is refused; auto does that where it is possible, and uploads where it is not or fails.
+	// Delivery says how an ISO gets to its storage. upload sends it from here. download-url makes a Proxmox node download it from the Image Factory, which needs Sys.AccessNetwork on /nodes/<node>. auto downloads if possible, and uploads if not, or if the download fails.
 	Delivery string `yaml:"delivery" jsonschema:"enum=auto,enum=download-url,enum=upload"`
 }
 
@@ -112,15 +112,15 @@ type ISO struct {
 type Schematic struct {
 	// File in the Image Factory's own schematic format.
 	File string `yaml:"file" jsonschema:"required"`
-	// Extensions are images of extensions that no Image Factory builds, after the
-	// official ones that the file names: your own, and official ones by a digest of your choice.
+	// Extensions are images of extensions that no Image Factory builds: your own, and
+	// official ones at a digest of your choice. They come after those in the file.
 	Extensions []ImageRef `yaml:"extensions,omitempty"`
 	// Path is File resolved against the directory of recast.yaml; File stays as
 	// written, so that it means the same on every machine.
 	Path string `yaml:"-"`
 }
 
-// UnmarshalText takes the short form, a bare path.
+// UnmarshalText accepts the short form, a bare path.
 func (s *Schematic) UnmarshalText(text []byte) error {
 	s.File = string(text)
 	return nil
@@ -130,12 +130,12 @@ func (s *Schematic) UnmarshalText(text []byte) error {
 type Proxmox struct {
 	// Endpoints are API URLs of one or more nodes of one Proxmox VE cluster, such as https://pve1.example:8006.
 	Endpoints []string `yaml:"endpoints" jsonschema:"required"`
-	// Fingerprint is the SHA-256 fingerprint of the API's certificate. Give this or caFile; with neither, the system's CAs decide.
+	// Fingerprint is the SHA-256 fingerprint of the API's certificate. Set this or caFile; with neither, the system's CAs are used.
 	Fingerprint string `yaml:"fingerprint,omitempty"`
 	// CAFile is a PEM file with the CA of the API's certificate, such as Proxmox' pve-root-ca.pem.
 	CAFile string `yaml:"caFile,omitempty"`
-	// VMIDs is the range that recast may use for VMs of its own: one for the claim, and
-	// one for each node whose system disk it replaces, for what is parked of it.
+	// VMIDs is the range for recast's own VMs: one for the claim, and a parking VM for
+	// each node whose system disk it replaces.
 	VMIDs VMIDRange `yaml:"vmids" jsonschema:"required"`
 }
 
@@ -143,17 +143,17 @@ type Proxmox struct {
 type Node struct {
 	// Name of the Kubernetes node and of its Talos machine.
 	Name string `yaml:"name" jsonschema:"required"`
-	// Schematic of the image that the node is to run: a name from schematics.
+	// Schematic of the image that the node should run: a name from schematics.
 	Schematic string `yaml:"schematic" jsonschema:"required"`
-	// VMID of the node's VM. A cross-check: VMs are found by their UUID, which Kubernetes knows. publish goes by it, so that it needs no kubeconfig.
+	// VMID of the node's VM. It is only a cross-check: VMs are found by their UUID, which Kubernetes knows. publish uses it, so that it needs no kubeconfig.
 	VMID int `yaml:"vmid,omitempty"`
 	// Strategy for this node. Default: roll.strategy.
 	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
-	// Holder is the VMID of a VM of yours that owns persistent disks of this node, so that deleting the node's VM never frees them. recast detaches and attaches those disks; it never moves them to another owner, and never changes the holder.
+	// Holder is the VMID of your VM that owns persistent disks of this node, so that deleting the node's VM never frees them. recast detaches and attaches those disks; it never moves them to another owner, and never changes the holder.
 	Holder int `yaml:"holder,omitempty"`
-	// AcceptLoss names data on the node's system disk that may be lost with it, as the plan names it: pv/pvc-1a2b, say. Without it, a node whose system disk holds data that only it has is upgraded in place or refused.
+	// AcceptLoss names data on the node's system disk that may be lost, by the names in the plan, such as pv/pvc-1a2b. Without it, a node whose system disk holds data that only this node has is upgraded in place or refused.
 	AcceptLoss []string `yaml:"acceptLoss,omitempty"`
-	// SystemDisk says which disk Talos is installed on and how large it is to be. Default: found out, and left as it is.
+	// SystemDisk says which disk Talos is installed on and how large it should be. Default: it is detected, and keeps its size.
 	SystemDisk SystemDisk `yaml:"systemDisk,omitempty"`
 }
 
@@ -161,77 +161,77 @@ type Node struct {
 type SystemDisk struct {
 	// Slot is the Proxmox key of the disk, such as scsi0.
 	Slot string `yaml:"slot,omitempty"`
-	// SizeGiB is the size that a new system disk gets.
+	// SizeGiB is the size of a new system disk.
 	SizeGiB int `yaml:"sizeGiB,omitempty"`
 }
 
 // Roll is the section "roll".
 type Roll struct {
-	// Strategy by which a node is renewed. recreate deletes its VM and creates it again with its persistent disks; reimage keeps the VM and gives it a blank system disk; in-place upgrades the system on the disk that it has. auto takes the first of them that is possible, and the plan shows which and why; one asked for by name that is impossible is refused.
+	// Strategy to renew a node. recreate deletes its VM and creates it again with its persistent disks; reimage keeps the VM and gives it a blank system disk; in-place upgrades the system on its current disk. auto uses the first one that is possible, and the plan shows which and why. If a certain strategy is set and impossible, the roll is refused.
 	Strategy string `yaml:"strategy" jsonschema:"enum=auto,enum=recreate,enum=reimage,enum=in-place"`
 	// Order of control planes and workers.
 	Order string `yaml:"order" jsonschema:"enum=control-planes-first,enum=workers-first"`
-	// MaxUnavailable bounds how many nodes are out at a time.
+	// MaxUnavailable limits how many nodes are down at a time.
 	MaxUnavailable MaxUnavailable `yaml:"maxUnavailable"`
-	// WorkersBeside rolls control planes and workers at the same time, each within its own bounds, instead of one kind after the other; perHost holds for both together.
+	// WorkersBeside rolls control planes and workers at the same time, each within its own limits, instead of one kind after the other; perHost applies to both together.
 	WorkersBeside bool `yaml:"workersBeside"`
-	// Canary rolls one node before any other, unless one runs the new build already: true takes a worker if there is one, the name of a node that one.
+	// Canary rolls one node before any other, unless a node runs the new build already. true selects a worker if there is one; a node's name selects that node.
 	Canary Canary `yaml:"canary"`
 	// Drain says how pods leave a node.
 	Drain Drain `yaml:"drain"`
-	// Settle is how long a node has to stay healthy before the next one goes.
+	// Settle is how long a node must stay healthy before the next one.
 	Settle Duration `yaml:"settle"`
 	// Poll is the interval of waits that cannot watch.
 	Poll Duration `yaml:"poll"`
-	// Timeouts bound the waits of one node.
+	// Timeouts limit the waits of one node.
 	Timeouts Timeouts `yaml:"timeouts"`
-	// BootFailure says what to do with a node that is not back from an in-place upgrade within timeouts.boot. stop leaves it as it is; rollback has the node itself go back to its old system, where its API still answers, and else leaves it; reimage tries that too, and else parks its system disk and installs the node anew. The roll stops in any case but a reimage that succeeds.
+	// BootFailure says what to do with a node that is not back from an in-place upgrade within timeouts.boot. stop leaves it as it is. rollback makes the node boot its old system if its API still answers, otherwise leaves it. reimage also tries that, otherwise parks its system disk and installs the previous build on a blank one. The roll stops in any case.
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
-	// KeepDisks is how many old system disks of a node stay parked: the ways back. A roll of the node that has succeeded frees older ones, as its plan shows; prune frees the rest.
+	// KeepDisks is how many old system disks of a node stay parked for recast rollback. A successful roll of the node frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
-	// IgnoreNodes are nodes that may be not Ready while others are taken out, such as one whose hardware is being repaired. A node that is not in this file, or that somebody has cordoned, is ignored as well. A control plane that is not Ready still keeps other control planes in, and what etcd needs is asked of etcd.
+	// IgnoreNodes are nodes that may be not Ready while others are taken down, such as one whose hardware is being repaired. A node that is not in this file, or that somebody has cordoned, is ignored too. A control plane that is not Ready still blocks other control planes, and etcd itself is asked whether it can lose a member.
 	IgnoreNodes []string `yaml:"ignoreNodes,omitempty"`
-	// Gates are conditions of your own that have to hold before a node is taken out, and after it is back: the health of a storage system, say, or a program that says so.
+	// Gates are your own conditions that must hold before a node is taken down and after it is back, such as the health of a storage system, or a program that succeeds.
 	Gates []Gate `yaml:"gates,omitempty"`
-	// Hooks are programs of your own that run before and after the run, each batch of nodes, and each node.
+	// Hooks are your own programs that run before and after the run, each batch of nodes, and each node.
 	Hooks Hooks `yaml:"hooks,omitempty"`
-	// Rehearse tries the boot ISOs out before the first node goes.
+	// Rehearse tests the boot ISOs before the first node.
 	Rehearse Rehearse `yaml:"rehearse"`
-	// EtcdSnapshot is the directory for the snapshot of etcd that is taken before a control plane goes. Default: .recast/etcd beside this file.
+	// EtcdSnapshot is the directory for the etcd snapshot that is saved before a control plane is taken down. Default: .recast/etcd beside this file.
 	EtcdSnapshot string `yaml:"etcdSnapshot,omitempty"`
 }
 
-// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO to Talos' maintenance mode, is looked at, and is deleted.
+// Rehearse is the section "roll.rehearse". On each Proxmox host, for each kind of firmware, a scratch VM like those of the nodes there boots the new ISO to Talos' maintenance mode, is checked, and is deleted.
 type Rehearse struct {
-	// Enabled has every roll do so; roll --rehearse and --rehearse=false decide for one.
+	// Enabled rehearses in every roll; roll --rehearse and --rehearse=false decide for a single one.
 	Enabled bool `yaml:"enabled"`
-	// Addresses are fixed ones for scratch VMs whose images are of platform nocloud, each with the length of its network's prefix, such as 192.0.2.250/24: one in each network of nodes, that nobody has and that DHCP does not give out. With several in one network, hosts rehearse at the same time. Without one, DHCP has to give the scratch VM an address, and the image needs the extension qemu-guest-agent, which tells it.
+	// Addresses are fixed addresses for scratch VMs with images of platform nocloud, each with its prefix length, such as 192.0.2.250/24: one in each network of nodes, unused and outside of the DHCP range. With several in one network, hosts rehearse at the same time. Without any, the scratch VM needs DHCP, and the image needs the extension qemu-guest-agent, which reports the address.
 	Addresses []string `yaml:"addresses,omitempty"`
-	// Gateway of the scratch VM with a fixed address, if recast is in another network than that.
+	// Gateway of a scratch VM with a fixed address, if recast is in another network.
 	Gateway string `yaml:"gateway,omitempty"`
 }
 
-// MaxUnavailable is the section "roll.maxUnavailable". Control planes always go one at a time.
+// MaxUnavailable is the section "roll.maxUnavailable". Control planes are always rolled one at a time.
 type MaxUnavailable struct {
-	// Workers that may be out at a time: a number such as 2, or a percentage of all workers such as 20%, rounded down, but at least one.
+	// Workers that may be down at a time: a number such as 2, or a percentage of all workers such as 20%, rounded down, but at least one.
 	Workers Share `yaml:"workers"`
-	// PerHost is how many VMs of one Proxmox host may be out at a time.
+	// PerHost is how many VMs of one Proxmox host may be down at a time.
 	PerHost int `yaml:"perHost" jsonschema:"minimum=1"`
 }
 
 // Drain is the section "roll.drain".
 type Drain struct {
-	// Timeout of draining one node. Its volumes have as long again to be detached.
+	// Timeout for draining one node. Detaching its volumes has the same timeout again.
 	Timeout Duration `yaml:"timeout"`
-	// OnTimeout says what to do with pods whose eviction a PodDisruptionBudget, an admission webhook or a policy still refuses when timeout is over. stop leaves them alone, makes the node schedulable again and stops the roll; delete deletes them, each with its own grace period, and waits for timeout once more.
+	// OnTimeout says what to do with pods whose eviction a PodDisruptionBudget, an admission webhook or a policy still refuses after timeout. stop leaves them alone, makes the node schedulable again and stops the roll; delete deletes them, each with its own grace period, and waits for timeout again.
 	OnTimeout string `yaml:"onTimeout" jsonschema:"enum=stop,enum=delete"`
-	// Force also deletes pods that no controller will bring back.
+	// Force also deletes pods that no controller recreates.
 	Force bool `yaml:"force"`
 }
 
 // Timeouts is the section "roll.timeouts".
 type Timeouts struct {
-	// Stop is how long a VM may take to power off by itself.
+	// Stop is how long a VM may take to shut down.
 	Stop Duration `yaml:"stop"`
 	// Boot is how long a VM may take from power-on to Talos' maintenance mode.
 	Boot Duration `yaml:"boot"`
@@ -248,11 +248,11 @@ func (c *Config) Marshal() ([]byte, error) {
 	return b, nil
 }
 
-// Hash tells one content of the file from another, wherever it lies: "sha256-…".
+// Hash is the SHA-256 of the file's content: "sha256-…".
 func (c *Config) Hash() string { return c.sum }
 
-// Place says where in the file the value of a path such as "nodes[2].vmid" is,
-// as file:line:column. A path that is not in the file is at its nearest parent.
+// Place is the position of the value of a path such as "nodes[2].vmid", as
+// file:line:column. A path that is not in the file has the position of its nearest parent.
 func (c *Config) Place(path string) string {
 	p := nearest(c.places, path)
 	return fmt.Sprintf("%s:%d:%d", c.file, p.line, p.column)

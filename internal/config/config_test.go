@@ -16,7 +16,7 @@ import (
 
 const example = "../../examples/recast.yaml"
 
-// small is the shortest file that is right; its line numbers appear in the tests.
+// small is the shortest valid file; its line numbers appear in the tests.
 const small = `version: 1
 cluster: home
 talos:
@@ -34,7 +34,7 @@ nodes:
     schematic: default
 `
 
-// want is what small means, with every default.
+// want is the configuration of small, with every default.
 func want() *config.Config {
 	return &config.Config{
 		Version: 1, Cluster: "home", Dir: "/etc/recast",
@@ -70,7 +70,7 @@ func options(env map[string]string) config.Options {
 	return config.Options{Dir: "/etc/recast", Getenv: func(k string) string { return env[k] }}
 }
 
-// parseCase is a file and environment, and how what they mean differs from want.
+// parseCase is a file and an environment, and how the configuration differs from want.
 type parseCase struct {
 	data string
 	env  map[string]string
@@ -182,7 +182,7 @@ func TestExampleIsRight(t *testing.T) {
 	}
 }
 
-// The example says that what it shows are the defaults.
+// The example says that it shows the defaults.
 func TestExampleShowsDefaults(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile(example)

@@ -11,8 +11,7 @@ import (
 )
 
 // decoder fills the structs of this package from YAML nodes. Unlike the YAML
-// library's own strict decoding it knows the path and the column of everything
-// that is wrong.
+// library's strict decoding, it knows the path and the column of every problem.
 type decoder struct{ *report }
 
 // value decodes n into out.
@@ -117,8 +116,8 @@ func oneValue(t reflect.Type) bool {
 	return t == reflect.TypeFor[VMIDRange]() || t == reflect.TypeFor[Share]() || t == reflect.TypeFor[Canary]() || t == reflect.TypeFor[ImageRef]()
 }
 
-// textual says whether a type that reads itself from text takes this node:
-// numbers only where they are meant, or lack a unit, so that its own message says so.
+// textual says whether a type with UnmarshalText reads this node. Numbers are passed to
+// it only if it expects a number or a unit, so that its own message reports a missing unit.
 func textual(n *yaml.Node, out reflect.Value) bool {
 	tag, number := n.ShortTag(), out.Kind() == reflect.Int64 || out.Type() == reflect.TypeFor[Share]()
 	if out.Type() == reflect.TypeFor[Canary]() {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// defaults is the configuration of a file that says nothing.
+// defaults is the configuration of an empty file.
 func defaults() Config {
 	return Config{
 		Images: Images{
@@ -39,7 +39,7 @@ func defaults() Config {
 	}
 }
 
-// complete fills in what depends on the rest of the file, its directory or the environment.
+// complete fills in defaults that depend on the rest of the file, its directory or the environment.
 func (c *Config) complete(o Options) {
 	c.Dir = o.Dir
 	for i, n := range c.Nodes {
@@ -86,7 +86,7 @@ func (c *Config) complete(o Options) {
 	}
 }
 
-// resolve makes a path of the file usable from anywhere; "" stays "".
+// resolve makes a path relative to the file's directory; "" stays "".
 func (o Options) resolve(path string) string {
 	if rest, ok := strings.CutPrefix(path, "~/"); ok && o.env("HOME") != "" {
 		return filepath.Join(o.env("HOME"), rest)

@@ -9,24 +9,24 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Draft is what init has found out for a first recast.yaml. What is left "" or
-// empty is a comment in the file, or a default that it does not mention.
+// Draft is what init has found for a first recast.yaml. A field that is empty becomes a
+// comment in the file, or is left out as a default.
 type Draft struct {
 	Cluster     string
 	Talos       string // version
-	Others      string // versions of Talos that nodes run beside that one, in words
-	TalosConfig string // "": as the environment says
-	Kubernetes  string // version; "": not all nodes run the same
+	Others      string // other versions of Talos that nodes run, in words
+	TalosConfig string // "": from the environment
+	Kubernetes  string // version; "": nodes run different versions
 	Factory     string
 	Extensions  string
 	Platform    string
 	Arch        string
 	SecureBoot  bool
-	Mirror      string // where an installer of the nodes came from that is no factory's
+	Mirror      string // where the nodes' installer came from, if not from a factory
 	ISOStorage  []string
 	Schematics  []DraftSchematic
 	Endpoints   []string
-	Hosts       []string // nodes of the Proxmox cluster that no endpoint is known of
+	Hosts       []string // nodes of the Proxmox cluster without a known endpoint
 	Fingerprint string
 	CAFile      string
 	VMIDs       VMIDRange
@@ -38,7 +38,7 @@ type Draft struct {
 type DraftSchematic struct {
 	Name, File string
 	Nodes      []string
-	// Unknown says which extensions the nodes have beside those of the file.
+	// Unknown lists extensions that the nodes have but the file does not.
 	Unknown []string
 }
 
@@ -48,22 +48,22 @@ type DraftNode struct {
 	Schematic string
 	VMID      int
 	Holder    int
-	Note      string // what is known of it, for people
+	Note      string // facts about the node, for people
 }
 
-// Render writes the file. It makes sure that Parse reads it.
+// Render returns the file. It makes sure that Parse accepts it.
 func (d Draft) Render() ([]byte, error) {
 	var b bytes.Buffer
 	if err := draftFile.Execute(&b, d); err != nil {
 		return nil, fmt.Errorf("write recast.yaml: %w", err)
 	}
 	if _, err := Parse("recast.yaml", b.Bytes(), Options{}); err != nil {
-		return nil, fmt.Errorf("what was found does not make a valid recast.yaml: %w", err)
+		return nil, fmt.Errorf("the result of the search is not a valid recast.yaml: %w", err)
 	}
 	return b.Bytes(), nil
 }
 
-// Lines are the entries of "nodes", their comments below each other.
+// Lines are the entries of "nodes", with aligned comments.
 func (d Draft) Lines() []string {
 	width := 0
 	lines := make([]string, len(d.Nodes))
@@ -81,7 +81,7 @@ func (d Draft) Lines() []string {
 	return lines
 }
 
-// scalar is a text as YAML has it, in quotes where it would be something else.
+// scalar is a string in YAML, quoted if needed.
 func scalar(s string) string {
 	b, err := yaml.Dump(s)
 	if err != nil {
@@ -90,7 +90,7 @@ func scalar(s string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// flow is a list on one line.
+// flow is a YAML list on one line.
 func flow(list []string) string {
 	var out []string
 	for _, s := range list {
@@ -99,15 +99,15 @@ func flow(list []string) string {
 	return "[" + strings.Join(out, ", ") + "]"
 }
 
-// oneLine is a text that can't end a comment.
+// oneLine joins the lines of a text, so that it stays inside a comment.
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 var draftFile = template.Must(template.New("recast.yaml").Funcs(template.FuncMap{
 	"scalar": scalar, "flow": flow, "words": func(list []string) string { return oneLine(strings.Join(list, ", ")) }, "line": oneLine,
-}).Parse(`# What you want of the cluster, by hand. recast init wrote what it found; from now
+}).Parse(`# What you want from the cluster. recast init wrote what it found; from now
 # on this file is yours, and recast never changes it. It is strict: an unknown key or
-# a wrong value stops every command. What is a comment here is the default, unless it
-# says otherwise.
+# a wrong value stops every command. Commented-out settings show the default, unless a
+# comment says otherwise.
 version: 1
 cluster: {{scalar .Cluster}}
 
@@ -119,15 +119,15 @@ talos:
 {{- else}}
   # config: ./talosconfig            # default: $TALOSCONFIG, else ~/.talos/config
 {{- end}}
-  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it goes
+  # machineConfigs: ./machine        # one <node>.yaml per node; default: read from the node before it is replaced
 {{if .Kubernetes}}
-# What every node is to run, so that drift reports others. A roll never changes it:
+# The version that every node should run; drift reports others. A roll never changes it:
 # recast upgrade-k8s does.
 kubernetes:
   # renovate: datasource=github-releases depName=kubernetes/kubernetes
   version: {{.Kubernetes}}
 {{else}}
-# kubernetes: {version: v1.35.4}     # what every node is to run, so that drift reports others; a roll never changes it
+# kubernetes: {version: v1.35.4}     # the version that every node should run; drift reports others; a roll never changes it
 {{end}}
 images:
   factory: {{scalar .Factory}}
@@ -135,18 +135,18 @@ images:
   platform: {{.Platform}}
   arch: {{.Arch}}
   secureBoot: {{.SecureBoot}}
-  # A registry of your own, where every installer is copied to and nodes pull it from.
+  # Your own registry: every installer is copied there, and nodes pull it from there.
 {{- if .Mirror}}
-  # Nodes have installed from here, so it may be one:
+  # Nodes were installed from here, so it may be your registry:
   # mirror: {{line .Mirror}}
 {{- else}}
   # mirror: ghcr.io/acme/talos       # default: nodes pull from the factory
 {{- end}}
   iso:
-    storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages that take the boot ISOs
+    storage: {{flow .ISOStorage}}{{"  "}}# Proxmox storages for the boot ISOs
 
-# Pure Image Factory files, so anyone can post them to a factory. They are what the
-# nodes run today.
+# Plain Image Factory files, so anyone can post them to a factory. They describe what
+# the nodes run today.
 schematics:
 {{- range .Schematics}}
   {{scalar .Name}}: {{scalar .File}}{{"  "}}# {{words .Nodes}}
@@ -157,7 +157,7 @@ schematics:
 {{- end}}
 
 proxmox:
-  # Several nodes of one Proxmox cluster, so that one may be down. The API token
+  # Name several nodes of the Proxmox cluster, so that one may be down. The API token
   # comes from PROXMOX_VE_API_TOKEN, never from this file.
   endpoints:
 {{- range .Endpoints}}
@@ -171,9 +171,9 @@ proxmox:
 {{- else if .CAFile}}
   caFile: {{scalar .CAFile}}
 {{- else}}
-  # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs decide
+  # caFile: ./pve-root-ca.pem        # or fingerprint; with neither, the system's CAs are used
 {{- end}}
-  vmids: {{.VMIDs}}{{"  "}}# for VMs of recast's own (the claim, parked disks): keep others out
+  vmids: {{.VMIDs}}{{"  "}}# for recast's own VMs (the claim, parked disks): keep other VMs out
 
 nodes:  # VMs are found by their UUID; vmid is a cross-check
 {{- range .Lines}}
@@ -185,11 +185,11 @@ nodes:  # VMs are found by their UUID; vmid is a cross-check
 
 # How nodes are rolled, and the defaults.
 # roll:
-#   strategy: auto                   # the first that is possible of: recreate, reimage, in-place; or one of them
+#   strategy: auto                   # the first possible one of: recreate, reimage, in-place; or one of them
 #   order: control-planes-first      # or workers-first
 #   maxUnavailable: {workers: 1, perHost: 1}
 #   canary: true                     # one node before all others
 #   drain: {timeout: 10m, onTimeout: stop, force: false}
-#   settle: 30s                      # how long a node has to stay healthy before the next one goes
-#   keepDisks: 1                     # old system disks of a node that stay parked: the ways back
+#   settle: 30s                      # how long a node must stay healthy before the next one
+#   keepDisks: 1                     # old system disks of a node that stay parked, for rollback
 `))

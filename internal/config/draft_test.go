@@ -29,7 +29,7 @@ func draft() config.Draft {
 	}
 }
 
-// everything is a draft of which nothing is left to defaults.
+// everything is a draft with every field set.
 func everything() config.Draft {
 	d := draft()
 	d.Cluster, d.Others, d.TalosConfig, d.Kubernetes = "2024", "v1.12.1", "./talosconfig", ""
@@ -65,7 +65,7 @@ func TestDraft(t *testing.T) {
 	}
 }
 
-// TestDraftIsRead wants what was found back from the file.
+// TestDraftIsRead checks that the rendered file is parsed to the same values.
 func TestDraftIsRead(t *testing.T) {
 	t.Parallel()
 	text, err := everything().Render()
@@ -85,11 +85,11 @@ func TestDraftIsRead(t *testing.T) {
 	}
 }
 
-func TestDraftThatIsNone(t *testing.T) {
+func TestInvalidDraft(t *testing.T) {
 	t.Parallel()
 	d := draft()
 	d.Nodes = nil
-	if text, err := d.Render(); err == nil || !strings.Contains(err.Error(), "what was found does not make a valid recast.yaml") {
+	if text, err := d.Render(); err == nil || !strings.Contains(err.Error(), "the result of the search is not a valid recast.yaml") {
 		t.Errorf("err = %v\n%s", err, text)
 	}
 }

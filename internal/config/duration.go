@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Duration is a time.Duration that is written, and prints, like "10m" or "1h30m".
+// Duration is a time.Duration that is read and printed as "10m" or "1h30m".
 type Duration time.Duration
 
 // UnmarshalText reads a duration with its unit.

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// files checks that every file the configuration names is there, but for what only
-// some commands use.
+// files checks that every file that the configuration names exists, except for those
+// that only some commands use.
 func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 	check := func(path, file, what string) {
 		if !r.given(path) || file == "" {
@@ -56,9 +56,9 @@ func (r *report) files(c *Config, stat func(string) (fs.FileInfo, error)) {
 			check(path, file, what)
 		}
 	}
-	// Credentials: who makes images has none of the cluster.
+	// Credentials are optional: building images needs none of the cluster.
 	ifThere("talos.config", c.Talos.Config, "file")
 	ifThere("talos.machineConfigs", c.Talos.MachineConfigs, "directory")
-	// Created when there is a snapshot to keep.
+	// Created when the first snapshot is saved.
 	ifThere("roll.etcdSnapshot", c.Roll.EtcdSnapshot, "directory")
 }

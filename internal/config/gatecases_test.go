@@ -26,13 +26,13 @@ func gateCases() map[string]problemCase {
 		"blank expression":   {withGate("apiVersion: v1, kind: Node, expr: ' '"), "18:36: roll.gates[0].expr: required, unless the gate runs a command"},
 		"misspelt key":       {withGate(cephGate + ", labelselector: {}"), `18:73: roll.gates[0].labelselector: unknown key, did you mean "labelSelector"?`},
 		"unknown time":       {withGate(cephGate + ", when: after"), `18:73: roll.gates[0].when: "after" is not one of both, before`},
-		"no time at all":     {withGate(cephGate + ", timeout: 0s"), "18:73: roll.gates[0].timeout: must be longer than nothing"},
+		"no time at all":     {withGate(cephGate + ", timeout: 0s"), "18:73: roll.gates[0].timeout: must be longer than 0"},
 		"no version":         {withGate("apiVersion: ceph.rook.io, kind: A, expr: a"), `18:8: roll.gates[0].apiVersion: "ceph.rook.io" is not a group and version of the Kubernetes API: write it like ceph.rook.io/v1`},
 		"resource, not kind": {withGate("apiVersion: v1, kind: nodes, expr: a"), `18:24: roll.gates[0].kind: "nodes" is not a kind of Kubernetes object: write it like CephCluster`},
 		"namespace":          {withGate(cephGate + ", namespace: Rook"), `18:73: roll.gates[0].namespace: "Rook" is not a name of a namespace`},
-		"secrets":            {withGate("apiVersion: v1, kind: Secret, expr: a"), "18:24: roll.gates[0].kind: Secrets are not looked at: what an expression reads is shown"},
+		"secrets":            {withGate("apiVersion: v1, kind: Secret, expr: a"), "18:24: roll.gates[0].kind: Secrets are not allowed: the values that an expression reads are shown"},
 		"name and labels":    {withGate(cephGate + ", name: a, labelSelector: {matchLabels: {a: b}}"), "18:82: roll.gates[0].labelSelector: name is given too (line 18): keep one of them"},
-		"no labels":          {withGate(cephGate + ", labelSelector: {}"), "18:73: roll.gates[0].labelSelector: selects nothing in particular: give it matchLabels or matchExpressions, or remove it"},
+		"no labels":          {withGate(cephGate + ", labelSelector: {}"), "18:73: roll.gates[0].labelSelector: selects every object: give it matchLabels or matchExpressions, or remove it"},
 		"key of a label":     {withGate(cephGate + ", labelSelector: {matchLabels: {'a b': c}}"), `18:103: roll.gates[0].labelSelector.matchLabels."a b": "a b" is not the key of a label`},
 		"value of a label":   {withGate(cephGate + ", labelSelector: {matchLabels: {a: 'b,c'}}"), `18:103: roll.gates[0].labelSelector.matchLabels.a: "b,c" is not the value of a label`},
 		"operator":           {withGate(cephGate + ", labelSelector: {matchExpressions: [{key: a, operator: Is}]}"), `18:117: roll.gates[0].labelSelector.matchExpressions[0].operator: "Is" is not one of In, NotIn, Exists, DoesNotExist, did you mean "In"?`},
@@ -104,7 +104,7 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// What is wrong with an expression is told with every other problem.
+// A bad expression is reported with all other problems.
 func TestGateExpression(t *testing.T) {
 	t.Parallel()
 	o := config.Options{Expr: func(expr string) error {
@@ -119,7 +119,7 @@ recast.yaml:19:73: roll.gates[1].timeout: "1" is not a duration: write it like 3
 2 problems`)
 }
 
-// A program that is given by its path has to be there; it starts at recast.yaml.
+// A program that is given by path must exist, relative to recast.yaml.
 func TestGateProgramIsThere(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.yaml")

@@ -9,37 +9,37 @@ import (
 
 // Gate is one entry of "roll.gates": Kubernetes objects and an expression, or a program.
 type Gate struct {
-	// Description is what plans and reports call the gate. Default: what it looks at.
+	// Description is the name of the gate in plans and reports. Default: the objects or the command.
 	Description string `yaml:"description,omitempty"`
-	// When it is asked. both: before a node is taken out, and after it is back, before the next one goes; before: only before.
+	// When to check the gate. both: before a node is taken down and after it is back, before the next one; before: only before.
 	When string `yaml:"when" jsonschema:"enum=both,enum=before"`
-	// Timeout is how long the gate may take to hold, each time it is asked. Default: 10m.
+	// Timeout is how long to wait for the gate to hold, each time it is checked. Default: 10m.
 	Timeout Duration `yaml:"timeout"`
-	// APIVersion of the objects to look at, such as ceph.rook.io/v1.
+	// APIVersion of the objects to check, such as ceph.rook.io/v1.
 	APIVersion string `yaml:"apiVersion,omitempty"`
 	// Kind of the objects, such as CephCluster.
 	Kind string `yaml:"kind,omitempty"`
-	// Namespace of the objects. Default: all of them.
+	// Namespace of the objects. Default: all namespaces.
 	Namespace string `yaml:"namespace,omitempty"`
-	// Name of one object. Default: all of the kind have to satisfy the expression.
+	// Name of one object. Default: all objects of the kind must satisfy the expression.
 	Name string `yaml:"name,omitempty"`
-	// LabelSelector chooses among the objects by their labels.
+	// LabelSelector selects objects by their labels.
 	LabelSelector LabelSelector `yaml:"labelSelector,omitempty"`
-	// Expr is an expression of the Common Expression Language (CEL) that has to be true of each object. status, spec and metadata are those of the object, {} where it has none; object is all of it, now the time here.
+	// Expr is an expression of the Common Expression Language (CEL) that must be true for each object. status, spec and metadata are those of the object, or {} if it has none; object is the whole object, now is the current time on this machine.
 	Expr string `yaml:"expr,omitempty"`
-	// Optional lets the gate hold where there is no such object, or no such kind.
+	// Optional makes the gate hold if there is no such object or kind.
 	Optional bool `yaml:"optional,omitempty"`
-	// Command is a program and its arguments that ends with 0 when the gate holds, instead of objects. It runs in the directory of this file, with RECAST_NODE, RECAST_STRATEGY, RECAST_RUN, RECAST_CLUSTER and RECAST_WHEN (before or after) in its environment, and of recast's own environment only what env names beside PATH, HOME and other variables that hold no secret.
+	// Command is a program and its arguments, instead of objects; the gate holds if it exits 0. It runs in the directory of this file, with RECAST_NODE, RECAST_STRATEGY, RECAST_RUN, RECAST_CLUSTER and RECAST_WHEN (before or after) in its environment. Of recast's own environment it gets only PATH, HOME, other variables without secrets, and what env names.
 	Command []string `yaml:"command,omitempty"`
-	// Env names variables of recast's environment that the command gets, such as LINSTOR_TOKEN; PROXMOX_VE_API_TOKEN can't be one. docs/notes/hooks.md lists those that every command gets.
+	// Env names variables of recast's environment to pass to the command, such as LINSTOR_TOKEN; PROXMOX_VE_API_TOKEN is not allowed. docs/notes/hooks.md lists those that every command gets.
 	Env []string `yaml:"env,omitempty"`
 }
 
-// LabelSelector is the section "labelSelector" of a gate; all of it has to match.
+// LabelSelector is the section "labelSelector" of a gate; all parts must match.
 type LabelSelector struct {
 	// MatchLabels are labels that an object must have, with their values.
 	MatchLabels map[string]string `yaml:"matchLabels,omitempty"`
-	// MatchExpressions are further demands on labels.
+	// MatchExpressions are further conditions on labels.
 	MatchExpressions []LabelExpression `yaml:"matchExpressions,omitempty"`
 }
 
@@ -53,7 +53,7 @@ type LabelExpression struct {
 	Values []string `yaml:"values,omitempty"`
 }
 
-// String writes the selector as the Kubernetes API takes it; "" selects everything.
+// String is the selector in the syntax of the Kubernetes API; "" selects everything.
 func (s LabelSelector) String() string {
 	var terms []string
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
@@ -81,14 +81,14 @@ const (
 	dnsName    = `[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?`
 )
 
-// objectKeys are those of a gate that say which objects.
+// objectKeys are the keys of a gate that select objects.
 var objectKeys = []string{"apiVersion", "kind", "namespace", "name", "labelSelector", "expr", "optional"}
 
 func (k checker) gates() {
 	for i, g := range k.c.Roll.Gates {
 		path := fmt.Sprintf("roll.gates[%d]", i)
 		if k.given(path+".timeout") && g.Timeout <= 0 {
-			k.add(path+".timeout", "must be longer than nothing")
+			k.add(path+".timeout", "must be longer than 0")
 		}
 		k.notEmpty(path+".description", g.Description)
 		if strings.ContainsAny(g.Description, "\r\n") {
@@ -126,7 +126,7 @@ func (k checker) objectGate(path string, g Gate) {
 	k.pattern(path+".namespace", g.Namespace, `[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`, "name of a namespace")
 	k.pattern(path+".name", g.Name, dnsName, "name of a Kubernetes object")
 	if g.Kind == "Secret" && g.APIVersion == "v1" {
-		k.add(path+".kind", "Secrets are not looked at: what an expression reads is shown")
+		k.add(path+".kind", "Secrets are not allowed: the values that an expression reads are shown")
 	}
 	if k.given(path + ".env") {
 		k.add(path+".env", "is for gates that run a command")
@@ -150,7 +150,7 @@ func (k checker) labels(path string, g Gate) {
 		k.add(path, "name is given too (line %d): keep one of them", k.line(strings.TrimSuffix(path, "labelSelector")+"name"))
 	}
 	if len(g.LabelSelector.MatchLabels)+len(g.LabelSelector.MatchExpressions) == 0 {
-		k.add(path, "selects nothing in particular: give it matchLabels or matchExpressions, or remove it")
+		k.add(path, "selects every object: give it matchLabels or matchExpressions, or remove it")
 	}
 	for _, key := range slices.Sorted(maps.Keys(g.LabelSelector.MatchLabels)) {
 		at := spot{path: path + ".matchLabels"}.entry(key).path

@@ -17,20 +17,20 @@ func withHook(keys string) string { return withRoll("hooks:\n    beforeNode: [{"
 
 func hookCases() map[string]problemCase {
 	return map[string]problemCase{
-		"a list":          {withRoll("hooks: []"), "17:3: roll.hooks: must be a section with keys of its own, not a list"},
+		"a list":          {withRoll("hooks: []"), "17:3: roll.hooks: must be a section with keys, not a list"},
 		"unknown point":   {withRoll("hooks: {beforeNodes: []}"), `17:11: roll.hooks.beforeNodes: unknown key, did you mean "beforeNode"?`},
 		"one hook":        {withRoll("hooks: {beforeNode: {command: [a]}}"), "17:11: roll.hooks.beforeNode: must be a list, not a section"},
 		"no command":      {withHook("timeout: 1m"), "18:18: roll.hooks.beforeNode[0].command: required"},
 		"empty command":   {withHook("command: []"), "18:19: roll.hooks.beforeNode[0].command: names no program: write it like [./drain-lb.sh, argument]"},
 		"blank command":   {withHook("command: [' ']"), "18:19: roll.hooks.beforeNode[0].command: names no program: write it like [./drain-lb.sh, argument]"},
 		"command as text": {withHook("command: ./a.sh"), "18:19: roll.hooks.beforeNode[0].command: must be a list, not text"},
-		"no time at all":  {withHook("command: [a], timeout: 0s"), "18:33: roll.hooks.beforeNode[0].timeout: must be longer than nothing"},
+		"no time at all":  {withHook("command: [a], timeout: 0s"), "18:33: roll.hooks.beforeNode[0].timeout: must be longer than 0"},
 		"no unit":         {withHook("command: [a], timeout: 10"), `18:33: roll.hooks.beforeNode[0].timeout: "10" is not a duration: write it like 30s, 10m or 1h30m`},
 		"two lines":       {withHook(`command: [a], description: "a\nb"`), "18:33: roll.hooks.beforeNode[0].description: has more than one line"},
 		"no name":         {withHook(`command: [a], description: ""`), "18:33: roll.hooks.beforeNode[0].description: is empty: give it a value or remove it"},
 		"an environment":  {withHook("command: [a], env: {A: b}"), "18:33: roll.hooks.beforeNode[0].env: must be a list, not a section"},
-		"a value":         {withHook("command: [a], env: [A=b]"), `18:39: roll.hooks.beforeNode[0].env[0]: "A=b" is no name of an environment variable: its value stays in the environment`},
-		"recast's token":  {withHook("command: [a], env: [A, PROXMOX_VE_API_TOKEN]"), "18:42: roll.hooks.beforeNode[0].env[1]: recast hands its Proxmox token on to no program: give this one a token of its own"},
+		"a value":         {withHook("command: [a], env: [A=b]"), `18:39: roll.hooks.beforeNode[0].env[0]: "A=b" is not the name of an environment variable: list only names, not values`},
+		"recast's token":  {withHook("command: [a], env: [A, PROXMOX_VE_API_TOKEN]"), "18:42: roll.hooks.beforeNode[0].env[1]: recast passes its Proxmox token to no program: give this one its own token"},
 	}
 }
 
@@ -69,7 +69,7 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// A program that is given by its path has to be there; it starts at recast.yaml.
+// A program that is given by path must exist, relative to recast.yaml.
 func TestHookProgramIsThere(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "recast.yaml")

@@ -7,33 +7,33 @@ import (
 
 // Hooks is the section "roll.hooks": programs that run at points of a run, each list from first to last.
 type Hooks struct {
-	// BeforeRun is run once a plan is confirmed, before any node is touched.
+	// BeforeRun runs after a plan is confirmed, before any node is touched.
 	BeforeRun []Hook `yaml:"beforeRun,omitempty"`
-	// AfterRun is run at the end of whatever beforeRun began, also where that has failed or was interrupted; RECAST_OUTCOME says which.
+	// AfterRun runs at the end of every run for which beforeRun was started, even if that has failed or was interrupted; RECAST_OUTCOME says which.
 	AfterRun []Hook `yaml:"afterRun,omitempty"`
-	// BeforeBatch is run before the first node of each part of the plan: unfinished, reset, canary, control-planes, workers.
+	// BeforeBatch runs before the first node of each part of the plan: unfinished, reset, canary, control-planes, workers.
 	BeforeBatch []Hook `yaml:"beforeBatch,omitempty"`
-	// AfterBatch is run once all nodes of such a part are done.
+	// AfterBatch runs when all nodes of such a part are finished.
 	AfterBatch []Hook `yaml:"afterBatch,omitempty"`
-	// BeforeNode is run before a node is taken out, after the gates.
+	// BeforeNode runs before a node is taken down, after the gates.
 	BeforeNode []Hook `yaml:"beforeNode,omitempty"`
-	// AfterNode is run once a node is back, healthy and schedulable, before the gates are asked again.
+	// AfterNode runs when a node is back, healthy and schedulable, before the gates are checked again.
 	AfterNode []Hook `yaml:"afterNode,omitempty"`
 }
 
-// Hook is one program of "roll.hooks". One that does not end with 0 stops the roll.
+// Hook is one program of "roll.hooks". If it does not exit 0, the roll stops.
 type Hook struct {
-	// Description is what plans and reports call the hook. Default: its command.
+	// Description is the name of the hook in plans and reports. Default: its command.
 	Description string `yaml:"description,omitempty"`
-	// Command is a program and its arguments. It runs in the directory of this file, with RECAST_HOOK, RECAST_NODE and more in its environment (docs/notes/hooks.md lists them), and of recast's own environment only what env names beside PATH, HOME and other variables that hold no secret.
+	// Command is a program and its arguments. It runs in the directory of this file, with RECAST_HOOK, RECAST_NODE and more in its environment (docs/notes/hooks.md lists them). Of recast's own environment it gets only PATH, HOME, other variables without secrets, and what env names.
 	Command []string `yaml:"command" jsonschema:"required"`
-	// Env names variables of recast's environment that the command gets, such as SLACK_TOKEN; PROXMOX_VE_API_TOKEN can't be one.
+	// Env names variables of recast's environment to pass to the command, such as SLACK_TOKEN; PROXMOX_VE_API_TOKEN is not allowed.
 	Env []string `yaml:"env,omitempty"`
-	// Timeout is how long it may run; then it is ended with all that it has started. Default: 1m.
+	// Timeout is how long it may run; then it is killed with all processes that it started. Default: 1m.
 	Timeout Duration `yaml:"timeout"`
 }
 
-// hookList is the hooks of one point and where they stand in the file.
+// hookList is one list of hooks and its path in the file.
 type hookList struct {
 	path  string
 	hooks []Hook
@@ -60,7 +60,7 @@ func (k checker) hooks() {
 
 func (k checker) hook(path string, h Hook) {
 	if k.given(path+".timeout") && h.Timeout <= 0 {
-		k.add(path+".timeout", "must be longer than nothing")
+		k.add(path+".timeout", "must be longer than 0")
 	}
 	k.notEmpty(path+".description", h.Description)
 	if strings.ContainsAny(h.Description, "\r\n") {
@@ -72,15 +72,15 @@ func (k checker) hook(path string, h Hook) {
 	k.env(path, h.Env)
 }
 
-// env checks the names of variables that a program gets.
+// env checks the names of the variables to pass to a program.
 func (k checker) env(path string, names []string) {
 	for i, name := range names {
 		at := fmt.Sprintf("%s.env[%d]", path, i)
 		switch {
 		case name == "PROXMOX_VE_API_TOKEN":
-			k.add(at, "recast hands its Proxmox token on to no program: give this one a token of its own")
+			k.add(at, "recast passes its Proxmox token to no program: give this one its own token")
 		case !matches(name, `[A-Za-z_][A-Za-z0-9_]*`):
-			k.add(at, "%s is no name of an environment variable: its value stays in the environment", quote(name))
+			k.add(at, "%s is not the name of an environment variable: list only names, not values", quote(name))
 		}
 	}
 }

@@ -16,9 +16,9 @@ func imageCases() map[string]problemCase {
 		reference = "is not an image reference: write it like ghcr.io/acme/frr:1.7.15@sha256:…, with the registry's name, in lower case, without scheme and user"
 		at        = "10:43: schematics.default.extensions[0]: "
 		list      = "10:30: schematics.default.extensions: "
-		mirror    = " needs images.mirror: what the imager builds is on no Image Factory, so nodes pull its installer from a repository of yours, such as ghcr.io/acme/talos"
+		mirror    = " needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos"
 		imager    = "is not a repository: write it like ghcr.io/siderolabs/imager, without scheme, tag and digest"
-		tooOld    = " is too old: before v1.10 an installer does not bring platform and kernel arguments with it, so a node would not run what recast.lock says; use v1.10.0 or later"
+		tooOld    = " is too old: before v1.10 an installer does not include platform and kernel arguments, so a node would not run what recast.lock says; use v1.10.0 or later"
 	)
 	return map[string]problemCase{
 		"Talos 1.9":              {change("v1.13.9", "v1.9.6"), "4:3: talos.version: v1.9.6" + tooOld},
@@ -29,9 +29,9 @@ func imageCases() map[string]problemCase {
 		"reference, upper case":  {withExtensions("[ghcr.io/Acme/frr:1]"), at + reference},
 		"reference, empty":       {withExtensions("['']"), at + reference},
 		"reference, endless":     {withExtensions("[ghcr.io/" + strings.Repeat("a", 250) + ":1]"), at + reference},
-		"reference, alone":       {withExtensions("[ghcr.io/acme/frr]"), at + "names no content: add a tag, such as :1.7.15, a digest, @sha256:…, or both"},
-		"reference, bad tag":     {withExtensions("['ghcr.io/acme/frr:']"), at + "its tag is not one: letters, digits, '-', '_' and '.', at most 128"},
-		"reference, half digest": {withExtensions("['ghcr.io/acme/frr:1@sha256:12']"), at + "its digest is not one: sha256: and 64 hex digits, as `docker buildx imagetools inspect` or `crane digest` shows it"},
+		"reference, alone":       {withExtensions("[ghcr.io/acme/frr]"), at + "has no tag and no digest: add a tag, such as :1.7.15, a digest, @sha256:…, or both"},
+		"reference, bad tag":     {withExtensions("['ghcr.io/acme/frr:']"), at + "its tag is invalid: use letters, digits, '-', '_' and '.', at most 128"},
+		"reference, half digest": {withExtensions("['ghcr.io/acme/frr:1@sha256:12']"), at + "its digest is invalid: use sha256: and 64 hex digits, as `docker buildx imagetools inspect` or `crane digest` shows it"},
 		"reference, a number":    {withExtensions("[5]"), at + "must be an image reference such as ghcr.io/acme/frr:1.7.15, not the number 5"},
 		"reference, a section":   {withExtensions("[{image: x}]"), at + "must be an image reference such as ghcr.io/acme/frr:1.7.15, not a section"},
 		"references, none":       {withExtensions("[]"), list + "is empty: name an image or remove it"},
@@ -40,7 +40,7 @@ func imageCases() map[string]problemCase {
 			strings.Replace(withExtensions("[ghcr.io/acme/frr:1]"), "images:", "images:\n  builder: factory", 1),
 			"11:30: schematics.default.extensions: an Image Factory builds official extensions only, and images.builder is factory (line 6): use auto or imager",
 		},
-		"references, no mirror":      {change("base.yaml", "{file: base.yaml, extensions: [ghcr.io/acme/frr:1]}"), "9:30: schematics.default.extensions: an extension of its own" + mirror},
+		"references, no mirror":      {change("base.yaml", "{file: base.yaml, extensions: [ghcr.io/acme/frr:1]}"), "9:30: schematics.default.extensions: your own extension" + mirror},
 		"imager, no mirror":          {withImages("builder: imager"), "6:3: images.builder: imager" + mirror},
 		"imager, image with a tag":   {withImages("imager: {image: ghcr.io/siderolabs/imager:v1.13.9}"), "6:12: images.imager.image: " + imager},
 		"imager, image with a user":  {withImages("imager: {image: 'me:pw@ghcr.io/imager'}"), "6:12: images.imager.image: " + imager},
@@ -51,8 +51,8 @@ func imageCases() map[string]problemCase {
 		"CA, empty":                  {withImages("caFile: ''"), "6:3: images.caFile: is empty: give it a value or remove it"},
 		"signing key, empty":         {withImages("signingKey: ''"), "6:3: images.signingKey: is empty: give it a value or remove it"},
 		"signing key, for nothing":   {withImages("signature: off\n  signingKey: key.pem"), "7:3: images.signingKey: is not used while images.signature is off (line 6): remove one of them"},
-		"imager with Secure Boot":    {withImages("mirror: ghcr.io/acme/talos\n  builder: imager\n  secureBoot: true"), "7:3: images.builder: imager does not go with images.secureBoot (line 8): the imager has no key to sign with, only the Image Factory has"},
-		"reference with Secure Boot": {strings.Replace(withExtensions("[ghcr.io/acme/frr:1]"), "images:", "images:\n  secureBoot: true", 1), "11:30: schematics.default.extensions: an extension of its own does not go with images.secureBoot (line 6): the imager has no key to sign with, only the Image Factory has"},
+		"imager with Secure Boot":    {withImages("mirror: ghcr.io/acme/talos\n  builder: imager\n  secureBoot: true"), "7:3: images.builder: imager is not possible with images.secureBoot (line 8): the imager has no key to sign with, only the Image Factory has"},
+		"reference with Secure Boot": {strings.Replace(withExtensions("[ghcr.io/acme/frr:1]"), "images:", "images:\n  secureBoot: true", 1), "11:30: schematics.default.extensions: your own extension is not possible with images.secureBoot (line 6): the imager has no key to sign with, only the Image Factory has"},
 	}
 }
 

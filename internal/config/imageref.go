@@ -17,7 +17,7 @@ const (
 	imageTag    = `[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}`
 	imageDigest = `sha256:[0-9a-f]{64}`
 
-	// maxRepository is the most that registries take: see reference.RepositoryNameTotalLengthMax.
+	// maxRepository is the limit of registries: see reference.RepositoryNameTotalLengthMax.
 	maxRepository = 255
 )
 
@@ -33,11 +33,11 @@ func (r *ImageRef) UnmarshalText(text []byte) error {
 	case !matches(repository, registryHost+repositoryPath) || len(repository) > maxRepository:
 		return errors.New("is not an image reference: write it like ghcr.io/acme/frr:1.7.15@sha256:…, with the registry's name, in lower case, without scheme and user")
 	case tagged && !matches(tag, imageTag):
-		return errors.New("its tag is not one: letters, digits, '-', '_' and '.', at most 128")
+		return errors.New("its tag is invalid: use letters, digits, '-', '_' and '.', at most 128")
 	case digested && !matches(digest, imageDigest):
-		return errors.New("its digest is not one: sha256: and 64 hex digits, as `docker buildx imagetools inspect` or `crane digest` shows it")
+		return errors.New("its digest is invalid: use sha256: and 64 hex digits, as `docker buildx imagetools inspect` or `crane digest` shows it")
 	case !tagged && !digested:
-		return errors.New("names no content: add a tag, such as :1.7.15, a digest, @sha256:…, or both")
+		return errors.New("has no tag and no digest: add a tag, such as :1.7.15, a digest, @sha256:…, or both")
 	}
 	*r = ImageRef{Repository: repository, Tag: tag, Digest: digest}
 	return nil

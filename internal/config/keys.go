@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// field is a field of a struct that is a key of the file, with what its
-// jsonschema tag demands; the JSON Schema is made from the same tag.
+// field is a struct field that is a key of the file, with the rules of its jsonschema
+// tag; the JSON Schema is generated from the same tag.
 type field struct {
 	key      string
 	index    []int
@@ -36,8 +36,8 @@ func fieldsOf(t reflect.Type) []field {
 	return fields
 }
 
-// pairs iterates over the keys of a mapping that can be read, noting where each
-// is, and reports the others.
+// pairs iterates over the valid keys of a mapping, stores the position of each, and
+// reports the others.
 func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] {
 	return func(yield func(string, *yaml.Node) bool) {
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -46,7 +46,7 @@ func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 			here := spot{path: path}.key(key.Value).path
 			switch {
 			case key.ShortTag() == "!!merge":
-				d.addAt(at, here, "merge keys are not read: write the keys out")
+				d.addAt(at, here, "merge keys are not supported: write the keys out")
 			case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str":
 				d.addAt(at, here, "a key must be text: put it in quotes")
 			case d.given(here):
@@ -61,8 +61,8 @@ func (d decoder) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 	}
 }
 
-// unknown reports a key that no field has: with what may be written instead,
-// or with what to do if it looks like a secret.
+// unknown reports an unknown key, with the keys that are possible, or with what to do
+// if it looks like a secret.
 func (d decoder) unknown(at spot, key string, fields []field) {
 	lower := strings.ToLower(key)
 	for _, word := range []string{"token", "password", "passwd", "secret", "apikey"} {

@@ -20,17 +20,17 @@ import (
 // maxSize of a configuration file; a hundred nodes take less than 20 kB.
 const maxSize = 1 << 20
 
-// Options are what a file means by itself but does not hold.
+// Options are inputs that are not in the file.
 type Options struct {
 	Dir    string              // relative paths start here; Load sets it to the file's directory
 	Getenv func(string) string // for TALOSCONFIG and HOME; nil: no environment
-	Expr   func(string) error  // says what is wrong with the expression of a gate; nil: nobody does
-	// Template says the same of the template of a webhook.
+	Expr   func(string) error  // checks the expression of a gate; nil: not checked
+	// Template checks the template of a webhook; nil: not checked.
 	Template func(string) error
 }
 
-// Load reads the file at path and checks that the files it names are there.
-// Everything wrong with it is in one error of kind fault.Config.
+// Load reads the file at path and checks that the files that it names exist.
+// It reports all problems in one error of kind fault.Config.
 func Load(path string, o Options) (*Config, error) {
 	data, err := read(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func Load(path string, o Options) (*Config, error) {
 	return parse(path, data, o, os.Stat)
 }
 
-// Parse is Load for the content of a file that is called name; it looks at no other file.
+// Parse is Load for the content of the file name; it checks no other files.
 func Parse(name string, data []byte, o Options) (*Config, error) {
 	return parse(name, data, o, nil)
 }
@@ -59,12 +59,12 @@ func read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	if len(data) > maxSize {
-		return nil, fmt.Errorf("%s: larger than %d KiB: this is no recast.yaml", path, maxSize>>10)
+		return nil, fmt.Errorf("%s: larger than %d KiB: this is not a recast.yaml", path, maxSize>>10)
 	}
 	return data, nil
 }
 
-// parse does the work of Load and Parse; stat nil leaves other files unchecked.
+// parse implements Load and Parse; if stat is nil, it does not check other files.
 func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, error)) (*Config, error) {
 	r := newReport(name)
 	c := defaults()
@@ -83,7 +83,7 @@ func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, 
 	return &c, nil
 }
 
-// root returns the mapping that the file consists of, or nil after reporting why there is none.
+// root returns the file's top-level mapping, or nil after reporting why there is none.
 func (r *report) root(data []byte) *yaml.Node {
 	if i := firstInvalid(data); i >= 0 {
 		before := data[:i]
@@ -155,8 +155,8 @@ func (r *report) syntax(err error, data []byte) {
 	r.addAt(at, "", "not valid YAML: %s", message)
 }
 
-// version says whether the rest of the file is worth reading, and reports why
-// not: keys of another format would only make noise.
+// version says whether the file has the supported version, and reports if not: then its
+// keys are not checked.
 func (r *report) version(root *yaml.Node) bool {
 	for i := 0; i+1 < len(root.Content); i += 2 {
 		key, value := root.Content[i], root.Content[i+1]

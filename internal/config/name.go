@@ -7,7 +7,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// nameOfType says what a value of the file has to be.
+// nameOfType describes the values that a key accepts.
 func nameOfType(t reflect.Type) string {
 	switch t {
 	case reflect.TypeFor[Duration]():
@@ -33,11 +33,11 @@ func nameOfType(t reflect.Type) string {
 	case reflect.Slice:
 		return "a list"
 	default:
-		return "a section with keys of its own"
+		return "a section with keys"
 	}
 }
 
-// nameOfNode says what a value of the file is.
+// nameOfNode describes a value of the file.
 func nameOfNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:

@@ -12,7 +12,7 @@ import (
 type Problem struct {
 	File         string
 	Line, Column int    // counted from 1
-	Path         string // "nodes[2].vmid"; "" when it is about the file as a whole
+	Path         string // "nodes[2].vmid"; "" for the whole file
 	Message      string
 }
 
@@ -42,7 +42,7 @@ func (ps Problems) Error() string {
 	return b.String()
 }
 
-// report collects problems and knows where in the file each path is.
+// report collects problems and the position of each path.
 type report struct {
 	file     string
 	places   map[string]place
@@ -54,8 +54,8 @@ func newReport(file string) *report {
 	return &report{file: file, places: map[string]place{}, bad: map[string]bool{}}
 }
 
-// add reports a problem at the place of path. What is wrong with a path that
-// is bad already, or lies in a bad section, only follows from that: it is dropped.
+// add reports a problem at the position of path. It drops a problem of a path that is
+// bad already or lies in a bad section, since it only follows from that.
 func (r *report) add(path, format string, args ...any) {
 	for p := path; p != ""; p = parent(p) {
 		if r.bad[p] {
@@ -79,10 +79,10 @@ func (r *report) given(path string) bool {
 	return ok
 }
 
-// line is where path is, for messages that point to another place.
+// line is the line of path, for messages that refer to it.
 func (r *report) line(path string) int { return nearest(r.places, path).line }
 
-// err returns what was found, in the order of the file, or nil.
+// err returns the problems in the order of the file, or nil.
 func (r *report) err() error {
 	if len(r.problems) == 0 {
 		return nil

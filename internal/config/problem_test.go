@@ -85,7 +85,7 @@ lab/recast.yaml:15:1: rolls: unknown key, did you mean "roll"?
 12 problems`)
 }
 
-// An anchor that holds aliases of anchors that hold aliases stays cheap: nothing is expanded that has no meaning.
+// Nested aliases stay cheap: aliases of unknown keys are not expanded.
 func TestAliasBomb(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
@@ -119,7 +119,7 @@ func TestLoadChecksFiles(t *testing.T) {
 		path+":22:3: roll.etcdSnapshot: "+path+" is not a directory\n7 problems")
 }
 
-// Credentials of the cluster may be missing where only images are made.
+// Credentials of the cluster may be missing: building images does not need them.
 func TestLoadWithoutCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -135,7 +135,7 @@ func TestLoadWithoutCredentials(t *testing.T) {
 	}
 }
 
-func TestLoadReadsNoOtherThanAFile(t *testing.T) {
+func TestLoadReadsOnlyFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	missing, large := filepath.Join(dir, "missing.yaml"), filepath.Join(dir, "large.yaml")
@@ -147,7 +147,7 @@ func TestLoadReadsNoOtherThanAFile(t *testing.T) {
 		t.Errorf("hints: -want +got\n%s", diff)
 	}
 	_, err = config.Load(large, config.Options{})
-	check(t, err, large+": larger than 1024 KiB: this is no recast.yaml")
+	check(t, err, large+": larger than 1024 KiB: this is not a recast.yaml")
 	_, err = config.Load(dir, config.Options{})
 	check(t, err, "read the configuration: read "+dir+": is a directory")
 }

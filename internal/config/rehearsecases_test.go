@@ -13,7 +13,7 @@ func rehearseCases() map[string]problemCase {
 		"scratch address, broadcast": {rehearse("addresses: [192.0.2.255/24]"), `17:26: roll.rehearse.addresses[0]: "192.0.2.255/24" is not the address of one machine in a network of several`},
 		"scratch address, twice":     {rehearse("addresses: [192.0.2.250/24, 192.0.2.250/24]"), `17:42: roll.rehearse.addresses[1]: "192.0.2.250/24" is listed already`},
 		"scratch address, gateway":   {rehearse("addresses: [192.0.2.1/24], gateway: 192.0.2.1"), `17:41: roll.rehearse.gateway: "192.0.2.1" is one of the addresses: scratch VMs would take it from the gateway`},
-		"scratch address, Proxmox":   {at("https://192.0.2.250:8006"), `17:26: roll.rehearse.addresses[0]: "192.0.2.250/24" is the address of proxmox.endpoints[0] (line 11): give one that nobody has`},
-		"gateway, elsewhere":         {rehearse("addresses: [192.0.2.250/24], gateway: 198.51.100.1"), `17:43: roll.rehearse.gateway: "198.51.100.1" is in the network of none of the addresses`},
+		"scratch address, Proxmox":   {at("https://192.0.2.250:8006"), `17:26: roll.rehearse.addresses[0]: "192.0.2.250/24" is the address of proxmox.endpoints[0] (line 11): choose an unused one`},
+		"gateway, elsewhere":         {rehearse("addresses: [192.0.2.250/24], gateway: 198.51.100.1"), `17:43: roll.rehearse.gateway: "198.51.100.1" is in no network of the addresses`},
 	}
 }

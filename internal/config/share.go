@@ -9,12 +9,12 @@ import (
 
 // Share is a number of nodes, or a percentage of all of them: 2, or 20%.
 type Share struct {
-	Count   int // 0: Percent says it
+	Count   int // 0: use Percent
 	Percent int
 }
 
-// Of is how many of that many nodes the share is. A percentage is rounded down,
-// but one node is always in it: a limit of none would be a roll that never ends.
+// Of returns the share of that many nodes. A percentage is rounded down, but is at least
+// one node: with a limit of 0, a roll would never end.
 func (s Share) Of(nodes int) int {
 	if s.Percent > 0 {
 		return max(nodes*s.Percent/100, 1)
@@ -41,7 +41,7 @@ func (s *Share) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalYAML writes a number as one, so that it needs no quotes.
+// MarshalYAML writes a count as a number, so that it needs no quotes.
 func (s Share) MarshalYAML() (any, error) {
 	if s.Percent > 0 {
 		return s.String(), nil

@@ -21,7 +21,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// plain is a key as it is shown in a path: quoted where it would break the line or the path.
+// plain is a key as shown in a path: quoted if it would break the line or the path.
 func plain(key string) string {
 	special := func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '_'

@@ -9,7 +9,7 @@ import (
 func closest(got string, words []string) string {
 	best, fewest := "", 3
 	for _, w := range words {
-		// One slip in a short word, two in a longer one; more is another word.
+		// Allow one typo in a short word, two in a longer one.
 		if d := edits(strings.ToLower(got), strings.ToLower(w)); d < fewest && d <= max(1, len(w)/4) {
 			best, fewest = w, d
 		}
@@ -26,8 +26,8 @@ func suggest(got string, words []string) string {
 	return fmt.Sprintf(", did you mean %q?", w)
 }
 
-// edits counts the letters to insert, delete, change or swap with their
-// neighbour to get from a to b. Words that differ much in length are not compared.
+// edits counts the letters to insert, delete, change or swap with their neighbour to get
+// from a to b. If the lengths differ by more than 2, it returns 3.
 func edits(a, b string) int {
 	if len(a)-len(b) > 2 || len(b)-len(a) > 2 {
 		return 3

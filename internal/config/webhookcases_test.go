@@ -28,11 +28,11 @@ func webhookCases() map[string]problemCase {
 		"no event":        {withWebhook(aURL + ", on: []"), "17:24: notify[0].on: is empty: list some of start, failure, end"},
 		"unknown event":   {withWebhook(aURL + ", on: [end, fail]"), `17:34: notify[0].on[1]: "fail" is not one of start, failure, end`},
 		"twice":           {withWebhook(aURL + ", on: [end, end]"), "17:34: notify[0].on[1]: is listed already"},
-		"value in file":   {withWebhook(aURL + ", headers: {Authorization: Bearer x}"), "17:34: notify[0].headers.Authorization: must be a section with keys of its own, not text"},
+		"value in file":   {withWebhook(aURL + ", headers: {Authorization: Bearer x}"), "17:34: notify[0].headers.Authorization: must be a section with keys, not text"},
 		"no value":        {withWebhook(aURL + ", headers: {Authorization: {}}"), "17:34: notify[0].headers.Authorization.env: required"},
 		"no header":       {withWebhook(aURL + ", headers: {'A b': {env: B}}"), `17:34: notify[0].headers."A b": "A b" is not the name of a header`},
 		"type as header":  {withWebhook(aURL + ", headers: {content-type: {env: B}}"), "17:34: notify[0].headers.content-type: is set by contentType"},
-		"another host":    {withWebhook(aURL + ", headers: {Host: {env: B}}"), "17:34: notify[0].headers.Host: is for the connection to say: remove it"},
+		"another host":    {withWebhook(aURL + ", headers: {Host: {env: B}}"), "17:34: notify[0].headers.Host: is set by the HTTP client: remove it"},
 		"no media type":   {withWebhook(aURL + ", contentType: json"), `17:24: notify[0].contentType: "json" is not a media type: write it like application/json`},
 		"no template":     {withWebhook(aURL + ", template: ''"), "17:24: notify[0].template: is empty: give it a value or remove it"},
 		"secret as a key": {withWebhook(aURL + ", token: x"), "17:24: notify[0].token: secrets never live in this file: export PROXMOX_VE_API_TOKEN"},
@@ -72,7 +72,7 @@ func TestWebhooks(t *testing.T) {
 	}
 }
 
-// What is wrong with a template is told with every other problem.
+// A bad template is reported with all other problems.
 func TestWebhookTemplate(t *testing.T) {
 	t.Parallel()
 	o := config.Options{Template: func(string) error { return errors.New("unclosed action") }}

@@ -8,25 +8,25 @@ import (
 	"strings"
 )
 
-// Webhook is one entry of "notify": a URL that gets a POST when a run begins and ends.
+// Webhook is one entry of "notify": a URL that gets a POST when a run starts and ends.
 type Webhook struct {
-	// URL that gets it, such as https://ntfy.example/recast. One that is a secret by itself belongs into urlEnv.
+	// URL to call, such as https://ntfy.example/recast. If the URL itself is a secret, use urlEnv.
 	URL string `yaml:"url,omitempty"`
 	// URLEnv names the environment variable that holds the URL, instead of url.
 	URLEnv string `yaml:"urlEnv,omitempty"`
-	// On lists the events: start, once a confirmed plan begins; end, however it ends; failure, where it does not end well. Default: all of them; a run that ends sends one in any case.
+	// On lists the events: start, when a confirmed plan starts; end, with any result; failure, if the run fails. Default: all of them; a run that ends sends only one event.
 	On []string `yaml:"on" jsonschema:"enum=start,enum=failure,enum=end"`
-	// Headers that go along, by name; the values come from the environment.
+	// Headers to send, by name; the values come from the environment.
 	Headers map[string]Header `yaml:"headers,omitempty"`
-	// ContentType of what is sent. Default: application/json.
+	// ContentType of the request. Default: application/json.
 	ContentType string `yaml:"contentType"`
-	// Template makes what is sent, in the language of Go's text/template: docs/notes/notify.md lists its fields and has some for chats. Default: all of it as JSON.
+	// Template of the request body, in the language of Go's text/template: docs/notes/notify.md lists its fields and has templates for chats. Default: all fields as JSON.
 	Template string `yaml:"template,omitempty"`
-	// CAFile is a PEM file with a CA of the server's certificate, beside the system's.
+	// CAFile is a PEM file with a CA of the server's certificate, in addition to the system's.
 	CAFile string `yaml:"caFile,omitempty"`
 }
 
-// Header is where the value of a header comes from.
+// Header says where the value of a header comes from.
 type Header struct {
 	// Env names the environment variable that holds the value.
 	Env string `yaml:"env" jsonschema:"required"`
@@ -37,7 +37,7 @@ const (
 	headerName = "[-A-Za-z0-9!#$%&'*+.^_`|~]+"
 )
 
-// noticeEvents are those that a webhook may be told of.
+// noticeEvents are the values of "on".
 var noticeEvents = []string{"start", "failure", "end"}
 
 func (k checker) webhooks() {
@@ -107,7 +107,7 @@ func (k checker) webhookHeaders(path string, w Webhook) {
 		case strings.EqualFold(name, "Content-Type"):
 			k.add(at.path, "is set by contentType")
 		case slices.ContainsFunc([]string{"Host", "Content-Length", "Transfer-Encoding", "Connection"}, func(s string) bool { return strings.EqualFold(s, name) }):
-			k.add(at.path, "is for the connection to say: remove it")
+			k.add(at.path, "is set by the HTTP client: remove it")
 		}
 		k.pattern(at.key("env").path, w.Headers[name].Env, variable, "name of an environment variable")
 	}

@@ -7,11 +7,11 @@ import (
 	"slices"
 )
 
-// Code names a kind of trouble as a person looks it up: recast runbook CODE. A
-// code stays for ever, its page is docs/runbooks/CODE.md.
+// Code names a kind of error, for recast runbook CODE. Codes never change; the page of
+// each is docs/runbooks/CODE.md.
 type Code string
 
-// The codes. What has no other has that of its kind, which are the first ones.
+// The codes. The first ones are for errors that have only a kind.
 const (
 	FailedCode      Code = "failed"
 	RefusedCode     Code = "refused"
@@ -42,7 +42,7 @@ const (
 	HookFailed        Code = "hook-failed"
 	KubernetesUpgrade Code = "kubernetes-upgrade"
 
-	// the way to the servers
+	// connections to servers
 	Unreachable     Code = "unreachable"
 	TLS             Code = "tls"
 	Credentials     Code = "credentials"
@@ -93,9 +93,9 @@ type codeError struct {
 
 func (e *codeError) Unwrap() error { return e.error }
 
-// WithCode gives err a code, which is not part of the message; of several in a
-// chain the outermost counts: whoever wraps an error knows more of what it is
-// about. WithCode(nil, …) is nil.
+// WithCode gives err a code, which is not part of the message. Of several codes in a
+// chain the outermost counts, since the caller knows more about the context.
+// WithCode(nil, …) is nil.
 func WithCode(err error, c Code) error {
 	if err == nil {
 		return nil
@@ -106,8 +106,8 @@ func WithCode(err error, c Code) error {
 // Of is WithCode.
 func (c Code) Of(err error) error { return WithCode(err, c) }
 
-// Else gives err the code unless it, or something in it, has one already, or its
-// kind says as much.
+// Else gives err the code unless err or an error in it has one already, or its kind
+// has its own code.
 func (c Code) Else(err error) error {
 	if kind := KindOf(err); c == "" || kind != Failed && kind != Refused || len(codes(err)) > 0 {
 		return err
@@ -120,18 +120,18 @@ func (c Code) Errorf(format string, args ...any) error {
 	return WithCode(fmt.Errorf(format, args...), c)
 }
 
-// Refusedf is the function of that name, with the code.
+// Refusedf is a formatted error with the code, of kind Refused.
 func (c Code) Refusedf(format string, args ...any) error {
 	return WithCode(As(Refused, fmt.Errorf(format, args...)), c)
 }
 
-// Configf is the function of that name, with the code.
+// Configf is a formatted error with the code, of kind Config.
 func (c Code) Configf(format string, args ...any) error {
 	return WithCode(As(Config, fmt.Errorf(format, args...)), c)
 }
 
-// Codes are those of err, in the order of its tree, each once; one at least: that of
-// its kind.
+// Codes returns the codes of err in the order of its tree, each once. It returns at
+// least one: that of its kind.
 func Codes(err error) []Code {
 	found := codes(err)
 	switch kind := KindOf(err); {
@@ -144,7 +144,7 @@ func Codes(err error) []Code {
 	}
 }
 
-// CodeOf is the first of Codes, and "" of nil.
+// CodeOf is the first of Codes; CodeOf(nil) is "".
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -152,8 +152,8 @@ func CodeOf(err error) Code {
 	return Codes(err)[0]
 }
 
-// codes are those that err carries itself, but for what the user broke off: that is
-// no trouble of its own.
+// codes returns the codes in err's tree, except below an interruption by the user: what
+// that cancelled is not an error of its own.
 func codes(err error) []Code {
 	var found []Code
 	var walk func(error)
@@ -177,7 +177,7 @@ func codes(err error) []Code {
 	return found
 }
 
-// wrapped are the errors right below err.
+// wrapped returns the errors that err wraps directly.
 func wrapped(err error) []error {
 	switch u := err.(type) {
 	case interface{ Unwrap() error }:
@@ -197,8 +197,8 @@ type safeError struct {
 
 func (e *safeError) Unwrap() error { return e.error }
 
-// WithSafe says along with err what is safe in spite of it: what was not touched,
-// and where what was taken away is kept. WithSafe(nil, …) is nil.
+// WithSafe adds to err what is safe in spite of it: what was not touched, and where
+// detached disks are kept. WithSafe(nil, …) is nil.
 func WithSafe(err error, lines ...string) error {
 	if err == nil || len(lines) == 0 {
 		return err
@@ -206,7 +206,7 @@ func WithSafe(err error, lines ...string) error {
 	return &safeError{error: err, safe: lines}
 }
 
-// Safe are the lines of the outermost WithSafe in err.
+// Safe returns the lines of the outermost WithSafe in err.
 func Safe(err error) []string {
 	if e, ok := errors.AsType[*safeError](err); ok {
 		return e.safe

@@ -12,7 +12,7 @@ import (
 type Kind int
 
 const (
-	// Failed is everything without a kind of its own: unreachable, TLS, a task, a timeout.
+	// Failed is every other error: unreachable, TLS, a task, a timeout.
 	Failed Kind = iota
 	// Config is bad usage or configuration; nothing was touched.
 	Config
@@ -60,7 +60,7 @@ type hintError struct {
 
 func (e *hintError) Unwrap() error { return e.error }
 
-// Prefix puts what failed before the text of err. Prefix(…, nil) is nil.
+// Prefix wraps err with what failed. Prefix(…, nil) is nil.
 func Prefix(what string, err error) error {
 	if err == nil {
 		return nil

@@ -64,7 +64,7 @@ func TestHints(t *testing.T) {
 	}
 }
 
-// Kind and hint are marks on an error: its message and what it wraps stay.
+// A kind and a hint do not change an error's message and what it wraps.
 func TestMarksKeepTheError(t *testing.T) {
 	t.Parallel()
 	err := fault.WithHint(fault.As(fault.Refused, errPlain), "try again")

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Peak is the most bytes that the heap's objects took while f ran, as far as looks
-// every two milliseconds tell.
+// Peak is the largest size in bytes of the heap's objects while f ran, sampled every two
+// milliseconds.
 func Peak(ctx context.Context, f func()) (peak uint64) {
 	runtime.GC()
 	ctx, done := context.WithCancel(ctx)

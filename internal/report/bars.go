@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/internal/story"
 )
 
-// wide is how wide drawings are in their own units; on the page as wide as that is.
+// wide is the width of drawings in their own units; they scale to the page.
 const wide = 1000
 
-// axis is the time that a drawing shows.
+// axis is the time range of a drawing.
 type axis struct {
 	From, Middle, To time.Time
 }
@@ -26,20 +26,20 @@ func newAxis(from, to time.Time) axis {
 	return axis{from, from.Add(to.Sub(from) / 2), to}
 }
 
-// x is where a moment is.
+// x is the position of a time.
 func (a axis) x(t time.Time) float64 {
 	at := wide * float64(t.Sub(a.From)) / float64(a.To.Sub(a.From))
 	return float64(int(min(max(at, 0), wide)*10)) / 10
 }
 
-// bar is a stretch of time in a drawing.
+// bar is a period in a drawing.
 type bar struct {
 	X, W  float64
 	Kind  string
 	Label string
 }
 
-// thinnest is how wide a bar is at least: what was there is to be seen.
+// thinnest is the minimum width of a bar, so that it is visible.
 const thinnest = 2
 
 func (a axis) bar(from, to time.Time, kind, label string) bar {
@@ -49,7 +49,7 @@ func (a axis) bar(from, to time.Time, kind, label string) bar {
 	return b
 }
 
-// row is one node in the drawing of the whole run.
+// row is one node in the drawing of the run.
 type row struct {
 	Node, Mood, Text string
 	Bars             []bar
@@ -58,8 +58,7 @@ type row struct {
 // Label is the drawing in words.
 func (r row) Label() string { return r.Node + ": " + r.Text }
 
-// rows are the nodes in the order in which they came, each with its turns, and within
-// these when it was away.
+// rows returns the nodes in the order of their turns, each with its turns and outages.
 func (v view) rows() []row {
 	var rows []row
 	by := map[string]int{}
@@ -74,7 +73,7 @@ func (v view) rows() []row {
 	fates := map[string]string{}
 	for _, t := range v.Story.Turns {
 		if t.Began.IsZero() {
-			continue // its turn never came
+			continue // it had no turn
 		}
 		r := find(t.Node)
 		r.Mood, fates[t.Node] = moodOf(t.Status), t.Fate(v.Past.Unended())
@@ -165,7 +164,7 @@ func (v view) cards() []card {
 	return cards
 }
 
-// expected is what the plan had expected of an outage; "" where it knew none.
+// expected is the plan's estimate of an outage; "" if there is none.
 func (v view) expected(t *story.Turn) string {
 	if v.Past.Plan == nil {
 		return ""
@@ -193,7 +192,7 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 	return stages, bars
 }
 
-// others are the steps that are about no node.
+// others are the steps that belong to no node.
 func (v view) others() (out []stage) {
 	for _, s := range v.Story.Steps {
 		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Unended())}
@@ -202,10 +201,10 @@ func (v view) others() (out []stage) {
 	return out
 }
 
-// legend is a kind of stages, and what it means.
+// legend is a kind of stage and its meaning.
 type legend struct{ Kind, Text string }
 
-// kinds are those of stages, in the order in which a node comes to them.
+// kinds are the kinds of stages, in the order of a node's turn.
 var kinds = []struct {
 	legend
 	stages []string
@@ -219,7 +218,7 @@ var kinds = []struct {
 	{legend{"finish", "settle, finish"}, nil},
 }
 
-// kindOf is what a stage is coloured by.
+// kindOf is the kind of a stage, which decides its colour.
 func kindOf(s *story.Stage) string {
 	if s.Status == "failed" {
 		return "failed"
@@ -252,7 +251,7 @@ func legendOf(cards []card) []legend {
 	return out
 }
 
-// outageOf is how long a node was expected to be away, for the plan.
+// outageOf is the expected outage of a node, for the plan.
 func outageOf(n cluster.NodePlan) string {
 	if n.OutageSeconds == 0 {
 		return ""

@@ -9,24 +9,24 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// chart is a number over the time of the run.
+// chart is a number over time.
 type chart struct {
 	Name, Text    string
 	Line          string // of the drawing
-	Gaps          []bar  // where nobody answered
+	Gaps          []bar  // without an answer
 	Top, Bottom   int    // values at its edges
-	Lowest, Least string // a figure: what it is, and the lowest value
+	Lowest, Least string // label and value of the figure for the lowest value
 	Changes       []change
-	Well          bool // it never was lower than in the end
+	Well          bool // it was never lower than at the end
 }
 
-// change is when the number became another one.
+// change is a change of the number.
 type change struct {
 	At   time.Time
 	Text string
 }
 
-// reading is one look.
+// reading is one measurement.
 type reading struct {
 	at      time.Time
 	known   bool
@@ -34,13 +34,13 @@ type reading struct {
 	lacking []string
 }
 
-// tall is how tall a chart is in its own units, with some room at both edges.
+// tall is the height of a chart in its own units, with some space at both edges.
 const (
 	tall = 100
 	edge = 6
 )
 
-// fewNodes is up to how many a chart begins at nothing; of more the lowest is at its foot.
+// fewNodes is the number up to which a chart starts at 0; above it, it starts at the lowest value.
 const fewNodes = 12
 
 func (v view) charts() []chart {
@@ -119,7 +119,7 @@ func (v view) line(readings []reading, c chart) (line string, gaps []bar) {
 	return b.String(), gaps
 }
 
-// changes lists when a reading was another than the one before it.
+// changes lists the readings that differ from the one before.
 func changes(readings []reading, lack string) (out []change) {
 	last := ""
 	for _, r := range readings {

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// What others have written shows no markup and turns no text of the page round.
+// Text from others can't add markup or change the direction of the page's text.
 func TestForeignTextInThePage(t *testing.T) {
 	t.Parallel()
 	page := draw(t, failed("bad\x1b[31m <script>alert(1)</script>\u202e\u009b1A \u2028fake line"))

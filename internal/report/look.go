@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/story"
 )
 
-// view is the run as the page has it.
+// view is the data of the page.
 type view struct {
 	Run
 	Title, Result, Mood string // Mood: "good", "bad", "open"
@@ -23,26 +23,26 @@ type view struct {
 	Axis                axis
 	Rows                []row    // of the whole run
 	Cards               []card   // of nodes
-	Legend              []legend // kinds of stages that are there
-	Others              []stage  // steps that are about no node
+	Legend              []legend // kinds of stages that occur
+	Others              []stage  // steps that belong to no node
 	Charts              []chart
 	Work, Idle          []cluster.NodePlan
 	Notes               []story.Said
 	Said                []story.Said
-	Unsaid              int // lines that are left out
+	Unsaid              int // number of omitted lines
 	Missing             []string
 }
 
 type fact struct{ Name, Value string }
 
-// trouble is what went wrong, and what to do about it.
+// trouble is an error and what to do about it.
 type trouble struct {
 	Where, What string
 	Hints       []string
 }
 
-// mostSaid is how many lines of what happened are shown, and mostNotes how many of
-// what is about the run as a whole: the newest.
+// mostSaid is how many event lines are shown, and mostNotes how many notes about the whole
+// run: the newest ones.
 const (
 	mostSaid  = 3000
 	mostNotes = 50
@@ -70,8 +70,8 @@ func look(r Run) view {
 	return v
 }
 
-// first is when anything was begun that is drawn: building images, and asking, may
-// have taken longer than all of the roll.
+// first is the start of the first thing that is drawn: building images and waiting for an
+// answer may have taken longer than the roll itself.
 func first(s story.Story) time.Time {
 	var first time.Time
 	at := func(t time.Time) {
@@ -114,11 +114,11 @@ func (v view) facts() []fact {
 	if a := p.About; a != nil {
 		who := "by "
 		if a.Elsewhere {
-			who = "begun on another machine, finished by "
+			who = "started on another machine, finished by "
 		}
 		add("run", who+a.By.String())
 		for _, h := range a.GoneOn {
-			add("went on", h.String())
+			add("continued by", h.String())
 		}
 		if a.Was != "" && a.Was != a.Talos {
 			add("Talos", a.Was+" → "+a.Talos)
@@ -132,7 +132,7 @@ func (v view) facts() []fact {
 	return facts
 }
 
-// versions are those of the recasts that worked on the run.
+// versions are the versions of recast that worked on the run.
 func versions(r Run) string {
 	var list []string
 	note := func(version string) {
@@ -149,12 +149,12 @@ func versions(r Run) string {
 	return strings.Join(list, ", ")
 }
 
-// figures are what a tired person wants to know first.
+// figures are the most important facts.
 func (v view) figures() []fact {
 	done, planned := v.Past.Counted()
 	figures := []fact{{"nodes done", fmt.Sprintf("%d of %d", done, planned)}}
 	if !v.Past.Finished.IsZero() {
-		figures = append(figures, fact{"from begin to end", took(v.Past.Finished.Sub(v.Past.Started))})
+		figures = append(figures, fact{"from start to end", took(v.Past.Finished.Sub(v.Past.Started))})
 	}
 	if o, any := v.Story.Longest(); any {
 		text := seconds(o.Seconds())
@@ -172,7 +172,7 @@ func (v view) figures() []fact {
 	return figures
 }
 
-// troubles lists every failure with its hints: of steps, else of the whole run.
+// troubles lists every failure with its hints: of steps, or otherwise of the whole run.
 func (v view) troubles() []trouble {
 	var out []trouble
 	add := func(where, what string, hints []string) {
@@ -197,7 +197,7 @@ func (v view) troubles() []trouble {
 	return out
 }
 
-// days says whether it went on over midnight, where it is told.
+// days says whether the run continued after midnight, in the zone of the report.
 func (v view) days() bool {
 	from, to := v.From, v.To
 	for _, t := range []time.Time{v.Past.Started, v.Story.From} {
@@ -212,23 +212,23 @@ func (v view) days() bool {
 	return day(from) != day(to)
 }
 
-// missing says what is not in the report, and why.
+// missing lists what is not in the report, and why.
 func (v view) missing() []string {
 	var out []string
 	for _, text := range v.Past.Problems {
 		out = append(out, "could not be read: "+text)
 	}
 	if len(v.Story.Turns) == 0 && v.Past.Command() != "upgrade-k8s" && v.Past.Command() != "restore" {
-		out = append(out, "no log of it is here that tells of nodes")
+		out = append(out, "there is no log with its nodes on this machine")
 	}
 	if !v.Story.Begins && !v.Story.From.IsZero() {
-		out = append(out, "its log has grown too long: what was before "+stamp(v.Story.From.In(v.Now.Location()))+" is not in it any more")
+		out = append(out, "its log was too long: events before "+stamp(v.Story.From.In(v.Now.Location()))+" were dropped")
 	}
 	if n := v.Story.Broken; n > 0 {
 		out = append(out, fmt.Sprintf("lines of its log that can't be read: %d", n))
 	}
 	if a := v.Past.About; a != nil && a.Elsewhere {
-		out = append(out, "another machine began it, and has its beginning")
+		out = append(out, "another machine started it, and has the first part")
 	}
 	return out
 }

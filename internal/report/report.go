@@ -1,5 +1,5 @@
-// Package report draws one run as one HTML file: for whoever was not there, on a phone
-// or on paper. Nothing in it is fetched from anywhere, and it needs no script.
+// Package report writes the report of one run as one HTML file, readable on a phone and on
+// paper. The file loads nothing from the network, and needs no script.
 package report
 
 import (
@@ -17,20 +17,20 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Run is what a report is made of.
+// Run is the data of a report.
 type Run struct {
 	Past    pipeline.PastRun
 	Story   story.Story
-	Now     time.Time // in whose time zone all times are told
-	Version string    // of the recast that makes it
-	// Hide takes secrets out of what others have written.
+	Now     time.Time // its time zone is used for all times
+	Version string    // of the recast that writes it
+	// Hide removes secrets from foreign text.
 	Hide func(string) string
 }
 
 //go:embed page.gohtml page.css
 var files embed.FS
 
-// Write draws the run.
+// Write writes the report.
 func Write(w io.Writer, r Run) error {
 	css, err := files.ReadFile("page.css")
 	if err != nil {
@@ -66,7 +66,7 @@ func stamp(t time.Time) string {
 	return t.Format("2006-01-02 15:04:05 -07:00")
 }
 
-// clock is a time of day, and of which one where there are several.
+// clock is a time of day, with the date if the run spans several days.
 func clock(t time.Time, several bool) string {
 	switch {
 	case t.IsZero():
@@ -77,7 +77,7 @@ func clock(t time.Time, several bool) string {
 	return t.Format("15:04:05")
 }
 
-// took is a duration as people say it: to the second, and to tenths where there are few.
+// took formats a duration: to the second, or to tenths if it is short.
 func took(d time.Duration) string {
 	switch {
 	case d <= 0:

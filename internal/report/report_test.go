@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// fixed is a run that recast made in the lab, as testdata has it.
+// fixed is a run that recast did in the lab, from testdata.
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,8 +52,8 @@ func draw(t *testing.T, r report.Run) string {
 	return b.String()
 }
 
-// TestGolden draws fixed runs: go test ./internal/report -update writes them anew,
-// go test ./internal/sim/simtest -run TestReportOf -reports.update the runs.
+// TestGolden draws fixed runs: go test ./internal/report -update updates them, go test
+// ./internal/sim/simtest -run TestReportOf -reports.update updates the runs.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"roll", "killed"} {
@@ -78,10 +78,11 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// fetches are ways in which a page makes a browser ask somebody for something.
+// fetches matches everything with which a page makes a browser send a request.
 var fetches = regexp.MustCompile(`(?i)<(script|iframe|object|embed|img|video|audio|form|base)\b|@import|url\(|\b(src|href|srcset|action)="[^"#d]`)
 
-// requireSound: a page fetches nothing, and each element that has to be closed is.
+// requireSound: a page sends no requests, and each element that has to be closed is
+// closed.
 func requireSound(t *testing.T, page string) {
 	t.Helper()
 	if found := fetches.FindAllString(page, -1); len(found) > 0 {
@@ -100,7 +101,7 @@ func requireSound(t *testing.T, page string) {
 	}
 }
 
-// failed is a run with everything in it that others have written.
+// failed is a run with text from others in every place that can have it.
 func failed(text string) report.Run {
 	at := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	return report.Run{
@@ -122,8 +123,9 @@ func failed(text string) report.Run {
 	}
 }
 
-// TestWhatOthersHaveWritten: it is text, whatever it holds, and no secret.
-func TestWhatOthersHaveWritten(t *testing.T) {
+// TestTextOfOthers: it stays text, whatever it contains, and no secret is
+// shown.
+func TestTextOfOthers(t *testing.T) {
 	t.Parallel()
 	page := draw(t, failed(`<script>alert("x")</script>"'><img src=x onerror=y>`))
 	requireSound(t, page)
@@ -137,7 +139,7 @@ func TestWhatOthersHaveWritten(t *testing.T) {
 func TestResults(t *testing.T) {
 	t.Parallel()
 	for result, want := range map[string]string{
-		"done": "recast drift says", "failed": "recast roll goes on", "interrupted": "recast roll goes on", "killed": "recast status says", "running": "it goes on", "running or killed": "recast roll goes on",
+		"done": "recast drift checks", "failed": "recast roll continues", "interrupted": "recast roll continues", "killed": "recast status shows", "running": "the run is active", "running or killed": "recast roll continues",
 	} {
 		r := failed("no quorum")
 		r.Past.Result = result
@@ -151,7 +153,7 @@ func TestResults(t *testing.T) {
 	draw(t, report.Run{Past: pipeline.PastRun{ID: "a"}, Hide: strings.Clone}) // of nothing
 }
 
-// TestLargeRuns: two hundred nodes make a page that a phone can load.
+// TestLargeRuns: a run of two hundred nodes makes a page that a phone can load.
 func TestLargeRuns(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -172,37 +174,37 @@ func TestLargeRuns(t *testing.T) {
 	}
 }
 
-// TestNext: what to type next is what that command takes.
+// TestNext: the suggested commands have arguments that these commands accept.
 func TestNext(t *testing.T) {
 	t.Parallel()
-	const again = " goes on where this one stopped; nothing of it has to be undone by hand before"
-	const status = "recast status says where every disk is, and what is half done"
+	const again = " continues where this one stopped; nothing has to be undone by hand first"
+	const status = "recast status shows where every disk is, and what is unfinished"
 	for name, c := range map[string]struct {
 		change func(*report.Run)
 		result string
 		want   []string
 	}{
 		"roll":           {nil, "failed", []string{status, "recast roll" + again}},
-		"roll done":      {nil, "done", []string{"recast drift says whether every node still runs the lock"}},
+		"roll done":      {nil, "done", []string{"recast drift checks whether every node still runs the lock"}},
 		"recover":        {command("recover"), "killed", []string{status, "recast recover wk1" + again}},
-		"recover done":   {command("recover"), "done", []string{"recast plan says what a roll would do: by the lock wk1 is as stale as before"}},
-		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, as it was typed," + again}},
-		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: it was given up for another one, which recast history lists"}},
+		"recover done":   {command("recover"), "done", []string{"recast plan shows what a roll would do: by the lock wk1 is as stale as before"}},
+		"restore":        {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "running or killed", []string{"recast restore FILE --node NODE, the same command," + again}},
+		"restore, later": {func(r *report.Run) { r.Past.About, r.Past.Restored = nil, true }, "given up", []string{"nothing: another run replaced it, see recast history"}},
 		"upgrade-k8s":    {func(r *report.Run) { r.Past.About, r.Past.Upgrade = nil, &kubeupgrade.Plan{} }, "failed", []string{"recast upgrade-k8s" + again}},
 		"rollback": {func(r *report.Run) {
 			command("rollback")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{}, Left: []string{"wk1", "wk2", "wk3"}} // wk1 was stopped on its way
 		}, "interrupted", []string{
-			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
-			"recast rollback wk2 wk3 takes what was not come to",
+			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
+			"recast rollback wk2 wk3 rolls back the nodes that were not started",
 		}},
 		"rollback, the last failed": {func(r *report.Run) {
 			command("rollback")(r)
 			r.Past.Fates = &cluster.Fates{Failed: []string{"wk1"}}
 		}, "failed", []string{
-			status, "recast roll finishes a node that is half done, before which no other can go: put the recast.lock of before back first, or it brings the other nodes forward",
+			status, "recast roll finishes an unfinished node, which must come first: before that, restore the previous recast.lock, or it brings the other nodes forward",
 		}},
-		"rollback done": {command("rollback"), "done", []string{"put the recast.lock of before back: by the present one these nodes are stale, and recast roll brings them forward again"}},
+		"rollback done": {command("rollback"), "done", []string{"restore the previous recast.lock: by the current one these nodes are stale, and recast roll brings them forward again"}},
 	} {
 		r := failed("no quorum")
 		if c.change != nil {
@@ -225,7 +227,7 @@ func command(name string) func(*report.Run) {
 	return func(r *report.Run) { r.Past.About.Command = name }
 }
 
-// TestDays: where there are several, a time says of which.
+// TestDays: if a run lasts several days, a time includes the day.
 func TestDays(t *testing.T) {
 	t.Parallel()
 	r := failed("no quorum")
@@ -243,8 +245,8 @@ func TestDays(t *testing.T) {
 	}
 }
 
-// TestWhatGoesOn: not what another process has left.
-func TestWhatGoesOn(t *testing.T) {
+// TestActiveSteps: steps that another process left are not shown as active.
+func TestActiveSteps(t *testing.T) {
 	t.Parallel()
 	r := failed("")
 	first := *r.Story.Turns[0]

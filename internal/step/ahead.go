@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// ahead does what goes ahead of a step. Where that fails, or may not begin any
-// more, the step itself is none that was started.
+// ahead runs the Ahead steps of a step. If they fail, or may no longer start, the step
+// itself is not started.
 func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 	if len(s.Ahead) == 0 {
 		return outcome{}
@@ -29,8 +29,8 @@ func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 	return out
 }
 
-// lookingAhead runs children in their order, Limit of them at a time and those that
-// are Beside another with it, and does what goes ahead of those that are next.
+// lookingAhead runs children in order, Limit of them at a time (plus those that are
+// Beside another), and meanwhile runs the Ahead steps of the next ones.
 func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below func(Step, []outcome) place) []outcome {
 	limit := max(1, s.Limit)
 	outs := make([]outcome, len(steps))
@@ -38,7 +38,7 @@ func (t *tree) lookingAhead(ctx context.Context, s Step, steps []Step, below fun
 	for i := range steps {
 		prepared[i] = make(chan struct{})
 	}
-	window := make(chan struct{}, limit+s.LookAhead+countBeside(steps)) // a token for each child that was begun with
+	window := make(chan struct{}, limit+s.LookAhead+countBeside(steps)) // a token for each child that was started
 	var running, preparing errgroup.Group
 	if limit > 1 {
 		running.SetLimit(limit)
@@ -80,13 +80,13 @@ func countBeside(steps []Step) (n int) {
 	return n
 }
 
-// checkAhead is checkSteps for steps that go ahead: holding a slot, one would wait
-// for those who are to run beside it.
+// checkAhead is checkSteps for Ahead steps. They may not take slots: with a slot, one
+// could block the steps that run beside it.
 func checkAhead(steps []Step, held []string) error {
 	var problems []error
 	for _, s := range steps {
 		if len(s.Uses) > 0 || s.Whole {
-			problems = append(problems, errors.New("step \""+s.ID+"\" goes ahead of another and can neither take slots nor be whole"))
+			problems = append(problems, errors.New("step \""+s.ID+"\" is Ahead of another step, so it can neither take slots nor be Whole"))
 		}
 	}
 	return errors.Join(append(problems, checkSteps(steps, held))...)

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// diary notes when steps begin and end, in seconds.
+// diary records when steps start and end, in seconds.
 type diary struct {
 	start time.Time
 
@@ -47,8 +47,8 @@ func list(steps ...step.Step) func(context.Context) ([]step.Step, error) {
 	return func(context.Context) ([]step.Step, error) { return steps, nil }
 }
 
-// What goes ahead of a step is done while its siblings run, for no more of them
-// than asked for, and their order stays whoever is ready first.
+// Ahead steps run while earlier siblings run, for at most LookAhead children, and the
+// order of the children does not change.
 func TestAhead(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("no such image")
@@ -94,7 +94,7 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// A quiet branch tells of what is below it alone.
+// A quiet branch emits only the events of its children.
 func TestQuiet(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -13,7 +13,7 @@ func alone(s step.Step) step.Step {
 	return s
 }
 
-// A step that is to run alone has no sibling beside it, whatever may run at a time.
+// A step that runs Alone has no sibling beside it, whatever the Limit is.
 func TestAlone(t *testing.T) {
 	t.Parallel()
 	stories := map[string]timedStory{

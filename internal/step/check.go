@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// checkSteps reports everything wrong with the steps of one branch, before any of
-// them runs. held are the slots that the branch and those around it hold.
+// checkSteps reports every problem of the steps of one branch, before any of them runs.
+// held are the slots that the branch and its ancestors hold.
 func checkSteps(steps []Step, held []string) error {
 	var problems []error
 	seen := map[string]bool{}
@@ -23,10 +23,10 @@ func checkSteps(steps []Step, held []string) error {
 		}
 		seen[s.ID] = true
 		if s.Do != nil && s.Steps != nil {
-			problems = append(problems, fmt.Errorf("step %q has both work of its own and steps", s.ID))
+			problems = append(problems, fmt.Errorf("step %q has both Do and Steps", s.ID))
 		}
 		if s.Closes && (!s.Alone || len(s.Ahead) > 0) {
-			problems = append(problems, fmt.Errorf("step %q closes its branch: it runs alone, with nothing ahead of it", s.ID))
+			problems = append(problems, fmt.Errorf("step %q closes its branch: it must be Alone, without Ahead steps", s.ID))
 		}
 		if err := checkOrder(s, held); err != nil {
 			problems = append(problems, err)
@@ -35,15 +35,15 @@ func checkSteps(steps []Step, held []string) error {
 	return errors.Join(problems...)
 }
 
-// checkOrder keeps all of a tree to one order of taking slots. Two branches that
-// each hold what the other one takes next would wait for each other for ever.
+// checkOrder makes a tree take slots in one order. Otherwise two branches that each hold
+// the slot that the other one needs next would deadlock.
 func checkOrder(s Step, held []string) error {
 	taken := without(s.Uses, held)
 	if len(taken) == 0 || len(held) == 0 {
 		return nil
 	}
 	if last := slices.Max(held); taken[0] < last {
-		return fmt.Errorf("step %q takes slot %q while a step around it holds %q: slots are taken in name order, so take it there", s.ID, taken[0], last)
+		return fmt.Errorf("step %q takes slot %q while an ancestor holds %q: slots are taken in name order, so take it in the ancestor", s.ID, taken[0], last)
 	}
 	return nil
 }

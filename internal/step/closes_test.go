@@ -19,7 +19,7 @@ func lookAhead(s step.Step) step.Step {
 	return s
 }
 
-// A step that closes a branch runs where all before it has ended well, and only there.
+// A step that closes a branch runs only if all siblings before it succeeded.
 func TestCloses(t *testing.T) {
 	t.Parallel()
 	wk := func(id string) step.Step {

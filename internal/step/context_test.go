@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TestContextOfSteps: what a step is asked and does has the context that it was
-// given, within that of its branch, and one event ends it.
+// TestContextOfSteps: Skip and Do of a step get its context, below that of its branch,
+// and one event ends it.
 func TestContextOfSteps(t *testing.T) {
 	t.Parallel()
 	type key struct{}

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// An event says of which kind its step is, and none of a branch.
+// An event has the kind of its step, and none for a branch.
 func TestKinds(t *testing.T) {
 	t.Parallel()
 	got := map[string]string{}

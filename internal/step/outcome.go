@@ -26,7 +26,7 @@ func merge(outs []outcome) outcome {
 	return all
 }
 
-// err is what Run returns.
+// err is the result of Run.
 func (o outcome) err(ctx context.Context, stopped bool) error {
 	cancelled := context.Cause(ctx)
 	failures := o.failures
@@ -50,9 +50,9 @@ func ended(ctx context.Context, notStarted []string) error {
 	return fault.As(fault.Interrupted, errors.New("stopped; "+what))
 }
 
-// interrupted gives err its kind if it comes from ctx having been cancelled; a
-// deadline that has passed is a failure like any other. A cause with a kind of its
-// own, such as a claim that was lost, says more than that.
+// interrupted gives err the kind Interrupted if it comes from ctx being cancelled; a
+// passed deadline is a normal failure. A cause that has a kind itself, such as a lost
+// claim, takes precedence.
 func interrupted(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); fault.KindOf(cause) != fault.Failed {
 		if errors.Is(err, cause) {
@@ -66,8 +66,8 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-// worst is the kind that all real failures agree on. An interruption next to
-// them only says why the rest is missing.
+// worst is the common kind of all failures, or Failed if they differ. Interruptions do
+// not count unless there is nothing else.
 func worst(failures []error) fault.Kind {
 	kind := fault.Interrupted
 	for _, err := range failures {

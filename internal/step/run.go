@@ -15,15 +15,15 @@ import (
 
 // Runner runs trees of steps, one at a time. Its zero value is ready to use.
 type Runner struct {
-	// Emit is told everything that happens, one event at a time; it must not
-	// block for long, since the steps wait for it. May be nil.
+	// Emit is called with every event, one at a time. It must not block for long: the
+	// steps wait for it. May be nil.
 	Emit func(Event)
-	// Context returns what the step at a path works in, from before it is asked
-	// whether it is needed; its next event that ends a step ends that. It may be
-	// called for several steps at the same time. May be nil.
+	// Context returns the context for the step at a path, before its Skip is called.
+	// The next event that ends the step ends its use. It may be called for several
+	// steps at the same time. May be nil.
 	Context func(ctx context.Context, path string) context.Context
-	// Slots says how many steps may hold a slot at the same time; a slot that is
-	// not listed has room for one.
+	// Slots says how many steps may hold a slot at the same time; for a slot that is
+	// not listed it is one.
 	Slots map[string]int
 
 	emitting  sync.Mutex
@@ -34,11 +34,11 @@ type Runner struct {
 	root    *scope // of the Run in progress
 }
 
-// Run runs root and everything below it. After a failure no further step
-// starts, except within Whole branches that have started; Run returns when
-// nothing runs any more. Its error holds every failure, each with its path. The
-// kind is that of the failures if they agree on one, and Interrupted if Stop or
-// a cancelled context kept steps from starting while none failed.
+// Run runs root and everything below it. After a failure no further step starts, except
+// within Whole branches that have started; Run returns when no step runs any more. Its
+// error holds every failure, each with its path. The kind is that of the failures if
+// they have the same, and Interrupted if no step failed, but Stop or a cancelled context
+// kept steps from starting.
 //
 // A panic in a step is not caught.
 func (r *Runner) Run(ctx context.Context, root Step) error {
@@ -50,9 +50,9 @@ func (r *Runner) Run(ctx context.Context, root Step) error {
 	return out.err(ctx, r.end())
 }
 
-// Stop lets no further step start, in this Run and later ones, except within
-// Whole branches that have started. It returns at once; to end those as well,
-// cancel Run's context.
+// Stop keeps further steps from starting, in this Run and later ones, except within
+// Whole branches that have started. It returns at once; to end those too, cancel Run's
+// context.
 func (r *Runner) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +62,7 @@ func (r *Runner) Stop() {
 	}
 }
 
-// Note emits progress of the step that runs at path.
+// Note emits a progress note for the step that runs at path.
 func (r *Runner) Note(path, text string) {
 	r.Tell(Event{Path: path, Status: Note, Text: text})
 }
@@ -79,8 +79,8 @@ func (r *Runner) Tell(e Event) {
 	}
 }
 
-// Listen has see told every event behind Emit, one at a time, until the returned
-// func is called. Both may be called while steps run.
+// Listen calls see with every event, after Emit, one at a time, until the returned func
+// is called. Both may be called while steps run.
 func (r *Runner) Listen(see func(Event)) (end func()) {
 	r.emitting.Lock()
 	defer r.emitting.Unlock()
@@ -115,7 +115,7 @@ type tree struct {
 	slots *slots
 }
 
-// place is where in the tree a step is.
+// place is the position of a step in the tree.
 type place struct {
 	path  string
 	scope *scope
@@ -123,7 +123,7 @@ type place struct {
 	code  fault.Code
 }
 
-// run does what goes ahead of a step, then the step.
+// run runs the Ahead steps of a step, then the step.
 func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 	if out := t.ahead(ctx, s, at); !out.isClean() {
 		return out
@@ -147,13 +147,13 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check whether it is needed: %w", err))
 	case reason != "":
-		t.told(s, s.event(at, Skipped, reason, nil))
+		t.emitUnlessQuiet(s, s.event(at, Skipped, reason, nil))
 		return outcome{}
 	case at.scope.ended(ctx):
 		return t.notStarted(s, at)
 	}
 
-	t.told(s, s.event(at, Started, "", nil))
+	t.emitUnlessQuiet(s, s.event(at, Started, "", nil))
 	if s.Whole {
 		at.scope = newScope(at.scope)
 	}
@@ -222,7 +222,7 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 	return merge(outs)
 }
 
-// beside is how many of the first steps may run beside each other.
+// beside returns how many of the first steps may run at the same time.
 func beside(steps []Step) int {
 	next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone })
 	switch next {
@@ -234,18 +234,18 @@ func beside(steps []Step) int {
 	return next
 }
 
-// finish asks the world whether the goal of a step that reports success is met.
+// finish checks whether the goal of a step that reports success is met.
 func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	reason, err := ask(ctx, s)
 	switch {
 	case err != nil:
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", err))
-	case s.Skip != nil && reason == "" && ctx.Err() != nil: // nobody can be asked any more
+	case s.Skip != nil && reason == "" && ctx.Err() != nil: // ctx ended, so Skip could not tell
 		return t.failed(ctx, s, at, fmt.Errorf("check its goal: %w", context.Cause(ctx)))
 	case s.Skip != nil && reason == "":
 		return t.failed(ctx, s, at, errUnmet)
 	}
-	t.told(s, s.event(at, Done, reason, nil))
+	t.emitUnlessQuiet(s, s.event(at, Done, reason, nil))
 	return outcome{}
 }
 
@@ -270,8 +270,8 @@ func (t *tree) notStarted(s Step, at place) outcome {
 	return outcome{notStarted: []string{at.path}}
 }
 
-// told emits what is of no interest where the step is Quiet.
-func (t *tree) told(s Step, e Event) {
+// emitUnlessQuiet emits e unless s is Quiet.
+func (t *tree) emitUnlessQuiet(s Step, e Event) {
 	if !s.Quiet {
 		t.Tell(e)
 	}

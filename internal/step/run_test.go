@@ -37,7 +37,7 @@ func branch(id string, steps ...step.Step) step.Step {
 	return step.Step{ID: id, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 }
 
-// withGoal gives s a goal that its Do reaches, or that is met from the start.
+// withGoal gives s a Skip whose goal Do reaches, or that is met from the start.
 func withGoal(s step.Step, met bool) step.Step {
 	s.Skip = func(context.Context) (string, error) {
 		if met {
@@ -67,7 +67,7 @@ func says(reason string, err error) func() (string, error) {
 	return func() (string, error) { return reason, err }
 }
 
-// story is a tree, what happens when it runs, and how that ends.
+// story is a tree, the events of its run, and its result.
 type story struct {
 	root   step.Step
 	events []string
@@ -234,19 +234,19 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 	}{
 		"closes beside others": {
 			root: branch("r", step.Step{ID: "close", Closes: true, Do: ran}),
-			err:  `r: step "close" closes its branch: it runs alone, with nothing ahead of it`,
+			err:  `r: step "close" closes its branch: it must be Alone, without Ahead steps`,
 		},
 		"no ID":        {root: step.Step{Title: "create it"}, err: `step 1 ("create it") has no ID`},
 		"slash":        {root: leaf("a/b", ran), err: `step "a/b": an ID is one part of a path and has no slash`},
 		"same ID":      {root: branch("r", leaf("a", ran), leaf("a", ran)), err: `r: two steps have the ID "a"`},
-		"Do and Steps": {root: step.Step{ID: "a", Do: ran, Steps: branch("a").Steps}, err: `step "a" has both work of its own and steps`},
+		"Do and Steps": {root: step.Step{ID: "a", Do: ran, Steps: branch("a").Steps}, err: `step "a" has both Do and Steps`},
 		"a slot without room": {
 			root: leaf("a", ran), slots: map[string]int{"host/pve1": 0},
 			err: `slot "host/pve1" has room for 0 steps: nothing could ever take it`,
 		},
 		"slots out of order": {
 			root: uses(branch("a", uses(leaf("b", ran), "control-plane")), "host/pve1"),
-			err:  `a: step "b" takes slot "control-plane" while a step around it holds "host/pve1": slots are taken in name order, so take it there`,
+			err:  `a: step "b" takes slot "control-plane" while an ancestor holds "host/pve1": slots are taken in name order, so take it in the ancestor`,
 		},
 		"every problem at once": {
 			root: branch("r", leaf("", ran), leaf("a/b", ran)),
@@ -303,7 +303,7 @@ func TestRunDoesNotCatchPanics(t *testing.T) {
 	t.Errorf("Run returned %v", err)
 }
 
-// The engine's own cost: a tree of 100 steps whose goals are all unmet at first.
+// This measures the engine alone: a tree of 100 steps whose goals are all unmet at first.
 func BenchmarkRun(b *testing.B) {
 	for b.Loop() {
 		var nodes []step.Step

@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// scope is how far a halt reaches: the tree has one, and so has every Whole
-// branch that has started. Within a halted scope no further step starts.
+// scope limits a halt: the tree has one, and every Whole branch that has started has its
+// own. Within a halted scope no further step starts.
 type scope struct {
 	parent *scope
 	halted chan struct{}
@@ -22,18 +22,18 @@ func newScope(parent *scope) *scope {
 
 func (s *scope) halt() { s.once.Do(func() { close(s.halted) }) }
 
-// fail halts the scope of a failed step and those around it. Other Whole
-// branches that have started have scopes of their own and go on.
+// fail halts the scope of a failed step and its parents. Other Whole branches that have
+// started have their own scopes and continue.
 func (s *scope) fail() {
 	for ; s != nil; s = s.parent {
 		s.halt()
 	}
 }
 
-// errYielded is why a step that yields was cut off.
+// errYielded is the cause with which a step that yields is cancelled.
 var errYielded = errors.New("stopped")
 
-// do does the step's own work; where it yields, until the whole tree is halted.
+// do runs the step's Do. If the step yields, it cancels Do when the whole tree is halted.
 func (s Step) do(ctx context.Context, within *scope) error {
 	if !s.Yields {
 		return s.Do(ctx)

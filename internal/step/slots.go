@@ -11,10 +11,10 @@ import (
 
 // slots are counted permits, shared over a whole tree.
 type slots struct {
-	room map[string]int // as the Runner says
+	room map[string]int // Runner.Slots
 
 	mu     sync.Mutex
-	byName map[string]chan struct{} // as many tokens in it as steps hold the slot
+	byName map[string]chan struct{} // a token for each step that holds the slot
 }
 
 func newSlots(room map[string]int) *slots {
@@ -36,8 +36,8 @@ func (s *slots) slot(name string) chan struct{} {
 	return c
 }
 
-// take waits for every named slot, one after the other, and holds all of them
-// if it returns true. Otherwise the wait was ended and it holds none.
+// take waits for every named slot, one after the other. It returns true if it holds all
+// of them, and false if the wait was ended; then it holds none.
 func (s *slots) take(ctx context.Context, names []string, ended <-chan struct{}) bool {
 	for i, name := range names {
 		select {
@@ -50,7 +50,7 @@ func (s *slots) take(ctx context.Context, names []string, ended <-chan struct{})
 			return false
 		}
 	}
-	// A free slot must not win over an end that has come already.
+	// An end that has come already takes precedence over a free slot.
 	select {
 	case <-ended:
 	case <-ctx.Done():

@@ -1,5 +1,5 @@
-// Package step runs a tree of steps: in order, each skipped when the world
-// already is as it should be, and believed only after the world was asked again.
+// Package step runs a tree of steps in order. A step is skipped if its goal is already
+// met, and counts as done only after its goal was checked again.
 package step
 
 import (
@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Risk says what a step can cost; plans and displays show it.
+// Risk is what a step can cost; plans and displays show it.
 type Risk int
 
 const (
@@ -34,61 +34,61 @@ type Step struct {
 	ID    string // verb and object, lower-case, stable for ever: "create-vm"; unique among its siblings, no slash
 	Title string // for people: "create VM 101 on pve2"
 	Risk  Risk
-	Kind  string // what sort of step it is, where the ID names a thing of the world: "rehearse-boot"; "": the ID
-	// Code is that of failures, here and below, which have none of their own.
+	Kind  string // the sort of step, if the ID names a particular thing: "rehearse-boot"; "": the ID
+	// Code is the code of failures, here and below, that have no code yet.
 	Code fault.Code
 
-	// Skip asks the world whether the goal is met and, if so, returns the
-	// reason in words a person can read; "" means there is work to do. The
-	// engine asks before Do and again after it: a step whose goal is still unmet
-	// then has failed. On a branch it guards everything below.
+	// Skip checks whether the goal is met and, if so, returns the reason in words for
+	// people; "" means there is work to do. The engine calls it before Do and again
+	// after it: if the goal is still unmet then, the step has failed. On a branch it
+	// guards everything below.
 	Skip func(ctx context.Context) (reason string, err error)
-	// Do does the work. It is safe to run again after it was cut off anywhere.
+	// Do does the work. It is safe to run again after an interruption at any point.
 	Do func(ctx context.Context) error
-	// Steps lists a branch's children, asked for only after Skip said there is work.
+	// Steps lists a branch's children; it is called only if Skip says there is work.
 	Steps func(ctx context.Context) ([]Step, error)
 
-	// Ahead are steps that touch nothing in use and go before everything else, side by
-	// side: before the slots are taken and, in a branch with LookAhead, while siblings
-	// before this one still run.
+	// Ahead are steps that touch nothing in use. They run first, at the same time:
+	// before the slots are taken and, in a branch with LookAhead, while earlier siblings
+	// still run.
 	Ahead []Step
-	// LookAhead is of how many children, beyond those that Limit lets run, the Ahead
-	// may be done; 0: none.
+	// LookAhead is for how many children, beyond the Limit that run, the Ahead steps may
+	// run early; 0: none.
 	LookAhead int
-	Beside    bool // of a branch's child: it runs beside the one before it, whatever Limit says
-	Quiet     bool // a branch that only groups: nothing is told of it unless it goes wrong
+	Beside    bool // a branch's child: runs beside the one before it, whatever Limit says
+	Quiet     bool // a branch that only groups: emits no events unless it fails
 
 	Limit int      // how many children may run at the same time; 0 and 1: one after another
 	Uses  []string // slots taken for the whole step, in name order, before Skip: "control-plane", "host/pve1"
-	Whole bool     // once started, runs to its end although another step failed or Stop was called
+	Whole bool     // once started, runs to its end even if another step fails or Stop is called
 
-	// Yields says that Do only waits and may be cut off: its context ends as soon
-	// as no further branch may start, within a Whole one too.
+	// Yields says that Do only waits and may be cancelled: its context ends as soon as
+	// no further branch may start, also within a Whole branch.
 	Yields bool
 
-	// Alone keeps siblings from running beside it, whatever the Limit above says:
-	// those before it in the list have ended, those after it have not begun.
+	// Alone keeps siblings from running beside it, whatever the parent's Limit is:
+	// earlier siblings have ended, later ones have not started.
 	Alone bool
-	// Closes is of a step that runs Alone, and what its siblings before it have set
-	// up waits for it: where all of those have ended well it runs, although another
-	// step failed or Stop was called meanwhile.
+	// Closes is for a step that runs Alone and completes what its earlier siblings set
+	// up: if all of those succeeded, it runs even if another step failed or Stop was
+	// called meanwhile.
 	Closes bool
 }
 
-// Status is how a step stands.
+// Status is the state of a step in an Event.
 type Status int
 
-// The statuses of a step. A step's first event is Started, Skipped or NotStarted,
-// or Failed if Skip itself failed: what was never Started has touched nothing.
-// What was Started ends in Done, Failed or Stopped, with any number of Notes before.
+// The statuses of a step. A step's first event is Started, Skipped or NotStarted, or
+// Failed if Skip itself failed: a step without Started has touched nothing. After
+// Started it ends with Done, Failed or Stopped, with any number of Notes before.
 const (
 	Started    Status = iota
 	Skipped           // goal already met; Event.Text has the reason
 	Note              // progress within a running step; Event.Text says what
-	Done              // Event.Text has the reason that Skip gave afterwards, if the step has one
+	Done              // Event.Text has the reason that Skip gave afterwards, if there is a Skip
 	Failed            // Event.Err says why; on a branch it joins the errors of its steps
 	NotStarted        // the run was stopped, or a step failed, before this one could start
-	Stopped           // a branch some of whose steps were NotStarted, though none failed
+	Stopped           // a branch with steps that were NotStarted, none of which failed
 )
 
 func (s Status) String() string {
@@ -99,11 +99,11 @@ func (s Status) String() string {
 	return names[s]
 }
 
-// Event tells a display what happens. Path is the IDs from the root, joined by
+// Event reports what happens to a step. Path is the IDs from the root, joined by
 // slashes: "roll/wk1/bring-up/create-vm".
 type Event struct {
 	Path   string
-	Kind   string // of a step of its own, for counting; "" of a branch and of a Note
+	Kind   string // the step's Kind, for counting; "" for a branch and for a Note
 	Title  string
 	Risk   Risk
 	Status Status

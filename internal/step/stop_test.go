@@ -192,7 +192,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	}
 }
 
-// A failed Run leaves no trace in the next one.
+// A failed Run does not affect the next one.
 func TestRunAgainAfterFailure(t *testing.T) {
 	t.Parallel()
 	broken := true

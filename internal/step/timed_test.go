@@ -27,7 +27,7 @@ func (l *timed) add(e step.Event) {
 	*last = fmt.Sprintf("%s %s", time.Since(l.start), *last)
 }
 
-// sorted makes the order of events at the same instant the order of their text.
+// sorted orders events of the same instant by their text.
 func (l *timed) sorted() []string {
 	at := func(s string) time.Duration {
 		var d string
@@ -72,7 +72,7 @@ func limit(n int, s step.Step) step.Step {
 	return s
 }
 
-// late is a branch that does nothing for a millisecond, so that its sibling comes first.
+// late is a branch that sleeps for a millisecond, so that its sibling is first.
 func late(s step.Step) step.Step { return branch("late", leaf("wait", lasts(ms)), s) }
 
 const (
@@ -80,7 +80,7 @@ const (
 	ms     = time.Millisecond
 )
 
-// timedStory is a story in which time passes.
+// timedStory is a story with the times of its events.
 type timedStory struct {
 	root   step.Step
 	slots  map[string]int

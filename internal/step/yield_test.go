@@ -13,7 +13,7 @@ func yields(s step.Step) step.Step {
 	return s
 }
 
-// A step that only waits does not hold up a run that is to end.
+// A step that only waits does not delay the end of a stopped run.
 func TestYields(t *testing.T) {
 	t.Parallel()
 	stories := map[string]timedStory{

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteBackup prints the backup of etcd that was taken.
+// WriteBackup prints a backup of etcd.
 func WriteBackup(w io.Writer, format string, res pipeline.BackupResult) error {
 	return write(w, format, res, func(p *page) {
 		p.line("%s", res.File)
@@ -29,7 +29,7 @@ func drawWarnings(p *page, texts []string) {
 	}
 }
 
-// WriteRestore prints what a restore is about to do, or has done.
+// WriteRestore prints what a restore will do, or has done.
 func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error {
 	return write(w, format, rep, func(p *page) {
 		switch {
@@ -38,20 +38,20 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 			drawSnapshot(p, rep.Snapshot)
 			switch {
 			case !rep.Bootstrapped.IsZero():
-				p.line("  goes on with a restore whose data etcd has since %s: it only waits for the rest", rep.Bootstrapped.Format(time.DateTime))
+				p.line("  continues a restore whose data etcd has since %s: it only waits for the rest", rep.Bootstrapped.Format(time.DateTime))
 			case rep.Resumes:
-				p.line("  goes on with a restore that was begun before")
+				p.line("  continues an earlier restore")
 			}
 			drawWarnings(p, rep.Warnings)
 			return
 		case rep.Outcome != "done":
-			outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
-			p.line("run %s: %s; run the same command again to go on", rep.Run, outcome)
+			outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately
+			p.line("run %s: %s; run the same command again to continue", rep.Run, outcome)
 			return
 		}
 		if !rep.Bootstrapped.IsZero() {
-			p.line("run %s: %s runs etcd as of %s; that was restored at %s, nothing was now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
-			p.line("next: recast drift; to go back to it once more, empty etcd first: %s", cluster.EmptyEtcd)
+			p.line("run %s: %s runs etcd from %s, which was restored at %s; nothing was done now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
+			p.line("next: recast drift; to restore it again, wipe etcd first: %s", cluster.EmptyEtcd)
 			return
 		}
 		p.line("run %s: %s runs etcd from %s, after %s", rep.Run, rep.Node, rep.File, rep.Ended.Sub(rep.Started).Round(time.Second))

@@ -51,13 +51,13 @@ func TestWriteRestore(t *testing.T) {
 		run, outcome, want string
 	}{
 		"to be confirmed": {rep, "", "", "restore cp1, VM 101 \"cp1\" on pve1 at 10.0.0.1, from a.db\n  size      1 bytes\n  revision  2\n  sha256    6b\n  members   none\n" +
-			"  goes on with a restore that was begun before\n"},
+			"  continues an earlier restore\n"},
 		"to be waited for": {resumed, "", "", "restore cp1, VM 101 \"cp1\" on pve1 at 10.0.0.1, from a.db\n  size      1 bytes\n  revision  2\n  sha256    6b\n  members   none\n" +
-			"  goes on with a restore whose data etcd has since 2026-11-21 04:00:00: it only waits for the rest\n  warning   is it of this cluster?\n"},
-		"waited for": {resumed, "r1", "done", "run r1: cp1 runs etcd as of a.db; that was restored at 2026-11-21 04:00:00, nothing was now\n" +
-			"next: recast drift; to go back to it once more, empty etcd first: talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)\n"},
+			"  continues a restore whose data etcd has since 2026-11-21 04:00:00: it only waits for the rest\n  warning   is it of this cluster?\n"},
+		"waited for": {resumed, "r1", "done", "run r1: cp1 runs etcd from a.db, which was restored at 2026-11-21 04:00:00; nothing was done now\n" +
+			"next: recast drift; to restore it again, wipe etcd first: talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)\n"},
 		"done":   {rep, "r1", "done", "run r1: cp1 runs etcd from a.db, after 1m30s\nnext: recast drift\n"},
-		"failed": {rep, "r1", "failed: etcd on cp1: gave up", "run r1: failed; run the same command again to go on\n"},
+		"failed": {rep, "r1", "failed: etcd on cp1: gave up", "run r1: failed; run the same command again to continue\n"},
 	}
 	for name, c := range cases {
 		c.rep.Run, c.rep.Outcome = c.run, c.outcome

@@ -7,7 +7,7 @@ import (
 )
 
 // The colours of words that matter: red for what is lost, deleted or refused,
-// yellow for what is stale and changes, green for what is and stays well.
+// yellow for what is stale and changes, green for what is fine.
 const (
 	red    = "31"
 	green  = "32"
@@ -16,9 +16,8 @@ const (
 	dim    = "2"
 )
 
-// coloured says whether whoever reads w gets colours: on a terminal that has
-// them, unless NO_COLOR (no-color.org) says no; elsewhere where CLICOLOR_FORCE
-// (bixense.com/clicolors) asks for them.
+// coloured says whether output to w has colours: on a terminal, unless NO_COLOR
+// (no-color.org) is set; elsewhere only with CLICOLOR_FORCE (bixense.com/clicolors).
 func coloured(w io.Writer) bool {
 	if os.Getenv("NO_COLOR") != "" {
 		return false
@@ -36,6 +35,6 @@ func (p *page) paint(colour, s string) string {
 	return mark + colour + "m" + s + mark + "0m"
 }
 
-// mark stands for the beginning of a colour's escape sequence until the line has been
-// cleaned of those of others. Nobody else knows it.
+// mark stands for the start of a colour's escape sequence until foreign escape sequences
+// are removed from the line. It is random, so foreign text can't contain it.
 var mark = rand.Text()

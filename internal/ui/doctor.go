@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteDoctor prints what was looked at, group by group, and what to do about it.
+// WriteDoctor prints the checks, group by group, and what to do about problems.
 func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
 	return write(w, format, res, func(p *page) {
 		group := ""
@@ -45,14 +45,14 @@ func drawCheck(p *page, c pipeline.Check) {
 	colour := map[pipeline.State]string{pipeline.OK: green, pipeline.Warning: yellow, pipeline.Problem: red}[c.State]
 	p.wrapped("  "+p.paint(colour, fmt.Sprintf("%-8s", c.State))+c.What+": ", "            ", c.Seen)
 	if c.State == pipeline.OK {
-		return // what could be granted besides is in the JSON
+		return // optional privileges are only in the JSON
 	}
 	for _, r := range c.Remedy {
 		p.wrapped("            → ", "              ", r)
 	}
 }
 
-// drawAssessment says what forbids each strategy for the node of a check.
+// drawAssessment prints the reasons against each strategy for the node of a check.
 func drawAssessment(p *page, c pipeline.Check, nodes []cluster.Assessment) {
 	for _, a := range nodes {
 		if a.Node != c.What || a.Unread || a.VMID == 0 {
@@ -68,12 +68,12 @@ func drawAssessment(p *page, c pipeline.Check, nodes []cluster.Assessment) {
 	}
 }
 
-// drawGrants prints the commands as they are to be pasted: never wrapped.
+// drawGrants prints the commands for pasting: never wrapped.
 func drawGrants(p *page, res pipeline.DoctorResult) {
 	if len(res.Grants) == 0 {
 		return
 	}
-	on := "any Proxmox node (VE 8 and 9 take the same)"
+	on := "any Proxmox node (the same for VE 8 and 9)"
 	if res.Version != "" {
 		on = "a Proxmox VE " + res.Version + " node"
 	}
@@ -85,9 +85,9 @@ func drawGrants(p *page, res pipeline.DoctorResult) {
 	if res.Caution != "" {
 		p.wrapped("", "", res.Caution)
 	}
-	p.wrapped("", "", "A token with privilege separation has what both it and its user were granted. An entry of the access control "+
-		"list takes the place of those above it, so each path gets all that is needed there, and by RecastKeep roles what was held there "+
-		"before. That a role exists already is no problem. Then run recast doctor again: what can't be seen now could not be checked.")
+	p.wrapped("", "", "A token with privilege separation has only privileges that both it and its user have. An entry of the access control "+
+		"list replaces entries above it, so each path gets everything that is needed there, and by RecastKeep roles what was granted there "+
+		"before. It does not matter if a role exists already. Then run recast doctor again: it could not check what the token can't see yet.")
 }
 
 func counted(n int, what string) string {

@@ -40,11 +40,11 @@ nodes
             in-place: possible
   warning wk2: can't be seen
 
-To grant what is missing, as root on any Proxmox node (VE 8 and 9 take the same):
+To grant what is missing, as root on any Proxmox node (the same for VE 8 and 9):
   pveum role add RecastVMs
   pveum acl modify /vms --roles RecastVMs
 Mind that.
-A token with privilege separation has what both it and its user were granted. An entry of the access control list takes the place of those above it, so each path gets all that is needed there, and by RecastKeep roles what was held there before. That a role exists already is no problem. Then run recast doctor again: what can't be seen now could not be checked.
+A token with privilege separation has only privileges that both it and its user have. An entry of the access control list replaces entries above it, so each path gets everything that is needed there, and by RecastKeep roles what was granted there before. It does not matter if a role exists already. Then run recast doctor again: it could not check what the token can't see yet.
 
 4 checks: 1 problem, 1 warning
 `

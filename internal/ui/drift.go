@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteDrift prints how every node stands.
+// WriteDrift prints the drift of every node.
 func WriteDrift(w io.Writer, format string, res pipeline.DriftResult) error {
 	switch format {
 	case "markdown":
@@ -47,10 +47,10 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 	}
 }
 
-// plain says whether there is nothing to say of a node but that it is in sync.
+// plain says whether a node is in sync without notes.
 func plain(d cluster.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
 
-// runs is what a node runs beside what it should.
+// runs is what a node runs and what it should run.
 func runs(d cluster.Drift) string { return talosOf(d) + ", wanted build " + words.Short(d.Build) }
 
 func talosOf(d cluster.Drift) string {
@@ -64,7 +64,7 @@ func driftRow(p *page, d cluster.Drift) []string {
 	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + words.Short(d.Build)}
 }
 
-// stateWord is how a node stands, in a word: "in sync", "stale" or "unread".
+// stateWord is the state of a node: "in sync", "stale" or "unread".
 func stateWord(d cluster.Drift) string {
 	switch {
 	case len(d.Unread) > 0:
@@ -92,7 +92,7 @@ func drawDrift(p *page, d cluster.Drift) {
 	}
 }
 
-// driftSum adds up how the nodes stand.
+// driftSum summarizes the states of the nodes.
 func driftSum(res pipeline.DriftResult) string {
 	switch {
 	case res.Unread > 0 && res.Stale > 0:
@@ -105,20 +105,20 @@ func driftSum(res pipeline.DriftResult) string {
 	return counted(len(res.Nodes), "node") + " in sync"
 }
 
-// kubernetesVersion is the code of the one reason that no roll does anything about.
+// kubernetesVersion is the code of the only reason that a roll does not fix.
 const kubernetesVersion = "kubernetes-version"
 
-// extensionFile is the code of what only drift --deep finds.
+// extensionFile is the code of a reason that only drift --deep finds.
 const extensionFile = "extension-file"
 
-// onlyFiles says whether a node looks in sync to whoever does not read its files.
+// onlyFiles says whether a node is in sync except for its files.
 func onlyFiles(d cluster.Drift) bool {
 	return len(d.Reasons) > 0 && !slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool {
 		return r.Code != extensionFile && r.Code != kubernetesVersion
 	}) && slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == extensionFile })
 }
 
-// codes lists the codes of all reasons, each as often as there are nodes that have it.
+// codes lists the codes of all reasons, each once per node that has it.
 func codes(nodes []cluster.Drift) (order []string, count map[string]int) {
 	count = map[string]int{}
 	for _, d := range nodes {
@@ -146,21 +146,21 @@ func tally(nodes []cluster.Drift) string {
 	return ": " + strings.Join(parts, ", ")
 }
 
-// hints say what to run, by what was found.
+// hints returns what to run next, by the result.
 func hints(nodes []cluster.Drift) []string {
 	var out []string
 	order, _ := codes(nodes)
 	if slices.ContainsFunc(nodes, func(d cluster.Drift) bool { return len(d.Unread) > 0 }) {
-		out = append(out, "recast doctor looks at every way to the nodes; what could not be read is neither stale nor in sync")
+		out = append(out, "recast doctor checks every connection to the nodes; a node that could not be read is neither stale nor in sync")
 	}
 	if slices.Contains(order, "unfinished") || slices.Contains(order, "cordoned") {
-		out = append(out, "recast status says what was left and where every disk is")
+		out = append(out, "recast status shows what is unfinished and where every disk is")
 	}
 	if slices.ContainsFunc(order, func(code string) bool { return code != kubernetesVersion && code != extensionFile }) {
-		out = append(out, "recast plan shows what a roll would do about it, recast roll does it")
+		out = append(out, "recast plan shows what a roll would do, recast roll does it")
 	}
 	if slices.ContainsFunc(nodes, onlyFiles) {
-		out = append(out, "where only files differ, the labels fit and a roll sees nothing to do: talosctl upgrade --image with the locked installer (recast build verifies and records it, recast provenance shows it) brings the locked files")
+		out = append(out, "if only files differ, the labels match and a roll finds nothing to do: talosctl upgrade --image with the locked installer (recast build verifies and records it, recast provenance shows it) brings the locked files")
 	}
 	var versions []string
 	for _, d := range nodes {
@@ -171,7 +171,7 @@ func hints(nodes []cluster.Drift) []string {
 		}
 	}
 	for _, v := range versions {
-		out = append(out, "recast upgrade-k8s --to "+v+" brings Kubernetes there; a roll never changes it")
+		out = append(out, "recast upgrade-k8s --to "+v+" upgrades Kubernetes; a roll never changes it")
 	}
 	return out
 }

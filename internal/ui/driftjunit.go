@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// junitSuites is what CI systems read as test results: a node is a test case, which
-// fails when it is stale and has an error when it could not be read. Elements and
-// attributes are those that the schema of Jenkins' reader has, and GitLab, GitHub
-// actions and Azure DevOps read of them what they know.
+// junitSuites is read by CI systems as test results: a node is a test case, which fails
+// if the node is stale and has an error if it could not be read. Elements and attributes
+// are those of the schema of Jenkins' reader; GitLab, GitHub actions and Azure DevOps read
+// the ones that they know.
 type junitSuites struct {
 	XMLName  xml.Name `xml:"testsuites"`
 	Name     string   `xml:"name,attr"`
@@ -44,8 +44,8 @@ type junitCase struct {
 	Out       string        `xml:"system-out,omitempty"`
 }
 
-// junitProblem is why a case did not pass. A reader shows the message in a list and
-// the text below it; some look at the first problem of a case alone, so there is one.
+// junitProblem is why a case did not pass. Readers show the message in a list and the text
+// below it; some read only the first problem of a case, so there is only one.
 type junitProblem struct {
 	Message string `xml:"message,attr"`
 	Type    string `xml:"type,attr"`
@@ -73,7 +73,7 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 	return err
 }
 
-// junitOf is one node as a test case.
+// junitOf converts a node to a test case.
 func junitOf(name string, d cluster.Drift) junitCase {
 	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
 	var lines []string

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// driftMarkdown prints drift for an issue, a chat or the summary of a job.
+// driftMarkdown prints drift for an issue, a chat or a job summary.
 func driftMarkdown(p *page, res pipeline.DriftResult) {
 	p.line("### recast drift of %s: %s", escape(res.Cluster), escape(driftSum(res)))
 	p.line("")
@@ -31,7 +31,7 @@ func driftMarkdown(p *page, res pipeline.DriftResult) {
 	}
 }
 
-// driftCells is what the table says of one node beside its name, escaped.
+// driftCells are the table cells of one node after its name, escaped.
 func driftCells(d cluster.Drift) []string {
 	var why []string
 	for _, r := range d.Reasons {

@@ -56,7 +56,8 @@ var junitRules = map[string]struct{ below, attrs []string }{
 	"system-out": {nil, nil},
 }
 
-// Whatever was found, also what no XML may hold, is results that CI systems read.
+// Any result, even one with characters that XML does not allow, is written as valid
+// JUnit results.
 func TestJUnitIsReadable(t *testing.T) {
 	t.Parallel()
 	res := manyDrifts(4, 2)

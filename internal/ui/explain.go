@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// WriteExplanation prints all that there is to say about one node of a plan.
+// WriteExplanation prints the details of one node of a plan.
 func WriteExplanation(w io.Writer, format string, e cluster.Explanation) error {
 	return write(w, format, e, func(p *page) { drawExplanation(p, e) })
 }
@@ -29,7 +29,7 @@ func drawExplanation(p *page, e cluster.Explanation) {
 	}
 }
 
-// drawTurn is the row and the facts that the plan has of the node, and its turn.
+// drawTurn prints the node's row and facts from the plan, and its turn.
 func drawTurn(p *page, e cluster.Explanation) {
 	n := e.Plan
 	if acts(n) {
@@ -49,9 +49,9 @@ func drawTurn(p *page, e cluster.Explanation) {
 	}
 	for _, f := range factsOf(n) {
 		switch f.label {
-		case factCarried, factBack, factSystem: // among the disks
+		case factCarried, factBack, factSystem: // shown among the disks
 		case factFile:
-			if e.Plan.ConfigFile.Uncompared != "" { // else all of them are listed
+			if e.Plan.ConfigFile.Uncompared != "" { // otherwise drawFile lists all of them
 				p.facts("    ", []fact{f})
 			}
 		default:
@@ -83,7 +83,7 @@ func drawComparison(p *page, e cluster.Explanation) {
 	p.line("")
 }
 
-// shorter cuts hashes and IDs to what people compare by eye, and leaves all else.
+// shorter shortens hashes and IDs, and leaves other text unchanged.
 func shorter(text string) string {
 	text = foreign.Line(text)
 	if id := strings.TrimPrefix(text, "sha256-"); len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
@@ -98,12 +98,12 @@ func drawStrategies(p *page, e cluster.Explanation) {
 	}
 	heading := "strategies"
 	if !acts(e.Plan) {
-		heading += ", were there anything to do"
+		heading += ", if there were anything to do"
 	}
 	if e.Asked == cluster.Auto {
-		heading += ": auto takes the first that is possible"
+		heading += ": auto uses the first one that is possible"
 	} else {
-		heading += fmt.Sprintf(": %s is asked for", e.Asked)
+		heading += fmt.Sprintf(": %s is configured", e.Asked)
 	}
 	p.line("%s", p.paint(bold, heading))
 	var columns table
@@ -187,14 +187,14 @@ func drawSteps(p *page, e cluster.Explanation) {
 		p.row(columns, "  ", row...)
 	}
 	if from != "" {
-		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second, or was not among theirs.")
+		p.wrapped("  ", "    ", "Times are those of "+from+"; a step without one took less than a second, or did not occur there.")
 	} else {
-		p.wrapped("  ", "    ", "How long each takes is known once something of the kind was rolled from here.")
+		p.wrapped("  ", "    ", "The duration of each step is known after the first such roll from this machine.")
 	}
 	p.line("")
 }
 
-// lasts says how long a step took before, and how long it waits at most.
+// lasts says how long a step took before, and its timeout.
 func lasts(s cluster.StepOutline) string {
 	var parts []string
 	if s.Seconds > 0 {
@@ -219,9 +219,9 @@ func riskColour(risk string) string {
 func afterExplanation(e cluster.Explanation) []string {
 	switch n := e.Plan; {
 	case len(n.Refused) > 0:
-		return []string{"once what is refused is gone, recast plan again; recast roll --exclude " + n.Node + " leaves it out"}
+		return []string{"fix what is refused, then run recast plan again; recast roll --exclude " + n.Node + " leaves it out"}
 	case n.Resume:
-		return []string{"recast roll finishes it first; recast status says where every disk is"}
+		return []string{"recast roll finishes it first; recast status shows where every disk is"}
 	case n.Strategy != "":
 		return []string{"recast roll --only " + n.Node + " does this and nothing else"}
 	}

@@ -10,43 +10,43 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Fared is how a run went, as its events told it.
+// Fared is the result of a run, collected from its events.
 type Fared struct {
 	Nodes    []NodeFared `json:"nodes,omitempty"`
 	Snapshot string      `json:"etcdSnapshot,omitempty"` // where etcd was saved
 }
 
-// NodeFared is how one node fared in a run.
+// NodeFared is the result of one node in a run.
 type NodeFared struct {
 	Node     string      `json:"node"`
 	Phase    string      `json:"phase"`
 	Strategy string      `json:"strategy"`
 	Outcome  NodeOutcome `json:"outcome"`
-	Now      string      `json:"now,omitempty"`  // in words, what it was found to be in the end
+	Now      string      `json:"now,omitempty"`  // in words, its state at the end
 	Kept     string      `json:"kept,omitempty"` // in words, where its old system disk is
-	// Gates is where it ended in a wait for the user's gates: "before" the node was
-	// touched, or "after" it was back and done.
+	// Gates says at which of the user's gates it ended: "before" the node was touched, or
+	// "after" it was back and finished.
 	Gates string `json:"gates,omitempty"`
-	// Hooks is the same of a hook that failed or was cut off.
+	// Hooks is the same for a hook that failed or was interrupted.
 	Hooks string `json:"hooks,omitempty"`
-	// AwaySeconds is from the end of its drain to when it was back, or its branch
-	// ended; 0 if it never was away.
+	// AwaySeconds is the time from the end of its drain until it was back, or its branch
+	// ended; 0 if it was never down.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
 }
 
-// NodeOutcome is how a node's branch ended.
+// NodeOutcome is the result of a node's branch.
 type NodeOutcome string
 
 // The outcomes of a node.
 const (
 	NodeDone       NodeOutcome = "done"
-	NodeNotNeeded  NodeOutcome = "not needed" // it was as wanted when its turn came
+	NodeNotNeeded  NodeOutcome = "not needed" // it was up to date when its turn came
 	NodeFailed     NodeOutcome = "failed"
-	NodeStopped    NodeOutcome = "stopped" // begun, and not ended
+	NodeStopped    NodeOutcome = "stopped" // started, but not finished
 	NodeNotStarted NodeOutcome = "not started"
 )
 
-// tracker gathers from the events of a run how it went.
+// tracker collects the result of a run from its events.
 type tracker struct {
 	fared Fared
 	away  map[string]time.Time // by node, since when
@@ -85,7 +85,7 @@ func (t *tracker) see(e step.Event) {
 	}
 }
 
-// node notes what happens to the branch of a node itself.
+// node handles the events of a node's branch itself.
 func (t *tracker) node(name string, e step.Event) {
 	n := t.find(name, e.Path)
 	// The first word of a branch's title is its strategy.
@@ -110,7 +110,7 @@ func (t *tracker) node(name string, e step.Event) {
 	}
 }
 
-// back notes how long the node was away, if it was.
+// back records how long the node was down, if it was.
 func (n *NodeFared) back(away map[string]time.Time) {
 	if since, gone := away[n.Node]; gone {
 		n.AwaySeconds = int(time.Since(since).Round(time.Second).Seconds())
@@ -118,8 +118,8 @@ func (n *NodeFared) back(away map[string]time.Time) {
 	}
 }
 
-// find returns the entry of a node in one phase: what an earlier run left is
-// finished first, and the same node may come again after it.
+// find returns the entry of a node in one phase: an unfinished node is finished first, and
+// may have another turn after that.
 func (t *tracker) find(name, path string) *NodeFared {
 	if t.away == nil {
 		t.away = map[string]time.Time{}

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Whatever a server says, a terminal only shows it.
-func TestForeignTextSteersNoTerminal(t *testing.T) {
+// Text from a server can't control the terminal.
+func TestForeignTextDoesNotControlTheTerminal(t *testing.T) {
 	t.Parallel()
 	const words = "no space\x1b[2J\x1b]52;c;eA==\x07 left\u009b1A\u202e"
 	var out bytes.Buffer
@@ -40,8 +40,8 @@ func TestForeignTextSteersNoTerminal(t *testing.T) {
 	}
 }
 
-// On a terminal with colours there are those of paint and no others, and a text
-// that is no error of ours has no lines of its own.
+// A terminal with colours gets only the colours of paint, and a text that is not from
+// recast can't add lines.
 func TestColoursAreOurs(t *testing.T) {
 	t.Parallel()
 	const words = "disk\x1b[32m is fine\x1b[0m\nsafe: all of it"
@@ -58,8 +58,8 @@ func TestColoursAreOurs(t *testing.T) {
 	}
 }
 
-// Neither a comment nor the results of a test get markup, rows or lines from a node,
-// and what is printed as JSON says the same without steering a terminal.
+// Text from a node can't add markup, rows or lines to a comment or to test results, and
+// the JSON output has the same text without control characters for the terminal.
 func TestForeignTextInReports(t *testing.T) {
 	t.Parallel()
 	const words = "bad\x1b[31m | `code` |\r\n| fake | row |\n## <b>\u202e\u009b1A\x00"

@@ -8,20 +8,20 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// drawGates says what of the user's own is asked on the way.
+// drawGates prints the user's gates.
 func drawGates(p *page, plan cluster.Plan) {
 	lines := gateLines(plan)
 	if len(lines) == 0 {
 		return
 	}
-	p.wrapped("", "  ", p.paint(bold, "gates: asked before each node goes, and once it is back"))
+	p.wrapped("", "  ", p.paint(bold, "gates: checked before each node, and when it is back"))
 	for _, text := range lines {
 		p.wrapped("  ", "    ", text)
 	}
 	p.line("")
 }
 
-// gateLines are the gates of a plan that does something.
+// gateLines returns the gates of a plan that does something.
 func gateLines(plan cluster.Plan) []string {
 	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
 		return nil

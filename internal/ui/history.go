@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// History is what is known of the runs that began here, newest first.
+// History is the list of runs that were started on this machine, newest first.
 type History struct {
 	Runs     []HistoryRun `json:"runs"`
-	Earlier  int          `json:"earlier,omitempty"` // how many more there are
+	Earlier  int          `json:"earlier,omitempty"` // how many older ones there are
 	Problems []string     `json:"problems,omitempty"`
 }
 
@@ -28,7 +28,7 @@ type HistoryRun struct {
 	Seconds       int       `json:"seconds,omitempty"`
 	Result        string    `json:"result"`
 	Error         string    `json:"error,omitempty"`
-	What          string    `json:"what,omitempty"` // in words, what it brought the cluster to
+	What          string    `json:"what,omitempty"` // in words, its target
 	TalosBefore   string    `json:"talosBefore,omitempty"`
 	Talos         string    `json:"talos,omitempty"`
 	LockBefore    string    `json:"lockBefore,omitempty"`
@@ -37,11 +37,11 @@ type HistoryRun struct {
 	Done          int       `json:"nodesDone"`
 	OutageNode    string    `json:"longestOutageNode,omitempty"`
 	OutageSeconds int       `json:"longestOutageSeconds,omitempty"`
-	OutageOpen    bool      `json:"longestOutageOpen,omitempty"` // a node was not seen back: it was that long, or longer
+	OutageOpen    bool      `json:"longestOutageOpen,omitempty"` // a node was not seen back: the outage was that long or longer
 }
 
-// HistoryOf tells runs in a line each, as many as limit; 0: all. log reads that of a
-// run; what others have written is shown as hide leaves it.
+// HistoryOf converts runs to lines, at most limit; 0: all. log reads the log of a run;
+// foreign text is passed through hide.
 func HistoryOf(runs []pipeline.PastRun, problems []string, limit int, log func(pipeline.PastRun) story.Story, hide func(string) string) History {
 	h := History{Runs: []HistoryRun{}, Problems: each(problems, hide)}
 	if limit > 0 && len(runs) > limit {
@@ -60,7 +60,7 @@ func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide fu
 	}
 	l.Done, l.Planned = r.Counted()
 	l.OutageNode, l.OutageSeconds = r.Longest()
-	// Only nodes that were done in one go have their time in the journal.
+	// Only nodes that were finished without interruption have their time in the journal.
 	if r.Result != "done" || len(r.Took) < l.Done {
 		told := log(r)
 		if o, any := told.Longest(); any && o.Seconds() > l.OutageSeconds {
@@ -74,7 +74,7 @@ func inALine(r pipeline.PastRun, log func(pipeline.PastRun) story.Story, hide fu
 	return l
 }
 
-// WriteHistory prints the runs of the past.
+// WriteHistory prints the past runs.
 func WriteHistory(w io.Writer, format string, h History) error {
 	return write(w, format, h, func(p *page) {
 		rows := [][]string{{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}}
@@ -104,17 +104,17 @@ func WriteHistory(w io.Writer, format string, h History) error {
 		}
 		switch {
 		case len(h.Runs) == 0:
-			p.line("no run has begun on this machine: recast status asks Proxmox for what others have left")
+			p.line("no run was started on this machine: recast status shows what others have left in Proxmox")
 		case h.Earlier > 0:
 			p.line("%s before those: recast history --limit 0", counted(h.Earlier, "run"))
 			fallthrough
 		default:
-			p.line("next: recast history RUN says more of one, recast report RUN draws it")
+			p.line("next: recast history RUN shows details, recast report RUN writes its report")
 		}
 	})
 }
 
-// colourOfResult is how a run's result is painted.
+// colourOfResult is the colour of a run's result.
 func colourOfResult(result string) string {
 	switch result {
 	case "done":
@@ -141,7 +141,7 @@ func orDash(seconds int) string {
 
 func inWords(seconds int) string { return (time.Duration(seconds) * time.Second).String() }
 
-// drawColumns prints rows with their columns below each other; paint is given what is padded.
+// drawColumns prints rows with aligned columns; paint gets the padded text.
 func drawColumns(p *page, rows [][]string, paint func(row, column int, text string) string) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {

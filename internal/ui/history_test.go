@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pastRuns are one that went well and one that was killed.
+// pastRuns are a successful run and a killed one.
 func pastRuns() []pipeline.PastRun {
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.Local)
 	return []pipeline.PastRun{
@@ -35,7 +35,7 @@ func pastRuns() []pipeline.PastRun {
 
 func noLog(pipeline.PastRun) story.Story { return story.Story{} }
 
-// leftAway is the log of a run that was killed with a node away.
+// leftAway is the log of a run that was killed while a node was down.
 func leftAway(r pipeline.PastRun) story.Story {
 	return story.Story{To: r.Started.Add(time.Hour), Turns: []*story.Turn{{Node: "cp1", Began: r.Started, AwayFrom: r.Started.Add(time.Minute)}}}
 }
@@ -51,22 +51,22 @@ RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY   WHA
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       -
 20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s  Talos v1.13.8 → v1.13.9
 could not be read: run "x": RUN is empty
-next: recast history RUN says more of one, recast report RUN draws it
+next: recast history RUN shows details, recast report RUN writes its report
 `},
 		"one of two": {HistoryOf(pastRuns(), nil, 1, noLog, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK  AWAY  WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -     -
 1 run before those: recast history --limit 0
-next: recast history RUN says more of one, recast report RUN draws it
+next: recast history RUN shows details, recast report RUN writes its report
 `},
 		"one left away": {HistoryOf(pastRuns(), nil, 0, leftAway, strings.Clone), `
 RUN                 BEGAN             COMMAND  RESULT  NODES  TOOK    AWAY           WHAT
 20261122-0421-beef  2026-11-22 04:21  roll     killed  0/1    -       59m0s or more
 20261121-0421-3f2a  2026-11-21 04:21  roll     done    1/1    31m11s  3m12s          Talos v1.13.8 → v1.13.9
-next: recast history RUN says more of one, recast report RUN draws it
+next: recast history RUN shows details, recast report RUN writes its report
 `},
 		"none": {HistoryOf(nil, nil, 20, noLog, strings.Clone), `
-no run has begun on this machine: recast status asks Proxmox for what others have left
+no run was started on this machine: recast status shows what others have left in Proxmox
 `},
 	}
 	for name, c := range cases {
@@ -119,7 +119,7 @@ func TestWriteRun(t *testing.T) {
       hint: bring it back, [redacted]
   1 hook ran, for 0s in all
   could not be read: [redacted]
-next: recast report 20261121-0421-3f2a draws it
+next: recast report 20261121-0421-3f2a writes its report
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("run (-want +got):\n%s", diff)
@@ -143,8 +143,8 @@ next: recast report 20261121-0421-3f2a draws it
 	}
 }
 
-// What has not ended goes on while its run does, but not what another process left.
-func TestTellOfARunThatGoesOn(t *testing.T) {
+// A step without an end is active while its run is, but not a step of another process.
+func TestUnfinishedSteps(t *testing.T) {
 	t.Parallel()
 	run := pastRuns()[0]
 	stage := func(cut bool) []*story.Stage { return []*story.Stage{{Name: "drain", Began: run.Started, CutOff: cut}} }
@@ -173,7 +173,7 @@ func TestTellOfARunThatGoesOn(t *testing.T) {
 	}
 }
 
-// A node that only fetched its installer ahead of its turn was not come to.
+// A node that only downloaded its installer in advance had no turn.
 func TestFaredOfWhatIsAhead(t *testing.T) {
 	t.Parallel()
 	p := NewProgress(&bytes.Buffer{})

@@ -13,14 +13,14 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// RunTold is one run with all that is known of it.
+// RunTold is one run with all details.
 type RunTold struct {
 	pipeline.PastRun
-	Turns  []TurnTold `json:"turns"`            // of its nodes, as its log tells
+	Turns  []TurnTold `json:"turns"`            // of its nodes, from its log
 	Report string     `json:"report,omitempty"` // file, if there is one
 }
 
-// TurnTold is one node's way through a run.
+// TurnTold is the turn of one node in a run.
 type TurnTold struct {
 	Node        string      `json:"node"`
 	Phase       string      `json:"phase"`
@@ -29,13 +29,13 @@ type TurnTold struct {
 	Began       time.Time   `json:"began"`
 	Seconds     int         `json:"seconds"`
 	AwaySeconds int         `json:"awaySeconds,omitempty"`
-	NotBack     bool        `json:"notBack,omitempty"` // it was still away when its turn ended
+	NotBack     bool        `json:"notBack,omitempty"` // it was still down when its turn ended
 	Error       string      `json:"error,omitempty"`
 	Hints       []string    `json:"hints,omitempty"`
 	Stages      []StageTold `json:"stages,omitempty"`
 }
 
-// StageTold is what a turn spent its time with.
+// StageTold is one stage of a turn.
 type StageTold struct {
 	Stage   string  `json:"stage"`
 	Status  string  `json:"status"`
@@ -46,8 +46,7 @@ type StageTold struct {
 	open bool // it has not ended
 }
 
-// Tell joins what the journal of a run says and what its log does. What others have
-// written is shown as hide leaves it.
+// Tell combines the journal and the log of a run. Foreign text is passed through hide.
 func Tell(r pipeline.PastRun, s story.Story, report string, hide func(string) string) RunTold {
 	told := RunTold{PastRun: r, Report: report, Turns: []TurnTold{}}
 	told.Error, told.Problems = hide(told.Error), each(told.Problems, hide)
@@ -95,7 +94,7 @@ func each(texts []string, hide func(string) string) (out []string) {
 
 func whole(d time.Duration) int { return int(d.Round(time.Second).Seconds()) }
 
-// WriteRun prints one run of the past.
+// WriteRun prints one past run.
 func WriteRun(w io.Writer, format string, r RunTold) error {
 	return write(w, format, r, func(p *page) {
 		p.line("run %s: %s", r.ID, p.paint(colourOfResult(r.Result), r.Result))
@@ -118,7 +117,7 @@ func WriteRun(w io.Writer, format string, r RunTold) error {
 		if r.Report != "" {
 			p.line("report: %s", r.Report)
 		} else {
-			p.line("next: recast report %s draws it", r.ID)
+			p.line("next: recast report %s writes its report", r.ID)
 		}
 	})
 }
@@ -132,10 +131,10 @@ func drawAbout(p *page, r RunTold) {
 			text.WriteString(", recast " + a.Recast)
 		}
 		if a.Elsewhere {
-			text.WriteString(", which went on with what another machine had begun")
+			text.WriteString(", which continued the run of another machine")
 		}
 		for _, h := range a.GoneOn {
-			text.WriteString("; went on: " + h.String())
+			text.WriteString("; continued by " + h.String())
 		}
 	}
 	p.line("  %s", text.String())

@@ -7,14 +7,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// hookPoints says when the hooks of a point run.
+// hookPoints says in words when the hooks of a point run.
 var hookPoints = map[cluster.HookPoint]string{
-	cluster.BeforeRun: "before the run", cluster.AfterRun: "after the run, however it goes",
+	cluster.BeforeRun: "before the run", cluster.AfterRun: "after the run, with any result",
 	cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
-	cluster.BeforeNode: "before each node goes", cluster.AfterNode: "with each node back",
+	cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 }
 
-// drawHooks says which programs of the user's own run on the way.
+// drawHooks prints the user's hooks.
 func drawHooks(p *page, plan cluster.Plan) {
 	lines := hookLines(plan)
 	if len(lines) == 0 {
@@ -27,7 +27,7 @@ func drawHooks(p *page, plan cluster.Plan) {
 	p.line("")
 }
 
-// hookLines are the hooks of a plan that does something.
+// hookLines returns the hooks of a plan that does something.
 func hookLines(plan cluster.Plan) []string {
 	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
 		return nil
@@ -45,7 +45,7 @@ func hookLines(plan cluster.Plan) []string {
 	return lines
 }
 
-// drawHooked counts the hooks that ran, and says of each that failed how.
+// drawHooked prints the number of hooks that ran, and the failures.
 func drawHooked(p *page, hooks []cluster.HookRun) {
 	if len(hooks) == 0 {
 		return

@@ -27,7 +27,8 @@ func TestPlanDrawsHooks(t *testing.T) {
 	})
 }
 
-// A step of a batch is none of a node, and a node whose hook failed is not touched, or done.
+// A step of a batch belongs to no node, and a node whose hook failed is not touched, or
+// done.
 func TestReportDrawsHooks(t *testing.T) {
 	t.Parallel()
 	p := NewProgress(&bytes.Buffer{})

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteInit prints what was found of a cluster, what was written, and what to type next.
+// WriteInit prints what was found, what was written, and what to type next.
 func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
 	return write(w, format, res, func(p *page) {
 		kubernetes := ""
@@ -41,9 +41,9 @@ func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
 		if dir := filepath.Clean(res.Dir); dir != "." {
 			doctor = "cd " + dir + " && " + doctor
 		}
-		p.line("next: %s says what a roll still takes: privileges, space, versions", doctor)
+		p.line("next: %s shows what a roll still needs: privileges, space, versions", doctor)
 		if len(res.Secret) > 0 {
-			p.line("      read recast.yaml; commit nothing as long as there are secrets in %s", strings.Join(res.Secret, ", "))
+			p.line("      read recast.yaml; commit nothing while there are secrets in %s", strings.Join(res.Secret, ", "))
 		} else {
 			p.line("      read recast.yaml, then commit it with recast.lock and schematics/")
 		}
@@ -74,12 +74,12 @@ func drawInitNodes(p *page, nodes []pipeline.InitNode) {
 	}
 }
 
-// drawInitDrift says what recast drift will say, and what that means to somebody
-// whose images recast has not made.
+// drawInitDrift prints what recast drift will report, and what that means if recast did not
+// build the images.
 func drawInitDrift(p *page, res pipeline.InitResult) {
 	p.line("")
 	in, unknown := 0, false
-	nodes := map[string][]string{} // by what is said of them
+	nodes := map[string][]string{} // by their text
 	var said []string
 	for _, d := range res.Drift {
 		if !d.Stale {
@@ -107,7 +107,7 @@ func drawInitDrift(p *page, res pipeline.InitResult) {
 		p.line("%d of %s run exactly what recast.lock says", in, counted(len(res.Drift), "node"))
 	}
 	if unknown {
-		p.wrapped("", "", "Everybody starts like that: a node tells its extensions by name and version, and only an image that was made from a recast.lock tells their digests, too. "+
-			"recast drift says the same until recast roll has made those nodes anew, of the same Talos and the same schematics; until then nothing happens to them.")
+		p.wrapped("", "", "This is normal at first: a node shows its extensions by name and version, and only an image that was built from a recast.lock also shows their digests. "+
+			"recast drift reports this until recast roll has renewed those nodes, with the same Talos and the same schematics; until then nothing happens to them.")
 	}
 }

@@ -45,7 +45,7 @@ func drawKubernetesPlan(p *page, plan kubeupgrade.Plan) {
 	}
 }
 
-// drawComponent tells of which nodes a component is changed, and of which not.
+// drawComponent prints on which nodes a component is changed, and on which not.
 func drawComponent(p *page, plan kubeupgrade.Plan, c cluster.Component) {
 	var nodes []string
 	images := map[string]bool{}
@@ -69,7 +69,7 @@ func drawComponent(p *page, plan kubeupgrade.Plan, c cluster.Component) {
 // WriteKubernetesReport prints what an upgrade of Kubernetes did.
 func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKubernetesReport) error {
 	return write(w, format, rep, func(p *page) {
-		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
+		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately
 		switch took := rep.Ended.Sub(rep.Started).Round(time.Second); {
 		case rep.DryRun:
 			drawKubernetesPlan(p, rep.Plan)
@@ -80,7 +80,7 @@ func WriteKubernetesReport(w io.Writer, format string, rep pipeline.UpgradeKuber
 			p.wrapped("next: ", "  ", rep.Plan.LeftOver)
 		default:
 			p.line("run %s: %s after %s", rep.Run, outcome, took)
-			p.line("next: the same command goes on where this one stopped")
+			p.line("next: run the same command again: it continues where this one stopped")
 		}
 	})
 }

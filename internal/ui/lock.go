@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// WriteLock prints what resolving came to.
+// WriteLock prints the result of recast lock.
 func WriteLock(w io.Writer, format string, res pipeline.LockResult) error {
 	return write(w, format, res, func(p *page) {
 		for _, c := range res.Changes {

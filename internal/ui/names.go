@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// together joins names, those that count up in one entry: "cp1, wk003…wk499".
+// together joins names; consecutive ones become a range: "cp1, wk003…wk499".
 func together(names []string) string {
 	var out []string
 	for i := 0; i < len(names); {
@@ -14,7 +14,7 @@ func together(names []string) string {
 		for end+1 < len(names) && names[end+1] == successor(names[end]) {
 			end++
 		}
-		if end-i < 3 { // as short without
+		if end-i < 3 { // a range would not be shorter
 			out = append(out, names[i])
 			i++
 			continue
@@ -25,8 +25,8 @@ func together(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// successor is the name that counts one up: "wk010" after "wk009", "wk10" after
-// "wk9"; "" of a name without a number at its end.
+// successor is the name with the next number: "wk010" after "wk009", "wk10" after "wk9"; ""
+// if the name does not end with a number.
 func successor(name string) string {
 	prefix := strings.TrimRight(name, "0123456789")
 	digits := name[len(prefix):]

@@ -54,12 +54,12 @@ func drawPlan(p *page, plan cluster.Plan) {
 	drawToRecreate(p, toRecreateOf(plan))
 }
 
-// drawRehearsal says which VMs go and are made before any node is touched.
+// drawRehearsal prints which VMs are deleted and created before any node is touched.
 func drawRehearsal(p *page, plan cluster.Plan) {
 	if len(plan.Scratch)+len(plan.Trials) == 0 {
 		return
 	}
-	p.line("%s", p.paint(bold, "before any node goes"))
+	p.line("%s", p.paint(bold, "before the first node"))
 	for _, l := range plan.Scratch {
 		p.wrapped("  "+p.paint(red, "delete")+"  ", "      ", l.String())
 	}
@@ -69,7 +69,7 @@ func drawRehearsal(p *page, plan cluster.Plan) {
 	p.line("")
 }
 
-// acts says whether the plan has anything to say about a node but that it stays.
+// acts says whether the plan has more to say about a node than that it stays.
 func acts(n cluster.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
 // phases lists the phases of a plan that have something to do, in order.
@@ -105,7 +105,7 @@ func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
 	return text + beside(plan, phase)
 }
 
-// beside says of a batch that it does not wait for the one before it.
+// beside says that a batch does not wait for the one before it.
 func beside(plan cluster.Plan, phase cluster.Phase) string {
 	i := slices.IndexFunc(plan.Batches, func(b cluster.Batch) bool { return b.Phase == phase })
 	if i < 1 || !plan.Batches[i].Beside {
@@ -114,7 +114,7 @@ func beside(plan cluster.Plan, phase cluster.Phase) string {
 	return fmt.Sprintf(", beside the %s", strings.ReplaceAll(string(plan.Batches[i-1].Phase), "-", " "))
 }
 
-// nodeRow is the line of a node that something is done to, or that is refused.
+// nodeRow is the line of a node that is changed or refused.
 func nodeRow(p *page, n cluster.NodePlan) []string {
 	what := p.paint(yellow, string(n.Strategy))
 	if len(n.Refused) > 0 {
@@ -130,7 +130,7 @@ func vmOf(n cluster.NodePlan) string {
 	return fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
 }
 
-// awayOf says how long a node is expected to be away, and how that is known.
+// awayOf says how long a node is expected to be down, and the source of the estimate.
 func awayOf(n cluster.NodePlan) string {
 	switch {
 	case n.OutageSeconds == 0 || len(n.Refused) > 0:
@@ -143,14 +143,14 @@ func awayOf(n cluster.NodePlan) string {
 	return "away for about " + minutes(outage(n)) + ", as in " + n.OutageFrom
 }
 
-// assumed is how an estimate is known where nothing of the kind was rolled before.
+// assumed is the source of an estimate if there was no such roll before.
 const assumed = "assumed"
 
-// several is from how many nodes on those of which the same is said share a line.
+// several is the number of equal nodes from which on they share a line.
 const several = 10
 
-// drawIdle has a line for each node that stays as it is. Where many of them are
-// alike and there is nothing else to say of them, they share one.
+// drawIdle prints a line for each node that stays as it is. Many equal nodes without
+// notes share a line.
 func drawIdle(p *page, plan cluster.Plan) {
 	rest := slices.DeleteFunc(slices.Clone(plan.Nodes), acts)
 	if len(rest) == 0 {
@@ -171,7 +171,7 @@ func drawIdle(p *page, plan cluster.Plan) {
 			p.row(columns, "", idleRow(p, n)...)
 			p.facts("      ", factsOf(n))
 		case names[0] == n.Node:
-			p.wrapped(state+"  ", "    ", fmt.Sprintf("%d nodes of which each %s: %s", len(names), why, together(names)))
+			p.wrapped(state+"  ", "    ", fmt.Sprintf("%d nodes, each %s: %s", len(names), why, together(names)))
 		}
 	}
 	p.line("")
@@ -197,7 +197,7 @@ func idleState(p *page, n cluster.NodePlan) string {
 	return p.paint(green, "in sync")
 }
 
-// drawSum adds up: what is done to how many nodes, how long it takes, what it costs.
+// drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.
 func drawSum(p *page, plan cluster.Plan) {
 	refused := 0
 	var losing []string
@@ -236,11 +236,11 @@ func drawSum(p *page, plan cluster.Plan) {
 		p.wrapped("", "  ", p.paint(yellow, fmt.Sprintf("the machine configuration changes on %s", together(names))))
 	}
 	if _, first := plan.Unfinished(); first && refused == 0 && work != "" {
-		p.wrapped("", "  ", "What was left unfinished comes first, by itself; recast roll plans the rest anew after it.")
+		p.wrapped("", "  ", "Unfinished nodes come first, separately; then recast roll plans the rest again.")
 	}
 }
 
-// longest says how long a single node is away at most, where there are several.
+// longest says how long a single node is down at most, if there are several.
 func longest(plan cluster.Plan) string {
 	var most time.Duration
 	for _, n := range plan.Work() {
@@ -263,7 +263,7 @@ func then(s, separator string) string {
 
 func outage(n cluster.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
 
-// minutes rounds an estimate to what it is worth.
+// minutes rounds an estimate to minutes.
 func minutes(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()

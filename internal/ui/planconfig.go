@@ -8,13 +8,13 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// mostChanges is how many fields of a file a plan shows of one node.
+// mostChanges is how many changed fields of a node's file a plan shows.
 const mostChanges = 8
 
-// widestValue is how many characters of a value people are shown.
+// widestValue is how many characters of a value are shown.
 const widestValue = 100
 
-// fileFacts are what the node's file of talos.machineConfigs changes.
+// fileFacts returns what the node's file in talos.machineConfigs changes.
 func fileFacts(n cluster.NodePlan) []fact {
 	file := n.ConfigFile
 	switch {
@@ -34,7 +34,7 @@ func fileFacts(n cluster.NodePlan) []fact {
 	return out
 }
 
-// drawChange is one line about a field in which a file differs from what the node runs.
+// drawChange is one line about a field that differs between a file and the running configuration.
 func drawChange(c config.Change) string {
 	where := c.Document
 	if c.Path != "" {
@@ -49,13 +49,13 @@ func drawChange(c config.Change) string {
 		return where + ": removed: " + cut(c.Found)
 	case c.Kind == config.Reordered:
 		return where + ": in another order: " + cut(c.Found) + " → " + cut(c.Wanted)
-	case c.Found == c.Wanted: // they differ in what is not shown
+	case c.Found == c.Wanted: // the difference is not shown
 		return where + ": changed: " + cut(c.Found)
 	}
 	return where + ": " + cut(c.Found) + " → " + cut(c.Wanted)
 }
 
-// cut shortens a value; recast plan -o json has all of it.
+// cut shortens a value; recast plan -o json has the whole value.
 func cut(text string) string {
 	if r := []rune(text); len(r) > widestValue {
 		return string(r[:widestValue]) + "…"
@@ -63,14 +63,14 @@ func cut(text string) string {
 	return text
 }
 
-// drawFile lists all that a node's file changes, or would.
+// drawFile lists everything that a node's file changes, or would change.
 func drawFile(p *page, n cluster.NodePlan) {
 	if n.ConfigFile == nil || len(n.ConfigFile.Changes) == 0 {
 		return
 	}
 	heading := "what its file in talos.machineConfigs changes"
 	if !n.ConfigFile.Applied {
-		heading = "in what its file in talos.machineConfigs differs; nothing of it is applied"
+		heading = "how its file in talos.machineConfigs differs; it is not applied"
 	}
 	p.line("%s", p.paint(bold, heading))
 	for _, c := range n.ConfigFile.Changes {
@@ -79,7 +79,7 @@ func drawFile(p *page, n cluster.NodePlan) {
 	p.line("")
 }
 
-// reconfigured are the nodes whose files change their configuration.
+// reconfigured returns the nodes whose files change their configuration.
 func reconfigured(plan cluster.Plan) []string {
 	var names []string
 	for _, n := range plan.Nodes {

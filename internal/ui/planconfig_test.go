@@ -32,8 +32,8 @@ func withFile(n cluster.NodePlan, f cluster.ConfigFile) cluster.NodePlan {
 	return n
 }
 
-// TestWriteConfigFiles draws what files of talos.machineConfigs change: on two nodes the same, on one
-// more than a plan shows, on one it can't be told.
+// TestWriteConfigFiles shows what files of talos.machineConfigs change: the same on two
+// nodes, on one more than a plan shows, on one an unknown change.
 func TestWriteConfigFiles(t *testing.T) {
 	t.Parallel()
 	hash := strings.Repeat("ab", 32)

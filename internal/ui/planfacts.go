@@ -9,18 +9,18 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// fact is one thing that a plan says of a node. Every form of a plan for people
-// has the same facts.
+// fact is one thing that a plan says about a node. All formats for people have the same
+// facts.
 type fact struct {
 	label string // "stale", "carried over"
 	text  string
 }
 
-// The labels of facts, for whoever groups them.
+// The labels of facts.
 const (
 	factWhy      = "why"
 	factStale    = "stale"
-	factOnly     = "no roll changes it"
+	factOnly     = "not changed by a roll"
 	factUnread   = "unread"
 	factRefused  = "refused"
 	factLost     = "will be lost"
@@ -29,12 +29,12 @@ const (
 	factCarried  = "carried over"
 	factBack     = "comes back"
 	factSystem   = "system disk"
-	factRenewed  = "Proxmox gives anew"
+	factRenewed  = "Proxmox regenerates"
 	factFrees    = "frees"
-	talosIgnores = "; Talos looks at none of it"
+	talosIgnores = "; Talos ignores them"
 )
 
-// colour is what the label is painted with.
+// colour is the colour of a label.
 func (f fact) colour() string {
 	switch f.label {
 	case factRefused, factLost, factFrees, factUnread:
@@ -47,8 +47,8 @@ func (f fact) colour() string {
 	return ""
 }
 
-// factsOf lists what there is to say of a node beside its row: why it is stale and
-// goes this way, then what that costs, then what becomes of its disks.
+// factsOf lists the facts of a node: why it is stale and why it gets its strategy, then what
+// that costs, then what happens to its disks.
 func factsOf(n cluster.NodePlan) []fact {
 	var out []fact
 	add := func(label string, texts ...string) {
@@ -79,8 +79,8 @@ func factsOf(n cluster.NodePlan) []fact {
 	return out
 }
 
-// unreadOf is told of nodes that are looked at again later: what else could not be
-// read is why a plan can't be made.
+// unreadOf returns unread parts only for nodes that are checked again later: for others, no
+// plan could be made.
 func unreadOf(n cluster.NodePlan) []string {
 	if acts(n) {
 		return nil
@@ -112,7 +112,7 @@ func diskFacts(n cluster.NodePlan) []fact {
 	return out
 }
 
-// shared are the facts that each of several nodes has: they are said once.
+// shared returns the facts that all of several nodes have; they are printed once.
 func shared(nodes []cluster.NodePlan) []fact {
 	if len(nodes) < 2 {
 		return nil
@@ -139,13 +139,13 @@ func (p *page) facts(indent string, facts []fact) {
 	}
 }
 
-// fateOfSystem says what becomes of the present system disk; "" if it stays.
+// fateOfSystem says what happens to the current system disk; "" if it stays.
 func fateOfSystem(s cluster.Strategy) string {
 	switch s {
 	case cluster.Recreate, cluster.Reimage:
 		return "parked and replaced by a blank one"
 	case cluster.Rollback:
-		return "parked; the one that the node had before comes back"
+		return "parked; the node's previous one comes back"
 	case cluster.PutBack:
 		return "comes back; the new one is parked"
 	}
@@ -171,7 +171,7 @@ func drawDisk(d cluster.DiskPlan) string {
 	return strings.Join(parts, ", ")
 }
 
-// drawFree is an old system disk that goes at the end.
+// drawFree describes an old system disk that is freed at the end.
 func drawFree(f cluster.FreePlan) string {
 	text := f.String()
 	if f.Volid != "" {

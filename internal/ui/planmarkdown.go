@@ -9,12 +9,12 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// largest is how long a comment on a pull request gets: GitHub takes 65536
-// characters, and whoever posts it may add some.
+// largest is the maximum length of a comment on a pull request: GitHub allows 65536
+// characters, and the poster may add some.
 const largest = 60_000
 
-// writeMarkdown prints a plan as a comment on a pull request. Of hundreds of nodes
-// that change it counts the disks instead of listing them.
+// writeMarkdown prints a plan as a comment on a pull request. For hundreds of changed nodes
+// it counts the disks instead of listing them.
 func writeMarkdown(p *page, plan cluster.Plan) {
 	var text strings.Builder
 	drawMarkdown(&page{w: &text}, plan, false)
@@ -33,12 +33,12 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	for _, l := range []struct{ label, heading string }{
 		{factRefused, "Refused"},
 		{factLost, "Will be lost"},
-		{factFile, "Changed by their files of talos.machineConfigs"},
+		{factFile, "Changed by their files in talos.machineConfigs"},
 		{factCarried, "Carried over"},
 		{factBack, "Comes back"},
 		{factSystem, "System disks"},
 		{factFrees, "Freed at the end"},
-		{factRenewed, "Proxmox gives anew"},
+		{factRenewed, "Proxmox regenerates"},
 		{factNote, "Notes"},
 	} {
 		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed, factFile}, l.label) {
@@ -49,10 +49,10 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	}
 	idle(p, plan)
 	if gates := gateLines(plan); len(gates) > 0 {
-		bullets(p, "Gates, asked before each node goes and once it is back", gates)
+		bullets(p, "Gates, checked before each node and when it is back", gates)
 	}
 	if hooks := hookLines(plan); len(hooks) > 0 {
-		bullets(p, "Hooks, of which one that fails stops the roll", hooks)
+		bullets(p, "Hooks (if one fails, the roll stops)", hooks)
 	}
 	if warnings := slices.Concat(plan.Warn, plan.Kubernetes); len(warnings) > 0 {
 		bullets(p, "Warnings", warnings)
@@ -80,8 +80,7 @@ func summary(plan cluster.Plan) string {
 	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(inAll(plan)))
 }
 
-// rows is the table of the nodes that something is said of; those of which the same
-// is said share a row.
+// rows prints the table of nodes that have facts; nodes with the same facts share a row.
 func rows(p *page, nodes []cluster.NodePlan) {
 	if len(nodes) == 0 {
 		return
@@ -103,13 +102,13 @@ func rows(p *page, nodes []cluster.NodePlan) {
 	}
 }
 
-// rowOf is what the table says of one node beside its name, escaped.
+// rowOf returns the table cells of one node after its name, escaped.
 func rowOf(n cluster.NodePlan) []string {
 	var changes []string
 	for _, r := range n.Drift.Reasons {
 		text := escape(r.Text)
 		if r.Code == kubernetesVersion {
-			text += " (no roll changes it)"
+			text += " (not changed by a roll)"
 		}
 		changes = append(changes, text)
 	}
@@ -128,7 +127,7 @@ func rowOf(n cluster.NodePlan) []string {
 	return []string{escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
 }
 
-// batches says in which order the nodes go.
+// batches prints the order of the nodes.
 func batches(p *page, plan cluster.Plan) {
 	if len(plan.Work()) < 2 || len(plan.Batches) == 0 {
 		return
@@ -143,7 +142,7 @@ func batches(p *page, plan cluster.Plan) {
 	}
 }
 
-// before says which VMs go and are made before any node is touched.
+// before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan cluster.Plan) {
 	if len(plan.Scratch)+len(plan.Trials) == 0 {
 		return
@@ -155,10 +154,10 @@ func before(p *page, plan cluster.Plan) {
 	for _, t := range plan.Trials {
 		lines = append(lines, "rehearse: "+t.String())
 	}
-	bullets(p, "Before any node goes", lines)
+	bullets(p, "Before the first node", lines)
 }
 
-// list prints the facts of nodes with one label under a heading; nothing where there are none.
+// list prints the facts of nodes with one label under a heading, if there are any.
 func list(p *page, heading string, nodes []cluster.NodePlan, label string) {
 	var order []string
 	names := map[string][]string{}
@@ -182,7 +181,7 @@ func list(p *page, heading string, nodes []cluster.NodePlan, label string) {
 	}
 }
 
-// count says of how many nodes there is a list that is too long to be shown.
+// count prints the length of a list that is too long to be shown.
 func count(p *page, heading string, nodes []cluster.NodePlan, label string) {
 	facts, of := 0, 0
 	for _, n := range nodes {
@@ -201,7 +200,7 @@ func count(p *page, heading string, nodes []cluster.NodePlan, label string) {
 	}
 }
 
-// idle lists the nodes that stay as they are, but for paused ones, which are in the table.
+// idle lists the nodes that stay as they are, except paused ones, which are in the table.
 func idle(p *page, plan cluster.Plan) {
 	var order []string
 	names := map[string][]string{}
@@ -239,14 +238,14 @@ func bullets(p *page, heading string, lines []string) {
 	}
 }
 
-// markdown is what would be more than text in a comment: markup, HTML, and what
-// a forge makes links of (@somebody, #12).
+// markdown matches text with a special meaning in a comment: markup, HTML, and what a
+// forge turns into links (@somebody, #12).
 var markdown = strings.NewReplacer(
 	"\\", "\\\\", "`", "\\`", "*", "\\*", "_", "\\_", "[", "\\[", "]", "\\]", "|", "\\|", "~", "\\~", "!", "\\!",
 	"&", "&amp;", "<", "&lt;", ">", "&gt;", "@", "&#64;", "#", "&#35;",
 )
 
-// escape makes one line of plain text of what somebody else may have written.
+// escape turns foreign text into one line of plain text.
 func escape(s string) string {
 	return markdown.Replace(strings.Join(strings.Fields(foreign.Line(s)), " "))
 }

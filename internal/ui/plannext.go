@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// AdvisePlan says below a plan what to type.
+// AdvisePlan prints what to type next below a plan.
 func AdvisePlan(w io.Writer, plan cluster.Plan) error {
 	p := newPage(w)
 	for _, text := range afterPlan(plan) {
@@ -16,17 +16,17 @@ func AdvisePlan(w io.Writer, plan cluster.Plan) error {
 	return p.err
 }
 
-// afterPlan is what there is to do about a plan.
+// afterPlan returns what to do next about a plan.
 func afterPlan(plan cluster.Plan) []string {
 	var out []string
 	refused := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return len(n.Refused) > 0 })
 	switch work := plan.Work(); {
 	case refused >= 0:
 		name := plan.Nodes[refused].Node
-		out = append(out, "recast plan --explain "+name+" says what stands against each strategy; recast roll --exclude "+name+" leaves it out")
+		out = append(out, "recast plan --explain "+name+" shows the reasons against each strategy; recast roll --exclude "+name+" leaves it out")
 	case len(work) == 0:
 	case plan.Run != "":
-		out = append(out, "recast status says where every disk is; recast roll finishes what was left")
+		out = append(out, "recast status shows where every disk is; recast roll finishes what is unfinished")
 	default:
 		out = append(out, "recast roll does it; recast plan --explain "+work[0].Node+" shows each disk and step of one node")
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// drawnAt draws as on a terminal of so many columns.
+// drawnAt draws for a terminal with that many columns.
 func drawnAt(columns int, colour bool, draw func(*page)) *bytes.Buffer {
 	var out bytes.Buffer
 	draw(&page{w: &out, columns: columns, colour: colour})
@@ -36,7 +36,7 @@ func TestPlanAtEveryWidth(t *testing.T) {
 	}
 }
 
-// tooWide finds lines that a terminal would break, but for those of a single word.
+// tooWide finds lines that a terminal would break, except lines of a single word.
 func tooWide(t *testing.T, out string, limit int) {
 	t.Helper()
 	for line := range strings.Lines(out) {
@@ -50,7 +50,7 @@ func spaced(text string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(text, ",", " ")), " ")
 }
 
-// Colours say nothing that the words do not.
+// Colours add no information to the words.
 func TestPlanInColours(t *testing.T) {
 	t.Parallel()
 	plan := everyPhase()
@@ -62,7 +62,7 @@ func TestPlanInColours(t *testing.T) {
 	}
 }
 
-// many is a plan of a large cluster of which so many workers change.
+// many is a plan of a large cluster in which that many workers change.
 func many(nodes, changing int) cluster.Plan {
 	plan := cluster.Plan{Cluster: "c1", ID: "0123456789abcdef", MaxUnavailable: 5, PerHost: 1, TotalSeconds: 240 * ((changing + 4) / 5)}
 	batch := cluster.Batch{Phase: cluster.Workers, Limit: 5}
@@ -83,8 +83,8 @@ func many(nodes, changing int) cluster.Plan {
 	return plan
 }
 
-// Of a large cluster a plan shows what changes, and what all that changes has in
-// common once.
+// For a large cluster a plan shows what changes, and shows once what all changes have in
+// common.
 func TestPlanOfManyNodes(t *testing.T) {
 	t.Parallel()
 	for name, plan := range map[string]cluster.Plan{"plan-of-500": many(500, 3), "plan-of-30": many(30, 30)} {
@@ -107,7 +107,7 @@ func TestPlanOfManyNodes(t *testing.T) {
 	}
 }
 
-// Each form of a plan for people has every fact of it.
+// Each form of a plan for people has all its facts.
 func TestEveryFormHasEveryFact(t *testing.T) {
 	t.Parallel()
 	plan := everyPhase()
@@ -147,8 +147,8 @@ func TestAfterPlan(t *testing.T) {
 	}{
 		"nothing":    {many(2, 0), ""},
 		"work":       {work, "recast roll does it; recast plan --explain wk000"},
-		"refused":    {refused, "recast plan --explain wk000 says what stands against each strategy"},
-		"unfinished": {every, "recast status says where every disk is"},
+		"refused":    {refused, "recast plan --explain wk000 shows the reasons against each strategy"},
+		"unfinished": {every, "recast status shows where every disk is"},
 	} {
 		if got := strings.Join(afterPlan(c.plan), "\n"); !strings.HasPrefix(got, c.want) || (c.want == "") != (got == "") {
 			t.Errorf("%s: %q, want %q", name, got, c.want)

@@ -12,12 +12,12 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Progress draws the events of a run as plain lines, one per thing that
-// happened, and remembers how each node fared.
+// Progress prints the events of a run as plain lines, and records the result of each
+// node.
 type Progress struct {
 	p     *page
 	start time.Time
-	began map[string]time.Time // by path, of steps that run
+	began map[string]time.Time // by path, of running steps
 	noted map[string]string    // by path, the last note
 	width int                  // of the column of nodes, as wide as the longest name so far
 	tally tracker
@@ -31,16 +31,16 @@ func NewProgress(w io.Writer) *Progress {
 	}
 }
 
-// Fared tells how each node fared that the run has come to, in the order in
-// which they went. Ask once the run has ended.
+// Fared returns the results of the nodes that the run has started, in order. Call it after
+// the run has ended.
 func (p *Progress) Fared() Fared {
 	fared := p.tally.fared
-	// What only fetched something ahead of its turn was not come to.
+	// A node that only pulled something ahead of its turn was not started.
 	fared.Nodes = slices.DeleteFunc(slices.Clone(fared.Nodes), func(n NodeFared) bool { return n.Outcome == "" })
 	return fared
 }
 
-// Emit draws one event; the step engine calls it one event at a time.
+// Emit prints one event; the step engine calls it with one event at a time.
 func (p *Progress) Emit(e step.Event) {
 	p.tally.see(e)
 	switch e.Status {
@@ -49,14 +49,14 @@ func (p *Progress) Emit(e step.Event) {
 		p.line(e.Path, yellow, "▸", e.Title)
 	case step.Note:
 		if p.noted[e.Path] == e.Text {
-			return // said already
+			return // printed already
 		}
 		p.noted[e.Path] = e.Text
 		p.line(e.Path, dim, "·", e.Text)
 	case step.Skipped:
 		p.line(e.Path, green, "✓", e.Title+": "+e.Text)
 	case step.Done:
-		// What was over at once has its line already.
+		// A step that ended at once has its line already.
 		if took := time.Since(p.began[e.Path]).Round(time.Second); took > 0 {
 			p.line(e.Path, green, "✓", fmt.Sprintf("%s (%s)", e.Title, took))
 		}
@@ -70,8 +70,8 @@ func (p *Progress) Emit(e step.Event) {
 	}
 }
 
-// line draws one line: when, which node, how deep below it, what. Nodes may be
-// out at the same time, so every line of one has its name in front.
+// line prints one line: time, node, indentation, text. Several nodes may be in progress at
+// the same time, so every line starts with the node's name.
 func (p *Progress) line(path, colour, mark, text string) {
 	at := time.Since(p.start).Round(time.Second)
 	_, node, below := cluster.NodeOfStep(path)
@@ -86,9 +86,9 @@ func (p *Progress) line(path, colour, mark, text string) {
 	if p.width > 0 {
 		lead += fmt.Sprintf("%-*s  ", p.width, node)
 	}
-	// One event is one line, whatever somebody else's message holds.
+	// One event is one line, even if a foreign message contains line breaks.
 	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(colour, mark), strings.Join(strings.Fields(text), " "))
 }
 
-// nodeColumn is how wide the column of nodes is at first.
+// nodeColumn is the initial width of the node column.
 const nodeColumn = 8

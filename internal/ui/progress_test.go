@@ -24,7 +24,7 @@ func branch(id, title string, below ...step.Step) step.Step {
 	return step.Step{ID: id, Title: title, Steps: func(context.Context) ([]step.Step, error) { return below, nil }}
 }
 
-// lasting is a step that takes so long, after it has said why.
+// lasting is a step that takes that long, after it has reported why.
 func lasting(id, title string, d time.Duration, say func(string)) step.Step {
 	return step.Step{ID: id, Title: title, Do: func(context.Context) error {
 		if say != nil {
@@ -36,7 +36,7 @@ func lasting(id, title string, d time.Duration, say func(string)) step.Step {
 	}}
 }
 
-// reached is a step whose goal is in these words from its second look on.
+// reached is a step whose goal is reached from the second check on, with these words.
 func reached(s step.Step, goal string) step.Step {
 	looked := false
 	s.Skip = func(context.Context) (string, error) {
@@ -46,8 +46,8 @@ func reached(s step.Step, goal string) step.Step {
 	return s
 }
 
-// late begins a little after its siblings: the order of what happens at the same
-// moment is anybody's guess.
+// late starts a little after its siblings: the order of events at the same moment is
+// random.
 func late(s step.Step) step.Step {
 	s = reached(s, "runs v1.13.9 build abcdef012345")
 	skip := s.Skip
@@ -58,7 +58,7 @@ func late(s step.Step) step.Step {
 	return s
 }
 
-// roll is a tree as the cluster's: a snapshot, what was left, workers two at a time.
+// roll is a tree like the cluster's: a snapshot, leftovers, workers two at a time.
 func roll(note func(path, text string)) step.Step {
 	say := func(path string) func(string) { return func(text string) { note(path, text) } }
 	failing := step.Step{ID: "stop", Title: "stop VM 9033", Do: func(context.Context) error {
@@ -88,7 +88,7 @@ func roll(note func(path, text string)) step.Step {
 		branch("unfinished", "finish what an earlier run left", met), workers)
 }
 
-// run runs the tree and returns what was drawn of it.
+// run runs the tree and returns its display.
 func run(t *testing.T) (string, Fared) {
 	t.Helper()
 	var out bytes.Buffer
@@ -131,7 +131,7 @@ func TestFared(t *testing.T) {
 	})
 }
 
-// A node serves while its gates are asked, on both sides.
+// A node serves while its gates are checked, before and after.
 func TestFaredWithGates(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

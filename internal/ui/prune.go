@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WritePrune prints what goes or went, what stays and why.
+// WritePrune prints what would be or was removed, and what is kept and why.
 func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 	return write(w, format, rep, func(p *page) {
 		for _, v := range rep.Disks {
@@ -22,7 +22,7 @@ func WritePrune(w io.Writer, format string, rep pipeline.PruneReport) error {
 			drawVerdict(p, v.Removed, v.Keep, "parking "+v.String()+ofNode(v.Node), v.Goes)
 		}
 		for _, v := range rep.Scratch {
-			drawVerdict(p, v.Removed, v.Keep, "scratch "+v.String(), "nothing on it is of any worth")
+			drawVerdict(p, v.Removed, v.Keep, "scratch "+v.String(), "it holds no data")
 		}
 		for _, v := range rep.ISOs {
 			drawVerdict(p, v.Removed, v.Keep, fmt.Sprintf("%s (%s)", v, size(v.SizeBytes)), "")
@@ -54,13 +54,13 @@ func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
 	}
 }
 
-// keptDisk is an old system disk in words.
+// keptDisk describes an old system disk.
 func keptDisk(v cluster.KeptVerdict) string {
 	return fmt.Sprintf("old system disk of %s (%s, Talos %s), replaced by run %s%s: %s, %s of VM %d on %s",
 		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
 }
 
-// mirroredInstaller is an installer in the mirror in words.
+// mirroredInstaller describes an installer in the mirror.
 func mirroredInstaller(v images.MirrorVerdict) string {
 	built := "build date unknown"
 	if !v.Built.IsZero() {
@@ -69,7 +69,7 @@ func mirroredInstaller(v images.MirrorVerdict) string {
 	return fmt.Sprintf("%s (%s, %s)", v, v.Digest, built)
 }
 
-// on is the day of what happened then; "" where that is not known.
+// on is the day of an event; "" if it is not known.
 func on(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -84,7 +84,7 @@ func ofNode(node string) string {
 	return " of node " + node
 }
 
-// pruneCount counts one kind of what can be pruned.
+// pruneCount counts one kind.
 type pruneCount struct{ all, goes, removed, bytes, freed int64 }
 
 func (t *pruneCount) count(removed bool, keep []string, bytes int64) {
@@ -100,7 +100,7 @@ func (t *pruneCount) count(removed bool, keep []string, bytes int64) {
 func (t pruneCount) words(what, bytes, freed string) string {
 	switch {
 	case t.removed > 0 && t.goes > 0:
-		return fmt.Sprintf("%d of %d %ss removed%s; %d that could go are still there", t.removed, t.all, what, freed, t.goes)
+		return fmt.Sprintf("%d of %d %ss removed%s; %d that could be removed are still there", t.removed, t.all, what, freed, t.goes)
 	case t.removed > 0:
 		return fmt.Sprintf("%d of %d %ss removed%s", t.removed, t.all, what, freed)
 	case t.goes > 0:
@@ -109,7 +109,7 @@ func (t pruneCount) words(what, bytes, freed string) string {
 	return counted(int(t.all), what) + ", none to remove"
 }
 
-// pruneCounts are those of each kind.
+// pruneCounts are the counts of all kinds.
 type pruneCounts struct{ disks, vms, scratch, isos, cache, mirror pruneCount }
 
 func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
@@ -134,8 +134,7 @@ func countPrune(rep pipeline.PruneReport) (n pruneCounts) {
 	return n
 }
 
-// pruned sums up; of what there is none, but for ISOs or the mirror if that was asked
-// for, it says nothing.
+// pruned is the summary. It omits empty kinds, except ISOs, and the mirror if requested.
 func pruned(rep pipeline.PruneReport) string {
 	n := countPrune(rep)
 	var lines []string
@@ -160,7 +159,7 @@ func pruned(rep pipeline.PruneReport) string {
 	return strings.Join(lines, "\n")
 }
 
-// PruneQuestion asks for what a report says that goes.
+// PruneQuestion is the question whether to remove what a report lists.
 func PruneQuestion(rep pipeline.PruneReport) string {
 	n := countPrune(rep)
 	var parts []string
@@ -191,7 +190,7 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%d MiB", bytes>>20)
 }
 
-// diskSize is that of a disk whose configuration may not tell.
+// diskSize is the size of a disk, if its configuration has it.
 func diskSize(bytes uint64) string {
 	if bytes == 0 {
 		return "of unknown size"

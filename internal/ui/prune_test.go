@@ -59,7 +59,7 @@ func TestWritePrune(t *testing.T) {
 		"cut off": {
 			pipeline.PruneReport{ISOs: []images.Verdict{gone, goes}},
 			"removed  b.iso on storage local on pve1 (200 MiB)\ngoes     c.iso on storage local on pve1 (300 MiB)\n" +
-				"1 of 2 ISOs removed, 200 MiB; 1 that could go are still there\n",
+				"1 of 2 ISOs removed, 200 MiB; 1 that could be removed are still there\n",
 		},
 		"disks, before": {
 			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, going, entry}, VMs: []cluster.ParkingVerdict{park, odd}},
@@ -101,7 +101,7 @@ func TestWritePruneCache(t *testing.T) {
 	}}, "goes     .verify-7 in the cache (5 MiB)\n         a killed build has left it\n"+
 		"stays    a.iso in the cache (100 MiB)\n         recast.lock has it\n"+
 		"goes     b.iso in the cache (200 MiB)\nremoved  c.iso in the cache (300 MiB)\n"+
-		"1 of 4 cached files removed, 300 MiB; 2 that could go are still there\n")
+		"1 of 4 cached files removed, 300 MiB; 2 that could be removed are still there\n")
 }
 
 func TestWritePruneScratch(t *testing.T) {
@@ -111,12 +111,13 @@ func TestWritePruneScratch(t *testing.T) {
 	}
 	writesPrune(t, pipeline.PruneReport{Scratch: []cluster.ScratchVerdict{
 		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},
-	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         nothing on it is of any worth\n"+
+	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         it holds no data\n"+
 		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n"+
 		"1 of 2 scratch VMs can go\n")
 }
 
-// writesPrune wants a report as text, and the same one back from JSON.
+// writesPrune checks a report as text, and that it is the same after a round trip
+// through JSON.
 func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 	t.Helper()
 	var text, data bytes.Buffer

@@ -13,20 +13,20 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Report is what a command that changes nodes answers.
+// Report is the result of a command that changes nodes.
 type Report struct {
 	pipeline.Report
 	Fared
 }
 
-// WriteReport prints what a roll did, and how each node fared.
+// WriteReport prints the result of a roll and of each node.
 func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) error {
 	return write(w, format, Report{rep, fared}, func(p *page) {
 		took := rep.Ended.Sub(rep.Started).Round(time.Second)
-		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error itself is printed by itself
+		outcome, _, _ := strings.Cut(rep.Outcome, ":") // the error is printed separately
 		switch {
 		case rep.Run == "" && rep.Outcome == "nothing to do":
-			p.line("nothing to do: %s looked at in %s", counted(len(rep.Plan.Nodes), "node"), took)
+			p.line("nothing to do: %s checked in %s", counted(len(rep.Plan.Nodes), "node"), took)
 			return
 		case rep.Run == "":
 			p.line("%s after %s", outcome, took)
@@ -34,13 +34,13 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 			p.line("run %s: %s after %s", rep.Run, outcome, took)
 		}
 		for _, id := range rep.Resumed {
-			p.line("  went on with run %s first, which had not finished", id)
+			p.line("  first finished run %s, which had not ended", id)
 		}
 		if fared.Snapshot != "" {
 			p.line("  etcd was saved to %s", fared.Snapshot)
 		}
 		for _, r := range rep.Rehearsed {
-			p.wrapped("  ", "      ", fmt.Sprintf("tried out on %s with %s, %s: %s", r.Host, r.Firmware, r.ISO, r))
+			p.wrapped("  ", "      ", fmt.Sprintf("rehearsed on %s with %s, %s: %s", r.Host, r.Firmware, r.ISO, r))
 		}
 		for _, n := range fared.Nodes {
 			drawFared(p, n, rep.Plan)
@@ -50,7 +50,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 			p.wrapped(p.paint(yellow, "  not notified: "), "      ", text)
 		}
 		if rep.Outcome != "done" && rep.Outcome != "nothing to do" {
-			p.line("next: recast status says where every disk is; recast roll goes on where this one stopped")
+			p.line("next: recast status shows where every disk is; recast roll continues where this one stopped")
 		}
 		for _, file := range rep.Pages {
 			p.line("report: %s", file)
@@ -58,7 +58,7 @@ func WriteReport(w io.Writer, format string, rep pipeline.Report, fared Fared) e
 	})
 }
 
-// done says what was done to a node, by its strategy.
+// done says what was done to a node, by strategy.
 var done = map[cluster.Strategy]string{
 	cluster.Recreate: "recreated", cluster.Reimage: "reimaged", cluster.InPlace: "upgraded in place",
 	cluster.Rollback: "rolled back", cluster.PutBack: "got its old system disk back",
@@ -76,7 +76,7 @@ func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 	p.wrapped("  "+n.Node+" ", "      ", strings.Join(parts, ", "))
 }
 
-// expected is what the plan had expected of a node's outage; "" where it knew none.
+// expected is the plan's estimate of a node's outage; "" if there is none.
 func expected(n NodeFared, plan cluster.Plan) string {
 	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node && string(w.Phase) == n.Phase })
 	if i < 0 || plan.Work()[i].OutageFrom == "" {
@@ -85,13 +85,13 @@ func expected(n NodeFared, plan cluster.Plan) string {
 	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
 }
 
-// achieved tells the build where the plan knows it: not for what an earlier run
-// had left, which is finished with the build that it was begun with.
-// fate is how a node's branch ended.
+// achieved includes the build if the plan has it: not for unfinished nodes of an earlier
+// run, which are finished with that run's build.
+// fate is the result of a node's branch.
 func fate(p *page, n NodeFared, plan cluster.Plan) string {
 	colour, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
-		colour, gates, hooks = yellow, "stopped while its gates were asked", "stopped while its hooks ran"
+		colour, gates, hooks = yellow, "stopped while its gates were checked", "stopped while its hooks ran"
 	}
 	switch {
 	case n.Gates == "before":

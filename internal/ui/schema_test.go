@@ -71,8 +71,8 @@ func TestSchemasAreUpToDate(t *testing.T) {
 	}
 }
 
-// reflector makes schemas of types. What a later version adds to an answer is no
-// reason to refuse it, so that other properties are allowed.
+// reflector creates schemas of types. Other properties are allowed: additions in a later
+// version are no reason to refuse an answer.
 func reflector(t *testing.T) *jsonschema.Reflector {
 	t.Helper()
 	r := &jsonschema.Reflector{Anonymous: true, AllowAdditionalProperties: true, Mapper: wordSchema, CommentMap: map[string]string{}}
@@ -99,7 +99,8 @@ func reflector(t *testing.T) *jsonschema.Reflector {
 	return r
 }
 
-// comments gathers what a file says of its structs and their fields, as the reflector looks for it.
+// comments collects the comments of a file's structs and fields, in the form that the
+// reflector expects.
 func comments(f *ast.File, pkg string, into map[string]string) {
 	for _, decl := range f.Decls {
 		gen, ok := decl.(*ast.GenDecl)
@@ -127,7 +128,7 @@ func comments(f *ast.File, pkg string, into map[string]string) {
 	}
 }
 
-// emptyLists lets lists that are always there be null: that is an empty one.
+// emptyLists lets lists that are always present be null: that is an empty list.
 func emptyLists(s *jsonschema.Schema) {
 	for _, def := range s.Definitions {
 		for pair := def.Properties.Oldest(); pair != nil; pair = pair.Next() {
@@ -156,7 +157,7 @@ func wordSchema(t reflect.Type) *jsonschema.Schema {
 	return nil
 }
 
-// TestSchemasFitWhatIsPrinted holds answers in every shape against the schemas.
+// TestSchemasFitWhatIsPrinted checks answers in every shape against the schemas.
 func TestSchemasFitWhatIsPrinted(t *testing.T) {
 	t.Parallel()
 	refused := many(2, 1)
@@ -198,7 +199,7 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 	}
 }
 
-// TestSchemasDescribeWhatTheyPublish: most fields have a word on what they are.
+// TestSchemasDescribeWhatTheyPublish: most fields have a description.
 func TestSchemasDescribeWhatTheyPublish(t *testing.T) {
 	t.Parallel()
 	for name := range answers {

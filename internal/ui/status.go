@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// WriteStatus explains what a roll is about, or has left, to somebody who was not there.
+// WriteStatus prints an active roll, or what one has left.
 func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 	return write(w, format, res, func(p *page) {
 		drawClaim(p, res.Claim)
@@ -33,7 +33,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 		}
 		for _, s := range res.Scratch {
 			p.line("")
-			p.line("scratch  VM %d %q on %s: run %s tries, or tried, a boot ISO out on it", s.VMID, s.Name, s.Host, s.Run)
+			p.line("scratch  VM %d %q on %s: run %s tests, or tested, a boot ISO on it", s.VMID, s.Name, s.Host, s.Run)
 			advise(p, s.Next)
 		}
 		for _, text := range res.Unanswered {
@@ -57,7 +57,7 @@ func WriteStatus(w io.Writer, format string, res pipeline.StatusResult) error {
 
 func drawClaim(p *page, c *pipeline.ClaimHeld) {
 	if c == nil {
-		p.line("claim     nobody holds it: no run is at work")
+		p.line("claim     nobody holds it: no run is active")
 		return
 	}
 	p.line("claim     held by run %s since %s", c.Run, clock(c.Since))
@@ -66,8 +66,8 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 		kept = "Kubernetes has it as Lease " + c.Lease
 	}
 	p.line("    by %s; %s, heartbeat %d", c.Holder, kept, c.Beat)
-	p.line("    The heartbeat goes up every %.0f seconds while that run lives: leave what is unfinished to it.", cluster.ClaimHeartbeat.Seconds())
-	p.line("    Should it stand still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", cluster.ClaimWatch.Seconds())
+	p.line("    The heartbeat is incremented every %.0f seconds while that run lives: let it finish.", cluster.ClaimHeartbeat.Seconds())
+	p.line("    If it stands still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", cluster.ClaimWatch.Seconds())
 	p.line("    holder it does so at once.")
 }
 
@@ -76,7 +76,7 @@ func drawLastRun(p *page, r *pipeline.RunStatus) {
 	case r == nil:
 		p.line("journal   no run was started on this machine")
 	case r.Finished.IsZero():
-		p.line("journal   run %s, begun here at %s, is running or was killed", r.ID, clock(r.Started))
+		p.line("journal   run %s, started here at %s, is running or was killed", r.ID, clock(r.Started))
 	default:
 		p.wrapped("journal   ", "    ", fmt.Sprintf("last run %s: %s, at %s", r.ID, r.Outcome, clock(r.Finished)))
 	}
@@ -90,9 +90,9 @@ func drawLastRun(p *page, r *pipeline.RunStatus) {
 }
 
 func drawHalf(p *page, h pipeline.Half) {
-	p.line("%s  %s: %s to %s, begun by run %s", p.paint(yellow, "unfinished"), h.Node, h.Strategy, image(h.Strategy, h.Talos, h.Build), h.Run)
+	p.line("%s  %s: %s to %s, started by run %s", p.paint(yellow, "unfinished"), h.Node, h.Strategy, image(h.Strategy, h.Talos, h.Build), h.Run)
 	if h.GivenUp {
-		p.line("    It was given up: its old system disk is being put back.")
+		p.line("    It was cancelled: its old system disk is being put back.")
 	}
 	vm := h.VM
 	if h.VMState != pipeline.VMDeleted && h.VMState != pipeline.VMAway && h.VMState != pipeline.VMStranger {
@@ -130,7 +130,7 @@ func drawWhere(p *page, d pipeline.DiskStatus) {
 }
 
 func drawMarked(p *page, m pipeline.Marked) {
-	p.line("%s  %s: run %s began to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(words.Short(m.Build)), m.Strategy)
+	p.line("%s  %s: run %s started to bring it to build %s (%s)", p.paint(yellow, "marked"), m.Node, m.Run, orNone(words.Short(m.Build)), m.Strategy)
 	var state []string
 	if m.Installed {
 		state = append(state, "the new system is installed")
@@ -148,7 +148,7 @@ func drawMarked(p *page, m pipeline.Marked) {
 func drawKept(p *page, k pipeline.Kept) {
 	what, by := "previous system disk", "replaced by run"
 	if k.GivenUp {
-		what, by = "system disk, given up,", "made by run"
+		what, by = "system disk of a cancelled replacement,", "created by run"
 	}
 	p.line("kept  %s of %s: %s, %s of VM %d", what, k.Node, k.Volid, k.Key, k.Parking)
 	p.line("    %s, Talos %s, lock %s, %s %s%s", diskSize(k.SizeBytes), cmp.Or(k.Talos, "of unknown version"), orNone(words.Short(k.Lock)), by, k.Run, on(k.Replaced))
@@ -161,7 +161,7 @@ func advise(p *page, next []pipeline.Advice) {
 	}
 }
 
-// image says in short what a node is brought to.
+// image is a short name of the target build.
 func image(s cluster.Strategy, talos, build string) string {
 	what := "build "
 	if s == cluster.Rollback {

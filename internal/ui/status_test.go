@@ -14,7 +14,7 @@ func TestWriteStatus(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
 	build := strings.Repeat("b1", 32)
-	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast recover wk1", Does: "gives it up: puts the old system disk back"}}
+	roll := []pipeline.Advice{{Command: "recast roll", Does: "finishes it"}, {Command: "recast recover wk1", Does: "cancels it: puts the old system disk back"}}
 	open := pipeline.Half{
 		Node: "wk1", Run: "20261121-0421-3f2a", Strategy: cluster.Recreate, Build: build, Talos: "v1.13.9", VMID: 9031,
 		VMState: pipeline.VMDeleted, VM: "deleted", Parking: 9090, Next: roll,
@@ -35,7 +35,7 @@ func TestWriteStatus(t *testing.T) {
 	}
 	givenUp := pipeline.Half{
 		Node: "wk2", Run: "r2", Strategy: cluster.Reimage, Build: build, GivenUp: true, VMID: 9032, VMState: pipeline.VMStranger,
-		VM: `a stranger: VM 9032 "db" on pve2`, Next: []pipeline.Advice{{Command: "qm config 9032", Does: "shows what has taken the number"}},
+		VM: `a stranger: VM 9032 "db" on pve2`, Next: []pipeline.Advice{{Command: "qm config 9032", Does: "shows which VM has the number"}},
 	}
 	for name, res := range map[string]pipeline.StatusResult{
 		"status-quiet": {
@@ -62,7 +62,7 @@ func TestWriteStatus(t *testing.T) {
 			Open: []pipeline.Half{going, givenUp},
 			Marked: []pipeline.Marked{
 				{Node: "wk3", Run: "r2", Strategy: cluster.InPlace, Build: build, Installed: true, Next: []pipeline.Advice{{Command: "recast roll", Does: "finishes the upgrade"}}},
-				{Node: "wk4", Run: "r2", Strategy: cluster.Recreate, Build: build, Ready: true, Foreign: true, Next: []pipeline.Advice{{Command: "recast roll", Does: "clears that up"}}},
+				{Node: "wk4", Run: "r2", Strategy: cluster.Recreate, Build: build, Ready: true, Foreign: true, Next: []pipeline.Advice{{Command: "recast roll", Does: "cleans that up"}}},
 			},
 			Problems: []string{`VM 9091 "edited" on pve1: record in its description can't be read: unexpected end of JSON input`},
 		},

@@ -2,11 +2,11 @@ package ui
 
 import "strings"
 
-// widest is how far a column of a table goes at most: one long name must not
-// push everything else off the screen.
+// widest is the maximum width of a column: one long name must not push everything else
+// off the screen.
 const widest = 32
 
-// table is the widths of the columns of rows that stand under each other.
+// table holds the column widths of aligned rows.
 type table []int
 
 // fit widens the columns for a row.
@@ -19,14 +19,14 @@ func (t *table) fit(cells ...string) {
 	}
 }
 
-// tableOf is that of a single row.
+// tableOf is the table of a single row.
 func tableOf(cells []string) (t table) {
 	t.fit(cells...)
 	return t
 }
 
-// row prints cells under those of the other rows. Where that is too wide for the
-// terminal they follow each other, as words do.
+// row prints cells aligned with those of other rows. If that is too wide for the terminal,
+// it prints them like words.
 func (p *page) row(t table, indent string, cells ...string) {
 	line := indent
 	for i, cell := range cells {

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// toRecreate is a node that is not recreated, and what stands against that.
+// toRecreate is a node that is not recreated, and the reasons.
 type toRecreate struct {
 	node, host string
 	obstacles  []cluster.Obstacle
@@ -26,15 +26,15 @@ func toRecreateOf(plan cluster.Plan) []toRecreate {
 	return out
 }
 
-// drawToRecreate has a line for each node that is not recreated: what is to be typed
-// until it is, or the first thing that stands against it where no command lifts that.
-// The lines are to be pasted, so they are not wrapped.
+// drawToRecreate prints a line for each node that is not recreated: the commands that
+// change that, or the first reason if no command does. The lines are for pasting, so they
+// are not wrapped.
 func drawToRecreate(p *page, nodes []toRecreate) {
 	if len(nodes) == 0 {
 		return
 	}
 	p.line("")
-	p.wrapped("", "", p.paint(bold, "To have these recreated")+" (recast plan --explain NODE says all that stands against it):")
+	p.wrapped("", "", p.paint(bold, "To have these recreated")+" (recast plan --explain NODE shows every reason):")
 	pending, asked := false, false
 	width := 0
 	for _, n := range nodes {
@@ -47,14 +47,14 @@ func drawToRecreate(p *page, nodes []toRecreate) {
 		p.line("  %-*s  %s", width, n.node, foreign.Line(line))
 	}
 	if pending {
-		p.wrapped("", "", "What Proxmox keeps pending of that on a running VM counts once the VM was off.")
+		p.wrapped("", "", "Changes that Proxmox keeps pending on a running VM take effect when the VM was off.")
 	}
 	if asked {
-		p.wrapped("", "", "What kubectl asks for takes its time, and is to be undone afterwards (recast plan --explain NODE): roll once it is done.")
+		p.wrapped("", "", "The kubectl commands take time to complete, and must be undone afterwards (recast plan --explain NODE): roll once it is done.")
 	}
 }
 
-// kubectl begins commands for anywhere with the cluster's kubeconfig; all others are for the VM's host.
+// kubectl starts commands for a machine with the cluster's kubeconfig; all others are for the VM's host.
 const kubectl = "kubectl "
 
 func (n toRecreate) line() string {

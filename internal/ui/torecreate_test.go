@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// What kubectl does is done anywhere; the rest as root on the VM's host.
+// kubectl commands run anywhere; the others as root on the VM's host.
 func TestToRecreateSaysWhereCommandsAreTyped(t *testing.T) {
 	t.Parallel()
 	evict := cluster.Obstacle{Text: "replicas", Command: "kubectl patch x"}

@@ -6,16 +6,16 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Trouble is how a command ended that did not end well.
+// Trouble describes a failed command.
 type Trouble struct {
 	Err  error
-	Safe string // what is safe, where the error itself does not say
-	// Runbook is what shows the page of a code, by command and on the web.
+	Safe string // what is safe, if the error itself does not say it
+	// Runbook returns how to read the page of a code: command and URL.
 	Runbook func(fault.Code) string
 }
 
-// WriteTrouble says what happened, what is safe, what to type next, and where
-// more about it is to be read.
+// WriteTrouble prints what happened, what is safe, what to type next, and where to read
+// more.
 func WriteTrouble(w io.Writer, t Trouble) error {
 	p := newPage(w)
 	p.lines(p.paint(red, "error:") + " " + t.Err.Error())

@@ -1,5 +1,5 @@
-// Package ui draws what the other packages return: events as they happen on
-// stderr, answers on stdout as text for people or JSON for scripts.
+// Package ui prints what other packages return: events on stderr as they happen, results
+// on stdout as text for people or JSON for scripts.
 package ui
 
 import (
@@ -14,13 +14,13 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// IsTerminal says whether somebody sits at the other end of a file, or of what stands for one.
+// IsTerminal says whether f is a terminal: a file, or something with the Fd of one.
 func IsTerminal(f any) bool {
 	file, ok := f.(interface{ Fd() uintptr })
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// write prints v as JSON, or as text by draw.
+// write prints v as JSON, or as text with draw.
 func write(w io.Writer, format string, v any, draw func(*page)) error {
 	if format == "json" {
 		var text bytes.Buffer
@@ -42,7 +42,7 @@ func write(w io.Writer, format string, v any, draw func(*page)) error {
 type page struct {
 	w       io.Writer
 	colour  bool
-	columns int // where long lines are broken; 0: nowhere
+	columns int // where to break long lines; 0: nowhere
 	err     error
 }
 
@@ -54,8 +54,8 @@ func newPage(w io.Writer) *page {
 	return p
 }
 
-// line prints one line, whatever somebody else's words in it hold. Only paint gives
-// it colours.
+// line prints exactly one line, even if foreign text in it has line breaks or escape
+// sequences. Only paint adds colours.
 func (p *page) line(format string, args ...any) {
 	if p.err == nil {
 		line := foreign.Line(fmt.Sprintf(format, args...))

@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// readable is how wide text is at most on a terminal, and how long a list of
-// reasons gets before each is on a line of its own.
+// readable is the maximum width of text on a terminal, and the length of a list of reasons
+// from which on each gets its own line.
 const readable = 110
 
-// columnsOf is how wide a terminal is, but no wider than is good to read; 0 for
-// anything else: whoever greps a log wants to find a sentence in one piece.
+// columnsOf is the width of a terminal, at most readable; 0 for anything else: a sentence
+// in a log must stay on one line for grep.
 func columnsOf(w any) int {
 	file, ok := w.(interface{ Fd() uintptr })
 	if !ok || !IsTerminal(file) {
@@ -28,7 +28,7 @@ func columnsOf(w any) int {
 	return min(columns, readable)
 }
 
-// reasons puts each of a long list of reasons on a line of its own.
+// reasons puts each reason of a long list on its own line.
 func reasons(text string) string {
 	if columns(text) <= readable {
 		return text
@@ -36,10 +36,10 @@ func reasons(text string) string {
 	return strings.ReplaceAll(text, "; ", ";\n")
 }
 
-// wrapped prints text behind a lead, on a terminal broken at spaces. The lines
-// after the first begin with indent.
+// wrapped prints text after a lead; on a terminal it breaks lines at spaces. Lines after
+// the first start with indent.
 func (p *page) wrapped(lead, indent, text string) {
-	text = foreign.Lines(text) // before it is measured
+	text = foreign.Lines(text) // before measuring
 	line, begun := lead, false
 	next := func() {
 		p.line("%s", line)
@@ -65,5 +65,5 @@ func (p *page) wrapped(lead, indent, text string) {
 
 var colours = regexp.MustCompile(mark + "[0-9]+m")
 
-// columns is how wide a text is on a terminal.
+// columns is the width of a text on a terminal.
 func columns(s string) int { return utf8.RuneCountInString(colours.ReplaceAllString(s, "")) }

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// hints are the watches of one wait. None of them outlives it.
+// hints are the watches of one wait. All of them end before the wait returns.
 type hints struct {
-	changed chan struct{} // gets a value after every change that was not looked at yet
+	changed chan struct{} // receives a value after a change, until the next look
 	running sync.WaitGroup
-	pause   time.Duration // from one beginning of a watch to the next
+	pause   time.Duration // minimum time between two starts of a watch
 	all     []*watching
 }
 
 type watching struct {
 	watch   Watch
-	began   time.Time // when it did so last
+	began   time.Time // last start
 	runs    atomic.Bool
 	inPlace atomic.Bool
 }
@@ -30,9 +30,9 @@ func newHints(watches []Watch, pause time.Duration) *hints {
 	return h
 }
 
-// watch begins those anew that do not run: before a look, so that what changes
-// after it is told. One that is cut off again and again must not make looks follow
-// upon each other, since each tells first how things are.
+// watch restarts watches that have ended. It is called before a look, so that changes
+// after the look are reported. Restarts are limited by pause: each start reports the
+// current state, so a watch that ends again and again would cause constant looks.
 func (h *hints) watch(ctx context.Context) {
 	for _, w := range h.all {
 		if time.Since(w.began) < h.pause || w.runs.Swap(true) {
@@ -40,7 +40,7 @@ func (h *hints) watch(ctx context.Context) {
 		}
 		w.began = time.Now()
 		h.running.Go(func() {
-			_ = w.watch(ctx, func(look bool) { // why it was lost does not matter: looking goes on without
+			_ = w.watch(ctx, func(look bool) { // its error does not matter: the wait still polls
 				w.inPlace.Store(true)
 				if look {
 					h.hint()
@@ -48,7 +48,7 @@ func (h *hints) watch(ctx context.Context) {
 			})
 			lost := w.inPlace.Swap(false)
 			w.runs.Store(false)
-			if lost { // the pause of now was for as long as it is in place
+			if lost { // the current pause assumes that it is in place
 				h.hint()
 			}
 		})
@@ -58,11 +58,11 @@ func (h *hints) watch(ctx context.Context) {
 func (h *hints) hint() {
 	select {
 	case h.changed <- struct{}{}:
-	default: // there is one already
+	default: // a hint is pending already
 	}
 }
 
-// complete says whether every watch is in place; without any nothing is watched.
+// complete says whether there are watches and all of them are in place.
 func (h *hints) complete() bool {
 	for _, w := range h.all {
 		if !w.inPlace.Load() {

@@ -1,5 +1,5 @@
-// Package wait waits until something is so, and when it gives up says what it
-// saw last.
+// Package wait waits until a condition holds. If it gives up, its error says what it saw
+// last.
 package wait
 
 import (
@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// Look asks the world once. It returns whether the wait is over and, in a few
-// words, what it saw ("2 of 3 members"). An error is remembered as what was
-// seen and asked about again; wrap it in Stop to end the wait at once.
+// Look checks the condition once. It returns whether the wait is over and, in a few
+// words, what it saw ("2 of 3 members"). After an error the wait continues, and the
+// error counts as what was seen; wrap it in Stop to end the wait at once.
 type Look func(ctx context.Context) (done bool, seen string, err error)
 
 type stopError struct{ error }
 
 func (e *stopError) Unwrap() error { return e.error }
 
-// Stop marks an error that no further waiting can mend. Stop(nil) is nil.
+// Stop marks an error that more waiting can't fix. Stop(nil) is nil.
 func Stop(err error) error {
 	if err == nil {
 		return nil
@@ -26,35 +26,35 @@ func Stop(err error) error {
 	return &stopError{err}
 }
 
-// Watch tells of changes of what is waited for, until ctx ends or it is lost: once
-// it is in place, and whenever something has changed; look says whether that is
-// worth a look. It only hints: what is so the look decides.
+// Watch reports changes until ctx ends or the watch is lost. It calls tell once it is in
+// place, and whenever something has changed; look says whether to look at once. It is
+// only a hint: the Look decides whether the condition holds.
 type Watch func(ctx context.Context, tell func(look bool)) error
 
 // For names a wait and bounds it.
 type For struct {
 	Name     string        // what is waited for: "etcd on cp1 healthy"
-	First    time.Duration // shortest pause: they grow with the time since the wait began, or since a watch told something; 0: Every
+	First    time.Duration // shortest pause; pauses grow with the time since the wait started, or since the last hint; 0: Every
 	Every    time.Duration // longest pause between two looks
-	Expected time.Duration // how long it will take, if that is known: the first look is then, and the next ones are closest
-	Timeout  time.Duration // 0: as long as the context lives
+	Expected time.Duration // how long it will take, if known: the first look is then, and the next ones follow closely
+	Timeout  time.Duration // 0: until the context ends
 
-	Watches []Watch       // are begun anew when they are lost
-	Watched time.Duration // longest pause while all of them are in place, the shortest being a quarter of it; 0: Every
-	// Due is the longest pause that a look which has begun to time something may
-	// bear, watches or not; 0: any. May be nil.
+	Watches []Watch       // are restarted when they are lost
+	Watched time.Duration // longest pause while all watches are in place; the shortest is a quarter of it; 0: Every
+	// Due is the longest pause while a Look measures a duration, with or without
+	// watches; 0: no limit. May be nil.
 	Due func() time.Duration
 
-	Seen func(seen string) // told when what is seen changes; may be nil
+	Seen func(seen string) // is called when what is seen changes; may be nil
 }
 
-// A pause is such a part of the time that has passed: the wait ends that much late at most.
+// A pause is this fraction of the time that has passed, which bounds how late the wait ends.
 const (
 	part     = 4
-	finePart = 128 // right after the time when it is expected to be so
+	finePart = 128 // right after Expected
 )
 
-// pause is how long not to look, since that long after the last hint.
+// pause returns how long to pause, given the time since the last hint.
 func (w For) pause(since time.Duration, watched bool) time.Duration {
 	if w.Due != nil {
 		if due := w.Due(); due > 0 {
@@ -70,7 +70,7 @@ func (w For) pause(since time.Duration, watched bool) time.Duration {
 		return w.Every
 	case since < w.Expected:
 		share = w.Expected - since
-	case w.Expected > 0: // as long again as it is late, at first
+	case w.Expected > 0: // at first, as long as it is late
 		share = min(share, max(since-w.Expected, w.Expected/finePart))
 	}
 	return min(max(share, w.First), w.Every)
@@ -109,7 +109,7 @@ func Until(ctx context.Context, w For, look Look) error {
 		if done && err == nil {
 			return nil
 		}
-		// An answer cut short by our own deadline says nothing about the world.
+		// An answer that our own deadline cut short says nothing about the condition.
 		cut := ctx.Err() != nil && errors.Is(err, ctx.Err())
 		if stop, ok := errors.AsType[*stopError](err); ok && (!cut || last == nothing) {
 			return fmt.Errorf("%s: %w", w.Name, stop.error)

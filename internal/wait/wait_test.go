@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// looks answers with one after the other, and with the last one for ever.
+// looks returns one answer after the other, then repeats the last one.
 func looks(answers ...answer) wait.Look {
 	return func(context.Context) (bool, string, error) {
 		a := answers[0]
@@ -146,8 +146,8 @@ func message(err error) string {
 	return err.Error()
 }
 
-// A wait with a first pause looks often at its beginning and around the time that
-// it is expected to take, and no oftener than others later.
+// A wait with a first pause looks often at its start and around its expected end, and
+// later as rarely as others.
 func TestUntilPauses(t *testing.T) {
 	t.Parallel()
 	ms := time.Millisecond
@@ -184,8 +184,8 @@ func TestUntilPauses(t *testing.T) {
 	}
 }
 
-// A watch makes the wait look at once, and rarely else. One that is lost makes it look too, and is begun
-// anew, and meanwhile the wait looks as often as without; none outlives it.
+// A watch makes the wait look at once, and otherwise rarely. If it is lost, the wait looks too, restarts
+// it, and until then looks as often as without watches; the wait returns after all watches have ended.
 func TestUntilWatches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestUntilWatches(t *testing.T) {
 				return errors.New("lost")
 			}
 			<-ctx.Done()
-			time.Sleep(time.Minute) // which the wait bears with
+			time.Sleep(time.Minute) // the wait waits for that
 			return ctx.Err()
 		}
 		var got []time.Duration
@@ -227,8 +227,7 @@ func TestUntilWatches(t *testing.T) {
 	})
 }
 
-// A watch that tells something and is cut off, each time, does not make looks
-// follow upon each other.
+// A watch that reports a change and ends, each time, does not cause constant looks.
 func TestUntilWatchesThatEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package words has the small words that messages are made of: IDs cut to what
-// people compare by eye, plurals, and values quoted for a shell.
+// Package words formats parts of messages: shortened IDs, plurals, and values quoted
+// for a shell.
 package words
 
 import (
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Short cuts a digest or an ID to the twelve characters that people compare by eye.
+// Short cuts a digest or an ID to its first twelve characters, for people to compare.
 func Short(id string) string {
 	for _, p := range []string{"sha256:", "sha256-"} {
 		if hex, ok := strings.CutPrefix(id, p); ok {
@@ -17,7 +17,7 @@ func Short(id string) string {
 	return id[:min(12, len(id))]
 }
 
-// Plural is the noun for n of it.
+// Plural returns noun, with an s unless n is 1.
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return noun
@@ -25,7 +25,7 @@ func Plural(n int, noun string) string {
 	return noun + "s"
 }
 
-// OrNone is s, or "none" where it is empty.
+// OrNone is s, or "none" if s is empty.
 func OrNone(s string) string {
 	if s == "" {
 		return "none"
@@ -40,10 +40,9 @@ var (
 	percentEncoded = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
 )
 
-// Quote makes one word of a value for any POSIX shell. Line breaks and what
-// looks percent-encoded become escapes of printf: every command stays on one line
-// and means what it did, and no line of foreign text begins one of the
-// description that it is put into.
+// Quote quotes a value as one word for any POSIX shell. Line breaks and sequences that
+// look percent-encoded become escapes of printf: so a command stays on one line with its
+// meaning, and foreign text can't start a line of the description that contains it.
 func Quote(s string) string {
 	switch {
 	case strings.ContainsAny(s, "\n\r") || percentEncoded.MatchString(s):

@@ -113,7 +113,7 @@ func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 		c := lab.Client()
 		c.Token = lab.poorToken()
 		_, err := c.Roll(t.Context(), cluster.Policy{})
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "that goes away with the only control plane") {
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "which is lost with the only control plane") {
 			t.Errorf("all nodes: %v", err)
 		}
 		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {

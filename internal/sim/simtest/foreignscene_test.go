@@ -216,6 +216,6 @@ func (s *foreignScene) dataKey() (vmid int, key string, err error) {
 // saidForeign is an error's text, and its hints except those that only say that something
 // is unfinished.
 func saidForeign(err error) (said string, hints []string) {
-	hints = slices.DeleteFunc(fault.Hints(err), func(h string) bool { return strings.HasPrefix(h, "still out, cordoned or down") })
+	hints = slices.DeleteFunc(fault.Hints(err), func(h string) bool { return strings.HasPrefix(h, "still unfinished, cordoned or down") })
 	return err.Error() + "\n" + strings.Join(hints, "\n"), hints
 }

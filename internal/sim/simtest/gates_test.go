@@ -318,7 +318,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			}
 			return out
 		}
-		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node, and once that is back"
+		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node, and when it is back"
 		absent := `problem no-such-program: exec: "no-such-program": executable file not found in $PATH`
 		plain := fmt.Sprintf("problem ./recast.yaml: exec: %q: permission denied", filepath.Join(lab.Dir, "recast.yaml"))
 		res := doctor(t, lab.Client())

@@ -26,7 +26,7 @@ func TestInitAfterARoll(t *testing.T) {
 		}
 		requireMode(t, lab.Dir, ".recast/.gitignore", 0o600)
 
-		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it is of a recast.yaml with other proxmox.vmids"} {
+		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it belongs to a recast.yaml with other proxmox.vmids"} {
 			dir := filepath.Join(t.TempDir(), "new")
 			_, err := lab.Client().Init(t.Context(), dir, pipeline.InitOptions{VMIDs: vmids})
 			if err == nil || !strings.Contains(err.Error(), want) {
@@ -77,7 +77,7 @@ func TestContainersHaveNumbers(t *testing.T) {
 			}
 		}
 		if len(found) != 2 || found[`claim: container 9000 "dns" on pve1 has its number`] != pipeline.Problem ||
-			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of them: a roll that comes to it stops`] != pipeline.Warning {
+			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`] != pipeline.Warning {
 			t.Errorf("doctor says of containers: %v", found)
 		}
 		me := lab.Client()

@@ -80,7 +80,7 @@ func TestNotices(t *testing.T) {
 			t.Errorf("the first node went %s after the start", took)
 		}
 		const err = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook \"h\": h ended with 3: at afterNode wk1`
-		told.require(t, `start roll 20000101-0000-feed  {[] [] ["wk1" "wk2"]} "": recast roll of lab has begun, to do: wk1, wk2`,
+		told.require(t, `start roll 20000101-0000-feed  {[] [] ["wk1" "wk2"]} "": recast roll of lab has started, to do: wk1, wk2`,
 			`failure roll 20000101-0000-feed failed {[] ["wk1"] ["wk2"]} "`+err+`": recast roll of lab: failed`)
 
 		h.do, told.takes = nil, 0
@@ -89,7 +89,7 @@ func TestNotices(t *testing.T) {
 		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
 			t.Fatal(err)
 		}
-		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has begun, to do: wk2`,
+		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has started, to do: wk2`,
 			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)
 
 		// With nothing to do there is no notice.

@@ -190,7 +190,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		if turn := told.Turns[0]; run.Result != "killed" || turn.Status != "" || turn.AwayFrom.IsZero() || !turn.AwayTo.IsZero() {
 			t.Errorf("%s; %+v", run.Result, turn)
 		}
-		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll goes on where this one stopped") {
+		if o, any := told.Longest(); !any || !o.Open || !strings.Contains(page, "recast roll continues where this one stopped") {
 			t.Errorf("outage %+v", o)
 		}
 

@@ -112,7 +112,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
 		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
 		lab.requireLeftAlone(from, "cp1")
 	})
 }
@@ -153,8 +153,8 @@ func TestRestoreIsInterrupted(t *testing.T) {
 				again.Run = "20000101-0000-0002"
 				rep, err := again.Restore(t.Context(), saved.File, "cp1")
 				switch {
-				case killed == nil || err != nil && strings.Contains(err.Error(), "has data of etcd already"):
-					requireRefused(t, err, "has data of etcd already") // it was almost complete
+				case killed == nil || err != nil && strings.Contains(err.Error(), "has etcd data already"):
+					requireRefused(t, err, "has etcd data already") // it was all but over
 				case err != nil:
 					t.Fatalf("%+v, %v", rep, err)
 				case rep.Resumes != (rep.Run == user.Run):
@@ -242,7 +242,7 @@ func TestRestoreOnceMore(t *testing.T) {
 			t.Error("changes in Kubernetes since then are lost")
 		}
 		_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
 	})
 }
 
@@ -267,7 +267,7 @@ func TestRestoreAfterAForeignBootstrap(t *testing.T) {
 		})
 		time.Sleep(2 * time.Minute)
 		_, err := lab.Client().Restore(t.Context(), saved.File, "cp1")
-		requireRefused(t, err, "cp1 has data of etcd already: it is never overwritten")
+		requireRefused(t, err, "cp1 has etcd data already: it is never overwritten")
 	})
 }
 
@@ -289,7 +289,7 @@ func TestRestoreIsRefused(t *testing.T) {
 			rewrite(l, file, func(b []byte) []byte { b[9000] ^= 1; return b })
 		}, "cp1", fault.Refused, "does not match its checksum"},
 		"no such node":         {1, nil, "cp9", fault.Config, `no node "cp9"`},
-		"a worker":             {1, nil, "wk1", fault.Refused, "wk1 was none of them"},
+		"a worker":             {1, nil, "wk1", fault.Refused, "wk1 is not one of them"},
 		"three control planes": {3, nil, "cp1", fault.Refused, "cp1 is not the only control plane: Talos knows cp2 as well"},
 		"two that were off": {3, func(t *testing.T, l *Lab, _ string) {
 			must(t, l.World.PowerOff(l.node("cp2").VMID))
@@ -297,7 +297,7 @@ func TestRestoreIsRefused(t *testing.T) {
 			time.Sleep(45 * time.Minute) // Talos' discovery drops them after 30
 			l.loseEtcd("cp1")
 		}, "cp1", fault.Refused, "can't be told: Talos' discovery does not know cp2, cp3 at present"},
-		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has data of etcd already"},
+		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has etcd data already"},
 		"another VM":  {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "cp1", fault.Refused, "not VM 9002 as configured"},
 	}
 	for name, c := range cases {

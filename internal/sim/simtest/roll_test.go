@@ -139,7 +139,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web") {
 			t.Fatalf("err = %v", err)
 		}
-		requireTrouble(t, err, fault.DrainBlocked, "every disk is where it belongs")
+		requireTrouble(t, err, fault.DrainBlocked, "every disk is in its place")
 		node, err := lab.Kube.Node(t.Context(), "wk1")
 		if err != nil || node.Spec.Unschedulable {
 			t.Errorf("wk1 is still cordoned (%v)", err)

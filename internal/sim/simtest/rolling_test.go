@@ -228,7 +228,7 @@ func TestOneOfThreeFails(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/") || !strings.Contains(err.Error(), "the disk is on fire") {
 					t.Errorf("err = %v", err)
 				}
-				if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still out, cordoned or down: wk1. recast roll"); says != c.down {
+				if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll"); says != c.down {
 					t.Errorf("hints %q", fault.Hints(err))
 				}
 				if slices.Contains(seen.order, "wk3") {

@@ -33,7 +33,7 @@ func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 		if fault.KindOf(err) != fault.Config {
 			t.Errorf("err = %v", err)
 		}
-		requireTrouble(t, err, fault.LockStale, "wk1: done, with all their disks")
+		requireTrouble(t, err, fault.LockStale, "wk1: finished, with all their disks")
 		lab.RequireIntact()
 	})
 }
