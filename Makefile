@@ -23,7 +23,8 @@ LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster im
 
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
-TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary bin/tools/sbom
+TOOLS := bin/tools/testsummary bin/tools/sbom
+LINTERS := bin/tools/gofumpt bin/tools/staticcheck
 
 .PHONY: compiler help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
@@ -45,7 +46,7 @@ stories: bin/tools/testsummary ## all that make test leaves out: whole clusters 
 race: bin/tools/testsummary compiler ## every tenth of the long stories again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
 	@go test -race -json -timeout 60m ./internal/sim/simtest -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,10) -stories.seed=$(SEED) | bin/tools/testsummary -name race
 
-check: $(TOOLS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
+check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
 
 contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
@@ -60,10 +61,10 @@ kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random mom
 mutants: ## take guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
 	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(SEED) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
 
-e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
+e2e: build bin/tools/testsummary bin/tools/staticcheck ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e
 
-e2e-talosctl: build bin/tools/testsummary ## Sidero's own talosctl against the lab's machines: every command with what became of it
+e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own talosctl against the lab's machines: every command with what became of it
 	@tools/e2e-talosctl
 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every trouble with what it says
@@ -109,11 +110,13 @@ compiler:
 
 # Of a module of its own: it needs more than all the other tools.
 bin/tools/goreleaser: tools/release/go.mod tools/release/go.sum
-	@mkdir -p bin/tools
-	@go build -C tools/release -trimpath -o ../../bin/tools/ tool
+	@tools/build tools/release
 	@touch $@
 
-bin/tools/%: tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
-	@mkdir -p bin/tools
-	@go build -C tools -o ../bin/tools/ tool ./cmd/...
+$(LINTERS): tools/go.mod tools/go.sum
+	@tools/build linters
+	@touch $(LINTERS)
+
+$(TOOLS): tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
+	@tools/build tools
 	@touch $(TOOLS)
