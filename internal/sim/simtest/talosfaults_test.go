@@ -216,16 +216,14 @@ func (s *talosScene) again() {
 // and says what a person needs, nothing that cannot be had again is lost, and once
 // the cause is gone what it told the user to do ends in sync.
 func TestTalosFaults(t *testing.T) {
-	faults := 0
 	for name, f := range talosFaults() {
-		if testing.Short() && !f.short {
-			continue
-		}
-		faults++
 		t.Run(name, func(t *testing.T) {
+			if !f.short {
+				long(t)
+			}
+			t.Attr("sum:talos-faults", "1")
 			t.Parallel()
 			synctest.Test(t, f.run)
 		})
 	}
-	t.Attr("talos-faults", fmt.Sprint(faults))
 }

@@ -38,6 +38,7 @@ type summary struct {
 	figures map[string]int
 	lines   map[id][]string // figures of tests that have not ended
 	only    []string        // figures of which the last line is made; nil: everything
+	later   map[string]bool // "package test" that may be skipped for being long; nil: all may
 	racing  map[string]bool // packages in the midst of a race detector's report
 }
 
@@ -88,12 +89,7 @@ func (s *summary) add(line []byte) {
 		s.builds[e.ImportPath].WriteString(e.Output)
 	case "attr":
 		if n, err := strconv.Atoi(e.Value); err == nil {
-			_, own, only := strings.Cut(e.Key, ":")
-			if !only {
-				own = e.Key
-				s.figures[e.Key] += n
-			}
-			s.lines[at] = append(s.lines[at], e.Value+" "+own)
+			s.count(at, e.Key, n)
 		}
 	case "run":
 		at.text(s.output)
@@ -102,6 +98,21 @@ func (s *summary) add(line []byte) {
 		}
 	case "pass", "fail", "skip":
 		s.end(at, e)
+	}
+}
+
+// count adds a figure to the sums and to those of its test. One whose key begins with
+// "sum:" is for the sums alone; with another word before a colon it is for the test alone.
+func (s *summary) count(at id, key string, n int) {
+	kind, name, special := strings.Cut(key, ":")
+	if !special {
+		name = key
+	}
+	if !special || kind == "sum" {
+		s.figures[name] += n
+	}
+	if !special || kind != "sum" {
+		s.lines[at] = append(s.lines[at], strconv.Itoa(n)+" "+name)
 	}
 }
 
@@ -143,6 +154,10 @@ func (s *summary) end(at id, e event) {
 		if s.tests {
 			s.show(at, e)
 		}
+		if e.Action == "skip" && s.isLost(at) {
+			s.ended[at] = "fail"
+			fmt.Fprintf(s.out, "%s %s is skipped here, and is no test that is run later: %s\n", at.pkg, at.test, reason(s.output[at]))
+		}
 		if figures := s.lines[at]; len(figures) > 0 && s.only == nil {
 			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
 		}
@@ -166,6 +181,13 @@ func (s *summary) end(at id, e event) {
 		fmt.Fprint(s.out, lastLines(text.String(), e.Action))
 		delete(s.output, at)
 	}
+}
+
+// isLost says whether a skipped test is neither run later nor unable to run at all: a
+// reason why a test cannot run here says what it needs, or what there is not.
+func (s *summary) isLost(at id) bool {
+	top, _, _ := strings.Cut(at.test, "/")
+	return s.later != nil && !s.later[at.pkg+" "+top] && strings.HasPrefix(reason(s.output[at]), "long")
 }
 
 // show tells how a test ended that did not fail; subtests only if they were skipped.

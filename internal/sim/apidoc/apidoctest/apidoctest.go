@@ -47,8 +47,8 @@ type Requests struct {
 }
 
 // Check looks, when the test ends, at all requests to Proxmox that were recorded,
-// and fails the test for each that Proxmox refuses. It counts, as the test's
-// figures, the requests and the violations. Without a schema it does nothing.
+// and fails the test for each that Proxmox refuses. It adds the requests and the
+// violations to the figures of the run. Without a schema it does nothing.
 //
 // Of a client other than recast only what the server answered with success
 // counts. Tests of the server itself ask for what is wrong to see it refused;
@@ -97,8 +97,8 @@ func (r *Requests) check(t testing.TB, s *apidoc.Schema) {
 			say("not checked: "+c.Method+" "+v.Template+": "+what, t.Log)
 		}
 	}
-	t.Attr("requests", strconv.Itoa(requests))
-	t.Attr("violations", strconv.Itoa(violations))
+	t.Attr("sum:requests", strconv.Itoa(requests))
+	t.Attr("sum:schema-violations", strconv.Itoa(violations))
 }
 
 func (r *Requests) isMeant(v apidoc.Verdict) bool {
