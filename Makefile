@@ -4,8 +4,10 @@ SHELL := bash
 
 FUZZTIME ?= 10s
 PKG ?= ./...
-SLICE ?= 10
-SEED ?= 1
+SLICE ?=
+SEED ?=
+KILLS ?= 10
+MATRIX ?=
 SCHEDULES ?= 200
 BOUND ?= 2000
 N ?= 200
@@ -18,14 +20,12 @@ export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(shell go env GOFLAGS) -trimpath -tags=grpcnotrace)
 test race: export CGO_ENABLED := 1
 
-# The packages with tests that make test skips.
-LONG = $(shell grep -rl --include='*_test.go' 'testing[.]Short()' cmd cluster images internal pipeline schematics | xargs -n1 dirname | sort -u | sed 's|^|./|')
+# The tools are a module of their own, so that their versions are pinned and
+# their dependencies are not ours.
+TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom
+LINTERS := bin/tools/gofumpt bin/tools/staticcheck
 
-# The tools are a separate module: their versions are pinned, and their
-# dependencies are not recast's.
-TOOLS := bin/tools/gofumpt bin/tools/staticcheck bin/tools/testsummary bin/tools/sbom
-
-.PHONY: compiler help build demo test stories check contract crash kill schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler help ci-full build demo test stories check contract crash kill race schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -33,37 +33,45 @@ help: ## list the targets
 build: ## build bin/recast
 	@go build -o bin/recast ./cmd/recast
 
-demo: build ## run the demo in the embedded lab: patch, lock, build, publish, roll, disks intact
+ci-full: ## all of .ci/run, and of every stage all: what it runs a part of each day
+	@.ci/run full
+
+demo: build ## the whole story in the embedded lab: patch, lock, build, publish, roll, disks intact
 	@bin/recast lab demo
 
-test: bin/tools/testsummary compiler ## all tests except the long stories, with the race detector (PKG=./cluster/ for one package)
-	@GORACE=atexit_sleep_ms=50 go test -race -short -json $(PKG) | bin/tools/testsummary -name test
+# Where APIDOC is given, what these send to Proxmox is held against the schema of its API.
+test contract stories: export RECAST_APIDOC := $(if $(APIDOC),$(abspath $(APIDOC)))
 
-stories: bin/tools/testsummary ## all tests that make test skips: whole clusters in the lab, command sessions, an upload of 4 GiB
-	@go test -json -timeout 60m $(LONG) | bin/tools/testsummary -name stories
+# make check vets, all at once.
+test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)
+	@echo "test: compiles recast and its tests first, which takes minutes where Go's build cache has none of it; then a line for each package"
+	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); GORACE=atexit_sleep_ms=50 go test -vet=off -race -short -json $(PKG) | bin/tools/testsummary -name test -later "$$later"
 
-race: bin/tools/testsummary compiler ## repeat every tenth of the long stories with the race detector, which makes them ten times slower (SEED=n for others; SLICE=all for all)
-	@go test -race -json -timeout 60m ./internal/sim/simtest -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,10) -stories.seed=$(SEED) | bin/tools/testsummary -name race
+stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB (SLICE=n for every n-th story in the lab, SEED=n for others)
+	@tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
 
-check: $(TOOLS) ## all static checks: format, vet, staticcheck, tidy, import table, generated docs
+race: bin/tools/testsummary bin/tools/longtests compiler ## every tenth of the long stories in the lab again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=n for every n-th, SLICE=all for all)
+	@long=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests ./internal/sim/simtest); go test -vet=off -race -json -timeout 60m $$long -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),10)) -stories.seed=$(or $(SEED),1) | bin/tools/testsummary -name race
+
+check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
 	@tools/check
 
-contract: bin/tools/testsummary ## test what recast relies on in Proxmox VE, on the simulator or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
-	@go test -json -count=1 -timeout 90m ./internal/contract | bin/tools/testsummary -name contract -tests
+contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
+	@go test -vet=off -json -count=1 -timeout 90m ./internal/contract | bin/tools/testsummary -name contract -tests
 
-crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the results; a recover at every point; every fault at every call of an exchange, and SCHEDULES random ones; changes by others during a roll (SEED=n for others; SLICE=all for all)
-	@GOGC=400 go test -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecoverKilledAnywhere|TestUpgradeKubernetesIsKilled|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(SLICE)) -crash.seed=$(SEED) -foreign.cells=40 -matrix.all -matrix.schedules=$(SCHEDULES) -matrix.seed=$(SEED) | bin/tools/testsummary -name crash
+crash: bin/tools/testsummary ## kill a roll of 3 + 2 nodes at SLICE points of each combination, resume it, compare the worlds; a recover at every point; every fault at every call of an exchange (MATRIX=n: n faults of some exchanges), and SCHEDULES random ones; what others do meanwhile (SEED=n for others; SLICE=all for all)
+	@GOGC=400 go test -vet=off -json -timeout 3h -run 'TestCrash|TestUndoByHand|TestAHostThatRebootsAtEveryPoint|TestForeignHands$$|TestRecoverKilledAnywhere|TestUpgradeKubernetesIsKilled|TestSlowServers|TestMatrix' ./internal/sim/simtest $(if $(filter all,$(SLICE)),-crash.all,-crash.slice=$(or $(SLICE),10)) -crash.seed=$(or $(SEED),1) -foreign.cells=$(if $(MATRIX),12,40) $(if $(MATRIX),-matrix.slice=$(MATRIX),-matrix.all) -matrix.schedules=$(SCHEDULES) -matrix.seed=$(or $(SEED),1) | bin/tools/testsummary -name crash
 
-kill: bin/tools/testsummary ## kill -9 ten rolls of real processes at random moments, run the same command again, check every disk
-	@go test -json -timeout 30m -run TestKill ./cmd/recast -kill.times 10 | bin/tools/testsummary -name kill
+kill: bin/tools/testsummary ## kill -9 KILLS rolls of real processes at random moments, type the same again, look at every disk
+	@go test -vet=off -json -timeout 30m -run TestKill ./cmd/recast -kill.times $(KILLS) -kill.seed $(or $(SEED),0) | bin/tools/testsummary -name kill
 
-mutants: ## remove safety checks from recast, one at a time, and run schedules until a test fails (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
-	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(SEED) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
+mutants: ## take guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
+	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
 
-e2e: build bin/tools/testsummary ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
+e2e: build bin/tools/testsummary bin/tools/staticcheck ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@tools/e2e
 
-e2e-talosctl: build bin/tools/testsummary ## Sidero's own talosctl against the lab's machines: every command with its result
+e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own talosctl against the lab's machines: every command with what became of it
 	@tools/e2e-talosctl
 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
@@ -82,8 +90,8 @@ release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/goreleaser ## b
 release: bin/tools/sbom bin/tools/goreleaser ## publish the checked out tag as a draft
 	@PATH=$(CURDIR)/bin/tools:$$PATH bin/tools/goreleaser release --clean
 
-schedules: bin/tools/testsummary ## N random clusters, each rolled through random faults until its state is correct (SEED=n for others; REPLAY='cp=1 …' for one)
-	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(SEED) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
+schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
+	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
 schema: bin/tools/testsummary ## check every request that the tests send to Proxmox against its API schema (APIDOC=file)
 	@tools/schema '$(APIDOC)'
@@ -109,11 +117,13 @@ compiler:
 
 # A separate module: goreleaser has more dependencies than all other tools together.
 bin/tools/goreleaser: tools/release/go.mod tools/release/go.sum
-	@mkdir -p bin/tools
-	@go build -C tools/release -trimpath -o ../../bin/tools/ tool
+	@tools/build tools/release
 	@touch $@
 
-bin/tools/%: tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
-	@mkdir -p bin/tools
-	@go build -C tools -o ../bin/tools/ tool ./cmd/...
+$(LINTERS): tools/go.mod tools/go.sum
+	@tools/build linters
+	@touch $(LINTERS)
+
+$(TOOLS): tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
+	@tools/build tools
 	@touch $(TOOLS)

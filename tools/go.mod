@@ -10,6 +10,7 @@ tool (
 require (
 	github.com/CycloneDX/cyclonedx-go v0.11.0
 	github.com/xeipuuv/gojsonschema v1.2.0
+	golang.org/x/tools v0.49.0
 )
 
 require (
@@ -19,7 +20,6 @@ require (
 	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
 	golang.org/x/mod v0.40.0 // indirect
 	golang.org/x/sync v0.22.0 // indirect
-	golang.org/x/tools v0.49.0 // indirect
 	honnef.co/go/tools v0.8.0 // indirect
 	mvdan.cc/gofumpt v0.12.0 // indirect
 )

@@ -39,7 +39,7 @@ func BenchmarkReadInitrd(b *testing.B) {
 // TestReadInitrdMemory: the content is not kept in memory.
 func TestReadInitrdMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("makes and reads 300 MiB")
+		t.Skip("long: makes and reads 300 MiB")
 	}
 	if peak := readLarge(t, largeInitrd(t)); peak > maxHeapMiB {
 		t.Errorf("the heap had %.0f MiB", peak)

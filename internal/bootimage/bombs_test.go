@@ -13,7 +13,7 @@ import (
 func TestInitrdBombs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("makes archives of 100 MB")
+		t.Skip("long: makes archives of 100 MB")
 	}
 	base := packed(t, cpio(entry{name: "init", content: "init"}))
 	many := func(n int, make func(i int) entry) []byte {

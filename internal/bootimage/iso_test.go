@@ -144,7 +144,7 @@ func circle(esp []byte) {
 func TestRealGRUB(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("makes an ISO with grub-mkrescue")
+		t.Skip("long: makes an ISO with grub-mkrescue")
 	}
 	if _, err := exec.LookPath("grub-mkrescue"); err != nil {
 		t.Skip("grub-mkrescue is not installed")

@@ -20,7 +20,7 @@ import (
 func TestRealSquashfs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("makes file systems of thousands of files")
+		t.Skip("long: makes file systems of thousands of files")
 	}
 	if _, err := exec.LookPath("mksquashfs"); err != nil {
 		t.Skip("mksquashfs is not installed")

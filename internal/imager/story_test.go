@@ -68,7 +68,7 @@ func TestBuilt(t *testing.T) {
 func TestKilledAtEveryChange(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("it builds two images for every request")
+		t.Skip("long: it builds two images for every request")
 	}
 	undisturbed := newStory(t)
 	if err := undisturbed.build(t.Context(), t); err != nil {

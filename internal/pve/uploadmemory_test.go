@@ -32,7 +32,7 @@ const (
 // the role.
 func TestUploadMemory(t *testing.T) {
 	if testing.Short() {
-		t.Skip("4 GiB take a while")
+		t.Skip("long: 4 GiB take a while")
 	}
 	switch os.Getenv(roleVar) {
 	case "server":

@@ -265,7 +265,7 @@ func (o oneByte) Read(p []byte) (int, error) { return o.Reader.Read(p[:min(1, le
 // TestCutBlobIsReadToItsEnd: over a real connection, and its digest is still checked.
 func TestCutBlobIsReadToItsEnd(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it waits for seconds")
+		t.Skip("long: it waits for seconds")
 	}
 	t.Parallel()
 	c := newCopier(t)

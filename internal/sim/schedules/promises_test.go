@@ -23,7 +23,7 @@ func TestAFaultExcusesNothingBefore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if testing.Short() && name == "at a call" {
-				t.Skip("bringing up another lab")
+				t.Skip("long: bringing up another lab")
 			}
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlay(t, Case{ControlPlanes: 3, Hosts: 1, Changes: []string{changePatch}})

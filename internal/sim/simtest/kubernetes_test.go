@@ -92,7 +92,7 @@ func (l *Lab) requireKubernetes(version string) {
 func TestUpgradeKubernetes(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
 		if testing.Short() {
-			t.Skip("a whole cluster")
+			t.Skip("long: a whole cluster")
 		}
 		boots := lab.boots()
 		from := len(lab.Recorder.Calls())

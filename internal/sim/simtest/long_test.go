@@ -7,33 +7,131 @@ package simtest
 
 import (
 	"flag"
+	"fmt"
 	"hash/fnv"
+	"os"
+	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 )
 
 var (
-	storiesSlice = flag.Uint("stories.slice", 1, "run only every that-many-th long story")
-	storiesSeed  = flag.String("stories.seed", "1", "chooses which of them")
+	storiesSlice = flag.Uint64("stories.slice", 1, "run only every that-many-th long story")
+	storiesEvery = flag.Bool("stories.every", false, "and those that are in every slice")
+	storiesSeed  = flag.Uint64("stories.seed", 1, "chooses which of them: so many seeds in a row choose all")
 )
 
-// TestMain makes garbage collection rarer: each test's lab is dropped as a
-// whole, and collecting would take a sixth of the time.
+// everySlice are stories that are in every slice of make stories: of everything that
+// recast does to a cluster one at least.
+var everySlice = []string{
+	"TestAHoldersDisksAreRefusedUntilItIsNamed",
+	"TestAVMUnderHA",
+	"TestBackupIsWaitedOut",
+	"TestDoctorForATokenWithNothing",
+	"TestEveryRefusal",
+	"TestFewPrivilegesSuffice",
+	"TestInPlaceUpgrade",
+	"TestOutsideClients",
+	"TestParkingOnEveryHost",
+	"TestPublishAndPrune",
+	"TestRecover",
+	"TestRecreateOnEveryBus",
+	"TestRetention",
+	"TestRollTwiceUsesTheParkingVMAgain",
+	"TestRollWithLostAnswers",
+	"TestRollback",
+	"TestTakeOver",
+	"TestTheVMIDIsTaken",
+	"TestTwoRollsAtOnce",
+	"TestWhatADeleteWouldDropIsKeptByReimage",
+}
+
+// TestMain lets garbage lie: each test has a lab of its own, which is dropped as
+// a whole, and a sixth of the time would go into sweeping up.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	m.Run()
 }
 
-// long leaves a test to make stories, so that make test stays quick. make race runs a
-// slice of them again, since the race detector makes each ten times slower.
-func long(t *testing.T) {
+// longParts leaves a test to make stories, so that make test stays quick. Which of its
+// subtests are in a slice is for each of them to say, by long.
+func longParts(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(*storiesSeed + " " + t.Name())) // never fails
-	if sum.Sum32()%uint32(*storiesSlice) != 0 {
-		t.Skip("not in this slice: make race SLICE=all")
+}
+
+// long leaves a test, with all its subtests, to the slices of make stories and make race.
+func long(t *testing.T) {
+	t.Helper()
+	longParts(t)
+	if !inSlice(t.Name(), *storiesSlice, *storiesSeed) {
+		t.Skip("not in this slice: SLICE=all")
+	}
+}
+
+// sliced are the tests that are in the slice.
+var sliced sync.Map
+
+// inSlice says whether a slice has a test. The subtests of one that it has are in it, too.
+func inSlice(name string, slice, seed uint64) bool {
+	top, _, _ := strings.Cut(name, "/")
+	if *storiesEvery && slices.Contains(everySlice, top) {
+		return true
+	}
+	for i, c := range name {
+		if _, ok := sliced.Load(name[:i]); ok && c == '/' {
+			return true
+		}
+	}
+	sum := fnv.New64a()
+	_, _ = sum.Write([]byte(name)) // never fails
+	if (sum.Sum64()>>16+seed)%slice != 0 {
+		return false
+	}
+	sliced.Store(name, true)
+	return true
+}
+
+// TestSlices holds what is in no slice, or in two, and names in every slice that are no test's.
+func TestSlices(t *testing.T) {
+	t.Parallel()
+	const slice = 7
+	for i := range 500 {
+		name, in := fmt.Sprintf("TestSlices%d", i), 0
+		for seed := range uint64(slice) {
+			if inSlice(name, slice, seed) {
+				in++
+			}
+			parted := inSlice(name+"/part", slice, seed)
+			if _, whole := sliced.LoadAndDelete(name); whole && !parted {
+				t.Errorf("slice %d has %s without its part", seed, name)
+			}
+			sliced.Delete(name + "/part")
+		}
+		if in != 1 {
+			t.Errorf("%s is in %d of %d slices", name, in, slice)
+		}
+	}
+	sources, err := filepath.Glob("*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for _, name := range sources {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(text)
+	}
+	for _, name := range everySlice {
+		if !strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {") {
+			t.Errorf("every slice has %s, and there is no such test", name)
+		}
 	}
 }

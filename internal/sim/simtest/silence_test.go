@@ -322,7 +322,7 @@ func TestSilence(t *testing.T) {
 	t.Cleanup(func() { t.Attr("rpcs-silenced", fmt.Sprint(silenced.Load())) })
 	for name, v := range silentVerbs() {
 		t.Run(name, func(t *testing.T) {
-			long(t)
+			longParts(t)
 			var undisturbed *mute
 			synctest.Test(t, func(t *testing.T) {
 				l := New(t, v.o)

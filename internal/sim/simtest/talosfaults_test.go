@@ -215,16 +215,14 @@ func (s *talosScene) again() {
 // a person needs to know, nothing irreplaceable is lost, and after the fault the remedy
 // ends in sync.
 func TestTalosFaults(t *testing.T) {
-	faults := 0
 	for name, f := range talosFaults() {
-		if testing.Short() && !f.short {
-			continue
-		}
-		faults++
 		t.Run(name, func(t *testing.T) {
+			if !f.short {
+				long(t)
+			}
+			t.Attr("sum:talos-faults", "1")
 			t.Parallel()
 			synctest.Test(t, f.run)
 		})
 	}
-	t.Attr("talos-faults", fmt.Sprint(faults))
 }

@@ -3,12 +3,15 @@
 //
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
-// With -tests it shows every test when it ends, and why tests were skipped. With -story it shows the tests' output as it is
-// printed. A test adds a figure with t.Attr: numbers of the same key are summed. A figure whose key has a colon
-// ("fault:no-quorum") is shown only with its test. With -figures the last line has only the named figures, and the first of
-// them must not be 0:
+// With -tests every test is shown as it ends, and what was skipped with its reason. With -story
+// what tests print is shown as they print it. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
+// One whose key begins with "sum:" is in the last line alone; one that has another colon ("fault:no-quorum") is shown with its own test alone.
+// With -figures the named ones alone make the last line, and the first of them may not be 0:
 //
 //	schema: 48211 requests, 0 violations
+//
+// With -later, the lines of longtests -names, a test that was skipped has to be among
+// those if its reason is that it is long: else nothing would ever run it.
 package main
 
 import (
@@ -29,12 +32,20 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	tests := flags.Bool("tests", false, "show every test as it ends (subtests only if skipped), and why one was skipped")
 	story := flags.Bool("story", false, "show what tests print as they print it")
 	figures := flags.String("figures", "", "figures, separated by commas, of which the last line is made (default: all)")
+	var later map[string]bool
+	flags.Func("later", "a line for each test that is left to another run: its package and its name", func(lines string) error {
+		later = map[string]bool{}
+		for line := range strings.Lines(lines) {
+			later[strings.TrimSpace(line)] = true
+		}
+		return nil
+	})
 	if err := flags.Parse(args); err != nil {
 		return 3
 	}
 	start := time.Now()
 	s := newSummary(stdout)
-	s.tests, s.story = *tests, *story
+	s.tests, s.story, s.later = *tests, *story, later
 	if *figures != "" {
 		s.only = strings.Split(*figures, ",")
 	}

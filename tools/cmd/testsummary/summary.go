@@ -36,9 +36,10 @@ type summary struct {
 	ended   map[id]string   // the action that ended it
 	parents map[id]struct{} // tests that have subtests
 	figures map[string]int
-	lines   map[id][]string // figures of unfinished tests
-	only    []string        // figures on the last line; nil: all
-	racing  map[string]bool // packages in the middle of a race detector's report
+	lines   map[id][]string // figures of tests that have not ended
+	only    []string        // figures of which the last line is made; nil: everything
+	later   map[string]bool // "package test" that may be skipped for being long; nil: all may
+	racing  map[string]bool // packages in the midst of a race detector's report
 }
 
 func newSummary(out io.Writer) *summary {
@@ -88,12 +89,7 @@ func (s *summary) add(line []byte) {
 		s.builds[e.ImportPath].WriteString(e.Output)
 	case "attr":
 		if n, err := strconv.Atoi(e.Value); err == nil {
-			_, own, only := strings.Cut(e.Key, ":")
-			if !only {
-				own = e.Key
-				s.figures[e.Key] += n
-			}
-			s.lines[at] = append(s.lines[at], e.Value+" "+own)
+			s.count(at, e.Key, n)
 		}
 	case "run":
 		at.text(s.output)
@@ -105,9 +101,24 @@ func (s *summary) add(line []byte) {
 	}
 }
 
-// isRaceReport says whether a line belongs to a report of the race detector. The report goes
-// to standard error, so go test attributes it to whichever parallel test printed last. If
-// that test passes, its output would not be shown.
+// count adds a figure to the sums and to those of its test. One whose key begins with
+// "sum:" is for the sums alone; with another word before a colon it is for the test alone.
+func (s *summary) count(at id, key string, n int) {
+	kind, name, special := strings.Cut(key, ":")
+	if !special {
+		name = key
+	}
+	if !special || kind == "sum" {
+		s.figures[name] += n
+	}
+	if !special || kind != "sum" {
+		s.lines[at] = append(s.lines[at], strconv.Itoa(n)+" "+name)
+	}
+}
+
+// isRaceReport says whether a line belongs to a report of the race detector. It goes to
+// standard error, so that go test takes it for a line of whichever parallel test spoke
+// last, which may well pass: it would not be shown with the one that fails.
 func (s *summary) isRaceReport(e event) bool {
 	switch {
 	case strings.HasPrefix(e.Output, "WARNING: DATA RACE"):
@@ -144,6 +155,10 @@ func (s *summary) end(at id, e event) {
 		if s.tests {
 			s.show(at, e)
 		}
+		if e.Action == "skip" && s.isLost(at) {
+			s.ended[at] = "fail"
+			fmt.Fprintf(s.out, "%s %s is skipped here, and is no test that is run later: %s\n", at.pkg, at.test, reason(s.output[at]))
+		}
 		if figures := s.lines[at]; len(figures) > 0 && s.only == nil {
 			fmt.Fprintf(s.out, "%s: %s\n", at.test, strings.Join(figures, ", "))
 		}
@@ -169,7 +184,14 @@ func (s *summary) end(at id, e event) {
 	}
 }
 
-// show shows a test that did not fail; subtests only if they were skipped.
+// isLost says whether a skipped test is neither run later nor unable to run at all: a
+// reason why a test cannot run here says what it needs, or what there is not.
+func (s *summary) isLost(at id) bool {
+	top, _, _ := strings.Cut(at.test, "/")
+	return s.later != nil && !s.later[at.pkg+" "+top] && strings.HasPrefix(reason(s.output[at]), "long")
+}
+
+// show tells how a test ended that did not fail; subtests only if they were skipped.
 func (s *summary) show(at id, e event) {
 	switch {
 	case e.Action == "skip":

@@ -200,6 +200,32 @@ func TestB(t *testing.T) { t.Attr("requests", "4"); t.Attr("violations", "0") }`
 	}
 }
 
+// TestSums: figures that are summed and not shown with each test.
+func TestSums(t *testing.T) {
+	t.Parallel()
+	code, out := goTest(t, `import "testing"
+func TestA(t *testing.T) { t.Attr("sum:requests", "3"); t.Attr("points", "1") }
+func TestB(t *testing.T) { t.Attr("sum:requests", "4") }`)
+	if code != 0 || strings.Contains(out, "TestB") || !strings.Contains(out, "TestA: 1 points\n") || !strings.Contains(out, ", 1 points, 7 requests, ") {
+		t.Errorf("code %d:\n%s", code, out)
+	}
+}
+
+// TestLostTests: what is skipped for being long has to be run some time.
+func TestLostTests(t *testing.T) {
+	t.Parallel()
+	const test = `import "testing"
+func TestA(t *testing.T) {}
+func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Skip("long: too much") }) }
+func TestC(t *testing.T) { t.Skip("there is no such program") }`
+	for later, want := range map[string]int{"example TestB\n": 0, "example TestA\n": 1} {
+		code, out := goTest(t, test, "-later", later)
+		if lost := strings.Contains(out, "example TestB/x is skipped here, and is no test that is run later: long: too much\n"); code != want || lost != (want == 1) {
+			t.Errorf("-later %q: code %d, want %d:\n%s", later, code, want, out)
+		}
+	}
+}
+
 func TestReportsOfRacesAreShown(t *testing.T) {
 	t.Parallel()
 	var events strings.Builder

@@ -46,9 +46,9 @@ type Requests struct {
 	meant    []string
 }
 
-// Check checks all recorded requests to Proxmox at the end of the test, and fails the test
-// for each that Proxmox would refuse. It reports the numbers of requests and violations as
-// the test's figures. Without a schema it does nothing.
+// Check looks, when the test ends, at all requests to Proxmox that were recorded,
+// and fails the test for each that Proxmox refuses. It adds the requests and the
+// violations to the figures of the run. Without a schema it does nothing.
 //
 // For clients other than recast only successful requests count: tests of the server itself
 // send invalid requests, but what the server accepts must be valid, or it is too lenient.
@@ -96,8 +96,8 @@ func (r *Requests) check(t testing.TB, s *apidoc.Schema) {
 			say("not checked: "+c.Method+" "+v.Template+": "+what, t.Log)
 		}
 	}
-	t.Attr("requests", strconv.Itoa(requests))
-	t.Attr("violations", strconv.Itoa(violations))
+	t.Attr("sum:requests", strconv.Itoa(requests))
+	t.Attr("sum:schema-violations", strconv.Itoa(violations))
 }
 
 func (r *Requests) isMeant(v apidoc.Verdict) bool {

@@ -68,7 +68,7 @@ func TestWhatCounts(t *testing.T) {
 		"error: POST /api2/json/nodes/pve1/vm: cores: type check ('integer') failed - got 'one'",
 		"not checked: POST /nodes/{node}/vm: odd: format pve-odd",
 		"error: POST /api2/json/nodes/pve1/vm: bios: value 'uefi' does not have a value in the enumeration",
-		"requests=6", "violations=3",
+		"sum:requests=6", "sum:schema-violations=3",
 	}
 	if diff := cmp.Diff(want, to.said); diff != "" {
 		t.Errorf("recorded (-want +got):\n%s", diff)
