@@ -15,9 +15,9 @@ type Batch struct {
 	Beside bool     `json:"beside,omitempty"` // rolled at the same time as the batch before it
 }
 
-// arrange says how the nodes that something is done to are rolled: in which
+// Arrange says how the nodes that something is done to are rolled: in which
 // batches, and which slots each of them holds meanwhile.
-func (p *Plan) arrange() {
+func (p *Plan) Arrange() {
 	p.Batches, p.Room = nil, map[string]int{ControlPlane: 1}
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -70,10 +70,10 @@ func hostSlot(host string) string { return "host/" + host }
 // configured, and whose disks its VM has or had when it was taken down.
 func (n NodePlan) holders() []VMID {
 	ids := map[VMID]bool{}
-	if n.wanted.Holder != 0 {
-		ids[n.wanted.Holder] = true
+	if n.Wanted.Holder != 0 {
+		ids[n.Wanted.Holder] = true
 	}
-	if vm := n.found.VM; vm != nil {
+	if vm := n.Found.VM; vm != nil {
 		disks, _ := vm.Disks() // what can't be read is refused elsewhere
 		for _, d := range disks {
 			if !d.CDROM && !d.CSI() && d.Owner != 0 && d.Owner != vm.ID {
@@ -81,7 +81,7 @@ func (n NodePlan) holders() []VMID {
 			}
 		}
 	}
-	if park := n.found.Parking; park != nil {
+	if park := n.Found.Parking; park != nil {
 		for _, d := range park.Record.Disks {
 			if d.Holder != 0 {
 				ids[d.Holder] = true
@@ -91,8 +91,8 @@ func (n NodePlan) holders() []VMID {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// of lists the nodes of a batch.
-func (p Plan) of(b Batch) []NodePlan {
+// Of lists the nodes of a batch.
+func (p Plan) Of(b Batch) []NodePlan {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
 }
 

@@ -137,7 +137,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 			a.formingSince = asked
 		}
 		if asked.Sub(a.formingSince) >= a.watch() {
-			return false, "", wait.Stop(halfMade(f.vm))
+			return false, "", wait.Stop(HalfMade(f.vm))
 		}
 		return false, f.Error(), nil
 	}

@@ -172,7 +172,7 @@ func (e *UnprovenError) Unwrap() error { return e.Err }
 func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	silent := elapsed(h.alive)
+	silent := Elapsed(h.alive)
 	if silent <= h.claim.watch()/2 {
 		return nil
 	}
@@ -183,9 +183,9 @@ func (h *Held) silence() error {
 	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
 
-// elapsed is the time since then by whichever clock says more: a monotonic
+// Elapsed is the time since then by whichever clock says more: a monotonic
 // clock stands still while a machine sleeps, a wall clock can be set back.
-func elapsed(then time.Time) time.Duration {
+func Elapsed(then time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
 }
@@ -269,7 +269,7 @@ func (h *Held) beat(ctx context.Context) error {
 		if err = h.place.write(ctx, s, next); err == nil {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.doubt = h.doubt || elapsed(h.alive) > h.claim.watch()/2
+			h.doubt = h.doubt || Elapsed(h.alive) > h.claim.watch()/2
 			h.alive, h.fault = sent, nil
 			return nil
 		}

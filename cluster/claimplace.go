@@ -50,7 +50,7 @@ func (p claimVM) read(ctx context.Context) (ClaimState, error) {
 	switch {
 	case err != nil:
 		return ClaimState{}, fmt.Errorf("look up VM %d: %w", p.id, err)
-	case forming(vm):
+	case Forming(vm):
 		return ClaimState{}, &formingError{vm}
 	}
 	s, err := claimOf(vm, p.cluster)

@@ -84,14 +84,14 @@ func ReadClaim(vm VM) (s ClaimState, ok bool, err error) {
 	return ClaimState{}, false, nil
 }
 
-// forming says whether the VM is being created and has no more than that lock
+// Forming says whether the VM is being created and has no more than that lock
 // yet: Proxmox writes the configuration proper only at the end of the task
 // (qemu-server, API2/Qemu.pm, create_and_lock_config).
-func forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
+func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
 
-// halfMade is the error of a VM that is forming and does not become more. Only
+// HalfMade is the error of a VM that is forming and does not become more. Only
 // root can take that lock away.
-func halfMade(vm VM) error {
+func HalfMade(vm VM) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
 		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
 			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
@@ -119,7 +119,7 @@ func claimOf(vm VM, cluster string) (ClaimState, error) {
 // which is none, is an error.
 func PeekClaim(vms []VM, cluster string, id VMID) (s ClaimState, found bool, err error) {
 	for _, vm := range vms {
-		if vm.ID == id && !forming(vm) {
+		if vm.ID == id && !Forming(vm) {
 			s, err = claimOf(vm, cluster)
 			return s, err == nil, err
 		}

@@ -47,9 +47,9 @@ type foundFile struct {
 	err error  // why it can't be used, or not compared with what the node runs
 }
 
-// neutral is what recast sets itself, the same in every configuration, so that none
+// NeutralPatch is what recast sets itself, the same in every configuration, so that none
 // differs for it.
-var neutral = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
+var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
 // observeFiles reads the files of the nodes that a roll has something to do with, and
 // compares each with what its node runs. That one can't be used is an error of its node alone.
@@ -58,9 +58,9 @@ func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Fou
 		return
 	}
 	g := errgroup.Group{}
-	g.SetLimit(machinesAtOnce)
+	g.SetLimit(MachinesAtOnce)
 	for i := range found {
-		if f := found[i]; f.away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], f, nothingPast).rollable() {
+		if f := found[i]; f.Away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], f, nothingPast).Rollable() {
 			continue
 		}
 		g.Go(func() error {
@@ -81,8 +81,8 @@ func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *foundFil
 	if !there {
 		return nil
 	}
-	file := &foundFile{sum: configSum(text)}
-	if file.Hash, file.err = says(text); file.err != nil || f.Machine == nil {
+	file := &foundFile{sum: ConfigSum(text)}
+	if file.Hash, file.err = Text(text); file.err != nil || f.Machine == nil {
 		return file
 	}
 	runs, err := src.Talos.MachineConfig(ctx, f.Addr)
@@ -90,7 +90,7 @@ func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *foundFil
 		file.err = fmt.Errorf("what the node runs can't be read: %w", err)
 		return file
 	}
-	file.Runs = configSum(runs)
+	file.Runs = ConfigSum(runs)
 	kubernetes, err := src.Talos.KubernetesImages(ctx, f.Addr)
 	if err != nil {
 		file.err = fmt.Errorf("which Kubernetes the node runs can't be read: %w", err)
@@ -100,8 +100,8 @@ func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *foundFil
 	return file
 }
 
-// says is the hash of what a configuration says.
-func says(text Secret) (string, error) {
+// Text is the hash of what a configuration says.
+func Text(text Secret) (string, error) {
 	docs, err := config.Parse(text)
 	if err != nil {
 		return "", fault.MachineConfig.Refusedf("not a machine configuration: %w", err)
@@ -112,7 +112,7 @@ func says(text Secret) (string, error) {
 // compareConfigs lists in what a file differs from what its node runs, once recast has
 // set in both what it sets itself. The file is read as Talos of that version reads it.
 func compareConfigs(m Maintenance, runs, file Secret, kubernetes KubernetesImages, talos string) ([]config.Change, error) {
-	patch := neutral
+	patch := NeutralPatch
 	patch.Kubernetes = kubernetes
 	a, err := m.PatchConfig(runs, patch)
 	if err != nil {
@@ -134,11 +134,11 @@ func compareConfigs(m Maintenance, runs, file Secret, kubernetes KubernetesImage
 // planFile shows what a node's file would change, where this strategy gives the node
 // what the file says, and notes that it does not where it does not.
 func (n *NodePlan) planFile() {
-	file, applies := n.found.file, n.Strategy == Recreate || n.Strategy == Reimage || n.Strategy == Configure
+	file, applies := n.Found.file, n.Strategy == Recreate || n.Strategy == Reimage || n.Strategy == Configure
 	switch {
 	case file == nil || !applies && n.Strategy != InPlace:
-	case n.Resume && applies && n.found.configIn == ConfigInJournal:
-		if rec := n.found.Parking.Record; rec.Config != "" && rec.Config != file.sum {
+	case n.Resume && applies && n.Found.configIn == ConfigInJournal:
+		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
 		}
 	case !applies:
@@ -146,11 +146,11 @@ func (n *NodePlan) planFile() {
 	case file.err != nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.err.Error())
 	default:
-		n.Refused = append(n.Refused, n.found.dropsVolumes(file.Changes)...)
+		n.Refused = append(n.Refused, n.Found.dropsVolumes(file.Changes)...)
 		shown := file.ConfigFile
 		shown.Applied = true
-		if n.found.Machine == nil {
-			shown.Uncompared = n.found.nothingToCompare()
+		if n.Found.Machine == nil {
+			shown.Uncompared = n.Found.nothingToCompare()
 		}
 		n.ConfigFile = &shown
 	}
@@ -183,19 +183,12 @@ func (n *NodePlan) noteFile(file *foundFile) {
 	switch {
 	case file.err != nil:
 		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.err.Error()+stays)
-	case n.found.Machine == nil:
+	case n.Found.Machine == nil:
 	case len(file.Changes) > 0:
 		shown := file.ConfigFile
 		n.ConfigFile = &shown
 		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
 	}
-}
-
-// showed says whether the plan has shown a file that says the same as this one.
-func (n *nodeRoll) showed(file Secret) bool {
-	planned, _ := n.plan.ConfigFile.hashOf()
-	is, err := says(file)
-	return err == nil && planned == is
 }
 
 // nothingToCompare is why there is no configuration to compare a file with.
@@ -209,48 +202,10 @@ func (f *Found) nothingToCompare() string {
 	return "the node is away"
 }
 
-// hashOf is what binds a plan to a node's file: "" where there is none that is applied.
-func (f *ConfigFile) hashOf() (file, runs string) {
+// HashOf is what binds a plan to a node's file: "" where there is none that is applied.
+func (f *ConfigFile) HashOf() (file, runs string) {
 	if f == nil || !f.Applied {
 		return "", ""
 	}
 	return f.Hash, f.Runs
-}
-
-// userConfig is the node's file as it is now. It must say what the plan has shown, of a
-// node that runs what the plan has compared it with.
-func (n *nodeRoll) userConfig(ctx context.Context) (text Secret, found bool, err error) {
-	if n.MachineConfig != nil {
-		if text, found, err = n.MachineConfig(n.plan.Node); err != nil {
-			return nil, false, err
-		}
-	}
-	planned, ran := n.plan.ConfigFile.hashOf()
-	switch {
-	case !found && planned == "":
-		return nil, false, nil
-	case !found:
-		return nil, false, n.fileMoved("its file in talos.machineConfigs is gone")
-	case planned == "":
-		return nil, false, n.fileMoved("it has a file in talos.machineConfigs now")
-	}
-	if is, err := says(text); err != nil || is != planned {
-		return nil, false, errors.Join(n.fileMoved("its file in talos.machineConfigs was changed"), err)
-	}
-	if ran == "" {
-		return text, true, nil
-	}
-	runs, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
-	if err != nil {
-		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
-	}
-	if configSum(runs) != ran {
-		return nil, false, n.fileMoved("the configuration that it runs was changed")
-	}
-	return text, true, nil
-}
-
-func (n *nodeRoll) fileMoved(how string) error {
-	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.plan.Node, how),
-		"recast plan --explain %s shows what the file would change now; then roll that", n.plan.Node)
 }

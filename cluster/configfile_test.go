@@ -125,7 +125,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 			if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
 				t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
 			}
-			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != configSum([]byte(tc.runs))) {
+			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != ConfigSum([]byte(tc.runs))) {
 				t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
 			}
 			for _, text := range []struct {

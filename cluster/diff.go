@@ -37,8 +37,8 @@ type History func(lockHash string) (extensions []LockedExtension, known bool)
 // what is wanted. Kubernetes is upgraded by recast upgrade-k8s.
 func rollable(code string) bool { return code != kubernetesVersion }
 
-// rollable says whether a roll has anything to do to the node.
-func (d Drift) rollable() bool {
+// Rollable says whether a roll has anything to do to the node.
+func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r Reason) bool { return rollable(r.Code) })
 }
 
@@ -56,19 +56,19 @@ func Diff(w Wanted, f Found, past History) Drift {
 	}
 	if f.Machine != nil {
 		d.Talos = f.Machine.TalosVersion
-		d.Reasons = append(d.Reasons, diffImage(w.Build, *f.Machine, past)...)
+		d.Reasons = append(d.Reasons, DiffImage(w.Build, *f.Machine, past)...)
 		if len(d.Reasons) == 0 { // another image brings its own installer
-			d.Reasons = append(d.Reasons, diffInstalled(w.Build, *f.Machine)...)
+			d.Reasons = append(d.Reasons, DiffInstalled(w.Build, *f.Machine)...)
 		}
 	}
 	d.Notes = append(d.Notes, f.Unsupported...)
 	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
-		d.Notes = append(d.Notes, "its machine is not well: "+m.standing())
+		d.Notes = append(d.Notes, "its machine is not well: "+m.Standing())
 	}
 	if f.Machine != nil && f.Machine.ConfigHidden {
 		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: the install image of its configuration, a system that waits for a reboot")
 	}
-	if why := f.pause(); why != "" {
+	if why := f.Pause(); why != "" {
 		d.Notes = append(d.Notes, "paused: "+why+": a roll leaves it as it is")
 	}
 	if f.Node != nil {
@@ -81,7 +81,7 @@ func Diff(w Wanted, f Found, past History) Drift {
 	if f.Parking != nil {
 		d.Reasons = append(d.Reasons, diffKept(*f.Parking)...)
 	}
-	for _, p := range f.parkings() {
+	for _, p := range f.Parkings() {
 		for _, kept := range p.Record.Kept {
 			what := "previous system disk"
 			if kept.GivenUp {
@@ -94,12 +94,12 @@ func Diff(w Wanted, f Found, past History) Drift {
 	return d
 }
 
-func diffImage(b Build, m Machine, past History) []Reason {
+func DiffImage(b Build, m Machine, past History) []Reason {
 	var out []Reason
 	if m.TalosVersion != b.TalosVersion {
 		out = append(out, Reason{"talos-version", fmt.Sprintf("Talos %s → %s", m.TalosVersion, b.TalosVersion), m.TalosVersion, b.TalosVersion})
 	}
-	out = append(out, diffTarget(b, m)...)
+	out = append(out, DiffTarget(b, m)...)
 	found := m.Schematic.LockHash()
 	switch {
 	case m.Schematic.ID == "":
@@ -114,8 +114,8 @@ func diffImage(b Build, m Machine, past History) []Reason {
 	return append(out, DiffExtensions(b, m)...)
 }
 
-// diffTarget compares what an image is made for, of which the schematic says nothing.
-func diffTarget(b Build, m Machine) []Reason {
+// DiffTarget compares what an image is made for, of which the schematic says nothing.
+func DiffTarget(b Build, m Machine) []Reason {
 	var out []Reason
 	if m.Arch != "" && m.Arch != b.Arch {
 		out = append(out, Reason{"arch", fmt.Sprintf("architecture %s → %s", m.Arch, b.Arch), m.Arch, b.Arch})
@@ -124,13 +124,13 @@ func diffTarget(b Build, m Machine) []Reason {
 		out = append(out, Reason{"platform", fmt.Sprintf("platform %s → %s", m.Platform, b.Platform), m.Platform, b.Platform})
 	}
 	if m.SecureBoot != nil && *m.SecureBoot != b.SecureBoot {
-		was, is := onOff(*m.SecureBoot), onOff(b.SecureBoot)
+		was, is := OnOff(*m.SecureBoot), OnOff(b.SecureBoot)
 		out = append(out, Reason{"secure-boot", fmt.Sprintf("Secure Boot %s → %s", was, is), was, is})
 	}
 	return out
 }
 
-func onOff(on bool) string {
+func OnOff(on bool) string {
 	if on {
 		return "on"
 	}
@@ -160,9 +160,9 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return out
 }
 
-// configEntry is what imager adds to the list of extensions for a machine
+// ConfigEntry is what imager adds to the list of extensions for a machine
 // configuration that the schematic embeds (pkg/imager/embed.go of Talos).
-const configEntry = "embedded-config"
+const ConfigEntry = "embedded-config"
 
 func DiffExtensions(b Build, m Machine) []Reason {
 	want, have := map[string]string{}, map[string]string{}
@@ -170,7 +170,7 @@ func DiffExtensions(b Build, m Machine) []Reason {
 		want[e.Name] = e.Version
 	}
 	for _, e := range m.Extensions {
-		if e.Name == configEntry && b.EmbedsConfig {
+		if e.Name == ConfigEntry && b.EmbedsConfig {
 			continue
 		}
 		have[e.Name] = e.Version
@@ -193,8 +193,8 @@ func DiffExtensions(b Build, m Machine) []Reason {
 	return out
 }
 
-// bootISO tells a boot ISO of recast by its name.
-func bootISO(d Disk) (name string, ok bool) {
+// BootISO tells a boot ISO of recast by its name.
+func BootISO(d Disk) (name string, ok bool) {
 	_, path, _ := strings.Cut(d.Volid, ":")
 	name = path[strings.LastIndex(path, "/")+1:]
 	return name, d.CDROM && strings.HasPrefix(name, "recast-") && strings.HasSuffix(name, ".iso")

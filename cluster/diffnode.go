@@ -14,15 +14,15 @@ const (
 // whose installation broke off gets as far as "running".
 func (m Machine) isBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
-// diffInstalled compares what the machine would become without anybody's doing:
+// DiffInstalled compares what the machine would become without anybody's doing:
 // at its next boot, or when it is installed anew from its own configuration.
-func diffInstalled(b Build, m Machine) []Reason {
+func DiffInstalled(b Build, m Machine) []Reason {
 	var out []Reason
 	if m.FromISO {
 		// Its installation broke off, and nothing else says so: the phase is "installed".
 		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
 	}
-	if m.pendingReboot() {
+	if m.PendingReboot() {
 		out = append(out, Reason{
 			"pending-reboot", fmt.Sprintf("%s is installed, but %s is running: the next reboot starts the other system", m.NextBoot, m.BootEntry),
 			m.BootEntry, m.NextBoot,
@@ -76,7 +76,7 @@ func diffVM(w Wanted, f Found) (out []Reason, notes []string) {
 		return []Reason{{Code: "vm-config", Text: err.Error()}}, nil
 	}
 	for _, d := range disks {
-		if name, iso := bootISO(d); iso {
+		if name, iso := BootISO(d); iso {
 			out = append(out, Reason{Code: "boot-media", Text: fmt.Sprintf("boot ISO %s is still in %s", name, d.Key), Old: name})
 		}
 	}

@@ -150,11 +150,11 @@ func TestKubernetesVersionIsNotForARoll(t *testing.T) {
 	w, f := rolledNode()
 	w.Kubernetes = "v1.36.0"
 	d := Diff(w, f, past)
-	if !d.Stale || d.rollable() || rollable("kubernetes-version") || !rollable("talos-version") {
+	if !d.Stale || d.Rollable() || rollable("kubernetes-version") || !rollable("talos-version") {
 		t.Errorf("a roll can do something about %+v", d)
 	}
 	f.Machine.TalosVersion = "v1.13.8"
-	if !Diff(w, f, past).rollable() {
+	if !Diff(w, f, past).Rollable() {
 		t.Error("a roll can do nothing about an old Talos")
 	}
 }

@@ -171,3 +171,11 @@ func CompareKeys(a, b string) int {
 	}
 	return strings.Compare(a, b)
 }
+
+func FindDrive(disks []Disk, key string) (Disk, bool) {
+	i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
+	if i < 0 {
+		return Disk{}, false
+	}
+	return disks[i], true
+}

@@ -273,13 +273,13 @@ func prove(t *testing.T, cases map[string]proof) {
 func TestBlankDiskIsToldFromTheOthers(t *testing.T) {
 	t.Parallel()
 	const lun0 = "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:0"
-	mem := func(key, scsihw string) memory {
-		return memory{SystemKey: key, DiskSerial: "recast-1", VM: VM{Config: map[string]string{
+	mem := func(key, scsihw string) Memory {
+		return Memory{SystemKey: key, DiskSerial: "recast-1", VM: VM{Config: map[string]string{
 			"scsihw": scsihw, key: "f:vm-1-disk-0,serial=sys,wwn=0x5000000000000001,size=10G", "scsi1": "f:vm-1-disk-1,serial=data,size=20G",
 		}}}
 	}
 	for name, tc := range map[string]struct {
-		mem  memory
+		mem  Memory
 		disk MachineDisk
 		want bool
 	}{
@@ -294,7 +294,7 @@ func TestBlankDiskIsToldFromTheOthers(t *testing.T) {
 		"SATA with the old disk's ID": {mem("sata0", ""), MachineDisk{WWID: "t10.ATA     QEMU HARDDISK                           sys"}, false},
 	} {
 		tc.disk.Device = "sda"
-		if got := len(tc.mem.blankDisks(Machine{Disks: []MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}})); got == 1 != tc.want {
+		if got := len(tc.mem.BlankDisks(Machine{Disks: []MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}})); got == 1 != tc.want {
 			t.Errorf("%s: %d disks", name, got)
 		}
 	}
@@ -311,7 +311,7 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := persistentVolumes(vm, drives, m, Disk{Key: "scsi0"})
+	got, err := PersistentVolumes(vm, drives, m, Disk{Key: "scsi0"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func DriveOptions(options []string) []string {
 	return read
 }
 
-func sameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
+func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
 // parseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
 func parseBoolean(s string) (on, ok bool) {

@@ -31,8 +31,8 @@ func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b := splitOptions(tc.a), splitOptions(tc.b)
-			if sameOptions(a, b) != tc.same || sameOptions(b, a) != tc.same {
+			a, b := SplitOptions(tc.a), SplitOptions(tc.b)
+			if SameOptions(a, b) != tc.same || SameOptions(b, a) != tc.same {
 				t.Errorf("%q and %q: the same is %v", tc.a, tc.b, !tc.same)
 			}
 		})

@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -40,17 +42,17 @@ func (m EtcdMember) Label() string {
 	return fmt.Sprintf("%x", m.ID) // added, but not started yet
 }
 
-// etcdView is the cluster as all of its members describe it.
-type etcdView struct {
+// EtcdView is the cluster as all of its members describe it.
+type EtcdView struct {
 	Members  []EtcdMember
-	statuses map[uint64]EtcdStatus
-	errs     map[uint64]error
+	Statuses map[uint64]EtcdStatus
+	Errs     map[uint64]error
 }
 
 // ViewEtcd asks the first of the control planes that answers for the list of
 // members, then every member but the ones named in without for its own status.
-func ViewEtcd(ctx context.Context, talos Talos, ask []Endpoint, without ...string) (etcdView, error) {
-	v := etcdView{statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
+func ViewEtcd(ctx context.Context, talos Talos, ask []Endpoint, without ...string) (EtcdView, error) {
+	v := EtcdView{Statuses: map[uint64]EtcdStatus{}, Errs: map[uint64]error{}}
 	var errs []error
 	for _, e := range ask {
 		members, err := talos.EtcdMembers(ctx, e.Addr)
@@ -74,19 +76,19 @@ func ViewEtcd(ctx context.Context, talos Talos, ask []Endpoint, without ...strin
 		}
 		switch {
 		case err != nil:
-			v.errs[m.ID] = fmt.Errorf("does not answer: %w", err)
+			v.Errs[m.ID] = fmt.Errorf("does not answer: %w", err)
 		case s.MemberID != m.ID:
-			v.errs[m.ID] = fmt.Errorf("is member %x, but what runs on %s is member %x: another machine has its name", m.ID, addr, s.MemberID)
+			v.Errs[m.ID] = fmt.Errorf("is member %x, but what runs on %s is member %x: another machine has its name", m.ID, addr, s.MemberID)
 		default:
-			v.statuses[m.ID] = s
+			v.Statuses[m.ID] = s
 		}
 	}
 	return v, nil
 }
 
-// member finds the one member of a machine; two of the same name are an error:
+// Member finds the one member of a machine; two of the same name are an error:
 // Talos would remove the wrong one when the machine joins again.
-func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
+func (v EtcdView) Member(name string) (m EtcdMember, found bool, err error) {
 	for _, o := range v.Members {
 		if o.Name != name {
 			continue
@@ -100,11 +102,11 @@ func (v etcdView) member(name string) (m EtcdMember, found bool, err error) {
 	return m, found, nil
 }
 
-// isLearner follows the name of a member that is one.
-const isLearner = " is a learner: it does not vote yet"
+// IsLearner follows the name of a member that is one.
+const IsLearner = " is a learner: it does not vote yet"
 
 // Unhealthy lists what is wrong with every member but the one named except.
-func (v etcdView) Unhealthy(except string) []string {
+func (v EtcdView) Unhealthy(except string) []string {
 	var out []string
 	leaders := map[uint64][]string{} // who says so, by leader
 	told := map[string]bool{}
@@ -112,13 +114,13 @@ func (v etcdView) Unhealthy(except string) []string {
 		if m.Name == except {
 			continue
 		}
-		s, err := v.statuses[m.ID], v.errs[m.ID]
+		s, err := v.Statuses[m.ID], v.Errs[m.ID]
 		switch {
 		case err != nil:
 			out = append(out, m.Label()+" "+err.Error())
 			continue
 		case m.Learner || s.Learner:
-			out = append(out, m.Label()+isLearner)
+			out = append(out, m.Label()+IsLearner)
 		case s.Leader == 0:
 			out = append(out, m.Label()+" knows no leader")
 		}
@@ -138,28 +140,28 @@ func (v etcdView) Unhealthy(except string) []string {
 	return append(out, v.skew(except)...)
 }
 
-// silentOr is the refusal of what is wrong with members, which may be asked again
+// SilentOr is the refusal of what is wrong with members, which may be asked again
 // where that is only that they gave no answer.
-func (v etcdView) silentOr(refusal error, wrong []string) error {
+func (v EtcdView) SilentOr(refusal error, wrong []string) error {
 	silent := 0
-	for _, err := range v.errs {
-		if isUnanswered(err) {
+	for _, err := range v.Errs {
+		if IsUnanswered(err) {
 			silent++
 		}
 	}
 	if silent < len(wrong) {
 		return refusal
 	}
-	return &silentError{refusal}
+	return &SilentError{refusal}
 }
 
 // skew says whether members are more than one minor version apart, which etcd
 // does not support: it is upgraded one minor version after the other, and so one
 // is what a roll passes through.
-func (v etcdView) skew(except string) []string {
+func (v EtcdView) skew(except string) []string {
 	var oldest, newest EtcdStatus
 	for _, m := range v.Members {
-		s := v.statuses[m.ID]
+		s := v.Statuses[m.ID]
 		if m.Name == except || s.Version == "" {
 			continue
 		}
@@ -189,7 +191,7 @@ func versionOf(s EtcdStatus) (v etcdVersion) {
 	return v
 }
 
-func (v etcdView) nameOf(id uint64) string {
+func (v EtcdView) nameOf(id uint64) string {
 	for _, m := range v.Members {
 		if m.ID == id {
 			return m.Label()
@@ -208,8 +210,8 @@ func camps(leaders map[uint64][]string) string {
 	return strings.Join(out, ", ")
 }
 
-// names lists the members but the ones named in without.
-func (v etcdView) names(without ...string) string {
+// Names lists the members but the ones named in without.
+func (v EtcdView) Names(without ...string) string {
 	var out []string
 	for _, m := range v.Members {
 		if !slices.Contains(without, m.Name) {
@@ -217,4 +219,49 @@ func (v etcdView) names(without ...string) string {
 		}
 	}
 	return words.OrNone(strings.Join(out, ", "))
+}
+
+// Has says whether a control plane is a member, if only one that was added and has not started yet.
+func (v EtcdView) Has(e Endpoint) bool {
+	return slices.ContainsFunc(v.Members, func(m EtcdMember) bool {
+		addr, err := m.Address(nil)
+		return m.Name == e.Node || m.Name == "" && err == nil && addr == e.Addr
+	})
+}
+
+// Fit are the members whose snapshot is worth having, the best first.
+func (v EtcdView) Fit() ([]EtcdMember, error) {
+	var fit []EtcdMember
+	strangers := maps.Clone(v.Statuses)
+	for _, m := range v.Members {
+		delete(strangers, m.ID)
+		s, ok := v.Statuses[m.ID]
+		if ok && s.Corrupt {
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
+				"talosctl etcd alarm list; replace the member that is wrong; talosctl etcd snapshot takes one of a member that you trust")
+		}
+		if ok && s.Leader != 0 && !s.Learner && !m.Learner {
+			fit = append(fit, m)
+		}
+	}
+	for id := range strangers {
+		if len(v.Members) > 0 {
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.Names()),
+				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
+		}
+	}
+	if len(fit) == 0 {
+		return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
+			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
+	}
+	slices.SortStableFunc(fit, func(a, b EtcdMember) int { return cmp.Compare(v.rank(a), v.rank(b)) })
+	return fit, nil
+}
+
+// rank orders members: the leader has all that was ever agreed upon.
+func (v EtcdView) rank(m EtcdMember) int {
+	if v.Statuses[m.ID].Leader == m.ID {
+		return 0
+	}
+	return 1
 }

@@ -29,12 +29,12 @@ func TestUnhealthyEtcd(t *testing.T) {
 		"a version that nobody has": {st(1, 1, "3.7.1"), st(2, 1, ""), st(3, 1, "3.7.1"), "", nil},
 	}
 	for name, c := range cases {
-		v := etcdView{Members: []EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}}, statuses: map[uint64]EtcdStatus{}, errs: map[uint64]error{}}
+		v := EtcdView{Members: []EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}}, Statuses: map[uint64]EtcdStatus{}, Errs: map[uint64]error{}}
 		for i, s := range []EtcdStatus{c.a, c.b, c.c} {
 			if id := uint64(i + 1); s.MemberID != 0 {
-				v.statuses[id] = s
+				v.Statuses[id] = s
 			} else {
-				v.errs[id] = errors.New("does not answer")
+				v.Errs[id] = errors.New("does not answer")
 			}
 		}
 		if got := strings.Join(v.Unhealthy(c.except), "; "); got != strings.Join(c.want, "; ") {

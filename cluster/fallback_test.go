@@ -20,31 +20,14 @@ func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if back := plan.Nodes[0].previous; back == nil || back.ID != "b-runs" {
+	if back := plan.Nodes[0].Previous; back == nil || back.ID != "b-runs" {
 		t.Errorf("way back to %+v: %q", back, plan.Nodes[0].Notes)
 	}
 	delete(o.PastBuilds, "b-runs")
 	if plan, err = NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure}); err != nil {
 		t.Fatal(err)
 	}
-	if back := plan.Nodes[0].previous; back != nil {
+	if back := plan.Nodes[0].Previous; back != nil {
 		t.Errorf("way back to %+v, though nobody has what runs", back)
-	}
-}
-
-// TestWayBackIsPublished: what a node is upgraded to in place is what the failure of
-// the next upgrade would reimage it to.
-func TestWayBackIsPublished(t *testing.T) {
-	t.Parallel()
-	for policy, want := range map[BootFailure]int{StopOnBootFailure: 0, RollbackOnBootFailure: 0, ReimageOnBootFailure: 1} {
-		wanted, o := world()
-		wanted[1].Strategy = InPlace
-		plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: policy})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if hosts := plan.ISOHosts(); len(hosts) != want {
-			t.Errorf("%s: the ISO goes to %v", policy, hosts)
-		}
 	}
 }

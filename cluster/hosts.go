@@ -100,27 +100,27 @@ func numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// planAway is the plan for a node whose VM, or parking VM, is on a host that
+// PlanAway is the plan for a node whose VM, or parking VM, is on a host that
 // does not answer, for all that can be told.
-func planAway(n *NodePlan, away *HostsAway) {
+func PlanAway(n *NodePlan, away *HostsAway) {
 	n.Why = "it could not be read"
 	n.Host = away.names()
-	if n.found.Node != nil && n.found.Node.ControlPlane {
+	if n.Found.Node != nil && n.Found.Node.ControlPlane {
 		n.Role = ControlPlane
 	}
 	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
-	if vm, known := away.VM(n.wanted.VMID); known {
+	if vm, known := away.VM(n.Wanted.VMID); known {
 		n.VMID, n.Host = vm.ID, vm.Host
 		where = fmt.Sprintf("its VM %d is on %s", vm.ID, vm.Host)
 	}
 	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.who(), away.names())}
 }
 
-// hidden says why a system disk must not be exchanged while hosts do not answer:
+// Hidden says why a system disk must not be exchanged while hosts do not answer:
 // nobody can tell what the configurations of their VMs name, or whether one is a
 // parking VM with an unfinished replacement of this very node. A volume on a
 // storage that is not shared is beyond them: under its name every host has its own.
-func (o Observation) hidden(vm VM) []string {
+func (o Observation) Hidden(vm VM) []string {
 	if o.Away == nil {
 		return nil
 	}
@@ -177,12 +177,12 @@ func (o Observation) namesakes(vm VM, storage string) []VM {
 	return same
 }
 
-// apart says where the VM and the parking VM of an unfinished replacement are if
+// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if
 // somebody has moved one of them meanwhile, and what brings it back; "" if they
 // are where the replacement was begun. vm is nil while it is deleted. Proxmox
 // hands disks over on one host only, on shared storages too (qemu-server,
 // API2/Qemu.pm, move_vm_disk).
-func apart(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
+func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	if there, known := away.VM(id); vm == nil && known {
 		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.who(), there.Host)
 	}
@@ -198,25 +198,15 @@ func apart(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	var is, back []string
 	for _, m := range moved {
 		is = append(is, m.String())
-		back = append(back, fmt.Sprintf("on %s: %s", m.Host, migrate(m, begun)))
+		back = append(back, fmt.Sprintf("on %s: %s", m.Host, MigrateCommand(m, begun)))
 	}
 	return fmt.Sprintf("it was begun on %s, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed",
 		begun, strings.Join(is, " and "), strings.Join(back, "; "))
 }
 
-// requireHost refuses to go on with a VM of the exchange that somebody has moved
-// meanwhile: Proxmox HA may, until the VM is out of it.
-func (r *Replace) requireHost(vm VM) error {
-	if vm.Host == r.VM.Host {
-		return nil
-	}
-	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),
-		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, migrate(vm, r.VM.Host))
-}
-
-// migrate is what somebody types to move a VM. One that is off takes its local
+// MigrateCommand is what somebody types to move a VM. One that is off takes its local
 // disks along unasked (qemu-server, PVE/QemuMigrate.pm).
-func migrate(vm VM, to string) string {
+func MigrateCommand(vm VM, to string) string {
 	command := fmt.Sprintf("qm migrate %d %s", vm.ID, to)
 	if vm.Running {
 		command += " --online --with-local-disks"

@@ -101,7 +101,7 @@ func TestParkingVMsOfANode(t *testing.T) {
 				Nodes:   []KubeNode{{Name: "wk1", UUID: "u"}},
 				Parking: tc.parkings,
 			}
-			f, err := match(Wanted{Name: "wk1"}, &o, nil)
+			f, err := MatchNodes(Wanted{Name: "wk1"}, &o, nil)
 			if err != nil || tc.err != "" {
 				if fault.KindOf(err) != fault.Refused || err.Error() != tc.err || len(fault.Hints(err)) == 0 {
 					t.Errorf("err = %v, hints %q", err, fault.Hints(err))
@@ -112,7 +112,7 @@ func TestParkingVMsOfANode(t *testing.T) {
 			if f.Parking != nil {
 				got = f.Parking.VM.ID
 			}
-			last, on, _ := f.lastKept()
+			last, on, _ := f.LastKept()
 			if got != tc.want || fmt.Sprintf("%s %d", last.Key, on.ID) != tc.last {
 				t.Errorf("takes %d, last kept %s of %d; want %d, %s", got, last.Key, on.ID, tc.want, tc.last)
 			}
@@ -151,7 +151,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, apart(tc.vm, tc.park, "pve1", tc.away, 101)); diff != "" {
+			if diff := cmp.Diff(tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -202,46 +202,6 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 			}
 			if !slices.Contains(plan.Warn, down) {
 				t.Errorf("warnings: %q", plan.Warn)
-			}
-		})
-	}
-}
-
-func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
-	t.Parallel()
-	wanted, o := world()
-	o.VMs, o.Away = o.VMs[:2], &HostsAway{Hosts: []AwayHost{{"pve2", "is offline"}}, VMs: []VM{{ID: 9003, Host: "pve2"}}}
-	o.Nodes = []KubeNode{{Name: "wk2", UUID: "u-wk2", Ready: true}}
-	for name, tc := range map[string]struct {
-		vmid  VMID
-		where string
-	}{
-		"which VM is known":     {9003, "its VM 9003 is on pve2"},
-		"which VM is not known": {0, "its VM, or the parking VM with disks of it, is none of those that can be read"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			o, wanted := o, append([]Wanted(nil), wanted...)
-			o.Found = append([]Found(nil), o.Found...)
-			wanted[2].VMID = tc.vmid
-			var err error
-			if o.Found[2], err = match(wanted[2], &o, nil); err != nil {
-				t.Fatal(err)
-			}
-			plan, err := NewPlan("c1", wanted, o, past, Policy{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
-			if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
-				t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
-			}
-			_, err = PlanRecover("c1", wanted, o, "wk2")
-			if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
-				t.Errorf("recover: %v", err)
-			}
-			if drift := plan.Nodes[2].Drift; drift.Stale || len(drift.Unread) != 1 {
-				t.Errorf("drift %+v", drift)
 			}
 		})
 	}

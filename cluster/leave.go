@@ -5,24 +5,24 @@ import (
 	"slices"
 )
 
-// leavers are the strategies by which a system disk leaves its node. What only
+// Leavers are the strategies by which a system disk leaves its node. What only
 // that disk has is asked for the same way, whichever of them it is.
-var leavers = []Strategy{
+var Leavers = []Strategy{
 	Recreate,
 	Reimage,
 	Rollback,
 	PutBack,
 }
 
-// askLosses asks for the data of the system disk that is about to leave the
+// AskLosses asks for the data of the system disk that is about to leave the
 // node, if one is: the plan shows what acceptLoss names and refuses the rest.
-func (n *NodePlan) askLosses() {
-	c, leaves := leaving(n.Strategy, n.wanted, n.found)
+func (n *NodePlan) AskLosses() {
+	c, leaves := Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
 		return
 	}
-	for _, reason := range texts(c.irreplaceable()) {
-		if n.found.Open() && n.Strategy != PutBack && n.Strategy != Rollback {
+	for _, reason := range Texts(c.Irreplaceable()) {
+		if n.Found.Open() && n.Strategy != PutBack && n.Strategy != Rollback {
 			reason += fmt.Sprintf("; recast recover %s gives the replacement up instead", n.Node)
 		}
 		n.Refused = append(n.Refused, reason)
@@ -30,36 +30,36 @@ func (n *NodePlan) askLosses() {
 	n.WillLose = append(n.WillLose, c.accepted()...)
 }
 
-// leaving is the node with the system disk that a strategy takes away from it as
+// Leaving is the node with the system disk that a strategy takes away from it as
 // things are now; leaves is false where none is there that could leave. What is
 // known of a machine that does not answer is what was remembered of it, so that
 // whatever is not provably on another disk counts.
-func leaving(s Strategy, w Wanted, f Found) (c candidate, leaves bool) {
-	if !slices.Contains(leavers, s) || f.VM == nil {
-		return candidate{}, false
+func Leaving(s Strategy, w Wanted, f Found) (c Candidate, leaves bool) {
+	if !slices.Contains(Leavers, s) || f.VM == nil {
+		return Candidate{}, false
 	}
-	c = candidate{Wanted: w, vm: *f.VM, found: f}
+	c = Candidate{Wanted: w, VM: *f.VM, Found: f}
 	if f.Machine != nil {
-		c.m = *f.Machine
+		c.Machine = *f.Machine
 	}
 	if !f.Open() {
 		return c, f.Machine != nil // one that could not be read is refused for that
 	}
 	rec := f.Parking.Record
-	mem, err := rec.memory(f.Parking.VM)
+	mem, err := rec.ReadMemory(f.Parking.VM)
 	if err != nil {
-		return candidate{}, false // refused for that
+		return Candidate{}, false // refused for that
 	}
-	if c.m.SystemDisk == "" {
-		c.m = mem.machine()
+	if c.Machine.SystemDisk == "" {
+		c.Machine = mem.Machine()
 	}
-	switch there, isNew := rec.systemOn(*f.VM, mem); {
+	switch there, isNew := rec.SystemOn(*f.VM, mem); {
 	case !there:
-		return candidate{}, false
+		return Candidate{}, false
 	case s != PutBack:
 		return c, !isNew && !rec.systemParked(f.Parking.VM)
 	case !isNew || !rec.becameNode(mem, f):
-		return candidate{}, false
+		return Candidate{}, false
 	}
 	if why := rec.unseen(f); why != "" {
 		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be told (" + why + ")"})
@@ -71,15 +71,15 @@ func leaving(s Strategy, w Wanted, f Found) (c candidate, leaves bool) {
 // what it was called is not remembered.
 const goneSystemDisk = "the system disk"
 
-// machine is what is known of a machine that does not answer: which volumes were
+// Machine is what is known of a machine that does not answer: which volumes were
 // on its persistent disks, and where its pools were.
-func (m memory) machine() Machine {
+func (m Memory) Machine() Machine {
 	return Machine{Remembered: true, SystemDisk: goneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools}
 }
 
-// pools are the members of the machine's pools, with its system disk under the
+// Pools are the members of the machine's pools, with its system disk under the
 // name that it has once it does not answer.
-func (m Machine) pools() []PoolMember {
+func (m Machine) Pools() []PoolMember {
 	out := slices.Clone(m.PoolMembers)
 	for i := range out {
 		out[i].Disks = slices.Clone(out[i].Disks)
@@ -92,9 +92,9 @@ func (m Machine) pools() []PoolMember {
 	return out
 }
 
-// systemOn says whether the VM has a system disk, and whether that is the one
+// SystemOn says whether the VM has a system disk, and whether that is the one
 // which the replacement made.
-func (r Record) systemOn(vm VM, mem memory) (there, isNew bool) {
+func (r Record) SystemOn(vm VM, mem Memory) (there, isNew bool) {
 	for _, d := range r.Disks {
 		if disk, err := ParseDisk(d.Key, vm.Config[d.Key]); d.System && err == nil && disk.Owner == vm.ID {
 			return true, disk.Option("serial") == mem.DiskSerial
@@ -112,14 +112,14 @@ func (r Record) systemParked(park VM) bool {
 // the cluster, to which pods have written. It has not without a configuration,
 // nor while Kubernetes has heard of no other boot than the one before; and where
 // Kubernetes can't be asked, not as long as the node was not given back.
-func (r Record) becameNode(mem memory, f Found) bool {
+func (r Record) becameNode(mem Memory, f Found) bool {
 	switch {
 	case r.Stage == stageBlank:
 		return false
 	case f.Node != nil:
 		return mem.BootID == "" || f.Node.BootID != mem.BootID
 	}
-	return r.Stage != stageConfigured
+	return r.Stage != StageConfigured
 }
 
 // unseen says why what is on the new system disk can't be told; "" where it can,
@@ -127,7 +127,7 @@ func (r Record) becameNode(mem memory, f Found) bool {
 // was asked when the replacement was given up.
 func (r Record) unseen(f Found) string {
 	switch {
-	case r.PutBack, f.Node != nil && f.Node.heldBy(r.Run):
+	case r.PutBack, f.Node != nil && f.Node.HeldBy(r.Run):
 		return ""
 	case f.Node == nil:
 		return "Kubernetes does not tell what is bound to the node"
@@ -137,8 +137,8 @@ func (r Record) unseen(f Found) string {
 	return ""
 }
 
-// heldBy says whether the run has the node cordoned.
-func (k KubeNode) heldBy(run string) bool {
+// HeldBy says whether the run has the node cordoned.
+func (k KubeNode) HeldBy(run string) bool {
 	return k.Unschedulable && k.Mark != nil && k.Mark.Run == run
 }
 
@@ -149,8 +149,8 @@ type Stage string
 // An older recast has written none: such a system may have come to anything.
 const (
 	stageBlank      Stage = "blank"      // it never got a configuration
-	stageConfigured Stage = "configured" // it may have got one
-	stageServes     Stage = "serves"     // its node may take pods again
+	StageConfigured Stage = "configured" // it may have got one
+	StageServes     Stage = "serves"     // its node may take pods again
 )
 
 // firstStage is that of a replacement which begins; "" where no new disk is made.
@@ -162,7 +162,7 @@ func (s Strategy) firstStage() Stage {
 }
 
 // accepted is the data of the system disk that may be lost, for the plan.
-func (c candidate) accepted() []string {
+func (c Candidate) accepted() []string {
 	var out []string
 	lost, _ := c.losses()
 	for _, l := range lost {

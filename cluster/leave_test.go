@@ -11,15 +11,15 @@ func TestPoolsAreRemembered(t *testing.T) {
 		{Device: "sda5", Disks: []string{"sda"}, Format: FormatLVM, Group: "here"},
 		{Device: "loop1", Format: FormatLVM, Group: "nobody-knows"},
 	}}
-	packed, err := memory{VM: VM{ID: 101}, Pools: was.pools()}.pack()
+	packed, err := Memory{VM: VM{ID: 101}, Pools: was.Pools()}.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := unpackMemory(packed)
+	mem, err := UnpackMemory(packed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	off := candidate{m: mem.machine()}
+	off := Candidate{Machine: mem.Machine()}
 	for group, lost := range map[string]bool{"elsewhere": false, "here": true, "nobody-knows": true, "never-seen": true} {
 		if got := off.onSystemDisk(LocalData{Name: "linstor/" + group, Format: FormatLVM, Group: group}); got != lost {
 			t.Errorf("volume group %s goes with the system disk: %t, want %t", group, got, lost)

@@ -121,8 +121,8 @@ func (f *Found) vm() VM {
 
 // addNow adds a disk of an unfinished replacement by the name that it has now.
 func (n *NodePlan) addNow(d ParkedDisk, serial string, away *HostsAway) {
-	park := n.found.Parking
-	now := park.Record.Locate(d, n.found.vm(), park.VM, n.found.dangling)
+	park := n.Found.Parking
+	now := park.Record.Locate(d, n.Found.vm(), park.VM, n.Found.dangling)
 	p := DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
 	switch _, unread := away.VM(park.Record.VMID); {
 	case now.Place == Lost && unread:

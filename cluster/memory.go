@@ -3,7 +3,6 @@ package cluster
 import (
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -15,14 +14,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// memory is what the world can no longer tell once the VM is gone. It is in the
+// Memory is what the world can no longer tell once the VM is gone. It is in the
 // journal before anything is taken down and, without Metadata, in the record.
-type memory struct {
+type Memory struct {
 	VM         VM // as it was; its Config is what a new VM gets
 	SystemKey  string
 	BootID     string           // of the boot that ends here
 	Volumes    []Volume         // partitions and filesystems on persistent disks
-	Persistent []persistentDisk `json:",omitempty"` // those disks; none where an older recast remembered it
+	Persistent []PersistentDisk `json:",omitempty"` // those disks; none where an older recast remembered it
 	Pools      []PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk where they are on no other
 	DiskSerial string           // of the blank system disk to come
 	SystemGiB  int              // its wanted size; 0 or less than before: as before
@@ -59,8 +58,8 @@ type memory struct {
 // description that anybody may have edited.
 const maxMemory = 1 << 20
 
-// pack makes a memory small enough for a VM's description.
-func (m memory) pack() (string, error) {
+// Pack makes a memory small enough for a VM's description.
+func (m Memory) Pack() (string, error) {
 	m.Metadata, m.ConfigSum = NodeMetadata{}, "" // the record has the sum beside it
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -80,7 +79,7 @@ func (m memory) pack() (string, error) {
 	return base64.RawURLEncoding.EncodeToString(packed.Bytes()), nil
 }
 
-func unpackMemory(packed string) (m memory, err error) {
+func UnpackMemory(packed string) (m Memory, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(packed)
 	if err != nil {
 		return m, err
@@ -95,25 +94,8 @@ func unpackMemory(packed string) (m memory, err error) {
 	return m, json.Unmarshal(b, &m)
 }
 
-// memory reads what was remembered of the node: from the journal, else from the record.
-func (n *nodeRoll) memory(ctx context.Context) (memory, error) {
-	var m memory
-	found, err := n.Journal.Get(n.key("memory"), &m)
-	if err != nil {
-		return m, fmt.Errorf("journal: %w", err)
-	}
-	if found {
-		return m, nil
-	}
-	park, err := n.parking(ctx)
-	if err != nil {
-		return m, err
-	}
-	return park.Record.memory(park.VM)
-}
-
-func (r Record) memory(park VM) (memory, error) {
-	m, err := unpackMemory(r.Memory)
+func (r Record) ReadMemory(park VM) (Memory, error) {
+	m, err := UnpackMemory(r.Memory)
 	if err != nil {
 		return m, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
 			"its description was edited; recast can continue where the journal of run %s is", r.Run)
@@ -121,14 +103,14 @@ func (r Record) memory(park VM) (memory, error) {
 	return m, nil
 }
 
-// disks are the VM's drives as remembered, without CD and cloud-init drives.
-func (m memory) disks() ([]Disk, error) {
+// Disks are the VM's drives as remembered, without CD and cloud-init drives.
+func (m Memory) Disks() ([]Disk, error) {
 	all, err := m.VM.Disks()
 	return slices.DeleteFunc(all, func(d Disk) bool { return d.CDROM }), err
 }
 
-// vmWith is the VM with those options for its system disk.
-func (m memory) vmWith(options []string) VM {
+// VmWith is the VM with those options for its system disk.
+func (m Memory) VmWith(options []string) VM {
 	vm := m.VM
 	vm.Config = maps.Clone(vm.Config)
 	d, err := ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
@@ -139,6 +121,10 @@ func (m memory) vmWith(options []string) VM {
 	return vm
 }
 
-// blankVM is the VM with the blank system disk, known by its names and address
+// BlankVM is the VM with the blank system disk, known by its names and address
 // alone. One that an older recast made has no WWN, which is then not looked for.
-func (m memory) blankVM() VM { return m.vmWith(Disk{Key: m.SystemKey}.named(m.DiskSerial)) }
+func (m Memory) BlankVM() VM { return m.VmWith(Disk{Key: m.SystemKey}.Named(m.DiskSerial)) }
+
+// LostMetadata says whether a Node is not the one that was remembered, as far as
+// that can be told.
+func (m Memory) LostMetadata(now KubeNode) bool { return m.NodeUID == "" || m.NodeUID != now.UID }

@@ -376,7 +376,7 @@ type Found struct {
 	file     *foundFile  // in talos.machineConfigs; nil: there is none
 
 	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
-	away bool           // its VM may be on a host that does not answer
+	Away bool           // its VM may be on a host that does not answer
 
 	// dangling says that the source of the hand-over which was cut off names a volume that has another name by now.
 	dangling bool

@@ -33,7 +33,7 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			stays := func(role string) bool {
-				return len(tc.heed.down([]KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
+				return len(tc.heed.Down([]KubeNode{tc.node}, role, func(name string) bool { return name == "self" })) > 0
 			}
 			if got := [2]bool{stays(Worker), stays(ControlPlane)}; got != [2]bool{tc.worker, tc.forControl} {
 				t.Errorf("a worker and a control plane stay in: %v", got)
@@ -64,12 +64,12 @@ func TestThePlanKnowsWhoIsDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := Plan{Nodes: slices.Clone(tc.nodes), heed: Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
-			p.awaitOthers(o)
+			p := Plan{Nodes: slices.Clone(tc.nodes), Heed: Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
+			p.AwaitOthers(o)
 			var got map[string]string
 			for _, n := range p.Nodes {
 				for _, r := range n.Refused {
-					down, _, _ := strings.Cut(strings.TrimPrefix(r, othersDown), ": ")
+					down, _, _ := strings.Cut(strings.TrimPrefix(r, OthersDown), ": ")
 					if got == nil {
 						got = map[string]string{}
 					}

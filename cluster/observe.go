@@ -74,7 +74,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
 	err = g.Wait()
-	knowPods(matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
+	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
 	if err == nil {
 		observeFiles(ctx, src, wanted, o.Found)
 	}
@@ -90,7 +90,7 @@ func observeMatched(ctx context.Context, src Sources, wanted []Wanted) (Observat
 	o.Found = make([]Found, len(wanted))
 	var problems []error
 	for i, w := range wanted {
-		f, err := match(w, &o, members)
+		f, err := MatchNodes(w, &o, members)
 		if err != nil {
 			problems = append(problems, err)
 		}
@@ -133,7 +133,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 // controlPlaneOut says whether an unfinished replacement has a control plane out.
 func (o Observation) controlPlaneOut() bool {
 	return slices.ContainsFunc(o.Parking, func(p Parking) bool {
-		mem, err := p.Record.memory(p.VM)
+		mem, err := p.Record.ReadMemory(p.VM)
 		return p.Record.Open && err == nil && mem.ControlPlane
 	})
 }
@@ -144,8 +144,8 @@ type Endpoint struct {
 	Addr netip.Addr
 }
 
-// controlPlanes are the cluster's control planes, as far as known.
-func (o Observation) controlPlanes() []Endpoint {
+// ControlPlanes are the cluster's control planes, as far as known.
+func (o Observation) ControlPlanes() []Endpoint {
 	var out []Endpoint
 	for _, n := range o.Nodes {
 		if addr := FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
@@ -153,7 +153,7 @@ func (o Observation) controlPlanes() []Endpoint {
 		}
 	}
 	for _, p := range o.Parking {
-		mem, err := p.Record.memory(p.VM)
+		mem, err := p.Record.ReadMemory(p.VM)
 		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, Endpoint{p.Record.Node, p.Record.Addr}) {
 			out = append(out, Endpoint{p.Record.Node, p.Record.Addr})
 		}
@@ -171,9 +171,9 @@ func (o *Observation) noteAway(err error) error {
 	return err
 }
 
-// match finds the one VM of a node: by the SMBIOS UUID that its Node object
+// MatchNodes finds the one VM of a node: by the SMBIOS UUID that its Node object
 // states, or, while its replacement is unfinished, by the record of that.
-func match(w Wanted, o *Observation, members []Member) (Found, error) {
+func MatchNodes(w Wanted, o *Observation, members []Member) (Found, error) {
 	f := Found{Name: w.Name}
 	uuid := ""
 	if i := slices.IndexFunc(o.Nodes, func(n KubeNode) bool { return n.Name == w.Name }); i >= 0 {
@@ -226,7 +226,7 @@ func MatchVM(w Wanted, f *Found, o *Observation, uuid string) error {
 	case len(matches) == 0 && f.Open():
 		return nil // deleted by the unfinished replacement, or away: see apart
 	case len(matches) == 0 && o.Away != nil:
-		f.away = true
+		f.Away = true
 		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
 		return nil
 	case len(matches) == 0:
@@ -268,7 +268,7 @@ func NoAddress(node string) error {
 // machineRead is MachineReader's Machine, or System.
 type machineRead func(ctx context.Context, addr netip.Addr) (Machine, error)
 
-func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) {
+func ReadMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) {
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, NoAddress(f.Name))
 		return
@@ -281,7 +281,7 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 			err = fmt.Errorf("%s is in maintenance mode: its machine has no configuration any more, as after talosctl reset", f.VM)
 		}
 		if f.VM != nil && !f.VM.Running {
-			err = switchedOff(*f.VM, err)
+			err = SwitchedOff(*f.VM, err)
 		}
 		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():
@@ -289,7 +289,7 @@ func readMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f
 	case m.isBeingInstalled() && !f.Open():
 		f.Errs = append(f.Errs, fault.WithHint(fmt.Errorf("machine %s runs from its boot ISO, and is being installed", f.Addr), "wait until it has booted from its system disk, then run the same command again"))
 	case f.Node != nil:
-		f.Machine = new(f.Node.corrected(m))
+		f.Machine = new(f.Node.Corrected(m))
 	default:
 		f.Machine = &m
 	}

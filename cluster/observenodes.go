@@ -13,8 +13,8 @@ import (
 const (
 	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
 	ObserveLimit = 8
-	// machinesAtOnce bounds how many machines are read at once: each is a server of its own.
-	machinesAtOnce = 64
+	// MachinesAtOnce bounds how many machines are read at once: each is a server of its own.
+	MachinesAtOnce = 64
 )
 
 // ObserveDrift reads what Diff compares, one Found per wanted node in their
@@ -31,9 +31,9 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []Wanted) ([]Found, e
 // observeMachines reads the machine of each node. One that does not answer is no error.
 func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []Wanted, found []Found) error {
 	g := errgroup.Group{}
-	g.SetLimit(machinesAtOnce)
+	g.SetLimit(MachinesAtOnce)
 	for i := range found {
-		if found[i].away {
+		if found[i].Away {
 			continue // whose disks its machine has can't be told
 		}
 		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
@@ -42,7 +42,7 @@ func observeMachines(ctx context.Context, src Sources, read machineRead, wanted 
 }
 
 func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted, f *Found) (err error) {
-	readMachine(ctx, src, read, w, f)
+	ReadMachine(ctx, src, read, w, f)
 	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
 		return nil
 	}
@@ -61,11 +61,11 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted
 // observeTies reads what decides about what would be lost with each node: not to
 // know it is an error.
 func observeTies(ctx context.Context, src Sources, found []Found) error {
-	nodes := matching(found, func(f *Found) bool { return !f.away && f.VM != nil && f.Node != nil })
+	nodes := Matching(found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
-	g.Go(func() error { return readLocalData(ctx, src.Kube, nodes) })
+	g.Go(func() error { return ReadLocalData(ctx, src.Kube, nodes) })
 	g.Go(func() error {
-		errs := readTies(ctx, src.Proxmox, nodes)
+		errs := ReadTies(ctx, src.Proxmox, nodes)
 		i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
 		if i < 0 {
 			return nil
@@ -75,8 +75,8 @@ func observeTies(ctx context.Context, src Sources, found []Found) error {
 	return g.Wait()
 }
 
-// knowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
-func knowPods(nodes []*Found) {
+// KnowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
+func KnowPods(nodes []*Found) {
 	for _, f := range nodes {
 		if f.VM != nil {
 			f.VM.Pods = f.VM.podVolumes(f.handles)
@@ -84,7 +84,7 @@ func knowPods(nodes []*Found) {
 	}
 }
 
-func matching(found []Found, of func(*Found) bool) (nodes []*Found) {
+func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	for i := range found {
 		if of(&found[i]) {
 			nodes = append(nodes, &found[i])
@@ -93,8 +93,8 @@ func matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	return nodes
 }
 
-// readTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
-func readTies(ctx context.Context, px Inventory, nodes []*Found) []error {
+// ReadTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
+func ReadTies(ctx context.Context, px Inventory, nodes []*Found) []error {
 	if len(nodes) == 0 {
 		return nil
 	}
@@ -108,8 +108,8 @@ func readTies(ctx context.Context, px Inventory, nodes []*Found) []error {
 	return errs
 }
 
-// readLocalData reads what is on nodes alone, in one look.
-func readLocalData(ctx context.Context, kube KubeReader, nodes []*Found) error {
+// ReadLocalData reads what is on nodes alone, in one look.
+func ReadLocalData(ctx context.Context, kube KubeReader, nodes []*Found) error {
 	if len(nodes) == 0 {
 		return nil
 	}

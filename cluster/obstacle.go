@@ -20,8 +20,8 @@ func inWords(texts []string) []Obstacle {
 	return out
 }
 
-// texts are the obstacles in words.
-func texts(obstacles []Obstacle) []string {
+// Texts are the obstacles in words.
+func Texts(obstacles []Obstacle) []string {
 	var out []string
 	for _, o := range obstacles {
 		out = append(out, o.Text)

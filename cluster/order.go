@@ -137,7 +137,7 @@ func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	queues := make([][]NodePlan, len(batches))
 	for i, b := range batches {
 		room[lane+string(b.Phase)] = b.Limit
-		queues[i] = p.of(b)
+		queues[i] = p.Of(b)
 	}
 	at := newTimeline(room)
 	slots := func(i int) []string { return append(slices.Clone(queues[i][0].Slots), lane+string(batches[i].Phase)) }

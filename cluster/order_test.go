@@ -16,7 +16,7 @@ func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
 		host, holder, _ := strings.Cut(host, "+")
 		n := NodePlan{Node: "n" + string(rune('1'+i)), Role: role, Strategy: Recreate, Host: host, OutageSeconds: int(outage.Seconds())}
 		if holder != "" {
-			n.wanted.Holder = 9200
+			n.Wanted.Holder = 9200
 		}
 		nodes = append(nodes, n)
 	}
@@ -69,9 +69,9 @@ func TestEstimate(t *testing.T) {
 		"two at a time on one host":    {workers("a a a"), Plan{MaxUnavailable: 2}, Policy{}, 12 * time.Minute},
 		"two on one host":              {workers("a a"), Plan{MaxUnavailable: 2, PerHost: 2}, Policy{}, 4 * time.Minute},
 		"control planes go one by one": {append(controls("a a"), workers("a a")...), Plan{MaxUnavailable: 3, PerHost: 3}, Policy{}, 8 * time.Minute},
-		"side by side":                 {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, controlPlanes: three}, Policy{}, 4 * time.Minute},
-		"side by side on one host":     {append(controls("a a"), workers("a")...), Plan{WorkersBeside: true, controlPlanes: three}, Policy{}, 8 * time.Minute},
-		"the API would be away":        {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, controlPlanes: three[:2]}, Policy{}, 8 * time.Minute},
+		"side by side":                 {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: three}, Policy{}, 4 * time.Minute},
+		"side by side on one host":     {append(controls("a a"), workers("a")...), Plan{WorkersBeside: true, ControlPlanes: three}, Policy{}, 8 * time.Minute},
+		"the API would be away":        {append(controls("a b"), workers("c d")...), Plan{WorkersBeside: true, MaxUnavailable: 2, ControlPlanes: three[:2]}, Policy{}, 8 * time.Minute},
 		"a holder is shared":           {workers("a+9200 b+9200"), Plan{MaxUnavailable: 2}, Policy{}, 8 * time.Minute},
 		"the canary is waited for":     {workers("a b c"), Plan{MaxUnavailable: 2}, Policy{Canary: true}, 8 * time.Minute},
 	} {
@@ -79,8 +79,8 @@ func TestEstimate(t *testing.T) {
 			t.Parallel()
 			p := tc.plan
 			p.Nodes = tc.nodes
-			p.order(tc.policy)
-			p.arrange()
+			p.Order(tc.policy)
+			p.Arrange()
 			if got := p.Estimate(); got != tc.want {
 				t.Errorf("%s, want %s; batches %+v", got, tc.want, p.Batches)
 			}
@@ -91,12 +91,12 @@ func TestEstimate(t *testing.T) {
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	p := Plan{
-		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, controlPlanes: make([]Endpoint, 3),
+		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, ControlPlanes: make([]Endpoint, 3),
 		Nodes: append(onHosts("a b", ControlPlane, time.Minute), onHosts("a b+9200", Worker, time.Minute)...),
 	}
 	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"
-	p.order(Policy{Canary: true, CanaryNode: "n4"})
-	p.arrange()
+	p.Order(Policy{Canary: true, CanaryNode: "n4"})
+	p.Arrange()
 	want := []Batch{
 		{Phase: Canary, Nodes: []string{"n4"}, Limit: 1},
 		{Phase: ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
@@ -118,9 +118,9 @@ func TestBatches(t *testing.T) {
 func TestBegunGoesFirst(t *testing.T) {
 	t.Parallel()
 	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", Worker, time.Minute)}
-	p.Nodes[2].found.Node = &KubeNode{Mark: &Mark{Run: "r1", Strategy: InPlace}}
-	p.order(Policy{Canary: true, CanaryNode: "n3"})
-	p.arrange()
+	p.Nodes[2].Found.Node = &KubeNode{Mark: &Mark{Run: "r1", Strategy: InPlace}}
+	p.Order(Policy{Canary: true, CanaryNode: "n3"})
+	p.Arrange()
 	want := []Batch{
 		{Phase: Unfinished, Nodes: []string{"n3"}, Limit: 1},
 		{Phase: Canary, Nodes: []string{"n1"}, Limit: 1},

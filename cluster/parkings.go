@@ -11,11 +11,11 @@ import (
 // Parkings finds the parking VMs of a cluster among all VMs, but for those that came
 // too late for anybody to use them.
 func Parkings(vms []VM, cluster string) ([]Parking, error) {
-	all, err := allParkings(vms, cluster)
-	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.cameLate(all) }), err
+	all, err := AllParkings(vms, cluster)
+	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
 }
 
-func allParkings(vms []VM, cluster string) ([]Parking, error) {
+func AllParkings(vms []VM, cluster string) ([]Parking, error) {
 	var out []Parking
 	var problems []error
 	for _, vm := range vms {
@@ -30,10 +30,10 @@ func allParkings(vms []VM, cluster string) ([]Parking, error) {
 	return out, errors.Join(problems...)
 }
 
-// cameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
+// CameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
 // another one was there: every run takes the one that its node has on the host. Of two that
 // nobody has used either would do; which run began later is not asked, as that is a matter of clocks.
-func (p Parking) cameLate(all []Parking) bool {
+func (p Parking) CameLate(all []Parking) bool {
 	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
 		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
 		return same && (!q.unused() || q.VM.ID < p.VM.ID)
@@ -41,10 +41,10 @@ func (p Parking) cameLate(all []Parking) bool {
 }
 
 // unused says whether nothing was done with the parking VM since it was created.
-func (p Parking) unused() bool { return p.empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
+func (p Parking) unused() bool { return p.Empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
 
-// empty says whether nothing was ever handed over to the parking VM of a replacement.
-func (p Parking) empty() bool {
+// Empty says whether nothing was ever handed over to the parking VM of a replacement.
+func (p Parking) Empty() bool {
 	drives := slices.ContainsFunc(slices.Collect(maps.Keys(p.VM.Config)), IsDiskKey)
 	return p.Record.Open && p.Record.Intent == nil && !drives
 }
@@ -105,8 +105,8 @@ func takeParking(all []Parking, is func(Parking) bool) (one *Parking, others []P
 	return one, others
 }
 
-// parkings are all parking VMs of the node.
-func (f *Found) parkings() []Parking {
+// Parkings are all parking VMs of the node.
+func (f *Found) Parkings() []Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
 	}

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -46,100 +45,16 @@ func TestParkingsOf(t *testing.T) {
 	}
 }
 
-// TestTouchedBy: an earlier run's tasks are about its own cluster's VMs.
-func TestTouchedBy(t *testing.T) {
-	t.Parallel()
-	held := editedPark(prunePark(9901, "pve1", "wk2"), func(p *Parking) {
-		p.Record.VMID, p.Record.Disks = 102, []ParkedDisk{{Key: "scsi1", Holder: 200}}
-	})
-	theirs := editedPark(prunePark(7901, "pve1", "wk1"), func(p *Parking) { p.Record.Cluster, p.Record.VMID = "another", 301 })
-	vms := []VM{{ID: 101, Name: "wk1"}, {ID: 301, Name: "their-wk1"}}
-	for _, p := range []Parking{held, theirs} {
-		text, err := p.Record.Description()
-		if err != nil {
-			t.Fatal(err)
-		}
-		vms = append(vms, VM{ID: p.VM.ID, Config: map[string]string{"description": text}})
-	}
-	of, err := TouchedBy(vms, held.Record.Cluster, []Wanted{{Name: "wk1"}, {Name: "wk3", VMID: 103, Holder: 201}}, func(id VMID) bool { return id == 9000 })
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []VMID
-	for _, id := range []VMID{101, 102, 103, 200, 201, 301, 7901, 9000, 9001, 9901} {
-		if of(id) {
-			got = append(got, id)
-		}
-	}
-	if diff := cmp.Diff([]VMID{101, 102, 103, 200, 201, 9000, 9901}, got); diff != "" {
-		t.Errorf("VMs (-want +got):\n%s", diff)
-	}
-}
-
 func TestParked(t *testing.T) {
 	t.Parallel()
 	p := editedPark(parkWK1("scsi30 r1"), func(p *Parking) {
 		p.Record.Disks = []ParkedDisk{{Key: "scsi0", ParkKey: "scsi29", System: true}, {Key: "scsi1", ParkKey: "scsi1"}, {Key: "scsi2", Holder: 9101}}
 	})
-	if got := p.parked(); got != nil {
+	if got := p.Parked(); got != nil {
 		t.Errorf("before anything is handed over: %v", got)
 	}
 	p.VM.Config["scsi1"] = "dir:9900/vm-9900-disk-0.raw,size=8G"
-	if diff := cmp.Diff([]string{"scsi1"}, p.parked()); diff != "" {
+	if diff := cmp.Diff([]string{"scsi1"}, p.Parked()); diff != "" {
 		t.Errorf("parked (-want +got):\n%s", diff)
-	}
-}
-
-// TestAParkingVMThatCameLate: a request whose sender has died is carried out when the node has
-// another parking VM. That nothing is in it, and nothing was ever written into it, tells it apart.
-func TestAParkingVMThatCameLate(t *testing.T) {
-	t.Parallel()
-	park := func(id VMID, run string, edit func(*Parking)) Parking {
-		p := prunePark(id, "pve1", "wk1")
-		p.Record.Run, p.Record.Open = run, true
-		if edit != nil {
-			edit(&p)
-		}
-		return p
-	}
-	done := func(p *Parking) {
-		p.Record.Open, p.Record.Written = false, 3
-		p.Record.Kept = []KeptDisk{{Key: "scsi0", Run: p.Record.Run, Slot: "scsi0"}}
-		p.VM.Config["scsi0"] = "fast:vm-9001-disk-0"
-	}
-	for name, c := range map[string]struct {
-		other, late Parking
-		want        []VMID
-	}{
-		"another one is done":        {park(9001, "r2", done), park(9002, "r1", nil), []VMID{9001}},
-		"another one is at work":     {park(9001, "r2", func(p *Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []VMID{9001}},
-		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []VMID{9001}},
-		"neither, of one run":        {park(9001, "r1", nil), park(9002, "r1", nil), []VMID{9001}},
-		"a disk is in it":            {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.VM.Config["scsi1"] = "fast:vm-9002-disk-0" }), []VMID{9001, 9002}},
-		"something was written":      {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.Record.Written = 1 }), []VMID{9001, 9002}},
-		"a request has no answer":    {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.Record.Sent = Sent{sentShutdown: 9031} }), []VMID{9001, 9002}},
-		"on another host":            {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.VM.Host = "pve2" }), []VMID{9001, 9002}},
-		"of another VM of that name": {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.Record.UUID = "other" }), []VMID{9001, 9002}},
-		"of another node":            {park(9001, "r2", done), park(9002, "r1", func(p *Parking) { p.Record.Node = "wk2" }), []VMID{9001, 9002}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			vms := []VM{c.other.vm(t), c.late.vm(t)}
-			found, err := Parkings(vms, "c1")
-			var got []VMID
-			for _, p := range found {
-				got = append(got, p.VM.ID)
-			}
-			slices.Sort(got)
-			if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
-				t.Errorf("parking VMs (-want +got):\n%s%v", diff, err)
-			}
-			_, verdicts := JudgeParked(vms, nil, Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: 1})
-			for _, v := range verdicts {
-				if goes := len(v.Keep) == 0; goes == slices.Contains(c.want, v.VMID) && len(c.want) == 1 {
-					t.Errorf("VM %d: goes %q, keep %q", v.VMID, v.Goes, v.Keep)
-				}
-			}
-		})
 	}
 }

@@ -65,7 +65,7 @@ func (p patient) VMState(ctx context.Context, id VMID) (VM, error) {
 
 func forBackup(vm VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
-func locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
+func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 
 // free waits until a VM is held by nobody; waited is false if it was not.
 func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited bool, err error) {
@@ -101,7 +101,7 @@ func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) e
 		}
 		waited := false
 		for _, id := range ids {
-			w, errLock := p.free(ctx, id, locked)
+			w, errLock := p.free(ctx, id, Locked)
 			if errLock != nil {
 				return errors.Join(err, errLock)
 			}
@@ -164,7 +164,7 @@ func sameButLock(a, b VM) bool {
 func (p patient) lasting(ctx context.Context, ids []VMID, refused error) error {
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
-		if err != nil || vm.Lock == "" || locked(vm) {
+		if err != nil || vm.Lock == "" || Locked(vm) {
 			continue
 		}
 		return fault.WithHint(fault.VMLocked.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),

@@ -10,19 +10,19 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// persistentDisk is a drive that outlives the system, as the machine showed it
+// PersistentDisk is a drive that outlives the system, as the machine showed it
 // before the exchange. By that it is known again: the new VM has to show, where
 // that drive is, a disk of that size with what was on it.
-type persistentDisk struct {
+type PersistentDisk struct {
 	Key       string
 	Device    string // the machine's disk that it was: its volumes name it
 	SizeBytes uint64
 	Blank     bool // there was nothing on it that Talos knows
 }
 
-// persistentDisks are the VM's persistent drives that are one disk of the machine each;
+// PersistentDisks are the VM's persistent drives that are one disk of the machine each;
 // unknown are those of which that can't be told. The disks of pods are none of them.
-func persistentDisks(vm VM, m Machine, system string) (known []persistentDisk, unknown []Disk, err error) {
+func PersistentDisks(vm VM, m Machine, system string) (known []PersistentDisk, unknown []Disk, err error) {
 	drives, err := vm.Bootable()
 	if err != nil {
 		return nil, nil, err
@@ -31,22 +31,22 @@ func persistentDisks(vm VM, m Machine, system string) (known []persistentDisk, u
 		if d.Key == system || d.CSI() {
 			continue
 		}
-		on := m.machineDisks(vm, drives, d.Key)
+		on := m.MachineDisks(vm, drives, d.Key)
 		if len(on) != 1 {
 			unknown = append(unknown, d)
 			continue
 		}
-		known = append(known, persistentDisk{Key: d.Key, Device: on[0].Device, SizeBytes: on[0].SizeBytes, Blank: on[0].Blank})
+		known = append(known, PersistentDisk{Key: d.Key, Device: on[0].Device, SizeBytes: on[0].SizeBytes, Blank: on[0].Blank})
 	}
 	return known, unknown, nil
 }
 
-// unprovable says which persistent disks a new VM could not be proven to have got
+// Unprovable says which persistent disks a new VM could not be proven to have got
 // back, each in its place. A volume of the VM's own gets another name on its way; it is
 // known again by the options of its drive, its size and its content together. A
 // holder's keeps its name.
-func unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
-	known, unknown, err := persistentDisks(vm, m, system)
+func Unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
+	known, unknown, err := PersistentDisks(vm, m, system)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +67,9 @@ func unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
 		})
 	}
 	for i, p := range known {
-		d, _ := findDrive(drives, p.Key)
-		at := slices.IndexFunc(known[:i], func(q persistentDisk) bool {
-			other, _ := findDrive(drives, q.Key)
+		d, _ := FindDrive(drives, p.Key)
+		at := slices.IndexFunc(known[:i], func(q PersistentDisk) bool {
+			other, _ := FindDrive(drives, q.Key)
 			return d.Owner == vm.ID && other.Owner == vm.ID && p.SizeBytes == q.SizeBytes && p.Blank == q.Blank &&
 				d.Option("serial") == other.Option("serial") && d.Option("wwn") == other.Option("wwn") &&
 				m.identity(p.Device) == m.identity(q.Device)
@@ -116,9 +116,9 @@ func nameLines(vm VM, drives []Disk) string {
 // a WWN too: Talos shows no serial of a SCSI disk.
 func (d Disk) nameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
-	options := append(withoutOption(d, "serial").Options, "serial="+serial)
+	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
 	if shown && !strings.HasPrefix(d.Key, "virtio") {
-		options = append(withoutOption(Disk{Options: options}, "wwn").Options, "wwn="+wwn(serial))
+		options = append(WithoutOption(Disk{Options: options}, "wwn").Options, "wwn="+Wwn(serial))
 	}
 	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }
@@ -136,18 +136,18 @@ func (m Machine) identity(device string) string {
 	return strings.Trim(strings.Join(names, " "), " /")
 }
 
-// displaced says which persistent disks are not in their places in the blank machine,
+// Displaced says which persistent disks are not in their places in the blank machine,
 // or not as they were. Once the machine may have had a configuration, Talos may have
 // put a volume on a disk that had none.
-func (mem memory) displaced(m Machine, configured bool) (problems []error) {
-	vm := mem.blankVM()
+func (mem Memory) Displaced(m Machine, configured bool) (problems []error) {
+	vm := mem.BlankVM()
 	drives, err := vm.Bootable()
 	if err != nil {
 		return []error{err}
 	}
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
 	for _, was := range mem.Persistent {
-		on := m.machineDisks(vm, drives, was.Key)
+		on := m.MachineDisks(vm, drives, was.Key)
 		if len(on) != 1 {
 			refuse("%d disks of the machine are the persistent disk %s, expected one", len(on), was.Key)
 			continue
@@ -156,7 +156,7 @@ func (mem memory) displaced(m Machine, configured bool) (problems []error) {
 		if disk.SizeBytes != was.SizeBytes && !mem.knownByContent(was) {
 			refuse("the persistent disk %s is %s with %d bytes, and had %d before", was.Key, disk.Device, disk.SizeBytes, was.SizeBytes)
 		}
-		if elsewhere := mem.elsewhere(m, was, disk); elsewhere != "" {
+		if elsewhere := mem.Elsewhere(m, was, disk); elsewhere != "" {
 			refuse("%s", elsewhere)
 		}
 		if len(had) > 0 || configured {
@@ -174,7 +174,7 @@ func (mem memory) displaced(m Machine, configured bool) (problems []error) {
 	return problems
 }
 
-func (mem memory) volumesOf(was persistentDisk) (out []Volume) {
+func (mem Memory) volumesOf(was PersistentDisk) (out []Volume) {
 	for _, v := range mem.Volumes {
 		if v.Disk == was.Device {
 			out = append(out, v)
@@ -185,14 +185,14 @@ func (mem memory) volumesOf(was persistentDisk) (out []Volume) {
 
 // knownByContent says whether what is on a persistent disk tells it from the others,
 // whatever its size: somebody may have enlarged it since.
-func (mem memory) knownByContent(p persistentDisk) bool {
+func (mem Memory) knownByContent(p PersistentDisk) bool {
 	before := Machine{Volumes: mem.Volumes}
 	is := before.identity(p.Device)
-	return is != "" && !slices.ContainsFunc(mem.Persistent, func(q persistentDisk) bool { return q.Key != p.Key && before.identity(q.Device) == is })
+	return is != "" && !slices.ContainsFunc(mem.Persistent, func(q PersistentDisk) bool { return q.Key != p.Key && before.identity(q.Device) == is })
 }
 
-// elsewhere says which volume of a persistent disk is not on it, but on another disk.
-func (mem memory) elsewhere(m Machine, was persistentDisk, now MachineDisk) string {
+// Elsewhere says which volume of a persistent disk is not on it, but on another disk.
+func (mem Memory) Elsewhere(m Machine, was PersistentDisk, now MachineDisk) string {
 	for _, want := range mem.volumesOf(was) {
 		at := ""
 		for _, v := range m.Volumes {

@@ -37,7 +37,7 @@ func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	}
 }
 
-func (p Phase) title(nodes, limit int) string {
+func (p Phase) Title(nodes, limit int) string {
 	switch p {
 	case Unfinished:
 		return "finish what an earlier run left"
@@ -57,9 +57,9 @@ func (p Phase) title(nodes, limit int) string {
 	return fmt.Sprintf("%d workers, at most %d at a time", nodes, limit)
 }
 
-// order gives every node its phase and sorts by it, each phase as the
+// Order gives every node its phase and sorts by it, each phase as the
 // configuration lists its nodes but for what spread changes.
-func (p *Plan) order(policy Policy) {
+func (p *Plan) Order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		switch {
@@ -87,7 +87,7 @@ func (p *Plan) order(policy Policy) {
 // begun says whether an earlier run has cordoned the node and left it so. It is out
 // already: no other goes before it.
 func (n *NodePlan) begun() bool {
-	return n.Strategy != "" && n.found.Node != nil && n.found.Node.Mark != nil
+	return n.Strategy != "" && n.Found.Node != nil && n.Found.Node.Mark != nil
 }
 
 // pickCanary sends one node ahead if several are to change, to a build that none
@@ -98,15 +98,15 @@ func (p *Plan) pickCanary(named string) {
 	for _, n := range p.Nodes {
 		switch {
 		case n.Paused != "":
-		case n.Strategy == "" && n.found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.tidy():
-			booted[n.wanted.Build.ID] = true
+		case n.Strategy == "" && n.Found.Machine != nil, n.Resume, n.Strategy != "" && n.Drift.Tidy():
+			booted[n.Wanted.Build.ID] = true
 		case n.Strategy != "":
 			changing++
 		}
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.wanted.Build.ID] {
+		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] {
 			continue
 		}
 		switch {
@@ -126,8 +126,8 @@ func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == Configure }) {
 		return p, false
 	}
-	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.run != p.Run })
-	p.arrange()
+	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run })
+	p.Arrange()
 	p.Trials = nil // those nodes are out already
 	return p, true
 }

@@ -43,8 +43,8 @@ type Plan struct {
 	// Trials are the boot ISOs that are tried out after that, before any node goes.
 	Trials []Trial `json:"trials,omitempty"`
 
-	controlPlanes []Endpoint
-	heed          Heed
+	ControlPlanes []Endpoint `json:"-"`
+	Heed          Heed       `json:"-"`
 }
 
 // NodePlan is what happens to one node.
@@ -82,17 +82,17 @@ type NodePlan struct {
 	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
 	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
-	wanted        Wanted
-	found         Found
-	controlPlanes []Endpoint // of the whole cluster
-	heed          Heed
-	etcdKept      bool      // its etcd data outlives the system disk
-	restore       *KeptDisk // of a rollback
-	space         *NewDisk  // the blank system disk
-	previous      *Build    // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
-	fallbackKept  bool      // etcd's data outlives that
-	isWayBack     bool      // the build that it is to get will be what a later upgrade's failure reimages it to
-	run           string    // whose unfinished work this is
+	Wanted        Wanted     `json:"-"`
+	Found         Found      `json:"-"`
+	ControlPlanes []Endpoint `json:"-"` // of the whole cluster
+	Heed          Heed       `json:"-"`
+	EtcdKept      bool       `json:"-"` // its etcd data outlives the system disk
+	Restore       *KeptDisk  `json:"-"` // of a rollback
+	Space         *NewDisk   `json:"-"` // the blank system disk
+	Previous      *Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
+	FallbackKept  bool       `json:"-"` // etcd's data outlives that
+	IsWayBack     bool       `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
+	Run           string     `json:"-"` // whose unfinished work this is
 }
 
 // DiskPlan is one drive in a plan.
@@ -149,8 +149,8 @@ const longOutage = 8 * time.Minute
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
 func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, controlPlanes: o.controlPlanes(), heed: p.heed(wanted)}
-	if err := errors.Join(p.check(wanted), p.checkLabels(wanted, o)); err != nil {
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
 	}
 	var unread []error
@@ -158,15 +158,15 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].Unfinished() {
 			continue
 		}
-		n := planNode(w, o.Found[i], o, past, p)
+		n := PlanNode(w, o.Found[i], o, past, p)
 		if o.Found[i].Open() {
-			n.askLosses()
+			n.AskLosses()
 		}
 		n.planFrees(o, p.KeepDisks)
 		if n.Resume {
-			plan.Run = cmp.Or(plan.Run, n.run)
+			plan.Run = cmp.Or(plan.Run, n.Run)
 		}
-		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].away {
+		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].Away {
 			unread = append(unread, o.unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
@@ -174,10 +174,10 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
-	plan.order(p)
-	plan.arrange()
+	plan.Order(p)
+	plan.Arrange()
 	plan.tellShared()
-	plan.awaitOthers(o)
+	plan.AwaitOthers(o)
 	plan.space(o)
 	plan.numbers(o)
 	plan.warn(o)
@@ -194,13 +194,13 @@ func NewPlan(cluster string, wanted []Wanted, o Observation, past History, p Pol
 func (p *Plan) rehearse(o Observation, h *Rehearsal) {
 	for _, s := range ScratchVMs(o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
-			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.left()))
+			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
 			continue
 		}
-		p.Scratch = append(p.Scratch, s.left())
+		p.Scratch = append(p.Scratch, s.Left())
 	}
 	if h != nil {
-		p.Trials = p.trials(*h)
+		p.Trials = p.TrialsOf(*h)
 	}
 }
 
@@ -249,8 +249,8 @@ func (p *Plan) warn(o Observation) {
 	}
 }
 
-func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: Worker, Addr: f.Addr, Drift: Diff(w, f, past), wanted: w, found: f}
+func PlanNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan {
+	n := NodePlan{Node: w.Name, Role: Worker, Addr: f.Addr, Drift: Diff(w, f, past), Wanted: w, Found: f}
 	if f.Machine != nil && f.Machine.ControlPlane {
 		n.Role = ControlPlane
 	}
@@ -258,8 +258,8 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 	}
 	switch {
-	case f.away:
-		planAway(&n, o.Away)
+	case f.Away:
+		PlanAway(&n, o.Away)
 	case f.Open():
 		planResume(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
@@ -267,26 +267,26 @@ func planNode(w Wanted, f Found, o Observation, past History, p Policy) NodePlan
 		planConfigure(&n)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
-	case !n.Drift.rollable():
+	case !n.Drift.Rollable():
 		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, words.Short(w.Build.ID))
-	case f.pause() != "":
-		n.Paused, n.Why = f.pause(), "paused: "+f.pause()
-	case n.Drift.tidy():
+	case f.Pause() != "":
+		n.Paused, n.Why = f.Pause(), "paused: "+f.Pause()
+	case n.Drift.Tidy():
 		n.Strategy, n.Why = InPlace, "runs the wanted build: only what is beside it is put right"
-		n.etcdKept = true
+		n.EtcdKept = true
 	default:
 		planStale(&n, o, p)
 	}
 	n.planFile()
-	n.estimate(o.Took)
+	n.Estimate(o.Took)
 	return n
 }
 
 func planStale(n *NodePlan, o Observation, p Policy) {
-	system, err := ProveSystemDisk(*n.found.VM, *n.found.Machine, n.wanted.SystemDisk)
-	d := decide(n.wanted, n.found, o, system, err)
+	system, err := ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
+	d := Decide(n.Wanted, n.Found, o, system, err)
 	if n.Role == ControlPlane && len(d.Refused) == 0 {
-		d = planEtcd(n, o, p, d, system, err)
+		d = PlanEtcd(n, o, p, d, system, err)
 	}
 	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	n.ToRecreate = d.ToRecreate
@@ -294,40 +294,40 @@ func planStale(n *NodePlan, o Observation, p Policy) {
 		planFallback(n, o, p, system, err)
 		return
 	}
-	n.Refused = append(n.Refused, o.hidden(*n.found.VM)...)
-	disks, err := n.found.VM.Disks()
+	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+	disks, err := n.Found.VM.Disks()
 	if err != nil {
 		return // among the refusals
 	}
 	for _, disk := range disks {
 		if !disk.CDROM && !disk.CSI() {
-			n.add(disk, disk.Key == system.Key)
+			n.Add(disk, disk.Key == system.Key)
 		}
 	}
 	if n.Strategy == Recreate || n.Strategy == Reimage {
 		n.tellOfVM(disks, system)
-		n.space = o.newDisk(n.wanted, n.found.VM.Host, system)
+		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)
 	}
 }
 
-// planEtcd applies the rules of etcd to what is decided. Under auto a node
+// PlanEtcd applies the rules of etcd to what is decided. Under auto a node
 // whose system disk must not be replaced for etcd's sake is upgraded in place.
-func planEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, systemErr error) decision {
-	onSystem, err := etcdOnSystemDisk(*n.found.Machine)
+func PlanEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, systemErr error) decision {
+	onSystem, err := EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
 		d.Refused = append(d.Refused, err.Error())
 		return d
 	}
-	n.etcdKept = !onSystem || d.Strategy == InPlace
-	refused, warn := etcdRules(len(o.controlPlanes()), !n.etcdKept, d.Strategy, p.AcceptOutage)
-	against, outage := etcdRules(len(o.controlPlanes()), false, InPlace, p.AcceptOutage)
-	if len(refused) > 0 && len(against) == 0 && n.wanted.Strategy == Auto && d.Strategy != InPlace {
+	n.EtcdKept = !onSystem || d.Strategy == InPlace
+	refused, warn := EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, d.Strategy, p.AcceptOutage)
+	against, outage := EtcdRules(len(o.ControlPlanes()), false, InPlace, p.AcceptOutage)
+	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == Auto && d.Strategy != InPlace {
 		because := refused[0]
-		n.etcdKept = true
-		w := n.wanted
+		n.EtcdKept = true
+		w := n.Wanted
 		w.Strategy = InPlace
 		lifted := append(d.ToRecreate, Obstacle{Text: because})
-		d = decide(w, n.found, o, system, systemErr)
+		d = Decide(w, n.Found, o, system, systemErr)
 		d.ToRecreate = lifted
 		d.Why = "in-place: a new system disk is impossible (" + because + ")"
 		refused, warn = nil, outage
@@ -337,7 +337,7 @@ func planEtcd(n *NodePlan, o Observation, p Policy, d decision, system Disk, sys
 	return d
 }
 
-func (n *NodePlan) add(d Disk, system bool) {
+func (n *NodePlan) Add(d Disk, system bool) {
 	p := DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}
 	if system {
 		n.System = &p
@@ -346,9 +346,9 @@ func (n *NodePlan) add(d Disk, system bool) {
 	n.Carried = append(n.Carried, p)
 }
 
-// needsSnapshot says whether etcd is to be saved before this node is touched.
-func (n NodePlan) needsSnapshot() bool {
-	return n.Role == ControlPlane && !n.Resume && !n.Drift.tidy()
+// NeedsSnapshot says whether etcd is to be saved before this node is touched.
+func (n NodePlan) NeedsSnapshot() bool {
+	return n.Role == ControlPlane && !n.Resume && !n.Drift.Tidy()
 }
 
 // NeedsImages says whether any node is to get an image that may have to be built.
@@ -361,7 +361,7 @@ func (p Plan) NeedsImages() bool {
 // TakesAPIAway says whether the API of Kubernetes is away while a node is out: with
 // fewer than three control planes etcd does not do without one.
 func (p Plan) TakesAPIAway() bool {
-	return len(p.controlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == ControlPlane && !n.Drift.tidy() })
+	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == ControlPlane && !n.Drift.Tidy() })
 }
 
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
@@ -369,9 +369,9 @@ func (p Plan) TakesAPIAway() bool {
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
-		boots := n.Strategy == Recreate || n.Strategy == Reimage || n.isWayBack
-		if list := hosts[n.wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
-			hosts[n.wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
+		boots := n.Strategy == Recreate || n.Strategy == Reimage || n.IsWayBack
+		if list := hosts[n.Wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
+			hosts[n.Wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
 		}
 	}
 	return hosts
@@ -388,7 +388,7 @@ func (p Plan) Refused() []string {
 	return out
 }
 
-func joinOptions(volid, options string) string {
+func JoinOptions(volid, options string) string {
 	if options == "" {
 		return volid
 	}

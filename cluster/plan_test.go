@@ -86,7 +86,7 @@ func TestPlanOrder(t *testing.T) {
 			wanted, o := world()
 			for i := range o.Found {
 				if o.Found[i].Name == tc.open {
-					packed, err := memory{}.pack()
+					packed, err := Memory{}.Pack()
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -129,41 +129,5 @@ func TestPlanNeedsEveryAnswer(t *testing.T) {
 	}
 	if _, err := NewPlan("c1", wanted, o, past, Policy{Exclude: []string{"wk2"}}); err != nil {
 		t.Errorf("wk2 is left out, yet: %v", err)
-	}
-}
-
-func TestNeedsAreCheckedByPath(t *testing.T) {
-	t.Parallel()
-	wanted, o := world()
-	plan, err := NewPlan("c1", wanted, o, past, Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	needs := NeedsOf(plan, false)
-	all := Privileges{}
-	for _, n := range needs {
-		all[n.Privilege] = true
-	}
-	check := func(n Needs, access tree) error { return n.Check(t.Context(), access) }
-	if err := check(needs, tree{"/": all}); err != nil {
-		t.Errorf("everything is granted at the root: %v", err)
-	}
-	err = check(needs, tree{"/": all, "/storage/fast": {"Datastore.Audit": true}})
-	want := "the Proxmox token lacks privileges: Datastore.AllocateSpace on /storage/fast"
-	if message(err) != want || fault.KindOf(err) != fault.Refused {
-		t.Errorf("err = %v, want %s", err, want)
-	}
-	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
-	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
-	o.Found[1].VM.Config["startup"] = "order=2"
-	if plan, err = NewPlan("c1", wanted, o, past, Policy{}); err != nil {
-		t.Fatal(err)
-	}
-	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"
-	if err := check(NeedsOf(plan, false), tree{"/": all}); message(err) != want {
-		t.Errorf("err = %v, want %s", err, want)
-	}
-	if err := check(needs, tree{}); err == nil {
-		t.Error("a token with nothing passed")
 	}
 }

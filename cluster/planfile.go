@@ -118,8 +118,8 @@ func (p Plan) madeFrom(saved Plan) (moved []string) {
 func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 	if p.Run != "" {
 		for _, n := range p.Nodes {
-			if n.Resume && !strings.HasSuffix(n.run, saved.RunSuffix()) {
-				moved = append(moved, fmt.Sprintf("%s: left unfinished by run %s, which is not of this plan", n.Node, n.run))
+			if n.Resume && !strings.HasSuffix(n.Run, saved.RunSuffix()) {
+				moved = append(moved, fmt.Sprintf("%s: left unfinished by run %s, which is not of this plan", n.Node, n.Run))
 			}
 		}
 		return moved
@@ -157,10 +157,10 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 // Where such a run began here, by its journal, that is believed of every node;
 // elsewhere of one whose VM has the run in its description. What it may have left lying about is cleared up.
 func (n NodePlan) doneBy(saved Plan, begun bool) bool {
-	if n.found.VM != nil && strings.HasSuffix(n.found.VM.MadeBy(), saved.RunSuffix()) {
+	if n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), saved.RunSuffix()) {
 		begun = true
 	}
-	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.rollable() || n.Drift.tidy())
+	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
 }
 
 // trait is one property by which plans are compared.
@@ -188,7 +188,7 @@ func essence(n NodePlan) []trait {
 	if n.Strategy == "" {
 		return treatment(n)
 	}
-	file, runs := n.ConfigFile.hashOf()
+	file, runs := n.ConfigFile.HashOf()
 	return append(treatment(n),
 		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
 		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
@@ -247,5 +247,5 @@ func (p *Plan) inOrderOf(saved Plan) {
 		nodes = append(nodes, n)
 	}
 	p.Nodes = nodes
-	p.arrange()
+	p.Arrange()
 }

@@ -150,7 +150,7 @@ func TestFollowKeepsTheOrder(t *testing.T) {
 	if diff := cmp.Diff(saved.Batches, now.Batches); diff != "" {
 		t.Error(diff)
 	}
-	if now.Work()[0].found.VM == nil {
+	if now.Work()[0].Found.VM == nil {
 		t.Error("what was found is not in the plan any more")
 	}
 }
@@ -163,7 +163,7 @@ func TestFollowWhatItWasMadeFrom(t *testing.T) {
 		"recast.lock: sha256-lock → sha256-x":                       func(p *Plan) { p.Lock = "sha256-x" },
 		"recast.yaml: sha256-config → sha256-x":                     func(p *Plan) { p.Config = "sha256-x" },
 		"workers at a time: 1 → 2":                                  func(p *Plan) { p.MaxUnavailable = 2 },
-		"wk1: left unfinished by run r1, which is not of this plan": func(p *Plan) { p.Run, p.Nodes[0].Resume, p.Nodes[0].run = "r1", true, "r1" },
+		"wk1: left unfinished by run r1, which is not of this plan": func(p *Plan) { p.Run, p.Nodes[0].Resume, p.Nodes[0].Run = "r1", true, "r1" },
 	} {
 		now := sealed(t, nil, Policy{})
 		edit(&now)
@@ -173,7 +173,7 @@ func TestFollowWhatItWasMadeFrom(t *testing.T) {
 	}
 	own := sealed(t, nil, Policy{})
 	own.Run = "20000101-0000-feed" + saved.RunSuffix()
-	own.Nodes[0].Resume, own.Nodes[0].run = true, own.Run
+	own.Nodes[0].Resume, own.Nodes[0].Run = true, own.Run
 	if _, err := own.Follow(saved, true); err != nil {
 		t.Error(err)
 	}

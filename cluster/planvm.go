@@ -10,7 +10,7 @@ import (
 // tellOfVM says in the plan what a new system disk changes in the VM beside it.
 // system is the disk that goes.
 func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
-	vm := *n.found.VM
+	vm := *n.Found.VM
 	if n.Strategy == Recreate {
 		n.Renewed = vm.madeAnew()
 		for _, d := range disks {
@@ -20,39 +20,39 @@ func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
 		}
 	}
 	note := func(format string, args ...any) { n.Notes = append(n.Notes, fmt.Sprintf(format, args...)) }
-	if set := n.found.blankSetting(n.wanted.Build); set != nil {
+	if set := n.Found.BlankSetting(n.Wanted.Build); set != nil {
 		note("its blank machine gets the node's address from the VM's cloud-init drive: %s is %s for that boot, and as before at the end", set.Key, set.Value)
 	}
 	if vm.Config["protection"] == "1" {
 		note("the VM's protection is lifted meanwhile and set again at the end")
 	}
-	if cd := cdKey(vm.Config, disks); vm.Config[cd] != "" {
+	if cd := CdKey(vm.Config, disks); vm.Config[cd] != "" {
 		if d, err := ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
-			if _, ours := bootISO(d); !ours {
+			if _, ours := BootISO(d); !ours {
 				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)
 			}
 		}
 	}
-	media, _ := vm.otherMedia() // what can't be read is refused
+	media, _ := vm.OtherMedia() // what can't be read is refused
 	for _, key := range slices.Sorted(maps.Keys(media)) {
 		note("%s is empty until its node is healthy: %s is taken out, lest it configure the blank machine", key, media[key].Volid)
 	}
-	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && bootDevices(boot) == nil {
+	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && BootDevices(boot) == nil {
 		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)
 	}
-	have, want := system.SizeBytes(), uint64(max(n.wanted.SystemGiB, 0))<<30
+	have, want := system.SizeBytes(), uint64(max(n.Wanted.SystemGiB, 0))<<30
 	switch {
 	case n.System == nil || want == 0 || have == 0 || want == have:
 	case want < have:
-		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.wanted.SystemGiB)
+		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.Wanted.SystemGiB)
 	default:
-		n.System.NewSize = fmt.Sprintf("%dG", n.wanted.SystemGiB)
+		n.System.NewSize = fmt.Sprintf("%dG", n.Wanted.SystemGiB)
 	}
 }
 
-// newDisk is the blank system disk that a node gets; nil where its storage is not
+// NewDisk is the blank system disk that a node gets; nil where its storage is not
 // listed, which is refused.
-func (o Observation) newDisk(w Wanted, host string, system Disk) *NewDisk {
+func (o Observation) NewDisk(w Wanted, host string, system Disk) *NewDisk {
 	i := slices.IndexFunc(o.Storages, func(s Storage) bool { return s.Name == system.Storage() })
 	if i < 0 {
 		return nil
@@ -61,21 +61,6 @@ func (o Observation) newDisk(w Wanted, host string, system Disk) *NewDisk {
 		Node: w.Name, Host: host, Storage: o.Storages[i],
 		Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)),
 	}
-}
-
-// NewDisks are those that a roll of all these nodes would make.
-func (s Survey) NewDisks(wanted []Wanted, assessments []Assessment) []NewDisk {
-	var out []NewDisk
-	for i, a := range assessments {
-		disk, known := a.SystemDisk()
-		if !known || a.Strategy == InPlace {
-			continue
-		}
-		if d := s.newDisk(wanted[i], a.Host, disk); d != nil {
-			out = append(out, *d)
-		}
-	}
-	return out
 }
 
 // frees is what the node's roll gives back to a storage at its end. How much of a
@@ -95,8 +80,8 @@ func (n NodePlan) frees(s Storage) (bytes int64) {
 func (p *Plan) space(o Observation) {
 	var disks []NewDisk
 	for _, n := range p.Nodes {
-		if n.space != nil && !n.Resume {
-			d := *n.space
+		if n.Space != nil && !n.Resume {
+			d := *n.Space
 			d.Freed = n.frees(d.Storage)
 			disks = append(disks, d)
 		}
@@ -124,7 +109,7 @@ func (p *Plan) numbers(o Observation) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
 		replaces := n.Strategy == Recreate || n.Strategy == Reimage
-		if replaces && !n.Resume && len(n.Refused) == 0 && n.found.Parking == nil {
+		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
 			need = append(need, n)
 		}
 	}

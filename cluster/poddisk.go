@@ -51,15 +51,15 @@ func (vm VM) podVolumes(handles []string) []string {
 	return out
 }
 
-// doubtful says whether a drive of the VM may be a pod's, going by whose number it carries.
-func (vm VM) doubtful(d Disk) bool {
+// Doubtful says whether a drive of the VM may be a pod's, going by whose number it carries.
+func (vm VM) Doubtful(d Disk) bool {
 	return !d.CDROM && !d.ofHost() && !d.Pod && d.Owner != vm.ID
 }
 
 // KnowPods asks for the volumes of pods where a drive of the VM may be one.
 func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
 	disks, err := vm.Disks()
-	if err != nil || !slices.ContainsFunc(disks, vm.doubtful) {
+	if err != nil || !slices.ContainsFunc(disks, vm.Doubtful) {
 		return err
 	}
 	all, err := handles(ctx)
@@ -74,24 +74,24 @@ func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]str
 	return nil
 }
 
-// dropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
-func (vm VM) dropCSI() {
+// DropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
+func (vm VM) DropCSI() {
 	maps.DeleteFunc(vm.Config, func(key, value string) bool {
 		d, err := ParseDisk(key, value)
 		return err == nil && slices.Contains(vm.Pods, d.Volid)
 	})
 }
 
-// sameButPods says whether a VM is as it was but for disks of pods: those come to a node
+// SameButPods says whether a VM is as it was but for disks of pods: those come to a node
 // when another one is drained.
-func (vm VM) sameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
+func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
 	if err := now.KnowPods(ctx, handles); err != nil {
 		return false, err
 	}
 	before, after := maps.Clone(vm.Config), maps.Clone(now.Config)
-	VM{Config: before, Pods: vm.Pods}.dropCSI()
-	VM{Config: after, Pods: now.Pods}.dropCSI()
+	VM{Config: before, Pods: vm.Pods}.DropCSI()
+	VM{Config: after, Pods: now.Pods}.DropCSI()
 	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
 }
 

@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"context"
-	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,63 +47,19 @@ func TestPodVolumesAreRememberedAndDropped(t *testing.T) {
 	vm := VM{ID: 9031, Host: "pve1", Pods: []string{"fast:vm-9999-media"}, Config: map[string]string{
 		"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media,size=1G", "scsi8": "fast:vm-9999-pvc-0b5f",
 	}}
-	vm.dropCSI()
+	vm.DropCSI()
 	if diff := cmp.Diff(map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi8": "fast:vm-9999-pvc-0b5f"}, vm.Config); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	packed, err := memory{VM: vm}.pack()
+	packed, err := Memory{VM: vm}.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := unpackMemory(packed)
+	mem, err := UnpackMemory(packed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(vm.Pods, mem.VM.Pods); diff != "" {
 		t.Errorf("remembered (-want +got):\n%s", diff)
-	}
-}
-
-// A drive that a running VM has besides is a pod's if Kubernetes says so; where it can't be asked, nothing goes on.
-func TestAddedDisksAreAskedFor(t *testing.T) {
-	t.Parallel()
-	before := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0"}}
-	now := before
-	now.Running, now.Config = true, map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": "fast:vm-9999-media"}
-	silent := errors.New("no answer")
-	cases := map[string]struct {
-		handles []string
-		err     error
-		alone   bool // there is nobody to ask
-		pod     bool
-	}{
-		"a pod's":         {handles: []string{"lab/pve1/fast/vm-9999-media"}, pod: true},
-		"nobody's":        {handles: []string{"lab/pve1/fast/vm-9999-other"}},
-		"no answer":       {err: silent},
-		"nobody is asked": {handles: []string{"lab/pve1/fast/vm-9999-media"}, alone: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := &Replace{VM: before, pods: func(context.Context) ([]string, error) { return c.handles, c.err }}
-			if c.alone {
-				r.pods = nil
-			}
-			vm := now
-			disks, err := before.Disks()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := r.knowPods(t.Context(), &vm, disks); !errors.Is(err, c.err) {
-				t.Fatalf("err = %v", err)
-			}
-			have, err := vm.Disks()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if problems := added(vm, disks, have); (len(problems) == 0) != c.pod {
-				t.Errorf("problems: %v", problems)
-			}
-		})
 	}
 }

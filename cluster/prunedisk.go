@@ -29,9 +29,9 @@ func UsesOf(vms []VM) []Use {
 	return uses
 }
 
-// keptDisk is the drive that an entry of the record is about. It is an error
+// KeptDisk is the drive that an entry of the record is about. It is an error
 // unless everything about it is as recast left it.
-func (p Parking) keptDisk(k KeptDisk) (Disk, error) {
+func (p Parking) KeptDisk(k KeptDisk) (Disk, error) {
 	disk, err := ParseDisk(k.Key, p.VM.Config[k.Key])
 	entries := 0
 	for _, other := range p.Record.Kept {
@@ -39,7 +39,7 @@ func (p Parking) keptDisk(k KeptDisk) (Disk, error) {
 			entries++
 		}
 	}
-	want := parkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
+	want := ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
 	switch {
 	case err != nil:
 		return disk, err
@@ -49,18 +49,18 @@ func (p Parking) keptDisk(k KeptDisk) (Disk, error) {
 		return disk, fmt.Errorf("%s is not VM %d's own: look at it", disk.Volid, p.VM.ID)
 	case entries > 1:
 		return disk, fmt.Errorf("%d entries of the record are about %s: which one can't be told", entries, k.Key)
-	case !sameOptions(disk.Options, want):
+	case !SameOptions(disk.Options, want):
 		return disk, fmt.Errorf("it has the options %s, its record says %s: somebody changed it, look at it",
 			words.OrNone(strings.Join(disk.Options, ",")), words.OrNone(strings.Join(want, ",")))
 	}
 	return disk, nil
 }
 
-// namedBeside lists what names a volume beside its one key of its parking VM.
-func namedBeside(park VM, disk Disk, uses []Use) []string {
+// NamedBeside lists what names a volume beside its one key of its parking VM.
+func NamedBeside(park VM, disk Disk, uses []Use) []string {
 	var by []string
-	for _, user := range referencedBy(disk.Volid, []VM{park}) {
-		if user != place(park.ID, disk.Key) {
+	for _, user := range ReferencedBy(disk.Volid, []VM{park}) {
+		if user != PlaceOf(park.ID, disk.Key) {
 			by = append(by, user)
 		}
 	}
@@ -82,8 +82,8 @@ func namesVolume(value, volid string) bool {
 	return false
 }
 
-// untouchable says why nothing may be changed on a parking VM.
-func (p Parking) untouchable(holders []VMID) []string {
+// Untouchable says why nothing may be changed on a parking VM.
+func (p Parking) Untouchable(holders []VMID) []string {
 	var out []string
 	add := func(is bool, format string, args ...any) {
 		if is {
@@ -102,15 +102,10 @@ func (p Parking) untouchable(holders []VMID) []string {
 	return out
 }
 
-// strange lists the drives of a parking VM that are in no record.
-func strange(vm VM, known map[string]bool) []string {
-	var out []string
-	for key, value := range vm.Config {
-		if IsDiskKey(key) && !known[key] {
-			volid, _, _ := strings.Cut(value, ",")
-			out = append(out, fmt.Sprintf("%s (%s)", key, volid))
-		}
+// WasDone says what the run has to do with a kept disk.
+func WasDone(givenUp bool) string {
+	if givenUp {
+		return "had made and which was given up"
 	}
-	slices.Sort(out)
-	return out
+	return "replaced"
 }

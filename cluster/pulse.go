@@ -33,10 +33,10 @@ func (p Plan) TakePulse(ctx context.Context, kube KubeReader, talos Talos) Pulse
 		}
 		slices.Sort(pulse.NotReady)
 	}
-	if v, err := ViewEtcd(ctx, talos, p.controlPlanes); err == nil {
+	if v, err := ViewEtcd(ctx, talos, p.ControlPlanes); err == nil {
 		pulse.Etcd, pulse.Members = true, len(v.Members)
 		for _, m := range v.Members {
-			if s, known := v.statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {
+			if s, known := v.Statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {
 				pulse.Unwell = append(pulse.Unwell, m.Label())
 			}
 		}

@@ -39,7 +39,7 @@ func (p bedside) EtcdStatus(_ context.Context, addr netip.Addr) (EtcdStatus, err
 func TestTakePulse(t *testing.T) {
 	t.Parallel()
 	at := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
-	plan := Plan{controlPlanes: []Endpoint{{"cp1", at(1)}, {"cp2", at(2)}, {"cp3", at(3)}, {"cp4", at(4)}}}
+	plan := Plan{ControlPlanes: []Endpoint{{"cp1", at(1)}, {"cp2", at(2)}, {"cp3", at(3)}, {"cp4", at(4)}}}
 	members := []EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}, {ID: 4, Name: "cp4"}}
 	cases := map[string]struct {
 		of   bedside

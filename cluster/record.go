@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -91,8 +92,8 @@ type Intent struct {
 const (
 	RecordMark = "recast-record: "
 	runMark    = "recast: run="
-	// maxDescription is Proxmox's limit for a VM's description, in characters.
-	maxDescription = 8192
+	// MaxDescription is Proxmox's limit for a VM's description, in characters.
+	MaxDescription = 8192
 )
 
 // Description renders the record for people and, on its last line, for recast.
@@ -110,9 +111,9 @@ func (r Record) Description() (string, error) {
 		state, r.Node, r.VMID, r.Cluster)
 	// Proxmox before 9 takes %41 in a description for an encoded letter (pve-common, Tools.pm, encode_text).
 	last := RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
-	text := head + r.wayBack(maxDescription-len(head)-len(last)) + last
-	if len(text) > maxDescription {
-		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), maxDescription)
+	text := head + r.wayBack(MaxDescription-len(head)-len(last)) + last
+	if len(text) > MaxDescription {
+		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), MaxDescription)
 	}
 	return text, nil
 }
@@ -133,14 +134,14 @@ func ReadRecord(vm VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// descriptionChanged is the error of a parking VM whose record is gone.
-func descriptionChanged(vm VM, node string) error {
+// DescriptionChanged is the error of a parking VM whose record is gone.
+func DescriptionChanged(vm VM, node string) error {
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
 		"somebody edited the description of VM %d, whose last line says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 }
 
-// markDescription adds the run's mark to a VM's own description, replacing an older one.
-func markDescription(description, run, build string) string {
+// MarkDescription adds the run's mark to a VM's own description, replacing an older one.
+func MarkDescription(description, run, build string) string {
 	var kept []string
 	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
 		if !strings.HasPrefix(line, runMark) {
@@ -163,4 +164,55 @@ func (vm VM) MadeBy() string {
 		}
 	}
 	return ""
+}
+
+// Close ends a replacement. What is kept stays, and so does what was sent and has
+// no answer yet.
+func (r *Record) Close() {
+	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory, r.Config = false, false, false, nil, nil, nil, "", ""
+	r.Stage, r.SpareKey = "", ""
+}
+
+func (r *Record) AddSpare(entry KeptDisk) {
+	r.SpareKey = entry.Key
+	r.Kept = slices.DeleteFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == entry.Run && k.Key == entry.Key })
+	r.Kept = append(r.Kept, entry)
+}
+
+// SpareEntry is what the record keeps the new system disk of a run as.
+func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
+	i := slices.IndexFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
+	if i < 0 {
+		return KeptDisk{}, false
+	}
+	return r.Kept[i], true
+}
+
+// SpareDrive is where the new system disk goes on the parking VM: to the key that
+// was kept free for it, or on its way to which it was cut off, else to another one.
+func (r Record) SpareDrive(park VM, key, run string) (string, error) {
+	taken := map[string]bool{}
+	for key := range park.Config {
+		taken[key] = true
+	}
+	for _, k := range r.Kept {
+		if there := taken[k.Key]; !there && k.GivenUp && k.Run == run {
+			return k.Key, nil
+		}
+		taken[k.Key] = true
+	}
+	if r.SpareKey != "" && !taken[r.SpareKey] {
+		return r.SpareKey, nil
+	}
+	if r.Strategy != PutBack && !r.PutBack {
+		for _, d := range r.Disks { // they come back there if it is given up later
+			taken[d.ParkKey] = true
+		}
+	}
+	return parkingKey(key, true, taken)
+}
+
+// ParkedOptions are those of a kept disk's drive on the parking VM.
+func (k KeptDisk) ParkedOptions() []string {
+	return ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
 }

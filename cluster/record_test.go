@@ -48,7 +48,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 
 func TestRecordTooLargeForADescription(t *testing.T) {
 	t.Parallel()
-	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", maxDescription)}}}
+	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", MaxDescription)}}}
 	if _, err := rec.Description(); err == nil {
 		t.Error("Proxmox would have refused this description in the middle of a roll")
 	}
@@ -61,7 +61,7 @@ func TestMarkDescription(t *testing.T) {
 		"user's text":     {"mine\n\nyours\n", "mine\n\nyours\nrecast: run=r2 build=b"},
 		"an earlier mark": {"mine\nrecast: run=r1 build=a\n", "mine\nrecast: run=r2 build=b"},
 	} {
-		got := markDescription(tc.old, "r2", "b")
+		got := MarkDescription(tc.old, "r2", "b")
 		if got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// talosLabels are the partition labels that Talos takes for its own wherever
+// TalosLabels are the partition labels that Talos takes for its own wherever
 // they are (machinery, constants; ETCD and the three after it since 1.14).
-var talosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
+var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
 
 // systemOnly are those that Talos makes on the system disk and nowhere else.
 var systemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
@@ -43,17 +43,17 @@ type loss struct {
 
 // losses lists the data that only the system disk has, and the names in
 // acceptLoss that are none of it.
-func (c candidate) losses() (lost []loss, unknown []string) {
-	for _, v := range c.m.Volumes {
+func (c Candidate) losses() (lost []loss, unknown []string) {
+	for _, v := range c.Machine.Volumes {
 		switch {
-		case v.Disk != c.m.SystemDisk, slices.Contains(talosLabels, v.Label), strings.HasPrefix(v.Label, swapVolume):
+		case v.Disk != c.Machine.SystemDisk, slices.Contains(TalosLabels, v.Label), strings.HasPrefix(v.Label, swapVolume):
 		case v.Label == "":
 			lost = append(lost, loss{name: v.Device, what: "partition " + v.Device})
 		default:
 			lost = append(lost, loss{name: v.Label, what: "volume " + v.Label})
 		}
 	}
-	for _, l := range c.found.Local {
+	for _, l := range c.Found.Local {
 		listed := slices.ContainsFunc(lost, func(o loss) bool { return o.name == l.Name })
 		if !listed && c.onSystemDisk(l) {
 			lost = append(lost, loss{name: l.Name, what: l.What, lift: l.Lift, command: l.Command})
@@ -70,12 +70,12 @@ func (c candidate) losses() (lost []loss, unknown []string) {
 
 // onSystemDisk says whether data of the node goes with the system disk. Data that
 // is not proven to be on another disk counts as on this one.
-func (c candidate) onSystemDisk(l LocalData) bool {
+func (c Candidate) onSystemDisk(l LocalData) bool {
 	if l.Path == "" {
-		return !c.m.poolElsewhere(l.Format, l.Group) && !c.m.bareSystemDisk()
+		return !c.Machine.poolElsewhere(l.Format, l.Group) && !c.Machine.bareSystemDisk()
 	}
-	on := c.m.disksOf(path.Clean("/" + l.Path))
-	return len(on) == 0 || c.m.SystemDisk == "" || slices.Contains(on, c.m.SystemDisk)
+	on := c.Machine.disksOf(path.Clean("/" + l.Path))
+	return len(on) == 0 || c.Machine.SystemDisk == "" || slices.Contains(on, c.Machine.SystemDisk)
 }
 
 // disksOf lists the disks that a path of the node may be on: those of the volume
@@ -90,12 +90,12 @@ func (m Machine) disksOf(p string) []string {
 	}
 	if rest, user := strings.CutPrefix(p, userMounts+"/"); user && !below(mount, userMounts) {
 		name, _, _ := strings.Cut(rest, "/")
-		if on := m.disksWith(userVolume + name); len(on) > 0 {
+		if on := m.DisksWith(userVolume + name); len(on) > 0 {
 			return on
 		}
 	}
 	if mount == "" || mount == ephemeralMount {
-		return m.disksWith("EPHEMERAL")
+		return m.DisksWith("EPHEMERAL")
 	}
 	var on []string
 	for _, v := range m.Volumes {
@@ -137,11 +137,11 @@ func (m Machine) bareSystemDisk() bool {
 			return false
 		}
 	}
-	return !m.Remembered && m.SystemDisk != "" && len(m.disksWith("EPHEMERAL")) > 0
+	return !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
 }
 
-// irreplaceable is the data of the system disk that nobody has said may be lost.
-func (c candidate) irreplaceable() []Obstacle {
+// Irreplaceable is the data of the system disk that nobody has said may be lost.
+func (c Candidate) Irreplaceable() []Obstacle {
 	var out []Obstacle
 	lost, _ := c.losses()
 	for _, l := range lost {
@@ -165,12 +165,12 @@ func (c candidate) irreplaceable() []Obstacle {
 // sealed are encrypted volumes that could not be opened afterwards: a key that
 // is locked to STATE goes with the system disk, one that is sealed to a TPM
 // needs that very TPM's state.
-func (c candidate) sealed() []string {
+func (c Candidate) sealed() []string {
 	var out []string
-	tpm := c.vm.Config["tpmstate0"] != ""
-	for _, e := range c.m.Encryption {
-		on := c.m.disksWith(e.Volume)
-		stays := len(on) == 0 || slices.ContainsFunc(on, func(disk string) bool { return disk != c.m.SystemDisk })
+	tpm := c.VM.Config["tpmstate0"] != ""
+	for _, e := range c.Machine.Encryption {
+		on := c.Machine.DisksWith(e.Volume)
+		stays := len(on) == 0 || slices.ContainsFunc(on, func(disk string) bool { return disk != c.Machine.SystemDisk })
 		if e.LockToState && stays {
 			out = append(out, fmt.Sprintf("volume %s is encrypted with lockToState and would be unreadable once STATE is gone: "+
 				"add a key without lockToState and remove that one, or use in-place", e.Volume))
@@ -185,26 +185,26 @@ func (c candidate) sealed() []string {
 
 // mislabelled are partitions on persistent disks that Talos, on a blank system
 // disk, would take for its own: it finds its volumes by their labels on any disk.
-func (c candidate) mislabelled() []string {
-	if c.m.SystemDisk == "" {
+func (c Candidate) mislabelled() []string {
+	if c.Machine.SystemDisk == "" {
 		return nil // not proven: refused for that already
 	}
 	var out []string
 	seen := map[string]int{}
-	for _, v := range c.m.Volumes {
-		stays := v.Disk != c.m.SystemDisk
+	for _, v := range c.Machine.Volumes {
+		stays := v.Disk != c.Machine.SystemDisk
 		switch {
 		case stays && v.Label == "META":
 			out = append(out, fmt.Sprintf("%s carries a META partition (%s): the boot ISO would take Talos for installed and halt: delete that partition", v.Disk, v.Device))
 		case stays && slices.Contains(systemOnly, v.Label),
-			stays && slices.Contains(talosLabels, v.Label) && v.Phase == "":
+			stays && slices.Contains(TalosLabels, v.Label) && v.Phase == "":
 			out = append(out, fmt.Sprintf("%s carries a %s partition (%s) that Talos does not use now and might use then: delete that partition", v.Disk, v.Label, v.Device))
 		}
-		if slices.Contains(talosLabels, v.Label) || strings.HasPrefix(v.Label, userVolume) || strings.HasPrefix(v.Label, rawVolume) {
+		if slices.Contains(TalosLabels, v.Label) || strings.HasPrefix(v.Label, userVolume) || strings.HasPrefix(v.Label, rawVolume) {
 			seen[v.Label]++
 			if seen[v.Label] == 2 {
 				out = append(out, fmt.Sprintf("the label %s is there twice, on %s: relabel or delete what is not in use",
-					v.Label, strings.Join(c.m.disksWith(v.Label), " and on ")))
+					v.Label, strings.Join(c.Machine.DisksWith(v.Label), " and on ")))
 			}
 		}
 	}

@@ -14,19 +14,19 @@ import (
 // CephFS holds no disks, and what is not known here can't be relied upon.
 var reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
-// immovable are disks that would have to be parked, on storages that can't do it.
-func (c candidate) immovable(s Strategy) []string {
+// Immovable are disks that would have to be parked, on storages that can't do it.
+func (c Candidate) Immovable(s Strategy) []string {
 	var out []string
-	for _, d := range parkedDisks(c.disks, c.vm.ID, s, c.system.Key) {
-		i := slices.IndexFunc(c.world.Storages, func(s Storage) bool { return s.Name == d.Storage() })
+	for _, d := range parkedDisks(c.Disks, c.VM.ID, s, c.System.Key) {
+		i := slices.IndexFunc(c.Observation.Storages, func(s Storage) bool { return s.Name == d.Storage() })
 		switch {
 		case i < 0:
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s, which Proxmox does not list: grant the token Datastore.Audit there",
 				d.Key, d.Volid, d.Storage()))
-		case !slices.Contains(reassigns, c.world.Storages[i].Type):
+		case !slices.Contains(reassigns, c.Observation.Storages[i].Type):
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s of type %s, which can't give a disk to another VM: move it to another storage",
-				d.Key, d.Volid, d.Storage(), c.world.Storages[i].Type))
-		case d.Key == c.system.Key && d.Option("model") != "":
+				d.Key, d.Volid, d.Storage(), c.Observation.Storages[i].Type))
+		case d.Key == c.System.Key && d.Option("model") != "":
 			// The one option that a drive on another bus has and a SCSI drive has not
 			// (PVE/QemuServer/Drive.pm): Proxmox would not move it.
 			out = append(out, fmt.Sprintf("the system disk %s has the option model=, which the SCSI drive that it is parked as can't have: remove it", d.Key))
@@ -35,11 +35,11 @@ func (c candidate) immovable(s Strategy) []string {
 	return out
 }
 
-// entangled are disks that are not the node's alone.
-func (c candidate) entangled() []Obstacle {
+// Entangled are disks that are not the node's alone.
+func (c Candidate) Entangled() []Obstacle {
 	var out []Obstacle
 	add := func(format string, args ...any) { out = append(out, Obstacle{Text: fmt.Sprintf(format, args...)}) }
-	for _, d := range c.disks {
+	for _, d := range c.Disks {
 		if d.Flag("snapshot") {
 			add("%s", thrownAway(d.Key))
 		}
@@ -49,28 +49,28 @@ func (c candidate) entangled() []Obstacle {
 				add("%s", why)
 			}
 			continue
-		case d.ofHost() && d.Key == c.system.Key:
+		case d.ofHost() && d.Key == c.System.Key:
 			add("the system disk %s is a device of the host (%s), which can't be parked: give the node a volume for it, or use in-place", d.Key, d.Volid)
 			continue
 		case d.ofHost(): // stays with a VM that stays
-		case d.LikeCSI() && d.Owner != c.vm.ID && d.Owner != c.Holder:
-			out = append(out, d.unclaimed(c.vm))
+		case d.LikeCSI() && d.Owner != c.VM.ID && d.Owner != c.Holder:
+			out = append(out, d.unclaimed(c.VM))
 			continue
 		case d.Owner == 0:
 			add("%s (%s) carries no VM's number, so nobody can say whose it is: give the node a volume instead", d.Key, d.Volid)
-		case d.Owner == c.vm.ID:
+		case d.Owner == c.VM.ID:
 		case d.Owner != c.Holder && !c.exists(d.Owner):
 			add("%s (%s) carries the number of VM %d, which does not exist: reassign it to VM %d",
-				d.Key, d.Volid, d.Owner, c.vm.ID)
+				d.Key, d.Volid, d.Owner, c.VM.ID)
 		case d.Owner != c.Holder:
-			add("%s (%s) belongs to VM %d: name that as nodes[].holder, or reassign the disk to VM %d", d.Key, d.Volid, d.Owner, c.vm.ID)
+			add("%s (%s) belongs to VM %d: name that as nodes[].holder, or reassign the disk to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
 		case c.exists(d.Owner) && c.heldElsewhere(d):
 			add("%s (%s) carries the number of its holder, VM %d, but that is on another host and storage %s is not shared: what the holder has under that name is another volume. Reassign this one to VM %d",
-				d.Key, d.Volid, d.Owner, d.Storage(), c.vm.ID)
-		case d.Key == c.system.Key:
-			add("the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d", d.Key, d.Volid, d.Owner, c.vm.ID)
+				d.Key, d.Volid, d.Owner, d.Storage(), c.VM.ID)
+		case d.Key == c.System.Key:
+			add("the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
 		}
-		if others := c.otherUsers(d); len(others) > 0 {
+		if others := c.OtherUsers(d); len(others) > 0 {
 			add("%s (%s) is used in more than one place: detach it from %s", d.Key, d.Volid, strings.Join(others, ", "))
 		}
 	}
@@ -83,7 +83,7 @@ func (c candidate) entangled() []Obstacle {
 // strangeMedium is what is in a CD drive and is no ISO. The boot ISO would take
 // its place for good; a disk image would lose its only name, since a delete
 // leaves CD media alone (PVE/QemuServer.pm, destroy_vm).
-func (c candidate) strangeMedium(d Disk) string {
+func (c Candidate) strangeMedium(d Disk) string {
 	switch {
 	case d.Volid == "cdrom" || d.ofHost():
 		return fmt.Sprintf("%s is a CD drive of the host (%s), which recast can't give back: take it out of the VM", d.Key, d.Volid)
@@ -99,43 +99,43 @@ func thrownAway(what string) string {
 	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"
 }
 
-func (c candidate) exists(id VMID) bool {
-	_, away := c.world.Away.VM(id)
-	return away || slices.ContainsFunc(c.world.VMs, func(vm VM) bool { return vm.ID == id })
+func (c Candidate) exists(id VMID) bool {
+	_, away := c.Observation.Away.VM(id)
+	return away || slices.ContainsFunc(c.Observation.VMs, func(vm VM) bool { return vm.ID == id })
 }
 
 // heldElsewhere says whether a holder's disk is on a host that the holder is not
 // on, where nobody else can mean it.
-func (c candidate) heldElsewhere(d Disk) bool {
-	return c.world.local(d.Storage()) && !slices.ContainsFunc(c.world.namesakes(c.vm, d.Storage()), func(vm VM) bool { return vm.ID == d.Owner })
+func (c Candidate) heldElsewhere(d Disk) bool {
+	return c.Observation.local(d.Storage()) && !slices.ContainsFunc(c.Observation.namesakes(c.VM, d.Storage()), func(vm VM) bool { return vm.ID == d.Owner })
 }
 
-// otherUsers lists where a disk is to be taken away from, since it is named there
+// OtherUsers lists where a disk is to be taken away from, since it is named there
 // beside its own key. The name that its owner has for it is none of them: another
 // owner is the holder, or is refused as such.
-func (c candidate) otherUsers(d Disk) []string {
-	own, vms := place(c.vm.ID, d.Key), c.world.namesakes(c.vm, d.Storage())
-	users := slices.DeleteFunc(referencedBy(d.Volid, vms), func(user string) bool { return user == own })
+func (c Candidate) OtherUsers(d Disk) []string {
+	own, vms := PlaceOf(c.VM.ID, d.Key), c.Observation.namesakes(c.VM, d.Storage())
+	users := slices.DeleteFunc(ReferencedBy(d.Volid, vms), func(user string) bool { return user == own })
 	i := slices.IndexFunc(vms, func(vm VM) bool { return vm.ID == d.Owner })
 	if i < 0 || len(users) == 0 {
 		return users
 	}
 	owner := vms[i]
-	keys := usersOf(d.Volid, owner)
-	if len(keys) > 0 && (d.Owner != c.vm.ID || d.Detached()) {
-		stays := place(owner.ID, keys[max(0, slices.IndexFunc(keys, func(key string) bool { return !(Disk{Key: key}).Detached() }))])
+	keys := UsersOf(d.Volid, owner)
+	if len(keys) > 0 && (d.Owner != c.VM.ID || d.Detached()) {
+		stays := PlaceOf(owner.ID, keys[max(0, slices.IndexFunc(keys, func(key string) bool { return !(Disk{Key: key}).Detached() }))])
 		users = slices.DeleteFunc(users, func(user string) bool { return user == stays })
 	}
 	for _, key := range keys {
-		if at := slices.Index(users, place(owner.ID, key)); at >= 0 && (Disk{Key: key}).Detached() {
+		if at := slices.Index(users, PlaceOf(owner.ID, key)); at >= 0 && (Disk{Key: key}).Detached() {
 			users[at] += fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/%s/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", owner.Host, owner.ID, key)
 		}
 	}
 	return users
 }
 
-// referencedBy lists every place in these VMs that names a volume.
-func referencedBy(volid string, vms []VM) []string {
+// ReferencedBy lists every place in these VMs that names a volume.
+func ReferencedBy(volid string, vms []VM) []string {
 	var out []string
 	for _, vm := range vms {
 		for key, value := range vm.Config {
@@ -143,7 +143,7 @@ func referencedBy(volid string, vms []VM) []string {
 				continue // to take every value apart would cost the square of the VMs
 			}
 			if d, err := ParseDisk(key, value); err == nil && d.Volid == volid {
-				out = append(out, place(vm.ID, key))
+				out = append(out, PlaceOf(vm.ID, key))
 			}
 		}
 	}
@@ -151,15 +151,15 @@ func referencedBy(volid string, vms []VM) []string {
 	return out
 }
 
-func place(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
+func PlaceOf(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
 
-// untellable are persistent volumes that could not be looked for in the new machine.
-func (c candidate) untellable() []string {
-	if c.systemErr != nil || c.disksErr != nil {
+// Untellable are persistent volumes that could not be looked for in the new machine.
+func (c Candidate) Untellable() []string {
+	if c.SystemErr != nil || c.DisksErr != nil {
 		return nil // which of them are persistent is not known, and that is refused already
 	}
-	drives := slices.DeleteFunc(slices.Clone(c.disks), func(d Disk) bool { return !d.Bootable() })
-	if _, err := persistentVolumes(c.vm, drives, c.m, c.system); err != nil {
+	drives := slices.DeleteFunc(slices.Clone(c.Disks), func(d Disk) bool { return !d.Bootable() })
+	if _, err := PersistentVolumes(c.VM, drives, c.Machine, c.System); err != nil {
 		return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 	}
 	return nil
@@ -169,10 +169,10 @@ func (c candidate) untellable() []string {
 func (d Disk) ofHost() bool { return strings.HasPrefix(d.Volid, "/") }
 
 // rawDevices are drives that a token can't give to a new VM (API2/Qemu.pm, check_storage_access).
-func (c candidate) rawDevices() []Obstacle {
+func (c Candidate) rawDevices() []Obstacle {
 	var out []Obstacle
-	for _, d := range c.disks {
-		if d.ofHost() && !d.CDROM && d.Key != c.system.Key {
+	for _, d := range c.Disks {
+		if d.ofHost() && !d.CDROM && d.Key != c.System.Key {
 			out = append(out, Obstacle{Text: fmt.Sprintf("%s is a device of the host (%s), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage", d.Key, d.Volid)})
 		}
 	}
@@ -180,11 +180,11 @@ func (c candidate) rawDevices() []Obstacle {
 }
 
 // unprovable are persistent disks that a new VM could not be proven to have got back.
-func (c candidate) unprovable() []Obstacle {
-	if c.systemErr != nil || c.disksErr != nil || len(c.untellable()) > 0 {
+func (c Candidate) unprovable() []Obstacle {
+	if c.SystemErr != nil || c.DisksErr != nil || len(c.Untellable()) > 0 {
 		return nil // what is refused already would only be said in other words
 	}
-	out, err := unprovable(c.vm, c.m, c.system.Key)
+	out, err := Unprovable(c.VM, c.Machine, c.System.Key)
 	if err != nil {
 		return inWords([]string{err.Error()})
 	}

@@ -37,7 +37,7 @@ func requireFits(t *testing.T, cases map[string]fit) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for _, s := range strategies {
+			for _, s := range Strategies {
 				w, f, o := fitting()
 				w.Strategy = s
 				for _, change := range tc.change {
@@ -162,7 +162,7 @@ func TestSigned(t *testing.T) {
 		"in no lock that is here":      {Build{}, map[string]Build{"o": older}, false},
 		"another version is no excuse": {Build{}, map[string]Build{"o": {TalosVersion: "v1.13.8", LockHash: hash, SecureBoot: true}}, false},
 	} {
-		if got := (Observation{PastBuilds: tc.past}).signed(Wanted{Build: tc.wanted}, KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
+		if got := (Observation{PastBuilds: tc.past}).Signed(Wanted{Build: tc.wanted}, KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 // Remembered is the node's VM as it was before the replacement that the record
 // is about. What it had in its drives is needed to put it back.
 func (r Record) Remembered() (VM, error) {
-	m, err := unpackMemory(r.Memory)
+	m, err := UnpackMemory(r.Memory)
 	if err != nil {
 		return VM{}, fmt.Errorf("record of node %s: what it remembers of VM %d can't be read: %w", r.Node, r.VMID, err)
 	}

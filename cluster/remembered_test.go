@@ -9,7 +9,7 @@ import (
 func TestRemembered(t *testing.T) {
 	t.Parallel()
 	was := VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
-	packed, err := memory{VM: was, SystemKey: "scsi0"}.pack()
+	packed, err := Memory{VM: was, SystemKey: "scsi0"}.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestMadeFrom(t *testing.T) {
 	for description, want := range map[string]string{
 		"":                                  "",
 		"mine":                              "",
-		markDescription("mine", "r1", "ab"): "ab",
+		MarkDescription("mine", "r1", "ab"): "ab",
 		"a\nrecast: run=r1 build=cd more":   "cd",
 		"recast: run=r1":                    "",
 		"text recast: run=r1 build=cd":      "",

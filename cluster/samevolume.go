@@ -15,9 +15,9 @@ const (
 // on such a disk, or what lies below a RAID, whose superblock may be at the end.
 var shownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
-// shows says whether the machine's Talos finds such a format. What it does not
+// Shows says whether the machine's Talos finds such a format. What it does not
 // find can't be missed; the drive that it is on was compared in Proxmox.
-func (m Machine) shows(format string) bool {
+func (m Machine) Shows(format string) bool {
 	since, late := shownSince[format]
 	if !late {
 		return true
@@ -26,8 +26,8 @@ func (m Machine) shows(format string) bool {
 	return err != nil || v.Compare(since) >= 0
 }
 
-// find is the volume of the machine that a remembered one is now.
-func (m Machine) find(want Volume) (Volume, bool) {
+// Find is the volume of the machine that a remembered one is now.
+func (m Machine) Find(want Volume) (Volume, bool) {
 	i := slices.IndexFunc(m.Volumes, want.sameContent)
 	if i < 0 {
 		i = slices.IndexFunc(m.Volumes, func(v Volume) bool { return m.samePartition(want, v) })
@@ -51,7 +51,7 @@ func (m Machine) samePartition(want, have Volume) bool {
 		return false
 	}
 	unknown := want.Format == "" && want.FilesystemUUID == ""
-	return !m.shows(want.Format) ||
+	return !m.Shows(want.Format) ||
 		have.Format == formatBtrfs && unknown ||
 		have.Format == formatMD && (unknown || want.Format != "" && want.Format != formatMD)
 }

@@ -1,16 +1,10 @@
 package cluster
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/internal/wait"
 )
 
 // Scratch is a scratch VM: made to try a boot ISO out, and of no worth afterwards.
@@ -22,10 +16,10 @@ type Scratch struct {
 
 const scratchPrefix = "recast-rehearse-"
 
-func scratchName(id VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
+func ScratchName(id VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
 
-// scratchMark is the last line of a scratch VM's description.
-func scratchMark(run, cluster, uuid string) string {
+// ScratchMark is the last line of a scratch VM's description.
+func ScratchMark(run, cluster, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", runMark, run, cluster, uuid)
 }
 
@@ -36,17 +30,17 @@ func ScratchVMs(vms []VM, cluster string) []Scratch {
 	for _, vm := range vms {
 		run := vm.MadeBy()
 		marked := slices.ContainsFunc(strings.Split(vm.Config["description"], "\n"), func(line string) bool {
-			return strings.TrimSpace(line) == scratchMark(run, cluster, vm.UUID())
+			return strings.TrimSpace(line) == ScratchMark(run, cluster, vm.UUID())
 		})
-		if run != "" && vm.UUID() != "" && marked && vm.Name == scratchName(vm.ID) {
+		if run != "" && vm.UUID() != "" && marked && vm.Name == ScratchName(vm.ID) {
 			out = append(out, Scratch{VM: vm, Run: run, UUID: vm.UUID()})
 		}
 	}
 	return out
 }
 
-// strange says what of a scratch VM is not as recast makes it.
-func (s Scratch) strange() []string {
+// Strange says what of a scratch VM is not as recast makes it.
+func (s Scratch) Strange() []string {
 	var out []string
 	say := func(is bool, what string) {
 		if is {
@@ -74,156 +68,10 @@ type LeftScratch struct {
 	UUID string `json:"uuid"`
 }
 
-func (s Scratch) left() LeftScratch {
+func (s Scratch) Left() LeftScratch {
 	return LeftScratch{VMID: s.VM.ID, Name: s.VM.Name, Host: s.VM.Host, Run: s.Run, UUID: s.UUID}
 }
 
 func (l LeftScratch) String() string {
 	return fmt.Sprintf("%s, which run %s made to try a boot ISO out", VM{ID: l.VMID, Name: l.Name, Host: l.Host}, l.Run)
-}
-
-// ScratchVerdict is what is to become of one.
-type ScratchVerdict struct {
-	LeftScratch
-	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
-	Removed bool     `json:"removed"`
-}
-
-// ScratchPruner deletes scratch VMs: whoever holds the claim knows that no run
-// needs them.
-type ScratchPruner struct {
-	Proxmox Proxmox // checks that the claim is ours before each change: see Held.Guard
-	Cluster string
-	Timing  Timing
-	VMs     []ScratchVerdict // those that are gone are marked
-}
-
-func (r *Roller) scratchPruner() ScratchPruner {
-	return ScratchPruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
-}
-
-// Judge says of each scratch VM of the cluster whether it can go: one that is not
-// as it was made stays, with the reason.
-func (p *ScratchPruner) Judge(ctx context.Context, vms []VM) error {
-	for _, s := range ScratchVMs(vms, p.Cluster) {
-		against, err := p.against(ctx, s)
-		if err != nil {
-			return err
-		}
-		p.VMs = append(p.VMs, ScratchVerdict{LeftScratch: s.left(), Keep: against})
-	}
-	return nil
-}
-
-// Steps are one for each VM that can go.
-func (p ScratchPruner) Steps() []step.Step {
-	var steps []step.Step
-	for i := range p.VMs {
-		if v := &p.VMs[i]; len(v.Keep) == 0 {
-			steps = append(steps, p.deleteStep(v))
-		}
-	}
-	return steps
-}
-
-func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
-	return step.Step{
-		ID: "delete-" + strconv.Itoa(int(v.VMID)), Kind: "delete-scratch", Title: "delete " + v.String(), Risk: step.Destructive,
-		Skip: func(ctx context.Context) (string, error) {
-			now, err := p.Proxmox.VM(ctx, v.VMID)
-			if errors.Is(err, ErrNotFound) || err == nil && now.UUID() != v.UUID {
-				v.Removed = true
-				return "it is gone", nil
-			}
-			return "", fault.Prefix(fmt.Sprintf("look up VM %d", v.VMID), err)
-		},
-		Do: func(ctx context.Context) error { return p.delete(ctx, v.VMID, v.UUID) },
-	}
-}
-
-// delete deletes a scratch VM and what was made with it: its EFI variables
-// and its cloud-init drive. Where another VM has that number there is nothing to do.
-func (p ScratchPruner) delete(ctx context.Context, id VMID, uuid string) error {
-	s, err := p.read(ctx, id, uuid)
-	if err == nil && s.VM.ID != 0 && s.VM.Running {
-		if err = p.Proxmox.Stop(ctx, s.VM); err == nil {
-			err = p.awaitOff(ctx, id)
-		}
-	}
-	if err == nil && s.VM.ID != 0 {
-		err = p.deleteStopped(ctx, id, uuid)
-	}
-	host := ""
-	if s.VM.Host != "" {
-		host = " on " + s.VM.Host
-	}
-	return fault.WithHint(fault.Prefix(fmt.Sprintf("the scratch VM %d%s could not be deleted", id, host), err),
-		"nothing on it is of any worth: qm stop %d; qm set %d --protection 0; qm destroy %d deletes it, and so does recast prune", id, id, id)
-}
-
-func (p ScratchPruner) awaitOff(ctx context.Context, id VMID) error {
-	return wait.Until(ctx, wait.For{Name: fmt.Sprintf("VM %d stopped", id), Every: p.Timing.Poll, Timeout: p.Timing.Stop}, func(ctx context.Context) (bool, string, error) {
-		vm, err := p.Proxmox.VM(ctx, id)
-		return errors.Is(err, ErrNotFound) || err == nil && !vm.Running, "still running", err
-	})
-}
-
-func (p ScratchPruner) deleteStopped(ctx context.Context, id VMID, uuid string) error {
-	if err := RequireQuorum(ctx, p.Proxmox); err != nil {
-		return err
-	}
-	s, err := p.read(ctx, id, uuid) // as it is right now
-	switch {
-	case err != nil || s.VM.ID == 0:
-		return err
-	case s.VM.Running:
-		return fault.PruneRefused.Refusedf("%s runs again: somebody has started it", s.VM)
-	case s.VM.Config["protection"] == "1":
-		if err := liftProtection(ctx, p.Proxmox, s.VM); err != nil {
-			return err
-		}
-		return p.deleteStopped(ctx, id, uuid)
-	}
-	err = p.Proxmox.DeleteVM(ctx, s.VM)
-	if left, look := p.read(ctx, id, uuid); err == nil || errors.Is(err, ErrLostAnswer) && look == nil && left.VM.ID == 0 {
-		return nil
-	}
-	return err
-}
-
-// read reads a scratch VM afresh and refuses one that is not as it was made;
-// the zero Scratch: it is gone.
-func (p ScratchPruner) read(ctx context.Context, id VMID, uuid string) (Scratch, error) {
-	vm, err := p.Proxmox.VM(ctx, id)
-	if errors.Is(err, ErrNotFound) {
-		return Scratch{}, nil
-	}
-	if err != nil {
-		return Scratch{}, fmt.Errorf("look up VM %d: %w", id, err)
-	}
-	is := ScratchVMs([]VM{vm}, p.Cluster)
-	if len(is) == 0 || is[0].UUID != uuid {
-		return Scratch{}, nil
-	}
-	against, err := p.against(ctx, is[0])
-	if err != nil {
-		return is[0], err
-	}
-	if len(against) > 0 {
-		return is[0], fault.PruneRefused.Refusedf("%s is not as recast made it: %s", vm, strings.Join(against, "; "))
-	}
-	return is[0], nil
-}
-
-// against says why a scratch VM is not deleted; nothing: it is as it was made.
-func (p ScratchPruner) against(ctx context.Context, s Scratch) ([]string, error) {
-	against := s.strange()
-	ties, err := p.Proxmox.Ties(ctx, s.VM)
-	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", s.VM, err)
-	}
-	if len(ties.Snapshots) > 0 {
-		against = append(against, "it has snapshots: "+strings.Join(ties.Snapshots, ", "))
-	}
-	return against, nil
 }

@@ -77,9 +77,9 @@ func (vm VM) forRoot(hostArch string) []string {
 	return keys
 }
 
-// requireRemakeable refuses to recreate a VM that could be deleted but neither made
+// RequireRemakeable refuses to recreate a VM that could be deleted but neither made
 // again nor put back. Any of these settings may have come since the plan.
-func requireRemakeable(vm VM, hostArch string) error {
+func RequireRemakeable(vm VM, hostArch string) error {
 	keys := vm.forRoot(hostArch)
 	if len(keys) == 0 {
 		return nil
@@ -94,27 +94,27 @@ func requireRemakeable(vm VM, hostArch string) error {
 var spared = []string{"affinity", "cipassword", "hookscript"}
 
 // unwritable are settings and drives that a new VM could not be given.
-func (c candidate) unwritable() []Obstacle {
+func (c Candidate) unwritable() []Obstacle {
 	out := c.rawDevices()
 	add := func(key, format string, args ...any) {
 		o := Obstacle{Text: fmt.Sprintf(format, args...)}
-		if o.Command = c.vm.mapDevice(key, c.vm.Config[key]); slices.Contains(spared, key) {
-			o.Command = fmt.Sprintf("qm set %d --delete %s", c.vm.ID, key)
+		if o.Command = c.VM.mapDevice(key, c.VM.Config[key]); slices.Contains(spared, key) {
+			o.Command = fmt.Sprintf("qm set %d --delete %s", c.VM.ID, key)
 		}
 		out = append(out, o)
 	}
-	for _, key := range c.vm.forRoot(c.found.Ties.HostArch) {
+	for _, key := range c.VM.forRoot(c.Found.Ties.HostArch) {
 		add(key, "its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key)
 	}
-	for key, value := range c.vm.Config {
+	for key, value := range c.VM.Config {
 		switch {
 		case slices.Contains(rootOnly, key) || rawDevice(key, value): // said above
-		case !IsDiskKey(key) && numberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(renewed, key):
+		case !IsDiskKey(key) && numberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(NeverCarried, key):
 			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
 		}
 	}
 	out = append(out, c.customised()...)
-	if c.vm.Config["cipassword"] != "" {
+	if c.VM.Config["cipassword"] != "" {
 		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
 	}
 	slices.SortFunc(out, func(a, b Obstacle) int { return strings.Compare(a.Text, b.Text) })
@@ -124,16 +124,16 @@ func (c candidate) unwritable() []Obstacle {
 // customised are the parts of cicustom with which a new VM might not start, or not be
 // where the old one was: without its files Proxmox starts none (PVE/QemuServer/Cloudinit.pm,
 // read_cloudinit_snippets_file), and one of the network may say what the machine never did.
-func (c candidate) customised() []Obstacle {
+func (c Candidate) customised() []Obstacle {
 	var out []Obstacle
-	for part := range strings.SplitSeq(c.vm.Config["cicustom"], ",") {
+	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
 		kind, volid, _ := strings.Cut(part, "=")
 		storage, _, _ := strings.Cut(volid, ":")
 		switch {
 		case kind == "" || kind == "user": // none, or refused for that
 		case kind == "network":
 			out = append(out, Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), and what that says nobody sees: remove it, or use reimage", part)})
-		case !slices.Contains(c.found.Ties.Snippets, volid):
+		case !slices.Contains(c.Found.Ties.Snippets, volid):
 			out = append(out, Obstacle{
 				Text: fmt.Sprintf("the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
 					"or remove that part, with which Talos' platform metadata goes; or use reimage", part, storage),
@@ -146,14 +146,14 @@ func (c candidate) customised() []Obstacle {
 
 // keepCustom is the command that leaves of cicustom what a new VM can have, and the
 // network, which may be how the machine is reached.
-func (c candidate) keepCustom() string {
+func (c Candidate) keepCustom() string {
 	gone := []string{"user"}
-	for part := range strings.SplitSeq(c.vm.Config["cicustom"], ",") {
-		if kind, volid, _ := strings.Cut(part, "="); kind != "network" && !slices.Contains(c.found.Ties.Snippets, volid) {
+	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
+		if kind, volid, _ := strings.Cut(part, "="); kind != "network" && !slices.Contains(c.Found.Ties.Snippets, volid) {
 			gone = append(gone, kind)
 		}
 	}
-	return c.vm.withoutCustom(gone...)
+	return c.VM.withoutCustom(gone...)
 }
 
 // madeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,
@@ -176,9 +176,9 @@ func (vm VM) madeAnew() []string {
 	return out
 }
 
-// bootDevices are those that a boot order names, in order. The old kind ("cdn",
+// BootDevices are those that a boot order names, in order. The old kind ("cdn",
 // legacy=cdn) names none (PVE/QemuServer.pm, $boot_fmt).
-func bootDevices(boot string) []string {
+func BootDevices(boot string) []string {
 	for part := range strings.SplitSeq(boot, ",") {
 		if list, ok := strings.CutPrefix(part, "order="); ok {
 			return strings.FieldsFunc(list, func(r rune) bool { return r == ';' || r == ' ' })
@@ -190,15 +190,15 @@ func bootDevices(boot string) []string {
 // missingBoot are devices in the boot order that the VM has not. Proxmox takes
 // such an order with a create, but with no change ("invalid bootorder",
 // API2/Qemu.pm, update_vm_api): it could not be set again.
-func (c candidate) missingBoot() []Obstacle {
+func (c Candidate) missingBoot() []Obstacle {
 	var out []Obstacle
-	order := bootDevices(c.vm.Config["boot"])
-	have := slices.DeleteFunc(slices.Clone(order), func(key string) bool { return c.vm.Config[key] == "" })
+	order := BootDevices(c.VM.Config["boot"])
+	have := slices.DeleteFunc(slices.Clone(order), func(key string) bool { return c.VM.Config[key] == "" })
 	for _, key := range order {
-		if _, there := c.vm.Config[key]; !there {
+		if _, there := c.VM.Config[key]; !there {
 			out = append(out, Obstacle{
 				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key),
-				Command: fmt.Sprintf("qm set %d --boot %s", c.vm.ID, words.Quote("order="+strings.Join(have, ";"))),
+				Command: fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
 			})
 		}
 	}

@@ -1,12 +1,8 @@
 package cluster
 
 import (
-	"maps"
 	"slices"
-	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // fate is what becomes of a setting when its VM is made again.
@@ -51,41 +47,10 @@ var everySetting = map[string]struct {
 	"nosuch": {"1", never}, "nosuch7": {"1", never},
 }
 
-// Every setting is kept, made anew, or in the way before anything is touched:
-// none is lost, none turns out to be unwritable when the old VM is gone.
-func TestEverySettingHasAFate(t *testing.T) {
-	t.Parallel()
-	for _, key := range slices.Sorted(maps.Keys(everySetting)) {
-		setting := everySetting[key]
-		w, f, o := staleNode()
-		w.Strategy = Recreate
-		if setting.value != "" {
-			f.VM.Config[key] = setting.value
-		}
-		refused := judge(w, f, o).Refused
-		if (len(refused) > 0) != (setting.fate == never) {
-			t.Errorf("%s=%s: refused %q, want it %s", key, setting.value, refused, setting.fate)
-		}
-		if setting.fate == never {
-			continue
-		}
-		r := replacement()
-		r.VM.Config[key] = setting.value
-		config, err := r.newConfig("isos:iso/recast-new.iso")
-		if err != nil {
-			t.Fatal(err)
-		}
-		given, carried := config[key]
-		if carried != (setting.fate == kept) || carried && given != setting.value {
-			t.Errorf("%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.value, setting.fate)
-		}
-	}
-}
-
 // Two keys are set anew by the exchange itself.
 func TestEverySettingIsListed(t *testing.T) {
 	t.Parallel()
-	for _, key := range slices.Concat(rootOnly, carried, hidden, renewed) {
+	for _, key := range slices.Concat(rootOnly, carried, hidden, NeverCarried) {
 		if _, listed := everySetting[key]; !listed && !slices.Contains([]string{"boot", "description", "digest", "onboot"}, key) {
 			t.Errorf("%s has no sample", key)
 		}
@@ -97,68 +62,17 @@ func TestEverySettingIsListed(t *testing.T) {
 	}
 }
 
-// driveOptions is every option that a disk can have (qemu-server,
-// PVE/QemuServer/Drive.pm, $alldrive_fmt), but file, size, serial, wwn and format.
-const driveOptions = "aio=native,backup=0,bps=1048576,bps_max_length=2,bps_rd=1,bps_rd_max_length=2,bps_wr=1,bps_wr_max_length=2,cache=writeback,cyls=1," +
-	"detect_zeroes=0,discard=on,heads=1,iops=10,iops_max=20,iops_max_length=2,iops_rd=5,iops_rd_max=6,iops_rd_max_length=2,iops_wr=5,iops_wr_max=6," +
-	"iops_wr_max_length=2,iothread=1,mbps=1.5,mbps_max=2,mbps_rd=1,mbps_rd_max=2,mbps_wr=1,mbps_wr_max=2,media=disk,model=DISK%201,product=disk one," +
-	"queues=4,replicate=0,rerror=report,ro=0,scsiblock=0,secs=1,shared=1,snapshot=0,ssd=1,trans=lba,vendor=acme,werror=stop"
-
-func TestTheBlankDiskHasEveryOption(t *testing.T) {
+// TestEverySettingIsJudged: what a new VM can't be given is in the way before anything is touched.
+func TestEverySettingIsJudged(t *testing.T) {
 	t.Parallel()
-	const names = "serial=recast-1,wwn=0x37eb0b496c370925"
-	for name, tc := range map[string]struct{ volid, size, want string }{
-		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
-		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw," + names},
-		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk," + names},
-		"a block storage":       {"thin:vm-9011-disk-0", "10G", "thin:10," + driveOptions + "," + names},
-		"LVM with qcow2":        {"vg:vm-9011-disk-0.qcow2", "10G", "vg:10," + driveOptions + ",format=qcow2," + names},
-		"a linked clone":        {"fast:400/base-400-disk-0.qcow2/9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
-		"megabytes":             {"thin:vm-9011-disk-0", "10752M", "thin:10.5," + driveOptions + "," + names},
-		"kilobytes":             {"thin:vm-9011-disk-0", "10485764K", "thin:10.000003814697266," + driveOptions + "," + names},
-		"terabytes":             {"thin:vm-9011-disk-0", "2T", "thin:2048," + driveOptions + "," + names},
-		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + "," + names},
-		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + "," + names},
-		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + "," + names},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			d, err := ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := (&Replace{Serial: "recast-1"}).blankDisk(d)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
-			// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
-			blank, err := ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if gib := (Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
-				t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
-			}
-		})
-	}
-}
-
-func TestTheNewBootOrder(t *testing.T) {
-	t.Parallel()
-	for old, want := range map[string]string{
-		"":                               "order=scsi0;ide2",
-		"order=scsi1;scsi0;net0":         "order=scsi0;ide2;scsi1;net0",
-		"cdn":                            "order=scsi0;ide2", // which is Proxmox's default too, and names no device
-		"c":                              "order=scsi0;ide2",
-		"legacy=cdn":                     "order=scsi0;ide2",
-		"legacy=c,order=scsi0;net0":      "order=scsi0;ide2;net0",
-		"order=scsi0;net0,legacy=c":      "order=scsi0;ide2;net0",
-		"order=scsi0;hostpci0;usb1;net9": "order=scsi0;ide2;hostpci0;usb1;net9",
-		" ":                              "order=scsi0;ide2", // of a VM whose disks were all reassigned
-		"order= ":                        "order=scsi0;ide2",
-	} {
-		if got := bootOrder(old, "scsi0", "ide2"); got != want {
-			t.Errorf("%q becomes %q, want %q", old, got, want)
+	for key, setting := range everySetting {
+		w, f, o := staleNode()
+		w.Strategy = Recreate
+		if setting.value != "" {
+			f.VM.Config[key] = setting.value
+		}
+		if refused := judge(w, f, o).Refused; (len(refused) > 0) != (setting.fate == never) {
+			t.Errorf("%s=%s: refused %q, want it %s", key, setting.value, refused, setting.fate)
 		}
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
-
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Room is what room a host has for disks of VMs.
@@ -234,7 +232,7 @@ func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room 
 	g := errgroup.Group{}
 	g.SetLimit(ObserveLimit)
 	for i, host := range hosts {
-		g.Go(func() error { read[i] = roomOn(ctx, px, host); return nil })
+		g.Go(func() error { read[i] = RoomOn(ctx, px, host); return nil })
 	}
 	_ = g.Wait() // none of them returns an error: each is in its room
 	rooms := map[string]Room{}
@@ -244,27 +242,8 @@ func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room 
 	return rooms
 }
 
-func roomOn(ctx context.Context, px Inventory, host string) Room {
+func RoomOn(ctx context.Context, px Inventory, host string) Room {
 	room, err := px.Room(ctx, host)
 	room.Err = err
 	return room
-}
-
-// requireRoom looks again whether the new system disk of this node alone can be
-// made: what the plan counted may have been taken by others since.
-func (n *nodeRoll) requireRoom(ctx context.Context) error {
-	if n.plan.space == nil {
-		return nil
-	}
-	room := roomOn(ctx, n.Proxmox, n.plan.Host)
-	if isUnanswered(room.Err) {
-		return fmt.Errorf("read the room on %s: %w", n.plan.Host, room.Err)
-	}
-	rooms := map[string]Room{n.plan.Host: room}
-	for _, use := range SpaceUses([]NewDisk{*n.plan.space}, rooms) {
-		if lack := use.Lacks(1)[0]; lack != "" {
-			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
-		}
-	}
-	return nil
 }

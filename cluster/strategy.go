@@ -20,26 +20,26 @@ type decision struct {
 	ToRecreate []Obstacle // what stands against recreate, where that is not taken though it may be
 }
 
-// strategies are what a user can ask for, in the order in which Auto tries them.
-var strategies = []Strategy{Recreate, Reimage, InPlace}
+// Strategies are what a user can ask for, in the order in which Auto tries them.
+var Strategies = []Strategy{Recreate, Reimage, InPlace}
 
-// decide says how a stale node is brought to its wanted state, from nothing but
+// Decide says how a stale node is brought to its wanted state, from nothing but
 // what was observed. system is its system disk, unless systemErr says that it
 // could not be proven.
-func decide(w Wanted, f Found, o Observation, system Disk, systemErr error) decision {
+func Decide(w Wanted, f Found, o Observation, system Disk, systemErr error) decision {
 	d := decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
 	if f.VM == nil || f.Machine == nil {
 		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
 		return d
 	}
-	c := candidate{Wanted: w, vm: *f.VM, m: *f.Machine, found: f, world: o, system: system, systemErr: systemErr}
-	c.disks, c.disksErr = f.VM.Disks()
-	c.disks = slices.DeleteFunc(c.disks, Disk.CSI) // gone once the node is drained
+	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
+	c.Disks, c.DisksErr = f.VM.Disks()
+	c.Disks = slices.DeleteFunc(c.Disks, Disk.CSI) // gone once the node is drained
 	_, unknown := c.losses()
-	recreate := c.againstRecreate()
-	against := map[Strategy][]string{Recreate: texts(recreate), Reimage: texts(c.againstReimage()), InPlace: c.againstInPlace()}
+	recreate := c.AgainstRecreate()
+	against := map[Strategy][]string{Recreate: Texts(recreate), Reimage: Texts(c.AgainstReimage()), InPlace: c.AgainstInPlace()}
 	switch {
-	case slices.Contains(strategies, w.Strategy):
+	case slices.Contains(Strategies, w.Strategy):
 		d.Refused = against[w.Strategy]
 	default:
 		d.Strategy, d.Why, d.Refused = firstPossible(against)
@@ -86,7 +86,7 @@ func firstPossible(against map[Strategy][]string) (s Strategy, why string, refus
 	}
 	for _, reason := range slices.Concat(reimage, also, against[InPlace]) {
 		var of []string
-		for _, s := range strategies {
+		for _, s := range Strategies {
 			if slices.Contains(against[s], reason) {
 				of = append(of, string(s))
 			}
@@ -114,10 +114,10 @@ func parkedDisks(disks []Disk, vm VMID, s Strategy, system string) []Disk {
 	return out
 }
 
-// etcdRules says whether a control plane may be taken out of a cluster with n
+// EtcdRules says whether a control plane may be taken out of a cluster with n
 // etcd members, itself among them, and what to warn of. With three or more,
 // whether the others are healthy is all that counts; that is the gate's to see.
-func etcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (refused, warn []string) {
+func EtcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (refused, warn []string) {
 	replaced := s != InPlace && s != PutBack // those keep the data, or bring it back
 	switch {
 	case n >= 3:
@@ -137,14 +137,14 @@ func etcdRules(n int, dataOnSystemDisk bool, s Strategy, acceptOutage bool) (ref
 	return refused, warn
 }
 
-// etcdOnSystemDisk says whether a control plane loses etcd's data with its
+// EtcdOnSystemDisk says whether a control plane loses etcd's data with its
 // system disk. Talos 1.14 can have a volume ETCD for it; else it is on EPHEMERAL.
-func etcdOnSystemDisk(m Machine) (bool, error) {
+func EtcdOnSystemDisk(m Machine) (bool, error) {
 	if m.SystemDisk == "" {
 		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
 	}
 	for _, label := range []string{"ETCD", "EPHEMERAL"} {
-		on := m.disksWith(label)
+		on := m.DisksWith(label)
 		switch {
 		case len(on) > 1:
 			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
@@ -155,8 +155,8 @@ func etcdOnSystemDisk(m Machine) (bool, error) {
 	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
 }
 
-// disksWith lists the disks that carry a volume with that label, one entry for each volume.
-func (m Machine) disksWith(label string) []string {
+// DisksWith lists the disks that carry a volume with that label, one entry for each volume.
+func (m Machine) DisksWith(label string) []string {
 	var out []string
 	for _, v := range m.Volumes {
 		if v.Label == label {

@@ -48,11 +48,11 @@ func staleNode() (Wanted, Found, Observation) {
 // judge proves the system disk and decides, as the planner does.
 func judge(w Wanted, f Found, o Observation) decision {
 	if f.VM == nil || f.Machine == nil {
-		return decide(w, f, o, Disk{}, nil)
+		return Decide(w, f, o, Disk{}, nil)
 	}
 	o.VMs[0] = *f.VM
 	system, err := ProveSystemDisk(*f.VM, *f.Machine, w.SystemDisk)
-	return decide(w, f, o, system, err)
+	return Decide(w, f, o, system, err)
 }
 
 func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
@@ -208,7 +208,7 @@ func TestEtcdRules(t *testing.T) {
 		"one, data on its own disk": {1, false, []Strategy{Recreate, Reimage, InPlace, Rollback}, false, "", oneDown},
 	} {
 		for _, s := range tc.strategies {
-			refused, warn := etcdRules(tc.members, tc.onSystem, s, tc.accept)
+			refused, warn := EtcdRules(tc.members, tc.onSystem, s, tc.accept)
 			if got := strings.Join(refused, "; "); got != tc.refused {
 				t.Errorf("%s, %s: refused %q, want %q", name, s, got, tc.refused)
 			}
@@ -237,7 +237,7 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 		"two of them":                {"sda", []Volume{ephemeral, elsewhere}, false, "where etcd's data is can't be told: EPHEMERAL is on sda and on sdb"},
 		"no system disk":             {"", []Volume{ephemeral}, false, "where etcd's data is can't be told: the machine does not name its system disk"},
 	} {
-		got, err := etcdOnSystemDisk(Machine{SystemDisk: tc.system, Volumes: tc.volumes})
+		got, err := EtcdOnSystemDisk(Machine{SystemDisk: tc.system, Volumes: tc.volumes})
 		if got != tc.want || message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused {
 			t.Errorf("%s: %t, %v", name, got, err)
 		}

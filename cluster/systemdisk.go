@@ -62,8 +62,8 @@ func (m Machine) disk(device string) (MachineDisk, bool) {
 	return MachineDisk{}, false
 }
 
-// machineDisks are the machine's disks that are that drive of the VM, and no other drive.
-func (m Machine) machineDisks(vm VM, drives []Disk, key string) []MachineDisk {
+// MachineDisks are the machine's disks that are that drive of the VM, and no other drive.
+func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	var out []MachineDisk
 	for _, disk := range m.Disks {
 		if found, _ := matchDisk(vm, drives, m, disk); len(found) == 1 && found[0].Key == key {
@@ -73,15 +73,15 @@ func (m Machine) machineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	return out
 }
 
-// persistentVolumes are the volumes on the VM's own persistent drives. Disks that
+// PersistentVolumes are the volumes on the VM's own persistent drives. Disks that
 // a storage system has attached over the network are none of them: they come and
 // go with their pods. Which is which must be known, or nobody would miss one.
-func persistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
+func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
 	known, own := map[string]bool{}, map[string]bool{}
 	var lost []Disk
 	var keys []string
 	for _, d := range drives {
-		on := m.machineDisks(vm, drives, d.Key)
+		on := m.MachineDisks(vm, drives, d.Key)
 		if len(on) != 1 {
 			lost, keys = append(lost, d), append(keys, d.Key)
 			continue
@@ -176,19 +176,19 @@ func (d Disk) contradicts(disk MachineDisk) bool {
 		disk.Serial != "" && len(serials) > 0 && !slices.Contains(serials, disk.Serial)
 }
 
-// named are the drive's options with a serial that nobody else has and, where the
+// Named are the drive's options with a serial that nobody else has and, where the
 // bus has such a thing, a WWN that is made of it: the serial alone would not be
 // seen in the machine. NAA 3 is for names that nobody has registered.
-func (d Disk) named(serial string) []string {
-	d.Options = withoutOption(d, "serial", "wwn").Options
+func (d Disk) Named(serial string) []string {
+	d.Options = WithoutOption(d, "serial", "wwn").Options
 	d.Options = append(d.Options, "serial="+serial)
 	if !strings.HasPrefix(d.Key, "virtio") {
-		d.Options = append(d.Options, "wwn="+wwn(serial))
+		d.Options = append(d.Options, "wwn="+Wwn(serial))
 	}
 	return d.Options
 }
 
-func wwn(serial string) string {
+func Wwn(serial string) string {
 	sum := sha256.Sum256([]byte(serial))
 	return "0x3" + hex.EncodeToString(sum[:])[:15]
 }

@@ -29,39 +29,39 @@ func TookKey(node string) string { return node + tookKey }
 // IsTookKey says whether there is a Took under a key of the journal.
 func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
 
-// lately is how many earlier rolls an estimate is made from.
-const lately = 5
+// Lately is how many earlier rolls an estimate is made from.
+const Lately = 5
 
-// estimate expects of the node what its latest rolls by the same strategy took in
+// Estimate expects of the node what its latest rolls by the same strategy took in
 // the median, else those of others of its role, else what is assumed.
-func (n *NodePlan) estimate(past []Took) {
+func (n *NodePlan) Estimate(past []Took) {
 	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
 	if n.Strategy == "" || n.Resume {
 		return // what is half done takes who knows how long
 	}
 	n.OutageFrom = "assumed"
-	for _, of := range n.peers() {
+	for _, of := range n.Peers() {
 		var outages, wholes []int
 		for _, t := range past {
-			if t.Strategy == n.Strategy && of.like(t) && len(outages) < lately {
+			if t.Strategy == n.Strategy && of.Like(t) && len(outages) < Lately {
 				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
 			}
 		}
 		if count := len(outages); count > 0 {
-			n.OutageSeconds, n.WholeSeconds = median(outages), median(wholes)
-			n.OutageFrom = earlier(count, of.who)
+			n.OutageSeconds, n.WholeSeconds = Median(outages), Median(wholes)
+			n.OutageFrom = EarlierRolls(count, of.Who)
 			return
 		}
 	}
 }
 
-// median is the middle value; of two the larger.
-func median(values []int) int {
+// Median is the middle value; of two the larger.
+func Median(values []int) int {
 	slices.Sort(values)
 	return values[len(values)/2]
 }
 
-func (n NodePlan) peers() []peers {
+func (n NodePlan) Peers() []peers {
 	return []peers{
 		{"it", func(t Took) bool { return t.Node == n.Node }},
 		{n.Role + "s", func(t Took) bool { return t.Role == n.Role }},
@@ -70,11 +70,11 @@ func (n NodePlan) peers() []peers {
 
 // peers are whose earlier rolls tell something about the node, the best first.
 type peers struct {
-	who  string
-	like func(Took) bool
+	Who  string
+	Like func(Took) bool
 }
 
-func earlier(rolls int, who string) string {
+func EarlierRolls(rolls int, who string) string {
 	if rolls == 1 {
 		return "an earlier roll of " + who
 	}

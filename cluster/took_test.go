@@ -23,7 +23,7 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 		}, 3, 33, "5 earlier rolls of it"},
 	} {
 		n := NodePlan{Node: "wk1", Role: Worker, Strategy: Recreate}
-		n.estimate(tc.past)
+		n.Estimate(tc.past)
 		if n.OutageSeconds != tc.outage || n.WholeSeconds != tc.whole || n.OutageFrom != tc.from {
 			t.Errorf("%s: %d, %d, %q", name, n.OutageSeconds, n.WholeSeconds, n.OutageFrom)
 		}

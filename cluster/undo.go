@@ -12,7 +12,7 @@ import (
 // be run again. recast itself never reads them. docs/notes/proxmox.md explains them.
 type undo struct {
 	rec Record
-	mem memory
+	mem Memory
 	undoForm
 	out  []string
 	used map[string]bool // the functions that the lines call
@@ -27,7 +27,7 @@ type undoForm struct {
 	leaves bool // the new system disk stays with the VM, as an unusedN
 }
 
-var undoForms = []undoForm{{long: maxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
+var undoForms = []undoForm{{long: MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
 
 // shellFunctions are what the lines call, in the order in which they are defined.
 // lost asks for volumes that no configuration names without writing anything
@@ -53,7 +53,7 @@ func (r Record) wayBack(room int) string {
 	if !r.Open || r.Parking == 0 || r.Memory == "" {
 		return ""
 	}
-	mem, err := unpackMemory(r.Memory)
+	mem, err := UnpackMemory(r.Memory)
 	if err != nil {
 		return "" // somebody edited it; what reads it says so
 	}

@@ -15,7 +15,7 @@ import (
 func undoRecord(t *testing.T, vm VM, in *Intent) Record {
 	t.Helper()
 	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: Recreate, Parking: 9900}.
-		open(memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil)
+		Opened(Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,13 +130,13 @@ func TestWayBackFits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(text) > maxDescription {
+			if len(text) > MaxDescription {
 				t.Errorf("%d bytes", len(text))
 			}
 			if got := strings.Contains(text, "qm create 90110 "); got != c.commands {
 				t.Errorf("commands: %t, want %t", got, c.commands)
 			}
-			if !c.commands && len(text)+len(noRoom) < maxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
+			if !c.commands && len(text)+len(noRoom) < MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
 				t.Errorf("it does not say where else to look: %s", text)
 			}
 			got, ok, err := ReadRecord(VM{Config: map[string]string{"description": text}})

@@ -35,7 +35,7 @@ func (u *undo) make() {
 	if u.rec.Strategy == Reimage || u.rec.Strategy == Rollback {
 		return
 	}
-	config := oldSettings(u.mem.VM)
+	config := OldSettings(u.mem.VM)
 	for _, key := range []string{"boot", "description", "onboot", "protection", "sshkeys", "cipassword"} {
 		delete(config, key) // set afterwards, or known to nobody
 	}
@@ -82,7 +82,7 @@ func (u *undo) moveBack() {
 		switch {
 		case d.System, strings.HasPrefix(d.Key, "unused"):
 		case d.Holder != 0:
-			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(joinOptions(d.Volid, d.Options))))
+			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(JoinOptions(d.Volid, d.Options))))
 		default:
 			u.move(d)
 		}
@@ -149,7 +149,7 @@ func (u *undo) restoreSystem() {
 			u.line(fmt.Sprintf("lacks %d %s:", u.rec.Parking, k.Key), fmt.Sprintf("has %d %s:", id, d.Key),
 				fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", id, d.Key, u.rec.Parking, k.Key),
 				fmt.Sprintf(`qm set %d --%s "$(vol %d %s)"%s`, u.rec.Parking, k.Key, u.rec.Parking, k.Key,
-					optionSuffix(strings.Join(parkedOptions(ParkedDisk{Key: d.Key, Options: k.Options}), ","))))
+					optionSuffix(strings.Join(ParkedOptions(ParkedDisk{Key: d.Key, Options: k.Options}), ","))))
 			u.use("vol")
 		} else {
 			u.parkNew(d.Key)
@@ -212,7 +212,7 @@ func (u *undo) setUp() {
 func (u *undo) setOptions() {
 	spelled, keys := "", ""
 	for _, d := range u.rec.Disks {
-		if d.Holder == 0 && !sameOptions(splitOptions(d.Options), parkedOptions(d)) {
+		if d.Holder == 0 && !SameOptions(SplitOptions(d.Options), ParkedOptions(d)) {
 			spelled += fmt.Sprintf(` --%s "$(vol %d %s)"%s`, d.Key, u.vm(), d.Key, optionSuffix(d.Options))
 			keys += " " + d.Key
 		}
@@ -236,13 +236,13 @@ func (u *undo) setCDs() {
 	cds := map[string]string{}
 	for _, d := range disks {
 		if d.CDROM && !d.CloudInit() {
-			cds[d.Key] = withoutOption(d, "size").Value()
+			cds[d.Key] = WithoutOption(d, "size").Value()
 		}
 	}
 	if len(cds) > 0 {
 		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
 	}
-	if key := cdKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
+	if key := CdKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
 	}
 }

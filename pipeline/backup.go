@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -38,7 +39,7 @@ type BackupOptions struct {
 
 // BackupResult is a backup that was taken.
 type BackupResult struct {
-	cluster.Backup
+	roll.Backup
 	Removed []string `json:"removed,omitempty"` // older backups
 }
 
@@ -58,7 +59,7 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 			return BackupResult{}, err
 		}
 	}
-	b, err := cluster.BackUpEtcd(ctx, src, ask, file, say)
+	b, err := roll.BackUpEtcd(ctx, src, ask, file, say)
 	if err != nil {
 		return BackupResult{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 )
 
 // vmids is the range for recast's own VMs.
@@ -39,7 +40,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 		return err
 	}
 	if inLease { // otherwise Acquire needs to see every VM anyway
-		if err := cluster.NeedsToSee().Check(ctx, w.machines.Proxmox); err != nil {
+		if err := access.NeedsToSee().Check(ctx, w.machines.Proxmox); err != nil {
 			return err
 		}
 	}

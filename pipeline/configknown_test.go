@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -38,7 +39,7 @@ func TestConfigKnown(t *testing.T) {
 			p := projectOf(t)
 			j, err := journal.Open(p.runs(), journal.Options{Run: "r1"})
 			if err == nil && c.journal != "" {
-				err = j.PutSecret(cluster.MachineConfigKey("wk1"), []byte(c.journal))
+				err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
 			}
 			if err := errors.Join(err, j.Close()); err != nil {
 				t.Fatal(err)

@@ -10,7 +10,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
@@ -21,11 +22,11 @@ type DoctorResult struct {
 	Cluster string  `json:"cluster"`
 	Checks  []Check `json:"checks"`
 	// Needs are the privileges that a roll needs, and Grants the commands that grant missing ones.
-	Needs   []NeedStatus         `json:"needs"`
-	Version string               `json:"proxmoxVersion,omitempty"` // of the node that answered; "": it could not be read
-	Grants  []string             `json:"grants,omitempty"`
-	Caution string               `json:"caution,omitempty"` // before the grants are given
-	Nodes   []cluster.Assessment `json:"nodes"`
+	Needs   []NeedStatus        `json:"needs"`
+	Version string              `json:"proxmoxVersion,omitempty"` // of the node that answered; "": it could not be read
+	Grants  []string            `json:"grants,omitempty"`
+	Caution string              `json:"caution,omitempty"` // before the grants are given
+	Nodes   []doctor.Assessment `json:"nodes"`
 }
 
 // State is the result of a check.
@@ -65,22 +66,8 @@ type Check struct {
 
 // NeedStatus is a privilege that a roll needs, and whether the token has it.
 type NeedStatus struct {
-	cluster.Need
+	access.Need
 	Granted bool `json:"granted"`
-}
-
-// Hypervisor is what doctor reads from Proxmox.
-type Hypervisor interface {
-	cluster.Access
-	cluster.Inventory
-	// Hosts lists the nodes of the Proxmox cluster.
-	Hosts(ctx context.Context) ([]cluster.Host, error)
-	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
-	Containers(ctx context.Context) ([]cluster.Container, error)
-	images.Reacher
-	// Storage and ISO are those of images.Store.
-	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
-	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 }
 
 // DoctorSources are the clients for Doctor. A client that could not be opened is nil, and
@@ -127,14 +114,14 @@ type checkup struct {
 	lock   schematics.Lock
 	hosts  []cluster.Host
 
-	survey  cluster.Survey
-	missing cluster.Missing // of the token's privileges
+	survey  doctor.Survey
+	missing access.Missing // of the token's privileges
 }
 
 // Doctor checks everything that a roll needs and reports problems. It continues if
 // something can't be read, and changes nothing.
 func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
-	d := &checkup{Project: p, src: src, res: DoctorResult{Cluster: p.Config.Cluster, Nodes: []cluster.Assessment{}, Needs: []NeedStatus{}}}
+	d := &checkup{Project: p, src: src, res: DoctorResult{Cluster: p.Config.Cluster, Nodes: []doctor.Assessment{}, Needs: []NeedStatus{}}}
 	errLock := d.readLock()
 	d.say("the Proxmox API")
 	reached := d.endpoints(ctx) && d.readHosts(ctx)
@@ -173,7 +160,7 @@ func (d *checkup) readLock() error {
 		im := d.Config.Images
 		d.lock = schematics.Lock{Arch: im.Arch, Platform: im.Platform, SecureBoot: im.SecureBoot}
 	}
-	d.wanted = d.Project.wanted(d.lock)
+	d.wanted = d.Project.Wanted(d.lock)
 	return err
 }
 
@@ -184,7 +171,7 @@ func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	if !reached {
 		src.Proxmox = nil
 	}
-	d.survey = cluster.LookAround(ctx, src, d.wanted)
+	d.survey = doctor.LookAround(ctx, src, d.wanted)
 }
 
 func (d *checkup) add(c Check) { d.res.Checks = append(d.res.Checks, c) }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -183,8 +185,8 @@ func (d *checkup) nodes() {
 
 // unreadNode reports a node that could not be read; as a problem only if it does not
 // follow from another one.
-func (d *checkup) unreadNode(a cluster.Assessment, err error) {
-	blind := slices.ContainsFunc(d.missing.Lacks, func(l cluster.Lack) bool { return l.Privilege == "VM.Audit" })
+func (d *checkup) unreadNode(a doctor.Assessment, err error) {
+	blind := slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool { return l.Privilege == "VM.Audit" })
 	switch {
 	case blind && a.VMID == 0:
 		d.warn(GroupNodes, a.Node, "", "its VM can't be seen without VM.Audit on /vms")
@@ -195,7 +197,7 @@ func (d *checkup) unreadNode(a cluster.Assessment, err error) {
 	}
 }
 
-func (d *checkup) node(a cluster.Assessment) {
+func (d *checkup) node(a doctor.Assessment) {
 	if a.VMID == 0 {
 		return // reported already
 	}
@@ -215,7 +217,7 @@ func (d *checkup) node(a cluster.Assessment) {
 }
 
 // against lists what rules out which strategy, for a node that could not be read.
-func against(a cluster.Assessment) string {
+func against(a doctor.Assessment) string {
 	var out strings.Builder
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		if len(a.Against[s]) > 0 {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -57,7 +58,7 @@ func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate)
 func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
 	ctx, cancel := context.WithTimeout(ctx, askGate)
 	defer cancel()
-	holds, seen, err := cluster.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
+	holds, seen, err := roll.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
 	switch {
 	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
 		d.warn(GroupGates, g.String(), "a roll retries until its timeout", "could not be checked: %v", err)

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 )
 
 // Webhook is the state of one of the configured webhooks.
@@ -20,7 +21,7 @@ func (d *checkup) hooks() {
 		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 	}
 	hooks := d.Project.hooks()
-	for _, point := range cluster.HookPoints() {
+	for _, point := range roll.HookPoints() {
 		for _, h := range hooks.At(point) {
 			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)
 		}

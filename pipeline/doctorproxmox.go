@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -208,14 +209,14 @@ func (d *checkup) privileges(ctx context.Context) {
 }
 
 // options reports optional privileges, never as a problem.
-func (d *checkup) options(ctx context.Context, needs cluster.Needs) {
-	for _, o := range append(cluster.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
+func (d *checkup) options(ctx context.Context, needs access.Needs) {
+	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
 		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
 		if err != nil {
 			d.fail(GroupPrivileges, o.Name, err)
 			continue
 		}
-		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == cluster.DownloadURL && d.mayDownload(ctx) {
+		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == access.DownloadURL && d.mayDownload(ctx) {
 			d.ok(GroupPrivileges, o.Name+" (optional)", "it is granted")
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -34,7 +35,7 @@ func (d *checkup) storages(ctx context.Context) {
 
 // unseen warns that the token can't see a storage; the privileges report what is missing.
 func (d *checkup) unseen(storage string) bool {
-	return slices.ContainsFunc(d.missing.Lacks, func(l cluster.Lack) bool {
+	return slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool {
 		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
 	})
 }

@@ -4,23 +4,24 @@ import (
 	"context"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/explain"
 )
 
 // Explain makes the same plan as Plan, and returns the details of one node.
-func Explain(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool, node string) (cluster.Plan, cluster.Explanation, error) {
+func Explain(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool, node string) (cluster.Plan, explain.Explanation, error) {
 	lock, err := p.lock()
 	if err != nil {
-		return cluster.Plan{}, cluster.Explanation{}, err
+		return cluster.Plan{}, explain.Explanation{}, err
 	}
-	past, err := p.history(lock)
+	past, err := p.History(lock)
 	if err != nil {
-		return cluster.Plan{}, cluster.Explanation{}, err
+		return cluster.Plan{}, explain.Explanation{}, err
 	}
 	policy.Rehearse = p.rehearsal(rehearse)
 	plan, o, err := p.planSeen(ctx, m, lock, past, policy)
 	if err != nil {
-		return plan, cluster.Explanation{}, err
+		return plan, explain.Explanation{}, err
 	}
-	e, err := cluster.Explain(ctx, plan, node, o, past, p.timing())
+	e, err := explain.Explain(ctx, plan, node, o, past, p.timing())
 	return plan, e, err
 }

@@ -3,7 +3,7 @@ package pipeline
 import (
 	"errors"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -13,7 +13,7 @@ import (
 func (w *work) forgetConfigs() {
 	var keys []string
 	for _, node := range w.rep.Plan.Configured() {
-		keys = append(keys, cluster.MachineConfigKey(node))
+		keys = append(keys, roll.MachineConfigKey(node))
 	}
 	if err := journal.Forget(w.runs(), keys, w.o.JournalSync); err != nil {
 		w.run.Note("roll", "machine configurations of earlier runs were not deleted from "+w.runs()+": "+err.Error())
@@ -29,7 +29,7 @@ func (w *work) forgetOfDone(j *journal.Journal) error {
 	}
 	var errs []error
 	for _, node := range w.tally.fates(mine).Done {
-		errs = append(errs, j.Delete(cluster.MachineConfigKey(node)))
+		errs = append(errs, j.Delete(roll.MachineConfigKey(node)))
 	}
 	return errors.Join(errs...)
 }

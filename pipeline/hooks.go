@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -46,10 +47,10 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	}
 	w.began, w.journal, w.hooks = true, j.Run(), w.rep.Plan.Hooks
 	w.tellStart(ctx)
-	return w.runHooks(ctx, w.run, cluster.HookCall{
-		Point: cluster.BeforeRun, Keep: func(run cluster.HookRun, i int) error { return w.keepHook(j, run, i) },
+	return w.runHooks(ctx, w.run, roll.HookCall{
+		Point: cluster.BeforeRun, Keep: func(run roll.HookRun, i int) error { return w.keepHook(j, run, i) },
 	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
-		return cluster.BeforeRunFailed(ctx, err)
+		return roll.BeforeRunFailed(ctx, err)
 	})
 }
 
@@ -70,7 +71,7 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 	defer cancel(nil)
 	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
-	failed := w.runHooks(within, run, cluster.HookCall{
+	failed := w.runHooks(within, run, roll.HookCall{
 		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
@@ -110,7 +111,7 @@ func graceful(ctx context.Context, grace time.Duration) (context.Context, contex
 	return within, func(cause error) { stop(); cancel(cause) }
 }
 
-func (w *work) runHooks(ctx context.Context, run *step.Runner, c cluster.HookCall, id, title string, failed func(context.Context, error) error) error {
+func (w *work) runHooks(ctx context.Context, run *step.Runner, c roll.HookCall, id, title string, failed func(context.Context, error) error) error {
 	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
 	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
 	for _, s := range c.HooksStep(id, title, w.hooks.At(c.Point), failed) {
@@ -133,19 +134,19 @@ func (w *work) planned() []string {
 }
 
 // hooked records the result of a hook in the report.
-func (w *work) hooked(run cluster.HookRun) {
+func (w *work) hooked(run roll.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
 	w.rep.Hooks = append(w.rep.Hooks, run)
 }
 
-func (w *work) keepHook(j *journal.Journal, run cluster.HookRun, i int) error {
+func (w *work) keepHook(j *journal.Journal, run roll.HookRun, i int) error {
 	w.hooked(run)
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
 // keepLastHook records a hook after the run in the last journal.
-func (w *work) keepLastHook(run cluster.HookRun, i int) error {
+func (w *work) keepLastHook(run roll.HookRun, i int) error {
 	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -28,7 +29,7 @@ type PastRun struct {
 	Plan     *cluster.Plan     `json:"plan,omitempty"` // the original plan
 	Fates    *cluster.Fates    `json:"fates,omitempty"`
 	Took     []cluster.Took    `json:"took,omitempty"`
-	Hooks    []cluster.HookRun `json:"hooks,omitempty"`
+	Hooks    []roll.HookRun    `json:"hooks,omitempty"`
 	Upgrade  *kubeupgrade.Plan `json:"upgrade,omitempty"` // of Kubernetes
 	Restored bool              `json:"restored,omitempty"`
 	Problems []string          `json:"problems,omitempty"` // parts that could not be read
@@ -131,12 +132,12 @@ func (r *PastRun) gather(j *journal.Journal) {
 				r.Took = append(r.Took, *took)
 			}
 		case strings.HasPrefix(key, "hooks/"), strings.Contains(key, "/hooks/"):
-			if hook := read[cluster.HookRun](r, j, key); hook != nil {
+			if hook := read[roll.HookRun](r, j, key); hook != nil {
 				r.Hooks = append(r.Hooks, *hook)
 			}
 		}
 	}
-	slices.SortStableFunc(r.Hooks, func(a, b cluster.HookRun) int { return a.Started.Compare(b.Started) })
+	slices.SortStableFunc(r.Hooks, func(a, b roll.HookRun) int { return a.Started.Compare(b.Started) })
 }
 
 // standing says whether a run without an end is active, as far as is known.

@@ -21,7 +21,7 @@ func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy, reh
 }
 
 func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy cluster.Policy) (cluster.Plan, error) {
-	past, err := p.history(lock)
+	past, err := p.History(lock)
 	if err != nil {
 		return cluster.Plan{}, err
 	}
@@ -31,7 +31,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 
 // planSeen also returns the observation that the plan is based on.
 func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
-	wanted := p.wanted(lock)
+	wanted := p.Wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
 		return cluster.Plan{}, o, err
@@ -96,11 +96,11 @@ func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
 
 // drift also returns the nodes that were found, in the order of the result.
 func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []cluster.Found, error) {
-	past, err := p.history(lock)
+	past, err := p.History(lock)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
-	wanted := p.wanted(lock)
+	wanted := p.Wanted(lock)
 	found, err := cluster.ObserveDrift(ctx, p.sources(m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/provenance"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -89,8 +90,8 @@ func (p Project) lock() (schematics.Lock, error) {
 	return lock, nil
 }
 
-// wanted joins configuration and lock, one entry per node, in the order of the configuration.
-func (p Project) wanted(lock schematics.Lock) []cluster.Wanted {
+// Wanted joins configuration and lock, one entry per node, in the order of the configuration.
+func (p Project) Wanted(lock schematics.Lock) []cluster.Wanted {
 	builds := map[string]cluster.Build{} // by schematic
 	var out []cluster.Wanted
 	for _, n := range p.Config.Nodes {
@@ -124,8 +125,8 @@ func extensions(list []schematics.Extension) []cluster.LockedExtension {
 	return out
 }
 
-// history maps the hashes of this lock and of past ones to their extensions.
-func (p Project) history(lock schematics.Lock) (cluster.History, error) {
+// History maps the hashes of this lock and of past ones to their extensions.
+func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 	h, err := schematics.ReadHistory(p.pastLocks(), lock)
 	if err != nil {
 		return nil, err
@@ -187,7 +188,7 @@ func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
 		return false, err
 	}
 	defer j.Close()
-	config, found, err := j.Secret(cluster.MachineConfigKey(node))
+	config, found, err := j.Secret(roll.MachineConfigKey(node))
 	if errors.Is(err, journal.ErrEmpty) {
 		return false, rec.CheckConfig(nil)
 	}
@@ -241,11 +242,11 @@ func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster
 	for _, n := range p.Config.Nodes {
 		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
 	}
-	of, err := cluster.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
+	of, err := roll.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
 	if err != nil {
 		return err
 	}
-	return cluster.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
+	return roll.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
@@ -262,9 +263,9 @@ func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.
 	return vms, away, nil
 }
 
-func (p Project) timing() cluster.Timing {
+func (p Project) timing() roll.Timing {
 	r := p.Config.Roll
-	return cluster.Timing{
+	return roll.Timing{
 		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
 		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),
 	}

@@ -48,7 +48,7 @@ func TestWanted(t *testing.T) {
 			Build: cluster.Build{ID: "b2", TalosVersion: "v1.13.9", Arch: "arm64", Platform: "metal", SecureBoot: true, SchematicID: "s2"},
 		},
 	}
-	if diff := cmp.Diff(want, p.wanted(lock)); diff != "" {
+	if diff := cmp.Diff(want, p.Wanted(lock)); diff != "" {
 		t.Errorf("wanted (-want +got):\n%s", diff)
 	}
 }

@@ -29,7 +29,7 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 	if err != nil {
 		return provenance.Provenance{}, err
 	}
-	found, err := p.found(ctx, m, p.wanted(present)[i])
+	found, err := p.found(ctx, m, p.Wanted(present)[i])
 	if err != nil {
 		return provenance.Provenance{}, err
 	}

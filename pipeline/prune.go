@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/prune"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -42,13 +45,13 @@ func (o PruneOptions) takes(kind string) bool {
 
 // PruneReport is what was found, and what was done with it.
 type PruneReport struct {
-	ISOs    []images.Verdict         `json:"isos"`              // recast's own, on the configured storages
-	Disks   []cluster.KeptVerdict    `json:"disks"`             // old system disks
-	VMs     []cluster.ParkingVerdict `json:"vms"`               // parking VMs
-	Scratch []cluster.ScratchVerdict `json:"scratch,omitempty"` // scratch VMs of killed runs
-	Cache   []images.CacheVerdict    `json:"cache"`             // recast's files in the ISO cache
-	Mirror  []images.MirrorVerdict   `json:"mirror,omitzero"`   // installers with recast's tags; only on request
-	Unseen  []string                 `json:"unseen,omitempty"`  // what could not be checked, in words
+	ISOs    []images.Verdict       `json:"isos"`              // recast's own, on the configured storages
+	Disks   []prune.KeptVerdict    `json:"disks"`             // old system disks
+	VMs     []prune.ParkingVerdict `json:"vms"`               // parking VMs
+	Scratch []roll.ScratchVerdict  `json:"scratch,omitempty"` // scratch VMs of killed runs
+	Cache   []images.CacheVerdict  `json:"cache"`             // recast's files in the ISO cache
+	Mirror  []images.MirrorVerdict `json:"mirror,omitzero"`   // installers with recast's tags; only on request
+	Unseen  []string               `json:"unseen,omitempty"`  // what could not be checked, in words
 }
 
 // GoingISOs lists the ISOs to remove.
@@ -57,18 +60,18 @@ func (r PruneReport) GoingISOs() []images.Verdict {
 }
 
 // GoingDisks lists the old system disks to free.
-func (r PruneReport) GoingDisks() []cluster.KeptVerdict {
-	return slices.DeleteFunc(slices.Clone(r.Disks), func(v cluster.KeptVerdict) bool { return len(v.Keep) > 0 })
+func (r PruneReport) GoingDisks() []prune.KeptVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Disks), func(v prune.KeptVerdict) bool { return len(v.Keep) > 0 })
 }
 
 // GoingVMs lists the parking VMs to delete: they own nothing after that.
-func (r PruneReport) GoingVMs() []cluster.ParkingVerdict {
-	return slices.DeleteFunc(slices.Clone(r.VMs), func(v cluster.ParkingVerdict) bool { return len(v.Keep) > 0 })
+func (r PruneReport) GoingVMs() []prune.ParkingVerdict {
+	return slices.DeleteFunc(slices.Clone(r.VMs), func(v prune.ParkingVerdict) bool { return len(v.Keep) > 0 })
 }
 
 // GoingScratch lists the scratch VMs to delete.
-func (r PruneReport) GoingScratch() []cluster.ScratchVerdict {
-	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v cluster.ScratchVerdict) bool { return len(v.Keep) > 0 })
+func (r PruneReport) GoingScratch() []roll.ScratchVerdict {
+	return slices.DeleteFunc(slices.Clone(r.Scratch), func(v roll.ScratchVerdict) bool { return len(v.Keep) > 0 })
 }
 
 // GoingCache lists the files of the ISO cache to remove.
@@ -106,7 +109,7 @@ func (r PruneReport) host(online []string) string {
 // mirror: check → claim → check again → confirm → remove, each after another check. It
 // refuses unless it provably sees every VM that may use one of them.
 func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
-	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []cluster.KeptVerdict{}, VMs: []cluster.ParkingVerdict{}, Cache: []images.CacheVerdict{}}
+	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []prune.KeptVerdict{}, VMs: []prune.ParkingVerdict{}, Cache: []images.CacheVerdict{}}
 	if err := p.mayPrune(ctx, px, o); err != nil {
 		return rep, err
 	}
@@ -183,22 +186,22 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 		return p.mayPruneMirror(ctx, px)
 	}
 	if o.Only == PruneCache {
-		return cluster.NeedsToPrune(nil).Check(ctx, px)
+		return access.NeedsToPrune(nil).Check(ctx, px)
 	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
 		if !o.takes(kind) {
 			continue
 		}
-		needs, other := cluster.NeedsToPrune(p.Config.Images.ISO.Storage), PruneDisks
+		needs, other := access.NeedsToPrune(p.Config.Images.ISO.Storage), PruneDisks
 		if kind == PruneDisks {
 			vms, err := px.VMs(ctx)
 			if err != nil {
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
-			needs, other = cluster.NeedsToFree(p.parkedOn(vms)), PruneISOs
+			needs, other = access.NeedsToFree(p.parkedOn(vms)), PruneISOs
 			if len(cluster.ScratchVMs(vms, p.Config.Cluster)) > 0 {
-				needs = needs.With(cluster.NeedsToClear())
+				needs = needs.With(access.NeedsToClear())
 			}
 		}
 		err := needs.Check(ctx, px)
@@ -211,7 +214,7 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 }
 
 // prunable judges everything of the selected kinds.
-func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions, rep *PruneReport) (parked cluster.ParkingPruner, err error) {
+func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions, rep *PruneReport) (parked prune.ParkingPruner, err error) {
 	uses, err := shelf.Uses(ctx)
 	if err != nil {
 		return parked, err

@@ -7,13 +7,15 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/prune"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
 // retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.
-func (p Project) retention(keep *int) cluster.Retention {
-	r := cluster.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.claimID()}
+func (p Project) retention(keep *int) prune.Retention {
+	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.claimID()}
 	if keep != nil {
 		r.Keep = *keep
 	}
@@ -27,17 +29,17 @@ func (p Project) retention(keep *int) cluster.Retention {
 }
 
 // judgeDisks judges every old system disk and every parking VM of this cluster.
-func (p Project) judgeDisks(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (cluster.ParkingPruner, error) {
+func (p Project) judgeDisks(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (prune.ParkingPruner, error) {
 	pr := p.parkingPruner(px, shelf)
-	pr.Kept, pr.VMs = cluster.JudgeParked(vms, clusterUses(uses), p.retention(o.KeepDisks))
+	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention(o.KeepDisks))
 	for i := range pr.Kept {
 		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
 	}
 	return pr, pr.KeepUnnamed(ctx, vms)
 }
 
-func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) cluster.ParkingPruner {
-	return cluster.ParkingPruner{
+func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) prune.ParkingPruner {
+	return prune.ParkingPruner{
 		Proxmox: px, Cluster: p.Config.Cluster,
 		Uses: func(ctx context.Context) ([]cluster.Use, error) {
 			uses, err := shelf.Uses(ctx)
@@ -47,8 +49,8 @@ func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) cluster.P
 	}
 }
 
-func (p Project) scratchPruner(px cluster.Proxmox) cluster.ScratchPruner {
-	return cluster.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: p.timing()}
+func (p Project) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
+	return roll.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: p.timing()}
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {

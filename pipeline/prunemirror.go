@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -61,5 +62,5 @@ func (p Project) mayPruneMirror(ctx context.Context, px cluster.Proxmox) error {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
 			"set images.mirror to the repository that installers are mirrored to")
 	}
-	return cluster.NeedsToPrune(nil).Check(ctx, px)
+	return access.NeedsToPrune(nil).Check(ctx, px)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -33,7 +34,7 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 		return schematics.Lock{}, err
 	}
 	// Proxmox receives a whole upload before it reports that it is not allowed.
-	if err := cluster.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, src.Proxmox); err != nil {
+	if err := access.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
 	hosts, err := p.isoHosts(ctx, src)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -35,12 +36,12 @@ type RestoreOptions struct {
 // RestoreReport is what a restore will do, or did.
 type RestoreReport struct {
 	Run string `json:"run,omitempty"` // "" if nothing was started
-	cluster.RestoreTarget
-	VM       string           `json:"vm"`
-	File     string           `json:"file"`
-	Snapshot cluster.Snapshot `json:"snapshot"`
-	Warnings []string         `json:"warnings,omitempty"`
-	Resumes  bool             `json:"resumes"` // an earlier run has started it
+	roll.RestoreTarget
+	VM       string        `json:"vm"`
+	File     string        `json:"file"`
+	Snapshot roll.Snapshot `json:"snapshot"`
+	Warnings []string      `json:"warnings,omitempty"`
+	Resumes  bool          `json:"resumes"` // an earlier run has started it
 	// Bootstrapped is when an earlier run made Talos bootstrap: then this run only waits for the rest.
 	Bootstrapped time.Time `json:"bootstrapped,omitzero"`
 	Started      time.Time `json:"started"`
@@ -65,7 +66,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	if !slices.Contains(p.nodeNames(), o.Node) {
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
 	}
-	rep = RestoreReport{RestoreTarget: cluster.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
+	rep = RestoreReport{RestoreTarget: roll.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
@@ -84,7 +85,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 		}
 		if rep.Data && rep.Bootstrapped.IsZero() {
 			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has etcd data already: it is never overwritten", o.Node),
-				"to go back to the snapshot on purpose, wipe it first: "+cluster.EmptyEtcd+
+				"to go back to the snapshot on purpose, wipe it first: "+roll.EmptyEtcd+
 					"; if a restore from another machine put it there, you only have to wait")
 		}
 		if err := w.claim(ctx, host); err != nil {
@@ -107,8 +108,8 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	return rep, err
 }
 
-func readSnapshot(ctx context.Context, o RestoreOptions) (cluster.Snapshot, error) {
-	snap, err := cluster.ReadSnapshot(ctx, o.File, o.Copied)
+func readSnapshot(ctx context.Context, o RestoreOptions) (roll.Snapshot, error) {
+	snap, err := roll.ReadSnapshot(ctx, o.File, o.Copied)
 	switch {
 	case isLocal(err):
 		return snap, fault.As(fault.Config, err)
@@ -143,7 +144,7 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 	if err != nil {
 		return "", err
 	}
-	if rep.RestoreTarget, err = cluster.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, w.nodeNames()); err != nil {
+	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, w.nodeNames()); err != nil {
 		return "", err
 	}
 	rep.Warnings = elsewhere(*rep)
@@ -221,7 +222,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 	if err := j.Put(restoreKey, begun); err != nil {
 		return err
 	}
-	r := &cluster.Restore{
+	r := &roll.Restore{
 		Talos: w.machines.Talos, Restorer: w.held.GuardRestorer(src), Kube: w.machines.Kube,
 		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: w.timing(), Say: w.run.Note,
 		Bootstraps: func() error {

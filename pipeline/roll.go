@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -22,14 +24,14 @@ type Report struct {
 	Ended   time.Time    `json:"ended"`
 	Plan    cluster.Plan `json:"plan"` // the last one
 	// Rehearsed are the boot ISOs that were tested on scratch VMs.
-	Rehearsed []cluster.Rehearsed `json:"rehearsed,omitempty"`
+	Rehearsed []roll.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
 	Safe    []string   `json:"safe,omitempty"` // in spite of the error
 
-	Hooks  []cluster.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
-	Unsent []string          `json:"unsent,omitempty"` // why notices could not be sent
+	Hooks  []roll.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
+	Unsent []string       `json:"unsent,omitempty"` // why notices could not be sent
 
 	Pages []string `json:"pages,omitempty"` // report files of these runs
 }
@@ -56,7 +58,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 // Rollback boots nodes from their previous system disks.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
-		plan, err := cluster.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan, err := roll.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
 		plan.Gates, plan.Hooks = p.gates(), p.hooks()
 		return plan, err
 	})
@@ -65,7 +67,7 @@ func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o Ro
 // Recover cancels the unfinished replacement of one node: it puts the old system disk back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
-		return cluster.PlanRecover(p.Config.Cluster, wanted, seen, node)
+		return roll.PlanRecover(p.Config.Cluster, wanted, seen, node)
 	})
 }
 
@@ -83,7 +85,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
-		wanted := p.wanted(lock)
+		wanted := p.Wanted(lock)
 		seen, err := p.observe(ctx, m, wanted)
 		if err != nil {
 			return err
@@ -200,7 +202,7 @@ func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
 // create a VM for it.
 func (w *work) keptInLease(ctx context.Context) (bool, error) {
 	if w.inLease == nil {
-		missing, err := cluster.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
+		missing, err := access.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
 		if err != nil {
 			return false, err
 		}
@@ -304,7 +306,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		}
 		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New(text)))
 	}
-	past, err := w.history(lock)
+	past, err := w.History(lock)
 	if err != nil {
 		return err
 	}
@@ -353,15 +355,15 @@ func outcome(err error) string {
 	return "failed: " + err.Error()
 }
 
-func (w *work) roller(id string, j *journal.Journal, past cluster.History) *cluster.Roller {
-	m, roll := w.machines, w.Config.Roll
+func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
+	m, r := w.machines, w.Config.Roll
 	px := cluster.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
-	return &cluster.Roller{
+	return &roll.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
 		Objects: m.Objects, Commands: m.Commands,
-		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: roll.Drain.Force, DrainDeletes: roll.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
-		BootFailure: cluster.BootFailure(roll.BootFailure), SnapshotDir: roll.EtcdSnapshot, History: past,
+		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
+		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, History: past,
 		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, VMIDs: w.vmids(), ParkingIDs: w.parkingIDs(),
 	}
 }

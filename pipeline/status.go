@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -237,8 +238,8 @@ func (r *StatusResult) adviseLast() {
 }
 
 // advisePrune marks the old system disks that recast prune would free.
-func (r *StatusResult) advisePrune(vms []cluster.VM, keep cluster.Retention) {
-	verdicts, _ := cluster.JudgeParked(vms, cluster.UsesOf(vms), keep)
+func (r *StatusResult) advisePrune(vms []cluster.VM, keep prune.Retention) {
+	verdicts, _ := prune.JudgeParked(vms, cluster.UsesOf(vms), keep)
 	for _, v := range verdicts {
 		i := slices.IndexFunc(r.Kept, func(k Kept) bool { return k.Parking == v.Parking && k.Key == v.Key && k.Run == v.Run })
 		if i >= 0 && len(v.Keep) == 0 {

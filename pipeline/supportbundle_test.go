@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
@@ -89,7 +90,7 @@ func plantRun(t *testing.T, p Project) {
 		`{"msg":"cut off by a ki`,
 	}, "\n")
 	err = errors.Join(
-		j.PutSecret(cluster.MachineConfigKey("wk1"), plantedMachineConfig()), j.Put("node/wk1/memory", vm), j.Put("plan", plan),
+		j.PutSecret(roll.MachineConfigKey("wk1"), plantedMachineConfig()), j.Put("node/wk1/memory", vm), j.Put("plan", plan),
 		os.WriteFile(filepath.Join(j.Dir(), "log.jsonl"), []byte(log), 0o600),
 		j.Finish("failed: hook: ./x ended with 1: "+planted["what a hook has said"]), j.Close(),
 	)

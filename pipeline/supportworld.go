@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/schematics"
@@ -232,7 +233,7 @@ func (p Project) commandLines() (lines []string) {
 		}
 	}
 	hooks := p.hooks()
-	for _, point := range cluster.HookPoints() {
+	for _, point := range roll.HookPoints() {
 		for _, h := range hooks.At(point) {
 			add(h.Command, h.About())
 		}
@@ -248,5 +249,5 @@ func (p Project) commandLines() (lines []string) {
 // ObserveNodes reads the configured nodes, whatever the lock is.
 func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return p.observe(ctx, m, p.wanted(lock))
+	return p.observe(ctx, m, p.Wanted(lock))
 }

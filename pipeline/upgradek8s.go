@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -82,7 +83,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if o.DryRun || !rep.Plan.Work() && len(rep.Plan.Refused) == 0 {
 		return refusedPlan(rep.Plan)
 	}
-	if err := errors.Join(refusedPlan(rep.Plan), cluster.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
+	if err := errors.Join(refusedPlan(rep.Plan), access.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
 	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim(ctx, host)); err != nil {
@@ -109,7 +110,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
 func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
-	seen, err := w.observe(ctx, w.machines, w.wanted(schematics.Lock{}))
+	seen, err := w.observe(ctx, w.machines, w.Wanted(schematics.Lock{}))
 	if err != nil {
 		return plan, "", err
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -25,7 +26,7 @@ type Upgrade struct {
 	Kube        cluster.Kube
 
 	Plan   Plan
-	Timing cluster.Timing
+	Timing roll.Timing
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
 
@@ -150,7 +151,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
+	return roll.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
 // set gives the machine's configuration the wanted image, unless it has it. lost

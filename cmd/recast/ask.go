@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 // asker asks a person on a terminal.
@@ -29,7 +29,7 @@ func newAsker(s *streams, yes bool) *asker {
 }
 
 // ask implements pipeline.InitSources.Ask.
-func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
+func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 	switch {
 	case a.yes && q.Default != "":
 		a.s.say(q.Text + " " + q.Default + " (" + q.Flag + ")")
@@ -64,7 +64,7 @@ func (a *asker) ask(ctx context.Context, q pipeline.Question) (string, error) {
 }
 
 // invalid says what is wrong with an answer; "" if nothing is.
-func invalid(q pipeline.Question, answer string) string {
+func invalid(q setup.Question, answer string) string {
 	switch {
 	case answer == "":
 		return "an answer is needed; Ctrl-C quits and changes nothing"

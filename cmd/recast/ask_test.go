@@ -8,21 +8,21 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 func TestAsk(t *testing.T) {
 	t.Parallel()
-	storage := pipeline.Question{Text: "Where?", Choices: []string{"isos", "local"}, Default: "isos", Flag: "--iso-storage"}
-	unsafe := pipeline.Question{Text: "Where?", Flag: "--endpoint"}
-	checked := pipeline.Question{Text: "Which?", Flag: "--vmids", Check: func(answer string) error {
+	storage := setup.Question{Text: "Where?", Choices: []string{"isos", "local"}, Default: "isos", Flag: "--iso-storage"}
+	unsafe := setup.Question{Text: "Where?", Flag: "--endpoint"}
+	checked := setup.Question{Text: "Which?", Flag: "--vmids", Check: func(answer string) error {
 		if answer == "1-2" {
 			return fault.Configf("out of bounds")
 		}
 		return nil
 	}}
 	for name, c := range map[string]struct {
-		q             pipeline.Question
+		q             setup.Question
 		typed         string
 		yes, terminal bool
 		want, said    string
@@ -63,7 +63,7 @@ func TestAskInterrupted(t *testing.T) {
 	a.terminal = true
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := a.ask(ctx, pipeline.Question{Text: "Where?", Flag: "--endpoint"}); exitCodeOf(err) != exitInterrupted {
+	if _, err := a.ask(ctx, setup.Question{Text: "Where?", Flag: "--endpoint"}); exitCodeOf(err) != exitInterrupted {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -17,11 +17,12 @@ import (
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 // initFlags are the flags of recast init.
 type initFlags struct {
-	pipeline.InitOptions
+	setup.InitOptions
 	talosconfig string
 	yes         bool
 	out         string
@@ -85,13 +86,13 @@ func (f *initFlags) register(c *cobra.Command) {
 }
 
 func (f *initFlags) run(ctx context.Context, s *streams) error {
-	if err := pipeline.Vacant(f.Dir, f.Force); err != nil {
+	if err := setup.Vacant(f.Dir, f.Force); err != nil {
 		return err
 	}
 	var cl closers
 	defer cl.close()
 	ask := newAsker(s, f.yes)
-	src := pipeline.InitSources{
+	src := setup.InitSources{
 		Ask: ask.ask, Say: s.say,
 		Load:   func(file string) (pipeline.Project, error) { return (&globals{config: file}).open() },
 		Images: func(p pipeline.Project) (pipeline.Images, error) { return connectImages(s, p, &cl) },
@@ -119,7 +120,7 @@ func (f *initFlags) run(ctx context.Context, s *streams) error {
 	if err := f.relative(p.Config.Talos.Config); err != nil {
 		return err
 	}
-	res, err := pipeline.Init(ctx, src, f.InitOptions)
+	res, err := setup.Init(ctx, src, f.InitOptions)
 	if err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func (f *initFlags) project(ctx context.Context, ask *asker) (pipeline.Project, 
 		return pipeline.Project{}, err
 	}
 	if len(f.Endpoints) == 0 {
-		url, err := ask.ask(ctx, pipeline.Question{Text: "Where is the Proxmox API, such as https://pve1.example:8006?", Flag: "--endpoint"})
+		url, err := ask.ask(ctx, setup.Question{Text: "Where is the Proxmox API, such as https://pve1.example:8006?", Flag: "--endpoint"})
 		if err != nil {
 			return pipeline.Project{}, err
 		}
@@ -212,7 +213,7 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 			"its fingerprint is %s; %s; if they are the same: --fingerprint %s", seen, compare, seen)
 	}
 	fmt.Fprintf(s.err, "The certificate of %s is not trusted: %s.\nIts SHA-256 fingerprint is\n  %s\n(%s)\n", f.Endpoints[0], why, seen, compare)
-	answer, err := ask.ask(ctx, pipeline.Question{Text: "Is it the right one? Only \"yes\" continues:", Flag: "--fingerprint"})
+	answer, err := ask.ask(ctx, setup.Question{Text: "Is it the right one? Only \"yes\" continues:", Flag: "--fingerprint"})
 	if err != nil {
 		return nil, err
 	}

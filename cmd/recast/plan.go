@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -104,7 +105,7 @@ type planAsk struct {
 // code.
 func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
 	var plan cluster.Plan
-	var e cluster.Explanation
+	var e explain.Explanation
 	if a.node == "" {
 		plan, err = pipeline.Plan(ctx, p, m, a.policy, a.rehearse)
 	} else {

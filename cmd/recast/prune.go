@@ -9,7 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/prune"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
@@ -149,9 +150,9 @@ func confirmPrune(ctx context.Context, s *streams, rep pipeline.PruneReport, yes
 
 func removedAny(rep pipeline.PruneReport) bool {
 	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Disks, func(v cluster.KeptVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.VMs, func(v cluster.ParkingVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Scratch, func(v cluster.ScratchVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Disks, func(v prune.KeptVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.VMs, func(v prune.ParkingVerdict) bool { return v.Removed }) ||
+		slices.ContainsFunc(rep.Scratch, func(v roll.ScratchVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Cache, func(v images.CacheVerdict) bool { return v.Removed }) ||
 		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
 }

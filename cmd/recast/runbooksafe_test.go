@@ -97,7 +97,7 @@ func pageText(t *testing.T, code fault.Code) string {
 // riskyCodes are the codes of steps that may interrupt a node, or remove something of it.
 func riskyCodes(t *testing.T) map[fault.Code]bool {
 	t.Helper()
-	files, err := filepath.Glob("../../cluster/*.go")
+	files, err := filepath.Glob("../../cluster/*/*.go")
 	if err != nil {
 		t.Fatal(err)
 	}

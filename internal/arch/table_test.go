@@ -43,7 +43,7 @@ const (
 // every package and every import.
 var table = []row{
 	{pkg: "cmd/recast", allow: []string{
-		"pipeline", "schematics/...", "images", "cluster/...", "internal/...", "!internal/sim/...",
+		"pipeline/...", "schematics/...", "images", "cluster/...", "internal/...", "!internal/sim/...",
 		"github.com/spf13/cobra/...", "golang.org/x/term",
 	}},
 	{pkg: "cmd/recast", allow: []string{"docs/runbooks"}},
@@ -62,11 +62,23 @@ var table = []row{
 		"schematics", "images", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
 	}},
 
+	{pkg: "pipeline/setup", allow: []string{
+		"pipeline", "schematics", "images", "cluster/...", "internal/redact", "internal/config", "internal/fault", "internal/journal", "internal/foreign", "internal/words",
+	}},
+
 	// the domain
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words"}},
+	{pkg: "cluster/access", allow: []string{"cluster", "cluster/roll", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/access", "cluster/roll", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/firewall", "cluster/exchange", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
+	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/reach", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest"}},
+	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/roll", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
@@ -91,7 +103,7 @@ var table = []row{
 	{pkg: "internal/config", files: tests, allow: []string{"github.com/invopop/jsonschema"}},
 
 	{pkg: "internal/ui", allow: []string{
-		"pipeline", "internal/story", "internal/step", "internal/fault", "internal/foreign", "internal/words", "cluster/...", "images", "schematics", "golang.org/x/term",
+		"pipeline/...", "internal/story", "internal/step", "internal/fault", "internal/foreign", "internal/words", "cluster/...", "images", "schematics", "golang.org/x/term",
 	}},
 	// the history in a run's log, and its HTML report
 	{pkg: "internal/story", allow: []string{"pipeline", "cluster/...", "internal/step"}},
@@ -108,7 +120,7 @@ var table = []row{
 
 	// the only package that imports OpenTelemetry and Prometheus; clients get transports and dial options
 	{pkg: "internal/telemetry", allow: []string{
-		"pipeline", "cluster/...", "internal/ui", "internal/story", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
+		"pipeline/...", "cluster/...", "internal/ui", "internal/story", "internal/step", "internal/fault", otel, grpc, prometheus, "github.com/prometheus/common/expfmt",
 	}},
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
@@ -137,7 +138,7 @@ func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Stan
 func TestDoctor(t *testing.T) {
 	t.Run("a token with nothing lacks all of it", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
-			needs := cluster.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
+			needs := access.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
 			missing, err := needs.Missing(t.Context(), poorAccess{s})
 			if err != nil {
 				t.Fatal(err)

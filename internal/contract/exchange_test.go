@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -145,7 +146,7 @@ func TestExchangeGrows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := cluster.OpenReplace(t.Context(), px, cluster.ReplaceOptions{
+		r, err := exchange.OpenReplace(t.Context(), px, exchange.ReplaceOptions{
 			Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r1", Build: "b0", Strategy: cluster.Recreate, VM: vm, System: "scsi0",
 			SystemGiB: 3, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
 		})

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -152,7 +153,7 @@ func (s *server) newClient() *pve.Client {
 }
 
 // open begins an exchange of the node as a new run.
-func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*cluster.Replace, error) {
+func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (*exchange.Replace, error) {
 	vm, err := px.VM(x.s.t.Context(), cluster.VMID(x.id))
 	if err != nil {
 		return nil, err
@@ -161,14 +162,14 @@ func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run stri
 	if err != nil {
 		return nil, err
 	}
-	o := cluster.ReplaceOptions{
+	o := exchange.ReplaceOptions{
 		Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: run, Build: "b0", Strategy: strategy, VM: vm, System: "scsi0",
 		Parking: parking, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
 	}
 	if strategy == cluster.Rollback && parking != nil && len(parking.Record.Kept) > 0 {
 		o.Restore = &parking.Record.Kept[len(parking.Record.Kept)-1]
 	}
-	return cluster.OpenReplace(x.s.t.Context(), px, o)
+	return exchange.OpenReplace(x.s.t.Context(), px, o)
 }
 
 func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
@@ -216,7 +217,7 @@ func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run st
 	case parking == nil || !parking.Record.Open:
 		return x.exchange(px, strategy, run)
 	}
-	r, err := cluster.ResumeReplace(px, parking.VM, x.bootISO)
+	r, err := exchange.ResumeReplace(px, parking.VM, x.bootISO)
 	if err != nil {
 		return err
 	}

@@ -1,9 +1,15 @@
 // Package step runs a tree of steps in order. A step is skipped if its goal is already
 // met, and counts as done only after its goal was checked again.
+//
+// Four flags serve one user each, and can't be derived from the tree: the hooks of a batch run
+// Alone, before and after its nodes; workers run Beside control planes where the plan says so;
+// nodes LookAhead, to fetch installers while others are rolled; and a Quiet branch groups those
+// early pulls without a line of its own.
 package step
 
 import (
 	"context"
+	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -109,4 +115,18 @@ type Event struct {
 	Status Status
 	Text   string
 	Err    error
+}
+
+// List gives the steps of a branch that are known beforehand, without those that OnlyIf left out.
+func List(steps ...Step) func(context.Context) ([]Step, error) {
+	steps = slices.DeleteFunc(steps, func(s Step) bool { return s.ID == "" })
+	return func(context.Context) ([]Step, error) { return steps, nil }
+}
+
+// OnlyIf is s, or what List leaves out where it does not apply.
+func OnlyIf(applies bool, s Step) Step {
+	if !applies {
+		return Step{}
+	}
+	return s
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -233,11 +234,11 @@ func (b *builder) stage(l line, all *[]*Stage, name string) {
 func (b *builder) note(l line, s *Stage, all *[]*Stage) {
 	next := s.Name
 	switch {
-	case s.Name == "boot" && strings.HasPrefix(l.Text, cluster.BlankAnswers):
+	case s.Name == "boot" && strings.HasPrefix(l.Text, roll.BlankAnswers):
 		next = "configure"
-	case s.Name == "join" && strings.HasSuffix(l.Text, cluster.Settling):
+	case s.Name == "join" && strings.HasSuffix(l.Text, roll.Settling):
 		next = "settle"
-	case s.Name == "settle" && !strings.HasSuffix(l.Text, cluster.Settling):
+	case s.Name == "settle" && !strings.HasSuffix(l.Text, roll.Settling):
 		next = "join"
 	}
 	if next != s.Name {

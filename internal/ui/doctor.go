@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -53,7 +54,7 @@ func drawCheck(p *page, c pipeline.Check) {
 }
 
 // drawAssessment prints the reasons against each strategy for the node of a check.
-func drawAssessment(p *page, c pipeline.Check, nodes []cluster.Assessment) {
+func drawAssessment(p *page, c pipeline.Check, nodes []doctor.Assessment) {
 	for _, a := range nodes {
 		if a.Node != c.What || a.Unread || a.VMID == 0 {
 			continue

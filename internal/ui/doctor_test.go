@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -21,7 +22,7 @@ func TestWriteDoctor(t *testing.T) {
 			{Group: pipeline.GroupNodes, What: "wk2", State: pipeline.Warning, Seen: "can't be seen"},
 		},
 		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
-		Nodes: []cluster.Assessment{
+		Nodes: []doctor.Assessment{
 			{Node: "wk1", VMID: 9011, Host: "pve1", Against: map[cluster.Strategy][]string{cluster.Recreate: {"it has a tie", "and another"}}},
 			{Node: "wk2", Unread: true},
 		},

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 )
 
 // hookPoints says in words when the hooks of a point run.
@@ -33,7 +34,7 @@ func hookLines(plan cluster.Plan) []string {
 		return nil
 	}
 	var lines []string
-	for _, point := range cluster.HookPoints() {
+	for _, point := range roll.HookPoints() {
 		for _, h := range plan.Hooks.At(point) {
 			text := hookPoints[point] + ": " + h.String()
 			if h.Description != "" {
@@ -46,7 +47,7 @@ func hookLines(plan cluster.Plan) []string {
 }
 
 // drawHooked prints the number of hooks that ran, and the failures.
-func drawHooked(p *page, hooks []cluster.HookRun) {
+func drawHooked(p *page, hooks []roll.HookRun) {
 	if len(hooks) == 0 {
 		return
 	}

@@ -7,11 +7,11 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/internal/foreign"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 // WriteInit prints what was found, what was written, and what to type next.
-func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
+func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 	return write(w, format, res, func(p *page) {
 		kubernetes := ""
 		if res.Kubernetes != "" {
@@ -50,7 +50,7 @@ func WriteInit(w io.Writer, format string, res pipeline.InitResult) error {
 	})
 }
 
-func drawInitNodes(p *page, nodes []pipeline.InitNode) {
+func drawInitNodes(p *page, nodes []setup.InitNode) {
 	var rows [][]string
 	for _, n := range nodes {
 		rows = append(rows, []string{n.Name, n.Role(), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), n.Firmware, n.Schematic, n.Disks()})
@@ -76,7 +76,7 @@ func drawInitNodes(p *page, nodes []pipeline.InitNode) {
 
 // drawInitDrift prints what recast drift will report, and what that means if recast did not
 // build the images.
-func drawInitDrift(p *page, res pipeline.InitResult) {
+func drawInitDrift(p *page, res setup.InitResult) {
 	p.line("")
 	in, unknown := 0, false
 	nodes := map[string][]string{} // by their text

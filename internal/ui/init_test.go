@@ -6,19 +6,19 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 func TestWriteInit(t *testing.T) {
 	t.Parallel()
 	build := strings.Repeat("3f", 32)
-	found := pipeline.InitResult{
+	found := setup.InitResult{
 		Cluster: "homelab", Talos: "v1.13.9", Kubernetes: "v1.35.4", Platform: "nocloud", Arch: "amd64", Dir: ".",
-		Nodes: []pipeline.InitNode{
+		Nodes: []setup.InitNode{
 			{Name: "cp1", ControlPlane: true, VMID: 101, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 32G"},
 			{Name: "wk1", VMID: 111, Host: "pve2", Firmware: "BIOS", Schematic: "worker", SystemDisk: "scsi0 32G", Persistent: []string{"scsi1 100G of VM 9201"}, Holder: 9201},
 		},
-		Schematics: []pipeline.InitSchematic{
+		Schematics: []setup.InitSchematic{
 			{Name: "control-plane", File: "schematics/control-plane.yaml", Extensions: []string{}, Nodes: []string{"cp1"}},
 			{Name: "worker", File: "schematics/worker.yaml", Extensions: []string{"iscsi-tools", "qemu-guest-agent"}, Nodes: []string{"wk1"}},
 		},
@@ -39,7 +39,7 @@ func TestWriteInit(t *testing.T) {
 	}
 	secret := inSync
 	secret.Secret, secret.Warnings = []string{"recast.lock", "schematics/worker.yaml"}, []string{"schematics/worker.yaml and recast.lock hold secrets"}
-	for name, res := range map[string]pipeline.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half, "init-secret": secret} {
+	for name, res := range map[string]setup.InitResult{"init-in-sync": inSync, "init-foreign": foreign, "init-half": half, "init-secret": secret} {
 		drawn(t, name, func(out *bytes.Buffer) error { return WriteInit(out, "text", res) })
 	}
 }

@@ -58,8 +58,8 @@ func late(s step.Step) step.Step {
 	return s
 }
 
-// roll is a tree like the cluster's: a snapshot, leftovers, workers two at a time.
-func roll(note func(path, text string)) step.Step {
+// rollSteps is a tree like the cluster's: a snapshot, leftovers, workers two at a time.
+func rollSteps(note func(path, text string)) step.Step {
 	say := func(path string) func(string) { return func(text string) { note(path, text) } }
 	failing := step.Step{ID: "stop", Title: "stop VM 9033", Do: func(context.Context) error {
 		time.Sleep(time.Minute)
@@ -94,7 +94,7 @@ func run(t *testing.T) (string, Fared) {
 	var out bytes.Buffer
 	p := NewProgress(&out)
 	r := &step.Runner{Emit: p.Emit}
-	if err := r.Run(t.Context(), roll(r.Note)); err == nil {
+	if err := r.Run(t.Context(), rollSteps(r.Note)); err == nil {
 		t.Error("the roll did not fail")
 	}
 	return out.String(), p.Fared()

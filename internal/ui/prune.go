@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -55,7 +55,7 @@ func drawVerdict(p *page, removed bool, keep []string, what, goes string) {
 }
 
 // keptDisk describes an old system disk.
-func keptDisk(v cluster.KeptVerdict) string {
+func keptDisk(v prune.KeptVerdict) string {
 	return fmt.Sprintf("old system disk of %s (%s, Talos %s), replaced by run %s%s: %s, %s of VM %d on %s",
 		v.Node, diskSize(v.SizeBytes), cmp.Or(v.Talos, "unknown"), v.Run, on(v.Replaced), cmp.Or(v.Volid, "no volume"), v.Key, v.Parking, v.Host)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/prune"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -22,8 +24,8 @@ func TestWritePrune(t *testing.T) {
 	kept := images.Verdict{StoredISO: iso("a.iso", 100), Keep: []string{`VM 7 "x" on pve1 refers to it`, "recast.lock has it"}}
 	gone := images.Verdict{StoredISO: iso("b.iso", 200), Removed: true}
 	goes := images.Verdict{StoredISO: iso("c.iso", 300)}
-	disk := func(key string, keep ...string) cluster.KeptVerdict {
-		return cluster.KeptVerdict{
+	disk := func(key string, keep ...string) prune.KeptVerdict {
+		return prune.KeptVerdict{
 			Node: "wk1", Run: "20261114-0421-3f2a", Replaced: time.Date(2026, 11, 14, 4, 21, 0, 0, time.UTC), Talos: "v1.13.8",
 			Parking: 9900, Host: "pve1", Key: key, Volid: "fast:vm-9900-disk-0", SizeBytes: 10 << 30, Keep: keep,
 		}
@@ -31,8 +33,8 @@ func TestWritePrune(t *testing.T) {
 	staying, going, entry, freed := disk("scsi30", "the way back: recast rollback wk1"), disk("scsi29"), disk("scsi28"), disk("scsi29")
 	going.Goes, entry.Goes, entry.Volid, entry.SizeBytes, entry.Replaced = "node wk1 has 1 newer", "VM 9900 has no scsi28 any more: only its entry in the record goes", "", 0, time.Time{}
 	freed.Goes, freed.Removed = going.Goes, true
-	park := cluster.ParkingVerdict{VMID: 9901, Name: "recast-parking-wk3", Host: "pve2", Node: "wk3", Goes: "it owns nothing any more"}
-	odd := cluster.ParkingVerdict{VMID: 9902, Name: "x", Host: "pve2", Keep: []string{"record in its description can't be read"}}
+	park := prune.ParkingVerdict{VMID: 9901, Name: "recast-parking-wk3", Host: "pve2", Node: "wk3", Goes: "it owns nothing any more"}
+	odd := prune.ParkingVerdict{VMID: 9902, Name: "x", Host: "pve2", Keep: []string{"record in its description can't be read"}}
 	for name, tc := range map[string]struct {
 		rep  pipeline.PruneReport
 		want string
@@ -62,7 +64,7 @@ func TestWritePrune(t *testing.T) {
 				"1 of 2 ISOs removed, 200 MiB; 1 that could be removed are still there\n",
 		},
 		"disks, before": {
-			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, going, entry}, VMs: []cluster.ParkingVerdict{park, odd}},
+			pipeline.PruneReport{Disks: []prune.KeptVerdict{staying, going, entry}, VMs: []prune.ParkingVerdict{park, odd}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
 				"         the way back: recast rollback wk1\n" +
 				"goes     old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
@@ -74,7 +76,7 @@ func TestWritePrune(t *testing.T) {
 				"2 of 3 old system disks can go, 10 GiB\n1 of 2 parking VMs can go\n",
 		},
 		"disks, after": {
-			pipeline.PruneReport{Disks: []cluster.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
+			pipeline.PruneReport{Disks: []prune.KeptVerdict{staying, freed}, ISOs: []images.Verdict{kept}},
 			"stays    old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi30 of VM 9900 on pve1\n" +
 				"         the way back: recast rollback wk1\n" +
 				"removed  old system disk of wk1 (10 GiB, Talos v1.13.8), replaced by run 20261114-0421-3f2a on 2026-11-14: fast:vm-9900-disk-0, scsi29 of VM 9900 on pve1\n" +
@@ -109,7 +111,7 @@ func TestWritePruneScratch(t *testing.T) {
 	left := func(id cluster.VMID, host string) cluster.LeftScratch {
 		return cluster.LeftScratch{VMID: id, Name: fmt.Sprintf("recast-rehearse-%d", id), Host: host, Run: "20261114-0421-3f2a"}
 	}
-	writesPrune(t, pipeline.PruneReport{Scratch: []cluster.ScratchVerdict{
+	writesPrune(t, pipeline.PruneReport{Scratch: []roll.ScratchVerdict{
 		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},
 	}}, "goes     scratch VM 9099 \"recast-rehearse-9099\" on pve1, which run 20261114-0421-3f2a made to try a boot ISO out\n         it holds no data\n"+
 		"stays    scratch VM 9098 \"recast-rehearse-9098\" on pve2, which run 20261114-0421-3f2a made to try a boot ISO out\n         it has snapshots: a\n"+
@@ -142,19 +144,21 @@ func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 func TestPruneQuestion(t *testing.T) {
 	t.Parallel()
 	stays := []string{"why"}
-	gib := func(keep ...string) cluster.KeptVerdict { return cluster.KeptVerdict{SizeBytes: 10 << 30, Keep: keep} }
+	gib := func(keep ...string) prune.KeptVerdict {
+		return prune.KeptVerdict{SizeBytes: 10 << 30, Keep: keep}
+	}
 	for want, rep := range map[string]pipeline.PruneReport{
-		"Free 1 old system disk (10 GiB) for good?": {Disks: []cluster.KeptVerdict{gib(), gib(stays...)}, ISOs: []images.Verdict{{Keep: stays}}},
+		"Free 1 old system disk (10 GiB) for good?": {Disks: []prune.KeptVerdict{gib(), gib(stays...)}, ISOs: []images.Verdict{{Keep: stays}}},
 		"Free 2 old system disks (20 GiB) for good, delete 1 parking VM, delete 2 ISOs (3 MiB)?": {
-			Disks: []cluster.KeptVerdict{gib(), gib()}, VMs: []cluster.ParkingVerdict{{}, {Keep: stays}},
+			Disks: []prune.KeptVerdict{gib(), gib()}, VMs: []prune.ParkingVerdict{{}, {Keep: stays}},
 			ISOs: []images.Verdict{{StoredISO: images.StoredISO{SizeBytes: 1 << 20}}, {StoredISO: images.StoredISO{SizeBytes: 2 << 20}}},
 		},
 		"Delete 1 mirrored installer for good?": {Mirror: []images.MirrorVerdict{{}, {Keep: stays}}},
 		"Delete 2 cached files (3 MiB)?": {Cache: []images.CacheVerdict{
 			{CachedFile: images.CachedFile{SizeBytes: 1 << 20}}, {CachedFile: images.CachedFile{SizeBytes: 2 << 20}}, {Keep: stays},
 		}},
-		"Delete 1 scratch VM?":  {Scratch: []cluster.ScratchVerdict{{}, {Keep: stays}}},
-		"Delete 2 parking VMs?": {VMs: []cluster.ParkingVerdict{{}, {}}},
+		"Delete 1 scratch VM?":  {Scratch: []roll.ScratchVerdict{{}, {Keep: stays}}},
+		"Delete 2 parking VMs?": {VMs: []prune.ParkingVerdict{{}, {}}},
 	} {
 		if got := PruneQuestion(rep); got != want {
 			t.Errorf("PruneQuestion = %q, want %q", got, want)

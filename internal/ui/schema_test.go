@@ -21,6 +21,7 @@ import (
 	validator "github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -30,7 +31,7 @@ var answers = map[string]struct {
 	of    any
 }{
 	"plan":    {"recast plan -o json", &cluster.Plan{}},
-	"explain": {"recast plan --explain NODE -o json", &cluster.Explanation{}},
+	"explain": {"recast plan --explain NODE -o json", &explain.Explanation{}},
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},
 	"report":  {"recast roll, rollback and recover -o json", &Report{}},
@@ -76,8 +77,8 @@ func TestSchemasAreUpToDate(t *testing.T) {
 func reflector(t *testing.T) *jsonschema.Reflector {
 	t.Helper()
 	r := &jsonschema.Reflector{Anonymous: true, AllowAdditionalProperties: true, Mapper: wordSchema, CommentMap: map[string]string{}}
-	for _, pkg := range []string{"cluster", "pipeline", "internal/ui"} {
-		files, err := filepath.Glob(filepath.Join("..", "..", pkg, "*.go"))
+	for _, pattern := range []string{"cluster", "cluster/*", "pipeline", "pipeline/*", "internal/ui"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", pattern, "*.go"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +94,7 @@ func reflector(t *testing.T) *jsonschema.Reflector {
 			if err != nil {
 				t.Fatal(err)
 			}
-			comments(parsed, "github.com/recast-sh/recast/"+pkg, r.CommentMap)
+			comments(parsed, "github.com/recast-sh/recast/"+strings.TrimPrefix(filepath.ToSlash(filepath.Dir(file)), "../../"), r.CommentMap)
 		}
 	}
 	return r
@@ -147,7 +148,7 @@ func wordSchema(t reflect.Type) *jsonschema.Schema {
 		return words("auto", "recreate", "reimage", "in-place", "rollback", "put-back", "configure", "")
 	case reflect.TypeFor[cluster.Phase]():
 		return words("unfinished", "reset", "canary", "control-planes", "workers")
-	case reflect.TypeFor[cluster.Fate]():
+	case reflect.TypeFor[explain.Fate]():
 		return words("stays", "carried", "detached", "replaced", "back", "pods", "medium")
 	case reflect.TypeFor[NodeOutcome]():
 		return words("done", "not needed", "failed", "stopped", "not started")

@@ -27,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/internal/telemetry"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -67,7 +68,7 @@ type Client struct {
 	Imager images.Imager
 
 	// Asked is the questions of init so far.
-	Asked []pipeline.Question
+	Asked []setup.Question
 
 	pid int // PID of the simulated process
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -35,7 +36,7 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 	return checked[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
 }
 
-func doctor(t *testing.T, c *Client) pipeline.DoctorResult {
+func diagnosis(t *testing.T, c *Client) pipeline.DoctorResult {
 	t.Helper()
 	res, err := c.Doctor(t.Context())
 	if err != nil {
@@ -57,7 +58,7 @@ func problems(res pipeline.DoctorResult) []string {
 
 func TestDoctorInAHealthyLab(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		res := doctor(t, lab.Client())
+		res := diagnosis(t, lab.Client())
 		if err := res.Err(); err != nil {
 			t.Errorf("%v:\n%s", err, strings.Join(problems(res), "\n"))
 		}
@@ -77,7 +78,7 @@ func TestDoctorSeesALock(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
-		res := doctor(t, lab.Client())
+		res := diagnosis(t, lab.Client())
 		i := slices.IndexFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
 		if i < 0 {
 			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
@@ -137,7 +138,7 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		strategy(cluster.Recreate)(lab)
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
-		res := doctor(t, c)
+		res := diagnosis(t, c)
 		if fault.KindOf(res.Err()) != fault.Refused || len(res.Grants) == 0 {
 			t.Fatalf("%v, grants %q:\n%s", res.Err(), res.Grants, strings.Join(problems(res), "\n"))
 		}
@@ -145,7 +146,7 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 		for _, line := range res.Grants {
 			admin.run(t, line)
 		}
-		if res := doctor(t, c); res.Err() != nil {
+		if res := diagnosis(t, c); res.Err() != nil {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		}
 		requireEachIsNamed(t, c, admin)
@@ -164,10 +165,10 @@ func TestDoctorForATokenThatPrunes(t *testing.T) {
 		c := lab.Client()
 		c.Token = cluster.Secret(sim.PoorToken)
 		admin := &administrator{w: lab.World, roles: map[string][]string{}}
-		for _, line := range cluster.NeedsToPrune([]string{"isos"}).Grants().Lines("poor@pve!lab") {
+		for _, line := range access.NeedsToPrune([]string{"isos"}).Grants().Lines("poor@pve!lab") {
 			admin.run(t, line)
 		}
-		named := lacks(doctor(t, c))
+		named := lacks(diagnosis(t, c))
 		for _, want := range []string{"Datastore.Audit on /storage/fast", "VM.Config.Disk on /vms", "SDN.Use on /sdn/zones/localnetwork/vmbr0"} {
 			if !slices.Contains(named, want) {
 				t.Errorf("doctor names %q, and not %s", named, want)
@@ -190,7 +191,7 @@ func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 			admin.w.AddRole(role, slices.DeleteFunc(slices.Clone(admin.roles[acl.Role]), func(p string) bool { return p == taken })...)
 			admin.w.Revoke(acl)
 			admin.w.Grant(fewer)
-			res := doctor(t, c)
+			res := diagnosis(t, c)
 			if named := lacks(res); !onlyNames(named, taken, acl.Path) || fault.KindOf(res.Err()) != fault.Refused {
 				t.Errorf("without %s on %s doctor names %q: %v\n%s", taken, acl.Path, named, res.Err(), strings.Join(problems(res), "\n"))
 			}
@@ -198,7 +199,7 @@ func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 			admin.w.Grant(acl)
 		}
 	}
-	if res := doctor(t, c); res.Err() != nil {
+	if res := diagnosis(t, c); res.Err() != nil {
 		t.Errorf("all is granted again: %v", res.Err())
 	}
 }
@@ -235,7 +236,7 @@ func TestDoctorContinuesAfterErrors(t *testing.T) {
 			return strings.ReplaceAll(addr, wk1, "127.42.7.250") // an unused address
 		}
 		lab.Replace("recast.lock", "", "")
-		res := doctor(t, c)
+		res := diagnosis(t, c)
 		if fault.KindOf(res.Err()) != fault.Config { // of the lock
 			t.Errorf("it ends with %v", res.Err())
 		}
@@ -265,7 +266,7 @@ func TestRegisteredTags(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.RegisterTags("talos", "other")
-		if named := lacks(doctor(t, lab.Client())); !slices.Equal(named, []string{"Sys.Modify on /"}) {
+		if named := lacks(diagnosis(t, lab.Client())); !slices.Equal(named, []string{"Sys.Modify on /"}) {
 			t.Errorf("doctor names %q", named)
 		}
 		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")

@@ -28,7 +28,7 @@ func TestRemovedMember(t *testing.T) {
 				lab.removeMember(removed)
 				time.Sleep(time.Minute)
 
-				res := doctor(t, lab.Client())
+				res := diagnosis(t, lab.Client())
 				const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
 				if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
 					t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
@@ -53,7 +53,7 @@ func TestRemovedMember(t *testing.T) {
 				if lab.memberIDs()["cp2"] == removed {
 					t.Error("cp2 is the removed member")
 				}
-				if err := doctor(t, lab.Client()).Err(); err != nil {
+				if err := diagnosis(t, lab.Client()).Err(); err != nil {
 					t.Errorf("afterwards: %v", err)
 				}
 				requireDrift(t, lab, "cp1", "cp3", "wk1")
@@ -90,7 +90,7 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 		splitBrain(lab)
 		time.Sleep(time.Minute)
 		var said []string
-		for _, c := range doctor(t, lab.Client()).Checks {
+		for _, c := range diagnosis(t, lab.Client()).Checks {
 			if c.What == "etcd" {
 				said = append(said, c.Seen+": "+strings.Join(c.Remedy, "; "))
 			}

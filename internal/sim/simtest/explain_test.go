@@ -8,13 +8,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // Explain is recast plan --explain.
-func (c *Client) Explain(t *testing.T, node string) cluster.Explanation {
+func (c *Client) Explain(t *testing.T, node string) explain.Explanation {
 	t.Helper()
 	s, err := c.connect(t.Context())
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -143,11 +144,11 @@ func TestALateRule(t *testing.T) {
 				strategy(cluster.Recreate)(lab)
 				lab.World.SetFirewall(wk1, wholeFirewall())
 				x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), cluster.Policy{})
-				x.deliverBefore(toVM("POST", "/qemu/9031/status/"), cluster.LateQueue)
+				x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
 				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(cluster.LateQueue)
+				time.Sleep(exchange.LateQueue)
 				if !strings.HasSuffix(x.said, ": 200") {
 					t.Errorf("the late rule: %q", x.said)
 				}

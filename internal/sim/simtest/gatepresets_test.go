@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
@@ -150,7 +151,7 @@ func (l *Lab) failing(gates []cluster.UserGate) []string {
 	defer s.end()
 	var out []string
 	for _, g := range gates {
-		holds, seen, err := cluster.GateAsk{Objects: s.machines.Objects}.Look(l.t.Context(), g)
+		holds, seen, err := roll.GateAsk{Objects: s.machines.Objects}.Look(l.t.Context(), g)
 		if err != nil {
 			l.t.Fatalf("%s: %v", g, err)
 		}

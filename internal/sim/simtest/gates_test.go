@@ -321,7 +321,7 @@ func TestDoctorAsksGates(t *testing.T) {
 		const ceph, program = "problem Ceph: ceph.rook.io is not installed: the API has no group of that name", "ok it is fine: a roll runs it before each node, and when it is back"
 		absent := `problem no-such-program: exec: "no-such-program": executable file not found in $PATH`
 		plain := fmt.Sprintf("problem ./recast.yaml: exec: %q: permission denied", filepath.Join(lab.Dir, "recast.yaml"))
-		res := doctor(t, lab.Client())
+		res := diagnosis(t, lab.Client())
 		if diff := cmp.Diff([]string{"ok longhorn.io/v1beta2 Volume: holds", ceph, program, absent, plain, "ok true: a roll runs it before each node"}, said(res)); diff != "" {
 			t.Error(diff)
 		}
@@ -329,7 +329,7 @@ func TestDoctorAsksGates(t *testing.T) {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
 		lab.volume("pvc-1", "degraded")
-		if got := said(doctor(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
+		if got := said(diagnosis(t, lab.Client()))[0]; got != "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded" {
 			t.Errorf("said %q", got)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -108,7 +109,7 @@ func TestHooks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, p := range cluster.HookPoints() {
+		for _, p := range roll.HookPoints() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
 			if diff := cmp.Diff(want, plan.Hooks.At(p)); diff != "" {
 				t.Errorf("%s in the plan (-want +got):\n%s", p, diff)
@@ -341,7 +342,7 @@ func TestDoctorLooksForHooks(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("hooks: {beforeNode: [{description: drain the balancer, command: ['false']}], afterRun: [{command: [no-such-program]}]}")
 		var said []string
-		res := doctor(t, lab.Client())
+		res := diagnosis(t, lab.Client())
 		for _, c := range res.Checks {
 			if c.Group == pipeline.GroupHooks {
 				said = append(said, string(c.State)+" "+c.What+": "+c.Seen)

@@ -10,27 +10,28 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 // Init is recast init --yes in dir, by a user with the lab's talosconfig, its kubeconfig
 // and the client's token, who trusts the certificate. Afterwards dir is the client's
 // working directory.
-func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (pipeline.InitResult, error) {
+func (c *Client) Init(ctx context.Context, dir string, o setup.InitOptions) (setup.InitResult, error) {
 	s := &session{project: pipeline.Project{Config: &config.Config{}}}
 	defer s.end()
 	s.project.Config.Proxmox.Endpoints, s.project.Config.Proxmox.Fingerprint = c.lab.Endpoints(), c.lab.Fingerprint()
 	if err := c.connectMachines(s); err != nil {
-		return pipeline.InitResult{}, err
+		return setup.InitResult{}, err
 	}
 	c.Dir = dir
-	src := pipeline.InitSources{
+	src := setup.InitSources{
 		Proxmox: s.machines.Proxmox.(pipeline.Hypervisor), Talos: s.talos, Addrs: s.talos.Addrs(), Kube: s.machines.Kube,
 		Say:  func(string) {},
 		Load: func(file string) (pipeline.Project, error) { return c.load(file) },
 		Images: func(p pipeline.Project) (pipeline.Images, error) {
 			return c.imagesOf(s, p)
 		},
-		Ask: func(_ context.Context, q pipeline.Question) (string, error) {
+		Ask: func(_ context.Context, q setup.Question) (string, error) {
 			c.Asked = append(c.Asked, q)
 			if q.Default == "" {
 				return "", fault.Configf("%s No answer is safe to take", q.Text)
@@ -41,7 +42,7 @@ func (c *Client) Init(ctx context.Context, dir string, o pipeline.InitOptions) (
 	o.Dir, o.Context = dir, s.talos.Context()
 	o.TalosConfig = filepath.Join(c.lab.Dir, "talosconfig")
 	o.Endpoints, o.Fingerprint, o.Extensions = c.lab.Endpoints(), c.lab.Fingerprint(), c.lab.Extensions()
-	return checked[pipeline.InitResult](c.lab)(pipeline.Init(ctx, src, o))
+	return checked[setup.InitResult](c.lab)(setup.Init(ctx, src, o))
 }
 
 // imagesOf makes the clients of factory and registry for a configuration.

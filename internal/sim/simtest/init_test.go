@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -25,22 +26,22 @@ import (
 func TestInit(t *testing.T) {
 	shapes := map[string]struct {
 		o    sim.Options
-		want []pipeline.InitNode
+		want []setup.InitNode
 	}{
-		"BIOS and UEFI": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, []pipeline.InitNode{
+		"BIOS and UEFI": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 1}, {Data: 1, SeaBIOS: true}}}, []setup.InitNode{
 			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
 			{Name: "wk1", VMID: 9031, Host: "pve1", Firmware: "BIOS", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G"}},
 		}},
-		"data VMs": {sim.Options{Holder: true, Hosts: 2}, []pipeline.InitNode{
+		"data VMs": {sim.Options{Holder: true, Hosts: 2}, []setup.InitNode{
 			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
 			{Name: "wk1", VMID: 9031, Host: "pve2", Firmware: "UEFI", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G of VM 9202"}, Holder: 9202},
 			{Name: "wk2", VMID: 9032, Host: "pve1", Firmware: "UEFI", Schematic: "worker", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G of VM 9201"}, Holder: 9201},
 		}},
-		"several disks": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 3}, {Bus: "virtio", Data: 3}}}, []pipeline.InitNode{
+		"several disks": {sim.Options{Workers: 1, Layouts: []sim.Layout{{Data: 3}, {Bus: "virtio", Data: 3}}}, []setup.InitNode{
 			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "control-plane", SystemDisk: "scsi0 10G"},
 			{Name: "wk1", VMID: 9031, Host: "pve1", Firmware: "UEFI", Schematic: "worker", SystemDisk: "virtio0 10G", Persistent: []string{"virtio1 20G", "virtio2 21G", "virtio3 22G"}},
 		}},
-		"a single control plane": {sim.Options{Workers: sim.None, EtcdOnData: true}, []pipeline.InitNode{
+		"a single control plane": {sim.Options{Workers: sim.None, EtcdOnData: true}, []setup.InitNode{
 			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "default", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G"}},
 		}},
 		"two schematics": {sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 3}, nil},
@@ -52,7 +53,7 @@ func TestInit(t *testing.T) {
 			}
 			inLab(t, shape.o, func(t *testing.T, lab *Lab) {
 				me := lab.Client()
-				res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{})
+				res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})
 				if err != nil {
 					t.Fatal(err, fault.Hints(err))
 				}
@@ -134,7 +135,7 @@ func requireInitInSync(t *testing.T, me *Client) {
 // TestInitRefuses: for any fault of the cluster, init writes nothing.
 func TestInitRefuses(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
-		refused := func(what string, c *Client, o pipeline.InitOptions, want ...string) {
+		refused := func(what string, c *Client, o setup.InitOptions, want ...string) {
 			t.Helper()
 			dir := filepath.Join(t.TempDir(), "new")
 			_, err := c.Init(t.Context(), dir, o)
@@ -154,25 +155,25 @@ func TestInitRefuses(t *testing.T) {
 		}
 		poor := lab.Client()
 		poor.Token = cluster.Secret(sim.PoorToken)
-		refused("a token that sees nothing", poor, pipeline.InitOptions{}, "it lacks Sys.Audit on /, VM.Audit on /vms", "--roles PVEAuditor")
+		refused("a token that sees nothing", poor, setup.InitOptions{}, "it lacks Sys.Audit on /, VM.Audit on /vms", "--roles PVEAuditor")
 		wrong := lab.Client()
 		wrong.Token = cluster.Secret("recast@pve!lab=5ec0ffee-1ab0-4000-8000-00000000ffff")
-		refused("a wrong token", wrong, pipeline.InitOptions{}, "does not accept the API token recast@pve!lab")
-		refused("a node that is not there", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk7"}}, "--exclude wk7: there is no node of that name", "the cluster has: cp1, wk1")
-		refused("nothing left", lab.Client(), pipeline.InitOptions{Exclude: []string{"wk1", "cp1"}}, "every node was left out")
-		refused("VMIDs that are none", lab.Client(), pipeline.InitOptions{VMIDs: "5-7"}, "out of bounds")
+		refused("a wrong token", wrong, setup.InitOptions{}, "does not accept the API token recast@pve!lab")
+		refused("a node that is not there", lab.Client(), setup.InitOptions{Exclude: []string{"wk7"}}, "--exclude wk7: there is no node of that name", "the cluster has: cp1, wk1")
+		refused("nothing left", lab.Client(), setup.InitOptions{Exclude: []string{"wk1", "cp1"}}, "every node was left out")
+		refused("VMIDs that are none", lab.Client(), setup.InitOptions{VMIDs: "5-7"}, "out of bounds")
 
-		refused("a storage without ISOs", lab.Client(), pipeline.InitOptions{ISOStorage: []string{sim.DiskStorage}}, "storage fast does not take ISOs")
-		refused("a storage that is not there", lab.Client(), pipeline.InitOptions{ISOStorage: []string{"nope"}}, "storage nope does not take ISOs")
+		refused("a storage without ISOs", lab.Client(), setup.InitOptions{ISOStorage: []string{sim.DiskStorage}}, "storage fast does not take ISOs")
+		refused("a storage that is not there", lab.Client(), setup.InitOptions{ISOStorage: []string{"nope"}}, "storage nope does not take ISOs")
 
 		lab.DefineVM(300, map[string]string{"name": "twin", "smbios1": "uuid=" + lab.Nodes[1].UUID})
-		refused("two VMs with one UUID", lab.Client(), pipeline.InitOptions{}, "node wk1: 2 VMs have its SMBIOS UUID", "or leave it out: --exclude wk1")
+		refused("two VMs with one UUID", lab.Client(), setup.InitOptions{}, "node wk1: 2 VMs have its SMBIOS UUID", "or leave it out: --exclude wk1")
 		lab.EditVM(300, "smbios1", "uuid=00000000-0000-4000-8000-000000000300")
 		lab.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000301")
-		refused("a node without a VM", lab.Client(), pipeline.InitOptions{}, "node wk1: no VM has its SMBIOS UUID", "VM.Audit", "--exclude wk1")
+		refused("a node without a VM", lab.Client(), setup.InitOptions{}, "node wk1: no VM has its SMBIOS UUID", "VM.Audit", "--exclude wk1")
 
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{Exclude: []string{"wk1"}})
+		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -185,14 +186,14 @@ func TestInitRefuses(t *testing.T) {
 		requireInitInSync(t, me)
 
 		before := tree(t, me.Dir)
-		_, err = lab.Client().Init(t.Context(), me.Dir, pipeline.InitOptions{Exclude: []string{"wk1"}})
+		_, err = lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}})
 		if fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "recast.yaml, recast.lock are there already") {
 			t.Errorf("a second time: %v", err)
 		}
 		if diff := cmp.Diff(before, tree(t, me.Dir)); diff != "" {
 			t.Errorf("refused, it has changed (-before +after):\n%s", diff)
 		}
-		if _, err := lab.Client().Init(t.Context(), me.Dir, pipeline.InitOptions{Exclude: []string{"wk1"}, Force: true}); err != nil {
+		if _, err := lab.Client().Init(t.Context(), me.Dir, setup.InitOptions{Exclude: []string{"wk1"}, Force: true}); err != nil {
 			t.Error(err)
 		}
 		after := tree(t, me.Dir)
@@ -206,7 +207,7 @@ func TestInitRefuses(t *testing.T) {
 		for _, who := range []string{"poor@pve", "poor@pve!lab"} {
 			lab.World.Grant(world.ACL{Path: "/", Who: who, Role: "Auditor", Propagate: true})
 		}
-		if _, err := poor.Init(t.Context(), t.TempDir(), pipeline.InitOptions{Exclude: []string{"wk1"}}); err != nil {
+		if _, err := poor.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}}); err != nil {
 			t.Error(err, fault.Hints(err))
 		}
 	})
@@ -222,7 +223,7 @@ func TestInitForeign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := NewForeign(t, sim.Options{Workers: 1})
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{})
+		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{})
 		if err != nil {
 			t.Fatal(err, fault.Hints(err))
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/setup"
 )
 
 // TestInitAfterARoll: the cluster was rolled with another recast.yaml; a second one gets
@@ -28,7 +29,7 @@ func TestInitAfterARoll(t *testing.T) {
 
 		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it belongs to a recast.yaml with other proxmox.vmids"} {
 			dir := filepath.Join(t.TempDir(), "new")
-			_, err := lab.Client().Init(t.Context(), dir, pipeline.InitOptions{VMIDs: vmids})
+			_, err := lab.Client().Init(t.Context(), dir, setup.InitOptions{VMIDs: vmids})
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("--vmids %q: %v, want %q", vmids, err, want)
 			}
@@ -37,7 +38,7 @@ func TestInitAfterARoll(t *testing.T) {
 			}
 		}
 		me := lab.Client()
-		res, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{VMIDs: "9000-9099"})
+		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9000-9099"})
 		if err != nil {
 			t.Fatal(err, fault.Hints(err))
 		}
@@ -71,7 +72,7 @@ func TestContainersHaveNumbers(t *testing.T) {
 			}
 		}
 		found := map[string]pipeline.State{}
-		for _, c := range doctor(t, lab.Client()).Checks {
+		for _, c := range diagnosis(t, lab.Client()).Checks {
 			if strings.Contains(c.Seen, "container") {
 				found[c.What+": "+c.Seen] = c.State
 			}
@@ -81,13 +82,13 @@ func TestContainersHaveNumbers(t *testing.T) {
 			t.Errorf("doctor says of containers: %v", found)
 		}
 		me := lab.Client()
-		if _, err := me.Init(t.Context(), t.TempDir(), pipeline.InitOptions{}); err != nil {
+		if _, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{}); err != nil {
 			t.Fatal(err, fault.Hints(err))
 		}
 		if text := read(t, me.Dir, "recast.yaml"); !strings.Contains(text, "vmids: 9200-9299") {
 			t.Errorf("it proposes numbers of containers:\n%s", text)
 		}
-		_, err := lab.Client().Init(t.Context(), t.TempDir(), pipeline.InitOptions{VMIDs: "9100-9199"})
+		_, err := lab.Client().Init(t.Context(), t.TempDir(), setup.InitOptions{VMIDs: "9100-9199"})
 		if err == nil || !strings.Contains(err.Error(), `container 9100 "mail" on pve1 has the first number of 9100-9199`) {
 			t.Errorf("a range that begins with a container: %v", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -142,7 +143,7 @@ func TestLateShutdown(t *testing.T) {
 				x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
 				x.deliverBefore(func(call record.Call) bool {
 					return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
-				}, stopTimeout+cluster.LateQueue)
+				}, stopTimeout+exchange.LateQueue)
 				if c.first != "" {
 					if _, err := lab.Client().Recover(t.Context(), c.first); err != nil {
 						t.Fatal(err)
@@ -207,7 +208,7 @@ func TestLateStart(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		before := lab.machinesDump()
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), cluster.Policy{})
-		x.deliverBefore(toVM("POST", "/move_disk"), cluster.LateQueue)
+		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
 		if rep, err := lab.Client().Recover(t.Context(), "wk1"); err != nil || rep.Outcome != "done" {
 			t.Errorf("%s, %v", rep.Outcome, err)
 		}

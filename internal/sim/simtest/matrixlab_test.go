@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/network"
@@ -171,8 +173,8 @@ func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy,
 
 // begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
 // nil if there is nothing left to do, or nothing to cancel.
-func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*cluster.Replace, cluster.Record, error) {
-	if err := cluster.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
+func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchange.Replace, cluster.Record, error) {
+	if err := roll.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
 		return nil, cluster.Record{}, err
 	}
 	vms, err := life.px.VMs(ctx)
@@ -187,7 +189,7 @@ func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, pu
 	for _, p := range parkings {
 		switch {
 		case p.Record.Open:
-			r, err := cluster.ResumeReplace(life.px, p.VM, isoOfMatrix)
+			r, err := exchange.ResumeReplace(life.px, p.VM, isoOfMatrix)
 			return r, p.Record, err
 		case p.Record.Run == life.shape.run(strategy):
 			return nil, p.Record, nil
@@ -200,19 +202,19 @@ func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, pu
 	return life.open(ctx, strategy, earlier)
 }
 
-func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *cluster.Parking) (*cluster.Replace, cluster.Record, error) {
+func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *cluster.Parking) (*exchange.Replace, cluster.Record, error) {
 	vm, err := life.px.VM(ctx, matrixVM)
 	if err != nil {
 		return nil, cluster.Record{}, err
 	}
-	o := cluster.ReplaceOptions{
+	o := exchange.ReplaceOptions{
 		Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy, VM: vm, System: "scsi0",
 		SystemGiB: matrixSystemGiB, Parking: earlier, ParkingIDs: []cluster.VMID{matrixParking, matrixParking + 1, matrixParking + 2}, ISO: isoOfMatrix,
 	}
 	if strategy == cluster.Rollback && earlier != nil {
 		o.Restore = &earlier.Record.Kept[0]
 	}
-	r, err := cluster.OpenReplace(ctx, life.px, o)
+	r, err := exchange.OpenReplace(ctx, life.px, o)
 	return r, cluster.Record{Open: true}, err
 }
 

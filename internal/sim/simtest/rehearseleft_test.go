@@ -32,7 +32,7 @@ func TestPruneScratchVMs(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		second := lab.second()
-		warned := slices.ContainsFunc(doctor(t, second).Checks, func(c pipeline.Check) bool {
+		warned := slices.ContainsFunc(diagnosis(t, second).Checks, func(c pipeline.Check) bool {
 			return c.What == "VM 9099" && c.State == pipeline.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
 		})
 		if !warned {

@@ -66,7 +66,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 				t.Errorf("the refused roll sent %s %s %s all the same", call.Proto, call.Method, call.Path)
 			}
 		}
-		if got := problems(doctor(t, lab.Client())); len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want[len("wk1: "):]) {
+		if got := problems(diagnosis(t, lab.Client())); len(got) == 0 || !strings.Contains(strings.Join(got, "\n"), "room for system disks on fast of pve1: "+want[len("wk1: "):]) {
 			t.Errorf("doctor says %q", got)
 		}
 		spacePrune(t, lab.Client())

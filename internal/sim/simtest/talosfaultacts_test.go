@@ -78,7 +78,7 @@ func restarted(s *talosScene) {
 
 // joinedAnew deletes the node's etcd data, as doctor advises too, and continues.
 func joinedAnew(s *talosScene) {
-	if said := problems(doctor(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
+	if said := problems(diagnosis(s.t, s.Client())); !slices.Contains(said, "Talos: etcd: cp2 is a learner: it does not vote yet") {
 		s.t.Errorf("doctor says %q", said)
 	}
 	s.reset(s.rolls, "EPHEMERAL")

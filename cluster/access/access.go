@@ -1,0 +1,242 @@
+package access
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Lack is a privilege that is missing at a path.
+type Lack struct {
+	Need
+	At string // where it is missing: the need's path or, where an entry of its own overrides that, one below
+	// Overridden says that the need's path has the privilege, and At has not.
+	Overridden bool
+	// Flat says that it was granted at its path without propagation.
+	Flat bool
+}
+
+// Remedy says what is special about it; "" where to grant it is all there is to do.
+func (l Lack) Remedy() string {
+	switch {
+	case l.Overridden:
+		return fmt.Sprintf("%s has it, but an entry at %s takes the place of that: remove that one, or give it all that is needed", l.Path, l.At)
+	case l.Flat:
+		return fmt.Sprintf("it was granted at %s without propagation, so it does not hold below", l.Path)
+	}
+	return ""
+}
+
+// Missing is what a token lacks.
+type Missing struct {
+	Token string
+	Lacks []Lack // by path and privilege
+
+	needs    Needs
+	standing map[string]cluster.Standing // at the paths of Lacks
+}
+
+// Held lists what of the needs at a path is there.
+func (m Missing) Held(path string) []string {
+	var out []string
+	for _, n := range m.needs {
+		if _, lacks := m.Lack(n); n.Path == path && !lacks {
+			out = append(out, n.Privilege)
+		}
+	}
+	return out
+}
+
+// Lack says whether a need is among what is missing.
+func (m Missing) Lack(n Need) (Lack, bool) {
+	i := slices.IndexFunc(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
+	if i < 0 {
+		return Lack{}, false
+	}
+	return m.Lacks[i], true
+}
+
+// String lists what is missing by path: "VM.Audit, VM.Allocate on /vms; …".
+func (m Missing) String() string {
+	by := map[string][]string{}
+	for _, l := range m.Lacks {
+		if !slices.Contains(by[l.At], l.Privilege) {
+			by[l.At] = append(by[l.At], l.Privilege)
+		}
+	}
+	var parts []string
+	for _, path := range m.paths() {
+		parts = append(parts, strings.Join(by[path], ", ")+" on "+path)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// paths are where something is missing, in the order of Lacks.
+func (m Missing) paths() []string {
+	var out []string
+	for _, l := range m.Lacks {
+		if !slices.Contains(out, l.At) {
+			out = append(out, l.At)
+		}
+	}
+	return out
+}
+
+// Need is one privilege that the work takes, and what for.
+type Need struct {
+	Path      string   `json:"path"` // where to grant it; Proxmox hands it down to the paths below
+	Privilege string   `json:"privilege"`
+	Why       []string `json:"why"`
+
+	spots []spot
+}
+
+// Needs is all that a piece of work takes, by path and privilege.
+type Needs []Need
+
+// Check refuses unless the token has all that is needed, with the lines that grant the rest.
+func (n Needs) Check(ctx context.Context, access cluster.Access) error {
+	m, err := n.Missing(ctx, access)
+	if err != nil || len(m.Lacks) == 0 {
+		return err
+	}
+	err = fault.TokenPrivileges.Refusedf("the Proxmox token lacks privileges: %s", m)
+	lines := append(m.Grants().Lines(m.Token), m.Caution())
+	return fault.WithHint(err, "as root on a Proxmox node, where a role that exists already is no problem:\n  %s\nrecast doctor says what each is for", strings.TrimSpace(strings.Join(lines, "\n  ")))
+}
+
+// Missing reads what the token may do and lists what it lacks of the needs.
+func (n Needs) Missing(ctx context.Context, access cluster.Access) (Missing, error) {
+	paths := n.paths()
+	held := make([]cluster.Privileges, len(paths))
+	g, asking := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce)
+	for i, path := range paths {
+		g.Go(func() (err error) {
+			held[i], err = access.Permissions(asking, path)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return Missing{}, fmt.Errorf("read the token's permissions: %w", err)
+	}
+	granted := make(map[string]cluster.Privileges, len(paths))
+	for i, path := range paths {
+		granted[path] = held[i]
+	}
+	m := n.compare(granted, access.TokenID())
+	if len(m.Lacks) == 0 {
+		return m, nil
+	}
+	standing, err := access.Standing(ctx, m.paths())
+	if err != nil {
+		return Missing{}, fmt.Errorf("read what the token and its user have already: %w", err)
+	}
+	m.standing = standing
+	return m, nil
+}
+
+// Paths are where the needs are to be granted, sorted.
+func (n Needs) Paths() []string {
+	var out []string
+	for _, need := range n { // they are in order
+		if !slices.Contains(out, need.Path) {
+			out = append(out, need.Path)
+		}
+	}
+	return out
+}
+
+// add notes a privilege that is granted at path and looked for at the spots;
+// without any at path itself.
+func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
+	if len(spots) == 0 {
+		spots = []spot{{path: path}}
+	}
+	for _, privilege := range privileges {
+		i, found := slices.BinarySearchFunc(*n, Need{Path: path, Privilege: privilege}, compareNeeds)
+		if !found {
+			*n = slices.Insert(*n, i, Need{Path: path, Privilege: privilege})
+		}
+		need := &(*n)[i]
+		if !slices.Contains(need.Why, why) {
+			need.Why = append(need.Why, why)
+		}
+		for _, s := range spots {
+			if !slices.Contains(need.spots, s) {
+				need.spots = append(need.spots, s)
+			}
+		}
+	}
+}
+
+func (n Needs) compare(granted map[string]cluster.Privileges, token string) Missing {
+	m := Missing{Token: token, needs: n}
+	for _, need := range n {
+		var failing []spot
+		for _, s := range need.spots {
+			if !s.held(need.Privilege, granted) {
+				failing = append(failing, s)
+			}
+		}
+		propagates, has := granted[need.Path][need.Privilege]
+		switch {
+		case len(failing) == 0:
+		case !propagates:
+			m.Lacks = append(m.Lacks, Lack{Need: need, At: need.Path, Flat: has})
+		default:
+			for _, s := range failing {
+				m.Lacks = append(m.Lacks, Lack{Need: need, At: s.path, Overridden: s.path != need.Path})
+			}
+		}
+	}
+	slices.SortStableFunc(m.Lacks, func(a, b Lack) int {
+		return cmp.Or(strings.Compare(a.At, b.At), strings.Compare(a.Privilege, b.Privilege))
+	})
+	return m
+}
+
+// paths are those whose permissions have to be known, sorted.
+func (n Needs) paths() []string {
+	set := map[string]bool{}
+	for _, need := range n {
+		set[need.Path] = true
+		for _, s := range need.spots {
+			set[s.path] = true
+			if s.or != "" {
+				set[s.or] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+func compareNeeds(a, b Need) int {
+	return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Privilege, b.Privilege))
+}
+
+// readsAtOnce bounds how many paths are asked about at a time.
+const readsAtOnce = 8
+
+// spot is where Proxmox looks for a privilege.
+type spot struct {
+	path  string
+	below bool   // for an object below path that is still to be made: it must propagate
+	or    string // a pool, whose privileges do as well
+}
+
+func (s spot) held(privilege string, granted map[string]cluster.Privileges) bool {
+	if propagates, has := granted[s.path][privilege]; has && (propagates || !s.below) {
+		return true
+	}
+	_, byPool := granted[s.or][privilege]
+	return s.or != "" && byPool
+}

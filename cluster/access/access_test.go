@@ -1,0 +1,327 @@
+package access
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// tree is an access tree as one token sees it: an entry takes the place of those above it.
+type tree map[string]cluster.Privileges
+
+func (tree) TokenID() string { return "recast@pve!roll" }
+
+func (t tree) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
+	for at := path; ; {
+		if held, found := t[at]; found {
+			out := cluster.Privileges{}
+			for p, propagates := range held {
+				if at == path || propagates {
+					out[p] = propagates
+				}
+			}
+			if at == path || len(out) > 0 {
+				return out, nil
+			}
+		}
+		if at == "/" {
+			return cluster.Privileges{}, nil
+		}
+		if at = at[:strings.LastIndex(at, "/")]; at == "" {
+			at = "/"
+		}
+	}
+}
+
+// Standing is that of a token which may not see what its user has.
+func (t tree) Standing(ctx context.Context, paths []string) (map[string]cluster.Standing, error) {
+	out := map[string]cluster.Standing{}
+	for _, path := range paths {
+		held, _ := t.Permissions(ctx, path)
+		out[path] = cluster.Standing{Token: held}
+	}
+	return out, nil
+}
+
+// byPath is what a plan needs, without why.
+func byPath(n Needs) map[string][]string {
+	out := map[string][]string{}
+	for _, need := range n {
+		out[need.Path] = append(out[need.Path], need.Privilege)
+	}
+	return out
+}
+
+func TestNeedsByStrategy(t *testing.T) {
+	t.Parallel()
+	claim := []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
+	reimage := []string{
+		"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.Disk", "VM.Config.Memory", "VM.Config.Options", "VM.PowerMgmt",
+	}
+	recreate := []string{
+		"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType",
+		"VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+	}
+	audit := []string{"Sys.Audit"}
+	space, iso := []string{"Datastore.AllocateSpace", "Datastore.Audit"}, []string{"Datastore.AllocateTemplate", "Datastore.Audit"}
+	use, share := []string{"SDN.Use"}, []string{"Mapping.Use"}
+	for name, tc := range map[string]struct {
+		strategy cluster.Strategy
+		change   func(*cluster.NodePlan)
+		want     map[string][]string
+	}{
+		"in-place": {cluster.InPlace, nil, map[string][]string{"/": audit, "/vms": claim}},
+		"reimage":  {cluster.Reimage, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso}},
+		"rollback": {cluster.Rollback, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space}},
+		"recreate": {cluster.Recreate, nil, map[string][]string{
+			"/": {"Sys.Audit", "Sys.Modify"}, "/vms": recreate, "/storage/fast": space, "/storage/bulk": space, "/storage/isos": iso,
+			"/sdn/zones/localnetwork/vmbr0": use, "/mapping/dir/share": share,
+		}},
+		"put-back, which may have to create": {cluster.PutBack, nil, map[string][]string{
+			"/": {"Sys.Audit", "Sys.Modify"}, "/vms": recreate, "/storage/fast": space, "/storage/bulk": space,
+			"/sdn/zones/localnetwork/vmbr0": use, "/mapping/dir/share": share,
+		}},
+		"HA": {cluster.Reimage, func(n *cluster.NodePlan) { n.Found.VM.HA = true }, map[string][]string{
+			"/": {"Sys.Audit", "Sys.Console"}, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
+		}},
+		"HA, taken out already": {cluster.Reimage, func(n *cluster.NodePlan) { n.Found.VM, n.Found.Ties.HA = nil, &cluster.HAResource{} }, map[string][]string{
+			"/": {"Sys.Audit", "Sys.Console"}, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
+		}},
+		"HA in place": {cluster.InPlace, func(n *cluster.NodePlan) { n.Found.VM.HA = true }, map[string][]string{"/": audit, "/vms": claim}},
+		"a holder's disk, while the VM stays": {cluster.Reimage, withHolder, map[string][]string{
+			"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
+		}},
+		"a holder's disk, for a VM made again": {cluster.Recreate, withHolder, map[string][]string{
+			"/": audit, "/vms": recreate, "/storage/fast": space, "/storage/isos": iso, "/storage/held": {"Datastore.Audit"},
+		}},
+		"single settings": {cluster.Recreate, withSettings, map[string][]string{
+			"/": {"Sys.Audit", "Sys.Modify"}, "/vms": recreate, "/storage/fast": space, "/storage/bulk": space, "/storage/isos": iso,
+			"/storage/states": {"Datastore.AllocateSpace"}, "/storage/media": {"Datastore.Audit"}, "/storage/old": {"Datastore.Audit"},
+			"/mapping/cpu/talos": share, "/mapping/hwrng": share, "/mapping/pci/gpu": share,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := cluster.NodePlan{
+				Strategy: tc.strategy, VMID: 9002,
+				Carried: []cluster.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
+				System:  &cluster.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
+				Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
+				Found: cluster.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
+					"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
+				}}},
+			}
+			if tc.change != nil {
+				tc.change(&n)
+			}
+			needs := NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{n}}, false)
+			if diff := cmp.Diff(tc.want, byPath(needs)); diff != "" {
+				t.Error(diff)
+			}
+			for _, need := range needs {
+				if len(need.Why) == 0 {
+					t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
+				}
+			}
+		})
+	}
+}
+
+func withSettings(n *cluster.NodePlan) {
+	n.Found.Ties.Tags = []string{"gold"}
+	n.Found.VM.Config = map[string]string{
+		"cpu": "custom-talos,flags=+aes", "vmstatestorage": "states", "ide0": "cdrom,media=cdrom", "ide2": "old:iso/talos.iso,media=cdrom",
+		"ide3": "media:iso/virtio.iso,media=cdrom", "rng0": "source=/dev/hwrng", "hostpci0": "mapping=gpu,pcie=1", "usb1": "host=spice",
+		"net0": "virtio=AA,bridge=vnet1", "ipconfig0": "ip=dhcp", "sata0": "local:vm-9002-cloudinit,media=cdrom",
+	}
+}
+
+func withHolder(n *cluster.NodePlan) {
+	n.Found.VM.Config = nil
+	n.Carried = []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}}
+}
+
+func TestNeedsOfNoWork(t *testing.T) {
+	t.Parallel()
+	if needs := NeedsOf(cluster.Plan{}, false); len(needs) > 0 {
+		t.Errorf("nothing to do needs %v", needs)
+	}
+}
+
+// TestPropagation is about where in the tree a privilege is granted: VMs are
+// deleted and made anew, and their own entries go with them.
+func TestPropagation(t *testing.T) {
+	t.Parallel()
+	n := cluster.NodePlan{
+		Strategy: cluster.Recreate, Host: "pve1", Wanted: cluster.Wanted{VMID: 9002}, Carried: []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
+		Found: cluster.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
+	}
+	needs := NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{n}}, false)
+	held := func(change func(tree)) tree {
+		all := func(n Needs, path string) cluster.Privileges {
+			out := cluster.Privileges{}
+			for _, p := range byPath(n)[path] {
+				out[p] = true
+			}
+			return out
+		}
+		t := tree{}
+		for _, path := range needs.Paths() {
+			t[path] = all(needs, path)
+		}
+		change(t)
+		return t
+	}
+	own := cluster.Privileges{"VM.Audit": true, "VM.Config.Disk": true}
+	for name, tc := range map[string]struct {
+		change func(tree)
+		want   string
+	}{
+		"all":                          {func(tree) {}, ""},
+		"flat at /vms":                 {func(t tree) { t["/vms"]["VM.Config.CPU"] = false }, "VM.Config.CPU on /vms"},
+		"an entry of the VM's own":     {func(t tree) { t["/vms/9002"] = cluster.Privileges{} }, "VM.Allocate, VM.Audit, VM.Config.CDROM, VM.Config.CPU, VM.Config.Disk, VM.Config.HWType, VM.Config.Memory, VM.Config.Network, VM.Config.Options, VM.PowerMgmt on /vms/9002"},
+		"one of the holder's, enough":  {func(t tree) { t["/vms/200"] = own }, ""},
+		"one of the holder's, too few": {func(t tree) { t["/vms/200"] = cluster.Privileges{"VM.Audit": true} }, "VM.Config.Disk on /vms/200"},
+		"the pool does for its members": {func(t tree) {
+			delete(t["/vms"], "VM.Config.CPU")
+			t["/pool/talos"] = cluster.Privileges{"VM.Config.CPU": true}
+		}, ""},
+		"but not for the claim": {func(t tree) {
+			delete(t["/vms"], "VM.Allocate")
+			t["/pool/talos"] = cluster.Privileges{"VM.Allocate": true}
+		}, "VM.Allocate on /vms"},
+		"flat at the root": {func(t tree) { t["/"]["Sys.Audit"] = false }, "Sys.Audit on /"},
+		"none on a host":   {func(t tree) { t["/nodes/pve1"] = cluster.Privileges{} }, "Sys.Audit on /nodes/pve1"},
+		"a VLAN of the bridge": {func(t tree) {
+			delete(t, "/sdn/zones/localnetwork/vmbr0")
+			t["/sdn/zones/localnetwork/vmbr0/7"] = cluster.Privileges{"SDN.Use": false}
+		}, ""},
+		"not another": {func(t tree) {
+			delete(t, "/sdn/zones/localnetwork/vmbr0")
+			t["/sdn/zones/localnetwork/vmbr0/8"] = cluster.Privileges{"SDN.Use": false}
+		}, "SDN.Use on /sdn/zones/localnetwork/vmbr0"},
+		"trunks need all of them": {func(t tree) { t["/sdn/zones/localnetwork/vmbr1"]["SDN.Use"] = false }, "SDN.Use on /sdn/zones/localnetwork/vmbr1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			missing, err := needs.Missing(t.Context(), held(tc.change))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, missing.String()); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestGrants: an entry takes the place of those above it, so that what is
+// printed for a path is never only what is missing there.
+func TestGrants(t *testing.T) {
+	t.Parallel()
+	needs := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.InPlace)
+	needs.add("/vms", "attach", []spot{{path: "/vms/200"}}, "VM.Config.Disk")
+	for name, tc := range map[string]struct {
+		held tree
+		want []string
+	}{
+		"nothing": {tree{}, []string{
+			"pveum role add RecastCluster", "pveum role modify RecastCluster --append 1 --privs Sys.Audit",
+			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Allocate,VM.Audit,VM.Config.Disk,VM.Config.Memory,VM.Config.Options",
+			"pveum acl modify / --users recast@pve --tokens 'recast@pve!roll' --roles RecastCluster",
+			"pveum acl modify /vms --users recast@pve --tokens 'recast@pve!roll' --roles RecastVMs",
+		}},
+		"one": {tree{"/": {"Sys.Audit": true}, "/vms": {"VM.Allocate": true, "VM.Audit": true, "VM.Config.Disk": true, "VM.Config.Options": true}}, []string{
+			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Allocate,VM.Audit,VM.Config.Disk,VM.Config.Memory,VM.Config.Options",
+			"pveum acl modify /vms --users recast@pve --tokens 'recast@pve!roll' --roles RecastVMs",
+		}},
+		"an entry below": {tree{"/": {"Sys.Audit": true, "VM.Allocate": true, "VM.Audit": true, "VM.Config.Disk": true, "VM.Config.Memory": true, "VM.Config.Options": true}, "/vms/200": {}}, []string{
+			"pveum role add RecastVMs", "pveum role modify RecastVMs --append 1 --privs VM.Config.Disk",
+			"pveum acl modify /vms/200 --users recast@pve --tokens 'recast@pve!roll' --roles RecastVMs",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			missing, err := needs.Missing(t.Context(), tc.held)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, missing.Grants().Lines(missing.Token)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	err := needs.Check(t.Context(), tree{})
+	if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "pveum acl modify /vms") || !strings.Contains(hints[0], "recast doctor") {
+		t.Errorf("hints %q", hints)
+	}
+}
+
+func TestLinesForRoot(t *testing.T) {
+	t.Parallel()
+	lines := cluster.Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
+	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if diff := cmp.Diff([]string{"pveum user token add root@pam roll --privsep 1"}, cluster.NewToken("root@pam!roll")); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestGrantsSuffice: what is printed for a token with nothing leaves nothing missing.
+func TestGrantsSuffice(t *testing.T) {
+	t.Parallel()
+	for _, s := range cluster.Strategies {
+		needs := NeedsToRoll([]string{"isos", "more"}, []string{"pve1", "pve2"}, s)
+		granted := tree{}
+		for _, g := range needs.Grants() {
+			granted[g.Path] = cluster.Privileges{}
+			for _, p := range g.Privileges {
+				granted[g.Path][p] = true
+			}
+		}
+		if missing, err := needs.Missing(t.Context(), granted); err != nil || len(missing.Lacks) > 0 {
+			t.Errorf("%s: still missing: %s, %v", s, missing, err)
+		}
+		if slices.ContainsFunc(needs, func(n Need) bool {
+			return strings.HasPrefix(n.Privilege, "VM.Monitor") || strings.HasPrefix(n.Privilege, "VM.GuestAgent")
+		}) {
+			t.Errorf("%s needs a privilege that Proxmox VE 8 and 9 call differently", s)
+		}
+	}
+}
+
+// TestPermissionsNote holds docs/notes/permissions.md to what doctor prints.
+func TestPermissionsNote(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../../docs/notes/permissions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := string(b)
+	const token = "recast@pve!roll"
+	for _, s := range cluster.Strategies {
+		lines := NeedsToRoll([]string{"isos"}, nil, s).Grants().Lines(token)
+		block := "## To roll by " + string(s) + "\n\n```sh\n" + strings.Join(lines, "\n") + "\n```\n"
+		if !strings.Contains(note, block) {
+			t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
+		}
+	}
+	if block := "```sh\n" + strings.Join(cluster.NewToken(token), "\n") + "\n```\n"; !strings.Contains(note, block) {
+		t.Errorf("docs/notes/permissions.md does not hold:\n%s", block)
+	}
+	for _, o := range Options([]string{"isos"}, []string{"pve1"}) {
+		for _, n := range o.Needs {
+			if !strings.Contains(note, "`"+n.Privilege+"`") {
+				t.Errorf("docs/notes/permissions.md does not name %s, of %s", n.Privilege, o.Name)
+			}
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package access
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// bridge: with a VLAN tag Proxmox looks one level deeper, with trunks too, at
+// each of them (pve-guest-common, GuestHelpers.pm, check_vnet_access).
+func (n *Needs) bridge(key, bridge, tag, trunks string) {
+	path := "/sdn/zones/localnetwork/" + bridge
+	at := spot{path: path}
+	switch {
+	case trunks != "":
+		at.below = true
+	case tag != "":
+		at.path += "/" + tag
+	}
+	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
+}
+
+func (n *Needs) Claim() {
+	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
+}
+
+// Common is what every roll takes. The privileges on VMs must be granted above
+// /vms/<id>: an entry at the VM's own path goes with the VM when it is deleted
+// (AccessControl.pm, remove_vm_access).
+func (n *Needs) Common(hosts []string) {
+	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
+	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
+	for _, host := range hosts {
+		if host != "" {
+			n.add("/", "read the state and the tasks of the hosts", []spot{{path: "/nodes/" + host}}, "Sys.Audit")
+		}
+	}
+	n.see()
+}
+
+// config are privileges that creating the VM again takes because of single
+// settings (qemu-server, API2/Qemu.pm): found missing after the delete, they
+// would keep the node down.
+func (n *Needs) config(config map[string]string) {
+	use := func(path, key string) { n.add(path, "write the setting "+key, nil, "Mapping.Use") }
+	for _, key := range slices.Sorted(maps.Keys(config)) {
+		value := config[key]
+		option := func(name string) string { return cluster.Disk{Options: strings.Split(value, ",")}.Option(name) }
+		first, _, _ := strings.Cut(value, ",")
+		switch bus := strings.TrimRight(key, "0123456789"); {
+		case key == "startup":
+			n.add("/", "write the setting startup", nil, "Sys.Modify")
+		case key == "vmstatestorage":
+			n.add("/storage/"+value, "write the setting vmstatestorage", nil, "Datastore.AllocateSpace")
+		case key == "rng0" && strings.Contains(value, "/dev/hwrng"):
+			use("/mapping/hwrng", key)
+		case key == "cpu" && strings.HasPrefix(cmp.Or(option("cputype"), first), "custom-"):
+			// Before qemu-server 9.1 it was Sys.Audit on /nodes ($check_cpu_model_access).
+			use("/mapping/cpu/"+strings.TrimPrefix(cmp.Or(option("cputype"), first), "custom-"), key)
+			n.add("/", "use a custom CPU model", []spot{{path: "/nodes"}}, "Sys.Audit")
+		case bus == "net" && cluster.LocalBridge(option("bridge")):
+			n.bridge(key, option("bridge"), option("tag"), option("trunks"))
+		case bus == "virtiofs":
+			use("/mapping/dir/"+cmp.Or(option("dirid"), first), key)
+		case (bus == "hostpci" || bus == "usb") && option("mapping") != "":
+			use("/mapping/"+map[string]string{"hostpci": "pci", "usb": "usb"}[bus]+"/"+option("mapping"), key)
+		default:
+			n.medium(key, value)
+		}
+	}
+}
+
+// disk is what parking a disk takes, or attaching a holder's again: pve-storage's
+// check_volume_access (PVE/Storage.pm) asks for VM.Config.Disk at its owner.
+func (n *Needs) disk(d cluster.DiskPlan, vm cluster.VMID) {
+	disk, err := cluster.ParseDisk(d.Key, d.Volid)
+	if err != nil || !strings.Contains(d.Volid, ":") {
+		return // no volume of a storage: such a node is refused
+	}
+	path := "/storage/" + disk.Storage()
+	n.add(path, "see the volumes of the nodes", nil, "Datastore.Audit")
+	if disk.Owner != 0 && disk.Owner != vm {
+		holder := []spot{{path: fmt.Sprintf("/vms/%d", disk.Owner)}}
+		n.add("/vms", "attach the holder's disks again", holder, "VM.Config.Disk")
+		n.add("/vms", "see the holder", holder, "VM.Audit")
+		return
+	}
+	n.add(path, "hand disks over and make the blank system disks", nil, "Datastore.AllocateSpace")
+}
+
+func (n *Needs) isos(storages []string) {
+	for _, storage := range storages {
+		n.add("/storage/"+storage, "upload boot ISOs", nil, "Datastore.AllocateTemplate")
+		n.add("/storage/"+storage, "see boot ISOs, and the space for them", nil, "Datastore.Audit")
+	}
+}
+
+// medium is what is in a CD drive (API2/Qemu.pm, $check_storage_access).
+func (n *Needs) medium(key, value string) {
+	if !cluster.IsDiskKey(key) {
+		return
+	}
+	d, err := cluster.ParseDisk(key, value)
+	switch {
+	case err != nil || !d.CDROM || d.CloudInit():
+	case d.Volid == "cdrom":
+		n.add("/", "put the host's CD drive into "+key, nil, "Sys.Console")
+	case strings.Contains(d.Volid, ":"):
+		n.add("/storage/"+d.Storage(), "put the medium of "+key+" back", nil, "Datastore.Audit")
+	}
+}
+
+// Node is what one node takes. disks are those that it is about to lose or get back.
+func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f cluster.Found, disks []cluster.DiskPlan) {
+	if s == cluster.InPlace || s == cluster.Configure {
+		return
+	}
+	vm, id, pool := f.VM, w.VMID, ""
+	if f.Open() {
+		id = f.Parking.Record.VMID
+	}
+	var config map[string]string
+	if vm != nil {
+		id, config = vm.ID, vm.Config
+		if vm.Pool != "" {
+			pool = "/pool/" + vm.Pool
+		}
+	}
+	spots := []spot{{path: "/vms", below: true, or: pool}} // the parking VM
+	if id != 0 {
+		spots = append(spots, spot{path: fmt.Sprintf("/vms/%d", id), or: pool})
+	}
+	n.replacing(s, spots)
+	if s == cluster.Recreate || s == cluster.PutBack {
+		config = maps.Clone(config)
+		if all, err := (cluster.VM{Config: config}).Disks(); err == nil && s == cluster.Recreate {
+			delete(config, cluster.CdKey(config, all)) // it gets the boot ISO
+		}
+		n.config(config)
+		for _, tag := range f.Ties.Tags {
+			n.add("/", "give the new VM its tag "+tag, nil, "Sys.Modify")
+		}
+	}
+	if media, err := (cluster.VM{Config: config}).OtherMedia(); err == nil && s == cluster.Reimage {
+		for key := range media {
+			n.medium(key, config[key])
+		}
+	}
+	if s == cluster.Reimage && f.BlankSetting(w.Build) != nil {
+		n.add("/vms", "tell the blank machine its address", spots, "VM.Config.Network")
+	}
+	for _, d := range disks {
+		n.disk(d, id)
+	}
+	if s == cluster.Recreate || s == cluster.Reimage {
+		n.isos(w.ISOStorages)
+	}
+	if f.Ties.HA != nil || vm != nil && vm.HA {
+		n.add("/", "take VMs out of HA and put them back", nil, "Sys.Console")
+	}
+}
+
+// replacing is what every new system disk takes on the VMs at these spots.
+func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
+	for _, p := range reimagePrivileges {
+		n.add("/vms", p.why, spots, p.privilege)
+	}
+	if s != cluster.Reimage && s != cluster.Rollback {
+		for _, p := range recreatePrivileges {
+			n.add("/vms", p.why, spots, p.privilege)
+		}
+	}
+}
+
+func (n *Needs) see() {
+	n.add("/vms", "see every VM, as any may refer to a disk or be the claim of another run", []spot{{path: "/vms", below: true}}, "VM.Audit")
+}
+
+// NeedsOf derives what a plan's work takes, by each node's strategy; inLease says
+// that the claim of the run is kept in Kubernetes.
+func NeedsOf(p cluster.Plan, inLease bool) Needs {
+	var needs Needs
+	for _, n := range p.Work() {
+		needs.Common([]string{n.Host})
+		if !inLease {
+			needs.Claim()
+		}
+		needs.Node(n.Strategy, n.Wanted, n.Found, n.Disks())
+		if n.IsWayBack {
+			needs.isos(n.Wanted.ISOStorages)
+		}
+		needs.freeing(n.FreesOn())
+	}
+	return needs
+}
+
+// NeedsToClaim is what keeping the claim of a run as a VM takes.
+func NeedsToClaim() Needs {
+	var needs Needs
+	needs.Claim()
+	return needs
+}
+
+// NeedsToRoll is what a roll by the given strategies takes where no VM can be
+// seen yet: a token without privileges is shown empty lists. The storages and
+// bridges of the nodes are not known then, so those are granted above them.
+func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
+	var needs Needs
+	needs.Common(hosts)
+	needs.Claim()
+	fresh := []spot{{path: "/vms", below: true}}
+	disks := []spot{{path: "/storage", below: true}}
+	bridges := []spot{{path: "/sdn/zones/localnetwork", below: true}}
+	for _, s := range strategies {
+		if s == cluster.InPlace {
+			continue
+		}
+		needs.replacing(s, fresh)
+		needs.add("/storage", "hand disks over and make the blank system disks", disks, "Datastore.AllocateSpace")
+		needs.add("/storage", "see the storages and what is on them", disks, "Datastore.Audit")
+		if s != cluster.Reimage {
+			needs.add("/sdn/zones/localnetwork", "connect the new VMs to their bridges", bridges, "SDN.Use")
+		}
+		needs.isos(isoStorages)
+	}
+	return needs
+}
+
+// NeedsToSee is what finding the claim of another run takes, wherever it is: Proxmox
+// leaves out of its list, without an error, what the token may not see.
+func NeedsToSee() Needs {
+	var needs Needs
+	needs.see()
+	return needs
+}
+
+// NeedsToUpgradeKubernetes is what of Proxmox an upgrade of Kubernetes looks at;
+// the claim of the run comes on top, where it is kept as a VM.
+func NeedsToUpgradeKubernetes(host string) Needs {
+	var needs Needs
+	needs.Common([]string{host})
+	return needs
+}
+
+// What the work takes on VMs (qemu-server, API2/Qemu.pm,
+// check_vm_modify_config_perm). The claim and the parking VMs are made and
+// deleted by the runs that need them. Proxmox checks the cloud-init settings for
+// VM.Config.Cloudinit or VM.Config.Network: the latter is needed anyhow.
+var (
+	claimPrivileges   = []string{"VM.Allocate", "VM.Config.Memory", "VM.Config.Options"}
+	reimagePrivileges = []struct{ privilege, why string }{
+		{"VM.Audit", "read the node's VM"},
+		{"VM.Allocate", "make and delete the VM that its disks are parked on"},
+		{"VM.Config.Memory", "make the VM that its disks are parked on"},
+		{"VM.Config.Options", "mark the VM, keep it from starting by itself meanwhile"},
+		{"VM.Config.Disk", "hand disks over, make the blank system disk, set the boot order"},
+		{"VM.Config.CDROM", "insert and eject the boot ISO"},
+		{"VM.PowerMgmt", "stop and start the VM"},
+	}
+	// recreatePrivileges are those of a create with every setting that a token may write.
+	recreatePrivileges = []struct{ privilege, why string }{
+		{"VM.Allocate", "delete the VM and create it again"},
+		{"VM.Config.CPU", "give the new VM its CPUs"},
+		{"VM.Config.Memory", "give the new VM its memory"},
+		{"VM.Config.HWType", "give the new VM its machine type, SMBIOS UUID and devices"},
+		{"VM.Config.Network", "give the new VM its network cards"},
+	}
+)

@@ -1,0 +1,52 @@
+package access
+
+import "slices"
+
+// DownloadURL is the option of having hosts fetch ISOs themselves. Sys.Audit and
+// Sys.Modify on / do as well (pve-storage, API2/Storage/Status.pm).
+const DownloadURL = "download-url"
+
+// Option is something that a roll does without, given what it takes.
+type Option struct {
+	Name    string
+	Without string // what happens where it is not granted
+	Needs   Needs  // without those of a roll
+}
+
+// Options are what else a token may be given.
+func Options(isoStorages, hosts []string) []Option {
+	var download, prune Needs
+	for _, host := range hosts {
+		// Since pve-access-control 8.1.2; a role with an unknown privilege can't be made.
+		download.add("/nodes/"+host, "have the host download boot ISOs itself", nil, "Sys.AccessNetwork")
+	}
+	for _, storage := range isoStorages {
+		// API2/Storage/Content.pm asks for no less to delete an ISO.
+		prune.add("/storage/"+storage, "delete boot ISOs that nothing uses", nil, "Datastore.Allocate")
+	}
+	return []Option{
+		{DownloadURL, "boot ISOs are uploaded from here", download},
+		{"prune", "boot ISOs that nothing uses stay where they are; it also lets the token delete any volume there", prune},
+		{"claim in Proxmox", "the claim of a run is a Lease in Kubernetes, which serves where all nodes are upgraded in place", NeedsToClaim()},
+	}
+}
+
+// With is both.
+func (n Needs) With(others Needs) Needs {
+	out := slices.Clone(n)
+	for _, o := range others {
+		for _, why := range o.Why {
+			out.add(o.Path, why, o.spots, o.Privilege)
+		}
+	}
+	return out
+}
+
+// Of is what is missing of some of the needs.
+func (m Missing) Of(some Needs) Missing {
+	m.Lacks = slices.DeleteFunc(slices.Clone(m.Lacks), func(l Lack) bool {
+		_, found := slices.BinarySearchFunc(some, l.Need, compareNeeds)
+		return !found
+	})
+	return m
+}

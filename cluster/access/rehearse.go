@@ -1,0 +1,70 @@
+package access
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/roll"
+)
+
+// NeedsToRehearse is what the trials of a plan take, by the scratch VMs that are
+// made for them. Most of it a roll by recreate takes as well.
+func NeedsToRehearse(p cluster.Plan) Needs {
+	var needs Needs
+	for _, t := range p.Trials {
+		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
+		needs.scratch(t)
+	}
+	return needs
+}
+
+// scratchPrivileges are those of a create with the settings of a scratch VM, and
+// of what becomes of it.
+var scratchPrivileges = []string{
+	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
+}
+
+func (n *Needs) scratch(t cluster.Trial) {
+	const why = "try boot ISOs out on scratch VMs"
+	at := spot{path: "/vms", below: true}
+	if pool := t.Model.Found.VM.Pool; pool != "" {
+		at.or = "/pool/" + pool
+	}
+	n.add("/vms", why, []spot{at}, scratchPrivileges...)
+	storages, config, err := roll.ScratchTakes(t)
+	for _, storage := range storages {
+		n.add("/storage/"+storage, "make the EFI variables and the cloud-init drive of scratch VMs", nil, "Datastore.AllocateSpace")
+		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")
+	}
+	for _, storage := range t.Model.Wanted.ISOStorages {
+		n.add("/storage/"+storage, "put the boot ISO into scratch VMs", nil, "Datastore.Audit")
+	}
+	if err != nil {
+		return // such a node is refused
+	}
+	for _, key := range []string{"net0", "cpu"} {
+		if v := config[key]; v != "" {
+			n.config(map[string]string{key: v})
+		}
+	}
+}
+
+// agentPrivileges let a token ask guest agents: the last one before Proxmox VE 9,
+// which knows none of the others.
+var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
+
+// MayAskAgents says whether the token may ask the guest agents of VMs that are
+// still to be made; missing is what it lacks, in words.
+func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, err error) {
+	has, err := access.Permissions(ctx, "/vms")
+	if err != nil {
+		return "", err
+	}
+	for _, p := range agentPrivileges {
+		if propagates := has[p]; propagates {
+			return "", nil
+		}
+	}
+	return fmt.Sprintf("%s on /vms (before Proxmox VE 9: %s)", agentPrivileges[0], agentPrivileges[len(agentPrivileges)-1]), nil
+}

@@ -1,0 +1,277 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/access"
+)
+
+// Assessment is what could be done to one node if it were stale.
+type Assessment struct {
+	Node     string                        `json:"node"`
+	Role     string                        `json:"role,omitempty"` // "" where its machine could not be read
+	VMID     cluster.VMID                  `json:"vmid,omitempty"`
+	Host     string                        `json:"host,omitempty"`
+	Strategy cluster.Strategy              `json:"strategy,omitempty"` // the one that a roll would take; "": none is possible, or it is not known
+	Why      string                        `json:"why,omitempty"`
+	Against  map[cluster.Strategy][]string `json:"against,omitempty"` // what forbids each
+	WillLose []string                      `json:"willLose,omitempty"`
+	Notes    []string                      `json:"notes,omitempty"`
+	Refused  []string                      `json:"refused,omitempty"` // why nothing is possible, or not what is asked for
+	// ToRecreate is what has to be lifted until a roll would recreate it; none where it would, or where recast.yaml asks for another way.
+	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
+	System     string             `json:"systemDisk,omitempty"`
+
+	disks []cluster.Disk
+	// Unread says that only Proxmox could be asked: data on the disks may forbid more.
+	Unread bool `json:"unread,omitempty"`
+}
+
+// Storages lists the storages of the node's own disks, sorted.
+func (a Assessment) Storages() []string {
+	var out []string
+	for _, d := range a.disks {
+		if s := d.Storage(); !d.CDROM && s != d.Volid && !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// SystemDisk is the proven system disk.
+func (a Assessment) SystemDisk() (cluster.Disk, bool) {
+	i := slices.IndexFunc(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
+	if i < 0 {
+		return cluster.Disk{}, false
+	}
+	return a.disks[i], true
+}
+
+// etcd adds what it forbids to do to a control plane.
+func (a Assessment) etcd(m cluster.Machine, o cluster.Observation, p cluster.Policy) {
+	onSystem, err := cluster.EtcdOnSystemDisk(m)
+	for _, s := range cluster.Strategies {
+		refused, _ := cluster.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
+		if err != nil && s != cluster.InPlace {
+			refused = []string{err.Error()}
+		}
+		a.Against[s] = append(a.Against[s], refused...)
+	}
+}
+
+// LookAround reads what can be read of the world, for a diagnosis: any source
+// may be nil. A plan must never be made of it.
+func LookAround(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) Survey {
+	s := Survey{Unread: make([]error, len(wanted))}
+	var members []cluster.Member
+	g := errgroup.Group{}
+	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
+	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
+	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
+	_ = g.Wait() // none of them returns an error: each is kept
+	parking, err := cluster.Parkings(s.VMs, src.Cluster)
+	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
+	s.Found = make([]cluster.Found, len(wanted))
+	for i, w := range wanted {
+		s.Found[i], s.Unread[i] = s.match(w, members)
+	}
+	s.Shared = cluster.Shared(s.Found)
+	nodes, vms := cluster.Matching(s.Found, func(f *cluster.Found) bool { return f.Node != nil }), cluster.Matching(s.Found, func(f *cluster.Found) bool { return f.VM != nil })
+	var errLocal error
+	var errTies []error
+	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
+	g.Go(func() error { errLocal = cluster.ReadLocalData(ctx, src.Kube, nodes); return nil })
+	g.Go(func() error { errTies = cluster.ReadTies(ctx, src.Proxmox, vms); return nil })
+	_ = g.Wait() // the same
+	cluster.KnowPods(nodes)
+	why := map[*cluster.Found]error{}
+	for i, f := range vms {
+		why[f] = errTies[i]
+	}
+	for _, f := range nodes {
+		why[f] = errors.Join(why[f], errLocal)
+	}
+	for i := range s.Found {
+		s.Unread[i] = errors.Join(s.Unread[i], why[&s.Found[i]])
+	}
+	return s
+}
+
+// Survey is Observe that goes on where something can't be read: each part comes
+// with its error, and nodes that could not be matched are without a VM.
+type Survey struct {
+	cluster.Observation
+	Proxmox, Kubernetes, Talos error   // why that one could not be read
+	Shared                     []error // two nodes that claim to be one VM
+	Unread                     []error // one per wanted node: why it was not matched, or what of it could not be read; nil: nothing
+}
+
+// Assess says of every node what forbids which strategy. Without a lock the
+// wanted builds are empty, and what depends on them is left out.
+func (s Survey) Assess(wanted []cluster.Wanted, p cluster.Policy) []Assessment {
+	out := make([]Assessment, len(wanted))
+	for i, w := range wanted {
+		out[i] = Assess(w, s.Found[i], s.Observation, p)
+	}
+	return out
+}
+
+// Needs is what a roll of these nodes takes, each by the strategy that it would
+// get: by the one asked for, or recreate, where that is not known.
+func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.Needs {
+	var needs access.Needs
+	for i, w := range wanted {
+		a, f := assessments[i], s.Found[i]
+		strategy := a.Strategy
+		if s.unseen(a) {
+			strategy = w.Strategy // what was found possible is only what the token lets be seen
+		}
+		if !slices.Contains(cluster.Strategies, strategy) {
+			strategy = w.Strategy
+		}
+		if !slices.Contains(cluster.Strategies, strategy) {
+			strategy = cluster.Recreate
+		}
+		if f.VM == nil {
+			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy))
+			continue
+		}
+		var disks []cluster.DiskPlan
+		for _, d := range a.disks {
+			if !d.CDROM && (strategy != cluster.Reimage || d.Key == a.System || a.System == "") {
+				disks = append(disks, cluster.DiskPlan{Key: d.Key, Volid: d.Volid})
+			}
+		}
+		needs.Common([]string{f.VM.Host})
+		if strategy != cluster.InPlace { // a roll of such nodes alone can do with a Lease
+			needs.Claim()
+		}
+		needs.Node(strategy, w, f, disks)
+	}
+	return needs
+}
+
+// match is the survey's: where Kubernetes can't be asked, the number in the
+// configuration has to do.
+func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (cluster.Found, error) {
+	if s.Kubernetes == nil {
+		f, err := cluster.MatchNodes(w, &s.Observation, members)
+		if f.Away {
+			err = errors.Join(f.Errs...)
+		}
+		return f, err
+	}
+	f := cluster.Found{Name: w.Name}
+	if i := slices.IndexFunc(s.VMs, func(vm cluster.VM) bool { return w.VMID != 0 && vm.ID == w.VMID }); i >= 0 {
+		f.VM = &s.VMs[i]
+	}
+	if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
+		f.Addr = cluster.FirstAddr(members[i].Addresses)
+	}
+	if f.VM == nil {
+		return f, fmt.Errorf("node %s: which VM it is can't be told without Kubernetes", w.Name)
+	}
+	return f, nil
+}
+
+func (s *Survey) readMachines(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) {
+	if src.Talos == nil {
+		return
+	}
+	g := errgroup.Group{}
+	g.SetLimit(cluster.MachinesAtOnce)
+	for i := range s.Found {
+		g.Go(func() error { cluster.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
+	}
+	_ = g.Wait() // the same
+}
+
+func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
+	if px == nil {
+		return errNoAccess
+	}
+	var errVMs, errQuorum, errStorages error
+	s.VMs, errVMs = px.VMs(ctx)
+	s.Away, _ = errors.AsType[*cluster.HostsAway](errVMs)
+	s.Quorate, errQuorum = px.Quorate(ctx)
+	s.Storages, errStorages = px.Storages(ctx)
+	return errors.Join(errVMs, errQuorum, errStorages)
+}
+
+// unseen says whether Proxmox does not list a storage of the node's disks: a
+// token is shown none on which it has neither Datastore.Audit nor Datastore.AllocateSpace.
+func (s Survey) unseen(a Assessment) bool {
+	return slices.ContainsFunc(a.Storages(), func(name string) bool {
+		return !slices.ContainsFunc(s.Observation.Storages, func(l cluster.Storage) bool { return l.Name == name })
+	})
+}
+
+func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p cluster.Policy) Assessment {
+	a := Assessment{Node: w.Name}
+	if f.VM == nil {
+		a.Unread = true
+		return a
+	}
+	a.VMID, a.Host = f.VM.ID, f.VM.Host
+	c := cluster.Candidate{Wanted: w, VM: *f.VM, Found: f, Observation: o}
+	c.Disks, c.DisksErr = f.VM.Disks()
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
+	if f.Machine == nil {
+		a.Unread, a.disks, a.Against = true, c.Disks, c.SeenFromProxmox()
+		return a
+	}
+	c.Machine = *f.Machine
+	c.System, c.SystemErr = cluster.ProveSystemDisk(c.VM, c.Machine, w.SystemDisk)
+	n := cluster.NodePlan{Node: w.Name, Role: cluster.Worker, Wanted: w, Found: f}
+	if c.Machine.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	a.Against = map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(c.AgainstRecreate()), cluster.Reimage: cluster.Texts(c.AgainstReimage()), cluster.InPlace: c.AgainstInPlace()}
+	if n.Role == cluster.ControlPlane {
+		a.etcd(c.Machine, o, p)
+	}
+	d := cluster.Decide(w, f, o, c.System, c.SystemErr)
+	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
+		d = cluster.PlanEtcd(&n, o, p, d, c.System, c.SystemErr)
+	}
+	a.Role, a.Strategy, a.Why, a.Refused, a.WillLose, a.Notes = n.Role, d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
+	a.disks, a.System, a.ToRecreate = c.Disks, c.System.Key, d.ToRecreate
+	return a
+}
+
+var errNoAccess = errors.New("there is no access to it")
+
+func readMembers(ctx context.Context, talos cluster.Talos) ([]cluster.Member, error) {
+	if talos == nil {
+		return nil, errNoAccess
+	}
+	return talos.Members(ctx)
+}
+
+func readNodes(ctx context.Context, kube cluster.Kube) ([]cluster.KubeNode, error) {
+	if kube == nil {
+		return nil, errNoAccess
+	}
+	return kube.Nodes(ctx)
+}
+
+// NeedsToRehearse is that of a plan that renews all of these nodes.
+func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h cluster.Rehearsal) access.Needs {
+	var p cluster.Plan
+	for i, w := range wanted {
+		f := s.Found[i]
+		if f.VM == nil || assessments[i].Strategy == cluster.InPlace || w.Strategy == cluster.InPlace {
+			continue
+		}
+		p.Nodes = append(p.Nodes, cluster.NodePlan{Node: w.Name, Strategy: cluster.Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, Wanted: w, Found: f})
+	}
+	p.Trials = p.TrialsOf(h)
+	return access.NeedsToRehearse(p)
+}

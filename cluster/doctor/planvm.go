@@ -1,0 +1,18 @@
+package doctor
+
+import "github.com/recast-sh/recast/cluster"
+
+// NewDisks are those that a roll of all these nodes would make.
+func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []cluster.NewDisk {
+	var out []cluster.NewDisk
+	for i, a := range assessments {
+		disk, known := a.SystemDisk()
+		if !known || a.Strategy == cluster.InPlace {
+			continue
+		}
+		if d := s.NewDisk(wanted[i], a.Host, disk); d != nil {
+			out = append(out, *d)
+		}
+	}
+	return out
+}

@@ -1,0 +1,121 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// A VM's firewall goes with the VM. The parking VM, which never runs, has it
+// meanwhile: whatever Proxmox would not take is known before the node is touched,
+// and whoever undoes the exchange by hand has a file to copy.
+
+// rememberStep is the step that gives the parking VM the firewall.
+const rememberStep = "remember"
+
+// RememberFirewall tells the firewall of a VM that is to be deleted; see Replace.Firewall.
+func RememberFirewall(ctx context.Context, px cluster.Inventory, vm cluster.VM, s cluster.Strategy) (string, error) {
+	if s != cluster.Recreate {
+		return "", nil
+	}
+	f, err := px.Firewall(ctx, vm)
+	return f.Sum(), fault.Prefix("read the firewall of "+vm.String(), err)
+}
+
+// Kept says whether the parking VM has the firewall, and nothing that was
+// sent can change that any more.
+func (r Firewall) Kept(ctx context.Context) (bool, error) {
+	if r.Firewall == "" {
+		return true, nil
+	}
+	park, rec, err := r.Spare.parkingNow(ctx)
+	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentFirewall}) > 0 {
+		return false, err
+	}
+	kept, err := r.Proxmox.Firewall(ctx, park)
+	return kept.Sum() == r.Firewall, fault.Prefix("read the firewall of "+park.String(), err)
+}
+
+// Keep gives the parking VM the firewall of the VM as it is.
+func (r Firewall) Keep(ctx context.Context) error {
+	if kept, err := r.Kept(ctx); err != nil || kept {
+		return err
+	}
+	return r.copy(ctx, rememberStep, r.VM, r.Parking)
+}
+
+// copy gives one VM the firewall of another, if it is still the remembered
+// one. What an earlier attempt sent may still come, and would change what is written now.
+func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
+	if err := r.awaitLate(ctx, id, cluster.SentFirewall); err != nil {
+		return err
+	}
+	f, err := r.Proxmox.Firewall(ctx, from)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the firewall of %s: %w", from, err)
+	case f.Sum() != r.Firewall:
+		return r.other(from)
+	}
+	vm, err := r.Proxmox.VMConfig(ctx, to)
+	if err != nil {
+		return fmt.Errorf("look up VM %d: %w", to, err)
+	}
+	return r.Sending(ctx, cluster.SentFirewall, LateQueue, func(ctx context.Context) error { return r.Proxmox.SetFirewall(ctx, vm, f) })
+}
+
+// requireKept refuses to delete a VM whose firewall nobody else has.
+func (r Firewall) requireKept(ctx context.Context, vm cluster.VM) error {
+	now, err := r.Proxmox.Firewall(ctx, vm)
+	switch {
+	case err != nil:
+		return fmt.Errorf("read the firewall of %s: %w", vm, err)
+	case now.Sum() != r.Firewall:
+		return r.other(vm)
+	}
+	kept, err := r.Kept(ctx)
+	if err == nil && !kept {
+		err = r.other(cluster.VM{ID: r.Parking, Name: "the parking VM", Host: r.VM.Host})
+	}
+	return err
+}
+
+func (r Firewall) other(vm cluster.VM) error {
+	return fault.WithHint(fault.VMChanged.Refusedf("the firewall of %s is not the one that VM %d had when it was remembered: somebody else changed it", vm, r.VM.ID),
+		"set it back (Firewall in Proxmox' interface, or /etc/pve/firewall/%d.fw), then run the same command again", vm.ID)
+}
+
+// steps give the new VM its firewall before it is started: none where there was none.
+func (r Firewall) steps() []step.Step {
+	if r.Firewall == "" {
+		return nil
+	}
+	return []step.Step{{ID: "firewall", Code: fault.ParkedHalf, Title: "give it its firewall", Risk: step.Disruptive, Skip: r.has, Do: r.give}}
+}
+
+func (r Firewall) has(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	rec, err := r.record(ctx)
+	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentFirewall}) > 0 {
+		return "", err
+	}
+	f, err := r.Proxmox.Firewall(ctx, vm)
+	if err != nil || f.Sum() != r.Firewall {
+		return "", fault.Prefix("read the firewall of "+vm.String(), err)
+	}
+	return fmt.Sprintf("%s has its firewall (%s)", vm, f), nil
+}
+
+func (r Firewall) give(ctx context.Context) error {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	return r.copy(ctx, "attach/firewall", park, r.VM.ID)
+}

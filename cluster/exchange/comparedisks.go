@@ -1,0 +1,146 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// compareDisks makes sure that the VM has every drive that it had before and no
+// other, and that nobody else has one of them too: it is started next.
+func (r comparison) compareDisks(ctx context.Context) error {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return fault.DiskMismatch.Refusedf("VM %d is gone", r.VM.ID)
+	}
+	vm.Pods = r.VM.Pods
+	before, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	if err := r.knowPods(ctx, &vm, before); err != nil {
+		return err
+	}
+	have, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	problems := append(r.missing(vm, before, have), added(vm, before, have)...)
+	if len(problems) == 0 && !vm.Running && !r.AloneAtStart {
+		problems, err = SharedDisks(ctx, r.Proxmox, vm, have)
+	}
+	return errors.Join(append(problems, err)...)
+}
+
+// knowPods asks whether drives that a running VM had not before are pods': those come and
+// go. Where nobody can be asked, what was remembered has to do.
+func (r comparison) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
+	have, err := vm.Disks()
+	if err != nil || !vm.Running || r.Pods == nil {
+		return err
+	}
+	if !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
+		return nil
+	}
+	return vm.KnowPods(ctx, r.Pods)
+}
+
+// missing lists the drives that the VM lacks, or has another way.
+func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
+	const again = "set that right, then run the same command again"
+	for _, d := range before {
+		h, there := cluster.FindDrive(have, d.Key)
+		switch {
+		case d.CDROM:
+		case !there:
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
+		case !r.System.isSystem(d.Key) && !cluster.SameOptions(h.Options, d.Options):
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
+		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // its own may have been moved to another storage
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
+		}
+	}
+	return problems
+}
+
+// moved says whether a disk changes its volid on its way.
+func (r comparison) moved(key string) bool {
+	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
+}
+
+// added lists the drives that the VM had not before. The volumes of pods come
+// and go on one that runs already; an unusedN is in no guest.
+func added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
+	for _, h := range have {
+		_, had := cluster.FindDrive(before, h.Key)
+		switch {
+		case h.CDROM || had || h.Detached() || h.CSI() && vm.Running:
+		case h.CSI():
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
+				"wait until it is detached, or detach it: kubectl get volumeattachments says whose it is. Then run the same command again"))
+		default:
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
+				"take it out of VM %d: %s; then run the same command again; nothing of it was touched", vm.ID, takeOut(vm, h)))
+		}
+	}
+	return problems
+}
+
+// SharedDisks lists disks that another VM could write to at the same time: Proxmox
+// lets two VMs run with one volume (pve-qemu switches QEMU's image locking off).
+func SharedDisks(ctx context.Context, px cluster.Inventory, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
+	vms, err := px.VMs(ctx)
+	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away { // of those that can't be read the plan has spoken
+		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
+	}
+	storages, err := px.Storages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
+	}
+	c := cluster.Candidate{VM: vm, Observation: cluster.Observation{VMs: vms, Storages: storages}}
+	asked := map[cluster.VMID]bool{}
+	for _, d := range have {
+		if d.CDROM {
+			continue
+		}
+		if others := c.OtherUsers(d); len(others) > 0 {
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s (%s) is used in more than one place: %s", d.Key, vm, d.Volid, strings.Join(others, ", ")),
+				"take it out there, then run the same command again; here it stays"))
+		}
+		if d.Owner == vm.ID || d.Owner == 0 || asked[d.Owner] {
+			continue
+		}
+		asked[d.Owner] = true
+		holder, err := px.VM(ctx, d.Owner)
+		switch {
+		case errors.Is(err, cluster.ErrNotFound):
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, but VM %d, whose that is, does not exist", d.Key, vm, d.Volid, d.Owner),
+				"see whether storage %s still has it: a VM's volumes are deleted with it", d.Storage()))
+		case err != nil:
+			return problems, fmt.Errorf("look up VM %d: %w", d.Owner, err)
+		case holder.Running:
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s, whose %s is %s of %s, is running", holder, d.Volid, d.Key, vm), "switch VM %d off, then run the same command again", d.Owner))
+		}
+	}
+	return problems, nil
+}
+
+// takeOut is how a person takes a drive out of a VM without losing it: Proxmox frees
+// what is the VM's own when the VM, or the unusedN that it has become, is deleted.
+func takeOut(vm cluster.VM, d cluster.Disk) string {
+	if d.Owner == vm.ID {
+		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)
+	}
+	if vm.Config["protection"] == "1" {
+		return fmt.Sprintf("qm set %d --protection 0 && qm set %[1]d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
+	}
+	return fmt.Sprintf("qm set %d --delete %s leaves %s with its owner", vm.ID, d.Key, d.Volid)
+}

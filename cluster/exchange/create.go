@@ -1,0 +1,134 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// blankDisk is the value that makes Proxmox allocate a disk like d: same
+// storage, format and options, with our serial and WWN.
+func (r NewSystem) blankDisk(d cluster.Disk) string {
+	bytes := max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
+	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
+	blank := cluster.Disk{
+		Volid:   d.Storage() + ":" + strconv.FormatFloat(float64(bytes)/(1<<30), 'f', -1, 64),
+		Options: cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial),
+	}
+	return blank.Value()
+}
+
+func (r NewSystem) create(ctx context.Context, config map[string]string) error {
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
+		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
+	}
+	return nil
+}
+
+func (r NewSystem) createVM(ctx context.Context) error {
+	iso, err := r.ISO(ctx)
+	if err != nil {
+		return err
+	}
+	config, err := r.NewConfig(iso)
+	if err != nil {
+		return err
+	}
+	return r.create(ctx, config)
+}
+
+func (r NewSystem) created(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found || vm.MadeBy() != r.Run {
+		return "", err
+	}
+	return fmt.Sprintf("%s was made by this run", vm), nil
+}
+
+func (r NewSystem) isSystem(key string) bool {
+	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool { return d.System && d.Key == key })
+}
+
+// Marked is the VM's own description with the run's mark.
+func (r NewSystem) Marked() (string, error) {
+	text := cluster.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
+	if n := len([]rune(text)); n > cluster.MaxDescription {
+		return "", fault.ParkedHalf.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, cluster.MaxDescription)
+	}
+	return text, nil
+}
+
+// NewConfig is the remembered configuration with a blank system disk and the
+// boot ISO in the CD drive; see oldConfig.
+func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
+	config, err := r.oldConfig()
+	if err != nil {
+		return nil, err
+	}
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, err
+	}
+	system, err := r.systemDisk(disks)
+	if err != nil {
+		return nil, err
+	}
+	config[system.Key] = r.blankDisk(system)
+	cd := cluster.CdKey(r.VM.Config, disks)
+	config[cd] = iso + ",media=cdrom"
+	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
+	if r.Blank != nil {
+		config[r.Blank.Key] = r.Blank.Value
+	}
+	return config, r.Settings.takeOut(config)
+}
+
+// oldConfig is the remembered configuration without disks, which attach gives
+// back, and with the run's mark. Until the node is healthy onboot is off, and the
+// VM protected: the delete of the one before it has no digest, and Proxmox may
+// carry out late what it was sent twice, or got no answer to.
+func (r NewSystem) oldConfig() (map[string]string, error) {
+	if _, err := r.VM.Disks(); err != nil {
+		return nil, err
+	}
+	config := cluster.OldSettings(r.VM)
+	config["onboot"], config["protection"] = "0", "1"
+	description, err := r.Marked()
+	if err != nil {
+		return nil, err
+	}
+	config["description"] = description
+	return config, nil
+}
+
+func (r NewSystem) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
+	i := slices.IndexFunc(disks, func(d cluster.Disk) bool { return r.isSystem(d.Key) })
+	if i < 0 {
+		return cluster.Disk{}, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
+	}
+	return disks[i], nil
+}
+
+// bootOrder puts the system disk first and the CD drive right behind it: a
+// blank disk does not boot, an installed one wins over an ISO that is still in.
+// cd is "" where there is none to be booted from.
+func bootOrder(old, system, cd string) string {
+	order := []string{system}
+	if cd != "" {
+		order = append(order, cd)
+	}
+	for _, key := range cluster.BootDevices(old) {
+		if !slices.Contains(order, key) {
+			order = append(order, key)
+		}
+	}
+	return "order=" + strings.Join(order, ";")
+}

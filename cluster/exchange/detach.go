@@ -1,0 +1,36 @@
+package exchange
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+func DiskNames(disks []cluster.Disk) string {
+	var names []string
+	for _, d := range disks {
+		names = append(names, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
+	}
+	return strings.Join(names, ", ")
+}
+
+// ForeignDisks lists the drives that a VM is not remembered with: those of pods,
+// which are never remembered, and whatever was plugged in since.
+func ForeignDisks(vm cluster.VM, mem cluster.Memory) ([]cluster.Disk, error) {
+	have, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	before, err := mem.Disks()
+	if err != nil {
+		return nil, err
+	}
+	var foreign []cluster.Disk
+	for _, d := range have {
+		if _, had := cluster.FindDrive(before, d.Key); !d.CDROM && (!had || d.CSI()) {
+			foreign = append(foreign, d)
+		}
+	}
+	return foreign, nil
+}

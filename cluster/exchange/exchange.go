@@ -1,0 +1,178 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// ReplaceOptions is what is known of an exchange before anything of it is done.
+type ReplaceOptions struct {
+	Cluster, Node, Run, Build string
+	Strategy                  cluster.Strategy  // Recreate, Reimage or Rollback
+	VM                        cluster.VM        // as read just now
+	System                    string            // key of its system disk, "scsi0"
+	Restore                   *cluster.KeptDisk // Rollback: the kept disk that comes back
+	SystemGiB                 int               // wanted size of the new system disk; 0 or less than before: as before
+	Parking                   *cluster.Parking  // the node's parking VM of an earlier exchange; nil: one is made
+	ParkingIDs                []cluster.VMID    // VMIDs that a new one may take, in order
+	ISO                       func(ctx context.Context) (string, error)
+}
+
+// ResumeReplace gives the exchange that the open record of a parking VM is
+// about. The record is all that it needs.
+func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Context) (string, error)) (*Replace, error) {
+	rec, ok, err := cluster.ReadRecord(park)
+	switch {
+	case err != nil:
+		return nil, err
+	case !ok || !rec.Open:
+		return nil, fault.ParkedHalf.Refusedf("%s has no open record: there is nothing to resume", park)
+	}
+	mem, err := rec.ReadMemory(park)
+	if err != nil {
+		return nil, err
+	}
+	r := Of(px, mem, rec, park.ID)
+	r.ISO = iso
+	return r, nil
+}
+
+func Of(px cluster.Proxmox, mem cluster.Memory, rec cluster.Record, parking cluster.VMID) *Replace {
+	return WiredReplace(&Replace{
+		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
+		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
+		Late: new(Late),
+	})
+}
+
+// Steps is the whole exchange of a VM that is off, as a tree of its own.
+func (r *Replace) Steps() step.Step {
+	itself := func(context.Context) (*Replace, error) { return r, nil }
+	known := Source{Read: itself, Known: itself}
+	recreate := r.Strategy == cluster.Recreate
+	down := branch("take-down", fmt.Sprintf("take VM %d down", r.VM.ID),
+		step.Step{ID: "keep-firewall", Title: "keep its firewall on the parking VM", Do: r.KeptFirewall.Keep},
+		step.Step{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
+		step.OnlyIf(recreate, known.Unprotect()), known.Park(), step.OnlyIf(recreate, known.DeleteVM()))
+	down.Skip = r.Deletion.TakenDown
+	return r.whole(branch("replace", fmt.Sprintf("replace VM %d", r.VM.ID),
+		step.Step{ID: "gate", Title: "see that the exchange was not given up", Do: r.notGivenUp},
+		down, branch("bring-up", fmt.Sprintf("bring VM %d up", r.VM.ID), known.NewSystem(r.Strategy), known.Attach()),
+		branch("finish", "put back what was taken away for the exchange", append(r.Settings.FinishSteps(),
+			step.Step{ID: "keep", Code: fault.ParkedHalf, Title: "keep the old system disk parked", Do: r.Settings.Keep})...),
+	))
+}
+
+// PutBackSteps gives the exchange up: the VM, which is off, gets every disk back
+// and is as before.
+func (r *Replace) PutBackSteps() step.Step {
+	r.Strategy = cluster.PutBack
+	steps := append([]step.Step{
+		{ID: "give-up", Code: fault.ParkedHalf, Title: "note that the exchange is given up", Do: r.GiveUp},
+		{ID: "keep-off", Title: "see that nobody starts it", Risk: step.Disruptive, Do: r.stayOff},
+	}, r.PutBack.Steps()...)
+	return r.whole(branch("put-back", fmt.Sprintf("put the old system disk of VM %d back", r.VM.ID), append(steps,
+		branch("finish", "put back what was taken away for the exchange", append(r.Settings.RestoreSteps(),
+			step.Step{ID: "close", Code: fault.ParkedHalf, Title: "close the record", Do: r.CloseRecord})...))...))
+}
+
+// whole skips an exchange whose record is closed: it is ended.
+func (r *Replace) whole(s step.Step) step.Step {
+	s.Skip = func(ctx context.Context) (string, error) {
+		rec, err := r.record(ctx)
+		if err != nil || rec.Open {
+			return "", err
+		}
+		return fmt.Sprintf("the record of VM %d is closed", r.VM.ID), nil
+	}
+	return r.Lost.explained(s)
+}
+
+func branch(id, title string, steps ...step.Step) step.Step {
+	return step.Step{ID: id, Title: title, Risk: step.Destructive, Steps: step.List(steps...)}
+}
+
+// record reads the record afresh.
+func (r *Replace) record(ctx context.Context) (cluster.Record, error) {
+	_, rec, err := r.Spare.parkingNow(ctx)
+	return rec, err
+}
+
+func (r *Replace) updateRecord(ctx context.Context, change func(*cluster.Record)) error {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	return ChangeRecord(ctx, r.Proxmox, park, r.Run, r.Late.Forgetting(park.ID, change))
+}
+
+func (r *Replace) notGivenUp(ctx context.Context) error {
+	rec, err := r.record(ctx)
+	if err == nil && rec.PutBack {
+		err = fault.ParkedHalf.Refusedf("the exchange of VM %d was given up: its old system disk is to be put back first", r.VM.ID)
+	}
+	return err
+}
+
+func (r *Replace) GiveUp(ctx context.Context) error {
+	if r.Restore != nil {
+		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
+	}
+	return r.updateRecord(ctx, func(rec *cluster.Record) { rec.PutBack = true })
+}
+
+func (r *Replace) CloseRecord(ctx context.Context) error {
+	return r.updateRecord(ctx, (*cluster.Record).Close)
+}
+
+// stayOff sees to it that the VM, if there is one, is off and stays so.
+func (r *Replace) stayOff(ctx context.Context) error {
+	if _, found, err := r.Current(ctx); err != nil || !found {
+		return err
+	}
+	vm, err := r.KeepOff(ctx)
+	if err == nil && vm.Running {
+		err = fault.WithHint(fault.ParkedHalf.Refusedf("%s is running", vm), "shut it down first")
+	}
+	return err
+}
+
+// KeepOff sees to it that nobody starts the VM once it is off.
+func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
+	look := func() (cluster.VM, error) {
+		vm, err := r.Proxmox.VM(ctx, r.VM.ID)
+		switch {
+		case err != nil:
+			return vm, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+		case vm.UUID() != r.VM.UUID():
+			return vm, r.stranger(vm)
+		}
+		return vm, r.requireHost(vm)
+	}
+	vm, err := look()
+	if err != nil {
+		return vm, err
+	}
+	ha, err := r.Proxmox.HAResource(ctx, vm.ID)
+	if err != nil {
+		return vm, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	}
+	if ha != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
+		if err := r.Sending(ctx, cluster.SentRemoveHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
+			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
+		}
+		if vm, err = look(); err != nil {
+			return vm, err
+		}
+	}
+	if vm.Config["onboot"] == "1" {
+		if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{"onboot": "0"}, nil); err != nil {
+			return vm, fmt.Errorf("unset onboot of %s: %w", vm, err)
+		}
+	}
+	return vm, nil
+}

@@ -1,0 +1,169 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+func (r Settings) FinishSteps() []step.Step {
+	return append([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.RestoreSteps()...)
+}
+
+// RestoreSteps are for whatever system disk the VM has now.
+func (r Settings) RestoreSteps() []step.Step {
+	return []step.Step{
+		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.SettingsRestored, Do: r.RestoreSettings},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.HaRestored, Do: r.RestoreHA},
+	}
+}
+
+func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
+	return step.Step{
+		ID: "eject", Title: "eject the boot ISO",
+		Skip: func(ctx context.Context) (string, error) { return ejected(ctx, px, id) },
+		Do:   func(ctx context.Context) error { return eject(ctx, px, id) },
+	}
+}
+
+func ejected(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (string, error) {
+	vm, err := px.VMConfig(ctx, id)
+	if err != nil {
+		return "", fmt.Errorf("look up VM %d: %w", id, err)
+	}
+	disks, err := vm.Disks()
+	if err != nil {
+		return "", err
+	}
+	for _, d := range disks {
+		if _, iso := cluster.BootISO(d); iso {
+			return "", nil
+		}
+	}
+	return "no boot ISO in any drive", nil
+}
+
+func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
+	vm, err := px.VMConfig(ctx, id)
+	if err != nil {
+		return fmt.Errorf("look up VM %d: %w", id, err)
+	}
+	disks, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	set := map[string]string{}
+	for _, d := range disks {
+		if _, iso := cluster.BootISO(d); iso {
+			set[d.Key] = "none,media=cdrom"
+		}
+	}
+	if err := px.SetConfig(ctx, vm, set, nil); err != nil {
+		return fmt.Errorf("eject from %s: %w", vm, err)
+	}
+	return nil
+}
+
+// changes are the settings that are others for the time of the exchange.
+func (r Settings) changes() []string {
+	keys := []string{"onboot", "protection"}
+	if r.Blank != nil {
+		keys = append(keys, r.Blank.Key)
+	}
+	return keys
+}
+
+// toRestore are those,
+// as far as they are not as before; those that the VM had not are to go again.
+func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
+	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
+	if err != nil {
+		return vm, nil, nil, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+	}
+	set = map[string]string{}
+	for _, key := range r.changes() {
+		was, had := r.VM.Config[key]
+		is, has := vm.Config[key]
+		switch {
+		case had && was != is:
+			set[key] = was
+		case !had && has:
+			del = append(del, key)
+		}
+	}
+	media, err := r.mediaToPutBack(ctx, vm)
+	maps.Copy(set, media)
+	return vm, set, del, err
+}
+
+func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
+	_, set, del, err := r.toRestore(ctx)
+	if err != nil || len(set)+len(del) > 0 {
+		return "", err
+	}
+	return strings.Join(r.changes(), " and ") + " are as before", nil
+}
+
+func (r Settings) RestoreSettings(ctx context.Context) error {
+	vm, set, del, err := r.toRestore(ctx)
+	if err != nil {
+		return err
+	}
+	if _, other := set["protection"]; other || slices.Contains(del, "protection") {
+		if err := r.awaitLate(ctx, "finish/restore-settings", SentDelete); err != nil { // it would take a VM that is off by then
+			return err
+		}
+	}
+	return fault.Prefix("restore "+strings.Join(r.changes(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
+}
+
+func (r Settings) HaRestored(ctx context.Context) (string, error) {
+	if r.ha == nil {
+		return "Proxmox HA did not manage it", nil
+	}
+	ha, err := r.Proxmox.HAResource(ctx, r.VM.ID)
+	if err != nil || ha == nil {
+		return "", fault.Prefix(fmt.Sprintf("read what Proxmox HA has of VM %d", r.VM.ID), err)
+	}
+	rec, err := r.record(ctx)
+	if err != nil || r.Late.left(r.Parking, rec.Sent, []string{cluster.SentRemoveHA}) > 0 {
+		return "", err
+	}
+	return "Proxmox HA manages it again", nil
+}
+
+// RestoreHA waits for the VM to run: HA would start one that it finds stopped,
+// wherever it likes.
+func (r Settings) RestoreHA(ctx context.Context) error {
+	err := r.awaitLate(ctx, "finish/restore-ha", cluster.SentRemoveHA) // it would take that back
+	if err == nil {
+		err = r.Sending(ctx, cluster.SentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
+	}
+	return fault.Prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
+}
+
+// Keep closes the record: the old system disk stays parked, as the way back.
+func (r Settings) Keep(ctx context.Context) error {
+	return r.updateRecord(ctx, func(rec *cluster.Record) {
+		if back := rec.Restore; back != nil {
+			rec.Kept = slices.DeleteFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.Key == back.Key })
+		}
+		for _, d := range rec.Disks {
+			if d.System {
+				kept := r.old
+				kept.Key, kept.Left, kept.Nth = d.ParkKey, rec.Left, rec.Nth
+				rec.Kept = append(rec.Kept, kept)
+			}
+		}
+		for i, k := range rec.Kept {
+			rec.Kept[i].Going = k.Going || slices.ContainsFunc(r.Frees, func(f cluster.FreePlan) bool { return f.Key == k.Key && f.Run == k.Run })
+		}
+		rec.Close()
+	})
+}

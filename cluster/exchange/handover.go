@@ -1,0 +1,317 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// begun is the hand-over that was begun last; nil if there was none.
+func (r handOver) begun(a, b cluster.VM) (*cluster.Intent, error) {
+	rec, _, err := cluster.ReadRecord(r.parkingOf(a, b))
+	return rec.Intent, err
+}
+
+func (r handOver) both(ctx context.Context, in cluster.Intent) (from, to cluster.VM, err error) {
+	var errFrom, errTo error
+	from, errFrom = r.Proxmox.VM(ctx, in.From)
+	to, errTo = r.Proxmox.VM(ctx, in.To)
+	err = errors.Join(fault.Prefix(fmt.Sprintf("look up VM %d", in.From), errFrom), fault.Prefix(fmt.Sprintf("look up VM %d", in.To), errTo))
+	if err == nil {
+		err = errors.Join(r.requireHost(from), r.requireHost(to))
+	}
+	return from, to, err
+}
+
+// dropDangling removes a reference to a volume that is there no more: first the
+// drive's key, which leaves an unusedN, then that. Freeing is harmless as long
+// as nothing has that name: where a later volume has got it, it stays. A VM's
+// protection is against just that.
+func (r handOver) dropDangling(ctx context.Context, in cluster.Intent) error {
+	for range 4 {
+		vm, err := r.Proxmox.VM(ctx, in.From)
+		if err != nil {
+			return fmt.Errorf("look up VM %d: %w", in.From, err)
+		}
+		users := cluster.UsersOf(in.Volid, vm)
+		if len(users) == 0 {
+			return nil
+		}
+		have, err := r.Proxmox.HasVolume(ctx, vm.Host, in.Volid)
+		switch {
+		case err != nil:
+			return fmt.Errorf("look for %s: %w", in.Volid, err)
+		case have:
+			return nil
+		case vm.Config["protection"] == "1":
+			err = LiftProtection(ctx, r.Proxmox, vm)
+		default:
+			if err = cluster.RequireQuorum(ctx, r.Proxmox); err == nil {
+				err = r.Proxmox.SetConfig(ctx, vm, nil, users)
+			}
+		}
+		if err != nil {
+			return fault.WithHint(fmt.Errorf("remove the dangling %s from %s: %w", users[0], vm, err),
+				"on some storages (RBD, thick LVM) Proxmox can't let go of a volume that is not there: %s is gone, so remove the line of %s from /etc/pve/qemu-server/%d.conf on %s, then run the same command again",
+				in.Volid, users[0], vm.ID, vm.Host)
+		}
+	}
+	return fmt.Errorf("VM %d names %s still, which is there no more, although it was removed", in.From, in.Volid)
+}
+
+// findUnnamed finishes a hand-over that was cut off in Proxmox: it gives the one
+// volume that has lost its name to the VM that was to get it. found is false
+// where nothing had happened yet.
+func (r handOver) findUnnamed(ctx context.Context, in cluster.Intent, from, to cluster.VM) (found bool, err error) {
+	disk, err := cluster.ParseDisk(in.Key, cluster.JoinOptions(in.Volid, in.Options))
+	if err != nil {
+		return false, err
+	}
+	now, err := r.unnamed(ctx, disk.Storage(), from, to)
+	if err != nil {
+		return false, err
+	}
+	lost := slices.DeleteFunc(now, func(volid string) bool { return volid == in.Volid || slices.Contains(in.Unnamed, volid) })
+	value, named := from.Config[in.Key]
+	if named {
+		there, errParse := cluster.ParseDisk(in.Key, value)
+		have, err := r.Proxmox.OwnedVolumes(ctx, from.Host, disk.Storage(), from.ID)
+		switch {
+		case err != nil:
+			return false, fmt.Errorf("list the volumes of VM %d on %s: %w", from.ID, disk.Storage(), err)
+		case slices.Contains(have, in.Volid) && len(lost) == 0:
+			return false, nil
+		case errParse == nil && len(lost) == 0 && slices.Contains(have, there.Volid) && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
+			return false, nil // somebody had given it away and has given it back: it has a name, another one
+		case slices.Contains(have, in.Volid): // it may be another one: Proxmox gives a name that is free to the next volume
+			lost = append([]string{in.Volid}, lost...)
+		}
+	}
+	if len(lost) == 0 {
+		return false, fault.WithHint(
+			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or is another VM's by now",
+				in.Key, in.From, in.Volid, in.To, disk.Storage()),
+			"find it, or restore it from a backup, and attach it as %s of VM %d; then run the same command again", in.ToKey, in.To)
+	}
+	if len(lost) > 1 {
+		return false, fault.WithHint(
+			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) lost its name on the way to VM %d, and %d volumes could be it: %s",
+				in.Key, in.From, in.Volid, in.To, len(lost), words.OrNone(strings.Join(lost, ", "))),
+			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
+			disk.Storage(), in.ToKey, in.To)
+	}
+	if err := r.requireOff(ctx, to.ID); err != nil {
+		return false, err
+	}
+	if err := r.Proxmox.SetConfig(ctx, to, map[string]string{in.ToKey: cluster.JoinOptions(lost[0], in.Options)}, nil); err != nil {
+		return false, fmt.Errorf("attach %s, which had lost its name, as %s of %s: %w", lost[0], in.ToKey, to, err)
+	}
+	if named {
+		return true, r.dropDangling(ctx, in)
+	}
+	return true, nil
+}
+
+// finish sees a hand-over between two VMs, in either direction, to its
+// end; found is false where Proxmox has done nothing of it.
+func (r handOver) finish(ctx context.Context, in cluster.Intent, from, to cluster.VM) (found bool, err error) {
+	if in.IsOver(from, to) {
+		return true, nil
+	}
+	if from.ID != in.From {
+		from, to = to, from
+	}
+	if _, arrived := to.Config[in.ToKey]; !arrived {
+		return r.findUnnamed(ctx, in, from, to)
+	}
+	return true, r.dropDangling(ctx, in)
+}
+
+// once gives a volume of one VM to the other, and is safe to run again
+// after it was cut off anywhere, or has failed. Proxmox renames the volume, then writes the
+// source's configuration, then the target's (qemu-server, API2/Qemu.pm): a crash
+// of the host, or a loss of quorum, in between leaves a volume that nobody names.
+// So the intent is durable before, with every volume that had no name then: at
+// most one can be new afterwards, and that is the one.
+func (r handOver) once(ctx context.Context, in cluster.Intent) error {
+	from, to, err := r.both(ctx, in)
+	if err != nil {
+		return err
+	}
+	begun, err := r.begun(from, to)
+	if err != nil {
+		return err
+	}
+	if begun != nil {
+		over := begun.IsOver(from, to)
+		found, err := r.finish(ctx, *begun, from, to)
+		if err != nil || found && begun.Same(in) {
+			return err
+		}
+		if !over { // they may be others now
+			if from, to, err = r.both(ctx, in); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.handable(in, from); err != nil {
+		return err
+	}
+	if to.Running {
+		return startedMeanwhile(to)
+	}
+	disk, err := cluster.ParseDisk(in.Key, from.Config[in.Key])
+	if err != nil {
+		return err
+	}
+	in.Volid = disk.Volid
+	if in.Unnamed, err = r.unnamed(ctx, disk.Storage(), from, to); err != nil {
+		return err
+	}
+	if err := ChangeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *cluster.Record) { rec.Intent = &in }); err != nil {
+		return err
+	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	// Writing the intent may have changed the digest.
+	if from, err = r.Proxmox.VM(ctx, in.From); err != nil {
+		return fmt.Errorf("look up VM %d: %w", in.From, err)
+	}
+	if err := r.handable(in, from); err != nil {
+		return err
+	}
+	if err := r.Proxmox.MoveDisk(ctx, from, in.Key, in.To, in.ToKey); err != nil {
+		return fmt.Errorf("hand %s of %s over to VM %d: %w", in.Key, from, in.To, err)
+	}
+	return nil
+}
+
+// handable refuses to hand over what is not as it was planned, or is another
+// VM's: Proxmox would rename that under its real owner's configuration.
+func (r handOver) handable(in cluster.Intent, from cluster.VM) error {
+	value, attached := from.Config[in.Key]
+	if !attached {
+		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
+			"recast status shows where every disk is; nothing was deleted")
+	}
+	disk, err := cluster.ParseDisk(in.Key, value)
+	switch {
+	case err != nil:
+		return err
+	case in.Volid != "" && disk.Volid != in.Volid:
+		return fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
+			"somebody has changed it meanwhile: recast recover NODE gives the replacement up, with the disk as it is now; then roll anew")
+	case disk.Owner != from.ID:
+		return fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
+	case from.Running:
+		return startedMeanwhile(from)
+	}
+	return nil
+}
+
+func (r handOver) parkingOf(a, b cluster.VM) cluster.VM {
+	if a.ID == r.Parking {
+		return a
+	}
+	return b
+}
+
+// requireOff refuses to give a disk to a VM that runs: its guest would get it hot.
+func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
+	vm, err := r.Proxmox.VM(ctx, id)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look up VM %d: %w", id, err)
+	case vm.Running:
+		return startedMeanwhile(vm)
+	}
+	return nil
+}
+
+// settle finishes the hand-over that was begun last if it was cut off: what
+// comes next may go the other way, and takes a name in a configuration for the disk.
+func (r handOver) settle(ctx context.Context) error {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found { // it is deleted only when every disk has arrived
+		return err
+	}
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	begun, err := r.begun(vm, park)
+	if err != nil || begun == nil {
+		return err
+	}
+	_, err = r.finish(ctx, *begun, vm, park)
+	return err
+}
+
+func (r handOver) settleStep() step.Step {
+	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
+}
+
+// unnamed lists the volumes on a storage that carry either VM's number and that neither refers to.
+func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.VM) ([]string, error) {
+	var out []string
+	for _, vm := range []cluster.VM{from, to} {
+		volumes, err := r.Proxmox.OwnedVolumes(ctx, vm.Host, storage, vm.ID)
+		if err != nil {
+			return nil, fmt.Errorf("list the volumes of VM %d on %s: %w", vm.ID, storage, err)
+		}
+		for _, volid := range volumes {
+			if len(cluster.ReferencedBy(volid, []cluster.VM{from, to})) == 0 {
+				out = append(out, volid)
+			}
+		}
+	}
+	return out, nil
+}
+
+// ChangeRecord changes the open record of a run on its parking VM.
+func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run string, change func(*cluster.Record)) error {
+	rec, ok, err := cluster.ReadRecord(park)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return cluster.DescriptionChanged(park, "a node")
+	case !rec.Open || rec.Run != run:
+		return fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
+	}
+	change(&rec)
+	return WriteRecord(ctx, px, park, rec)
+}
+
+func startedMeanwhile(vm cluster.VM) error {
+	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
+}
+
+// WriteRecord writes a record in the place of the one that the parking VM has. Proxmox
+// takes a change for one of what was read where the digest is the same, and that is one
+// of the content alone (PVE/QemuServer.pm, parse_vm_config). So no two records of a VM
+// are the same: else one that was sent by a process which is dead could come when
+// another process has the VM just as it was, and close the record in the middle of its work.
+func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec cluster.Record) error {
+	was, _, err := cluster.ReadRecord(park)
+	if err != nil {
+		return err
+	}
+	rec.Parking, rec.Written = park.ID, was.Written+1
+	description, err := rec.Description()
+	if err != nil {
+		return err
+	}
+	if err := px.SetConfig(ctx, park, map[string]string{"description": description, "protection": "1"}, nil); err != nil {
+		return fmt.Errorf("write the record into %s: %w", park, err)
+	}
+	return nil
+}

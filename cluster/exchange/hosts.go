@@ -1,0 +1,16 @@
+package exchange
+
+import (
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// requireHost refuses to go on with a VM of the exchange that somebody has moved
+// meanwhile: Proxmox HA may, until the VM is out of it.
+func (r *Replace) requireHost(vm cluster.VM) error {
+	if vm.Host == r.VM.Host {
+		return nil
+	}
+	return fault.WithHint(fault.HostAway.Refusedf("%s was on %s when its replacement was begun: disks can be handed over on one host only", vm, r.VM.Host),
+		"run the same command again; if that finds the replacement unfinished, bring the VM back first, on %s: %s. Nothing was destroyed", vm.Host, cluster.MigrateCommand(vm, r.VM.Host))
+}

@@ -1,0 +1,149 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// KeptRef names an old system disk as it was shown to whoever had it freed.
+type KeptRef struct {
+	Cluster, Node string
+	Parking       cluster.VMID
+	Key, Run      string
+	Volid         string // "": its drive is gone, and only its entry in the record is to go
+}
+
+// Find reads the parking VM afresh and the disk's entry in its record; found is
+// false once that is gone.
+func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p cluster.Parking, entry cluster.KeptDisk, found bool, err error) {
+	p.VM, err = px.VM(ctx, k.Parking)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return p, entry, false, nil
+	case err != nil:
+		return p, entry, false, fmt.Errorf("look up parking VM %d: %w", k.Parking, err)
+	}
+	rec, is, err := cluster.ReadRecord(p.VM)
+	switch {
+	case err != nil:
+		return p, entry, false, err
+	case !is || rec.Cluster != k.Cluster || rec.Node != k.Node:
+		return p, entry, false, fault.PruneRefused.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
+	}
+	p.Record = rec
+	i := slices.IndexFunc(rec.Kept, k.is)
+	if i < 0 {
+		return p, entry, false, nil
+	}
+	return p, rec.Kept[i], true, nil
+}
+
+func (k KeptRef) is(entry cluster.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
+
+// Free frees the disk and takes its entry from the record. It looks at
+// everything again right before: the volume must be the one that was shown, the
+// parking VM's own, with the options that recast left it with, in no snapshot, and
+// named by nothing else. Cut off anywhere, it ends the same when it is run again.
+func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context.Context) ([]cluster.Use, error)) error {
+	p, disk, found, err := k.look(ctx, px)
+	if err != nil || !found {
+		return err
+	}
+	if disk.Volid == "" {
+		return k.forget(ctx, px)
+	}
+	now, err := uses(ctx)
+	if err != nil {
+		return err
+	}
+	if by := cluster.NamedBeside(p.VM, disk, now); len(by) > 0 {
+		return fault.WithHint(fault.PruneRefused.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
+			"detach it there; it is a system disk that recast keeps")
+	}
+	if p.VM.Config["protection"] == "1" {
+		// Protection forbids to remove a drive (qemu-server, QemuConfig.pm,
+		// check_protection); writing the record sets it again.
+		if err := LiftProtection(ctx, px, p.VM); err != nil {
+			return err
+		}
+		if p, disk, found, err = k.look(ctx, px); err != nil || !found {
+			return errors.Join(err, k.protect(ctx, px))
+		}
+	}
+	if err := cluster.RequireQuorum(ctx, px); err != nil {
+		return err
+	}
+	if err := px.FreeDisk(ctx, p.VM, k.Key); err != nil {
+		return errors.Join(fmt.Errorf("free %s, %s of %s: %w", disk.Volid, k.Key, p.VM, err), k.protect(ctx, px))
+	}
+	return k.forget(ctx, px)
+}
+
+// look finds the disk and refuses unless everything is as it was shown. Its
+// Volid is "" where the drive is gone.
+func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p cluster.Parking, disk cluster.Disk, found bool, err error) {
+	p, entry, found, err := k.Find(ctx, px)
+	if err != nil || !found {
+		return p, disk, false, err
+	}
+	if against := p.Untouchable(nil); len(against) > 0 {
+		return p, disk, true, fault.PruneRefused.Refusedf("nothing of it is freed: %s", strings.Join(against, "; "))
+	}
+	if _, there := p.VM.Config[k.Key]; !there {
+		return p, disk, true, nil
+	}
+	if disk, err = p.KeptDisk(entry); err != nil {
+		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is not freed: %w", k.Key, p.VM, err)
+	}
+	if disk.Volid != k.Volid {
+		return p, disk, true, fault.PruneRefused.Refusedf("%s of %s is %s now, not %s as shown: it is not freed", k.Key, p.VM, disk.Volid, words.OrNone(k.Volid))
+	}
+	ties, err := px.Ties(ctx, p.VM)
+	if err == nil && len(ties.Snapshots) > 0 {
+		err = fault.PruneRefused.Refusedf("%s has snapshots (%s): nothing of it is freed", p.VM, strings.Join(ties.Snapshots, ", "))
+	}
+	return p, disk, true, err
+}
+
+// forget takes the entry out of the record, and protects the parking VM again.
+func (k KeptRef) forget(ctx context.Context, px cluster.Proxmox) error {
+	p, _, found, err := k.Find(ctx, px)
+	if err != nil || !found {
+		return err
+	}
+	if _, there := p.VM.Config[k.Key]; there || p.Record.Open {
+		return fault.PruneRefused.Refusedf("%s of %s is there again, or its record is open: it stays in the record", k.Key, p.VM)
+	}
+	p.Record.Kept = slices.DeleteFunc(p.Record.Kept, k.is)
+	return WriteRecord(ctx, px, p.VM, p.Record)
+}
+
+// protect sets the protection again that was lifted for a disk which stays.
+func (k KeptRef) protect(ctx context.Context, px cluster.Proxmox) error {
+	vm, err := px.VM(ctx, k.Parking)
+	if err != nil || vm.Config["protection"] == "1" {
+		return err
+	}
+	return fault.Prefix(fmt.Sprintf("protect %s again", vm), px.SetConfig(ctx, vm, map[string]string{"protection": "1"}, nil))
+}
+
+// Stay notes that the disk is not to be freed, and protects the parking VM again.
+func (k KeptRef) Stay(ctx context.Context, px cluster.Proxmox) error {
+	p, _, found, err := k.Find(ctx, px)
+	if err != nil || !found {
+		return err
+	}
+	for i := range p.Record.Kept {
+		if k.is(p.Record.Kept[i]) {
+			p.Record.Kept[i].Going = false
+		}
+	}
+	return WriteRecord(ctx, px, p.VM, p.Record)
+}

@@ -1,0 +1,194 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// lateLab is an exchange with an open record, and what was done to Proxmox.
+func lateLab(t *testing.T, sent cluster.Sent) (*guardedPair, *Replace) {
+	t.Helper()
+	rec := cluster.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
+	description, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	px := &guardedPair{vms: map[cluster.VMID]cluster.VM{9900: {ID: 9900, Host: "pve1", Config: map[string]string{"description": description}}}}
+	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: new(Late)})
+}
+
+// TestSending: what is sent is in the record before, and leaves it with its own answer only.
+func TestSending(t *testing.T) {
+	t.Parallel()
+	lost := fmt.Errorf("504: %w", cluster.ErrLostAnswer)
+	for name, c := range map[string]struct {
+		before cluster.Sent
+		err    error
+		late   bool // the adapter says that it may come yet
+		cancel bool
+		stays  bool
+	}{
+		"done":                           {},
+		"refused":                        {err: errors.New("500 no")},
+		"no answer":                      {err: lost, stays: true},
+		"done, by somebody perhaps":      {late: true, stays: true},
+		"the sender gives up":            {cancel: true, stays: true},
+		"the claim is lost":              {err: fault.As(fault.Claimed, errors.New("it is another run's")), stays: true},
+		"an earlier one has no answer":   {before: cluster.Sent{cluster.SentShutdown: 600}, stays: true},
+		"another request has no answer":  {before: cluster.Sent{SentStart: 600}},
+		"its end was not seen":           {err: context.DeadlineExceeded, stays: true},
+		"an earlier one, and this, lost": {before: cluster.Sent{cluster.SentShutdown: 600}, err: lost, stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			px, r := lateLab(t, c.before)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			err := r.Sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
+				rec, err := r.record(ctx)
+				if err != nil || rec.Sent[cluster.SentShutdown] < 360 {
+					t.Errorf("when it is sent the record has %v, %v", rec.Sent, err)
+				}
+				if c.late {
+					cluster.NoteUnanswered(ctx)
+				}
+				if c.cancel {
+					cancel()
+				}
+				px.done = append(px.done, "send")
+				return c.err
+			})
+			if !errors.Is(err, c.err) {
+				t.Errorf("err = %v, want %v", err, c.err)
+			}
+			rec, err := r.record(t.Context())
+			if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
+				t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
+			}
+			if _, had := c.before[SentStart]; had != (rec.Sent[SentStart] == 600) {
+				t.Errorf("the other request: %v", rec.Sent)
+			}
+			written := 1
+			if c.before[cluster.SentShutdown] > 0 {
+				written = 0
+			}
+			if n := slices.Index(px.done, "send"); n != written {
+				t.Errorf("sent after %d changes: %q", n, px.done)
+			}
+		})
+	}
+}
+
+// TestLateIsWaitedOut: the time is this process's own, from its first look on, and
+// what can't come any more leaves the record with its next change.
+func TestLateIsWaitedOut(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		_, r := lateLab(t, cluster.Sent{SentDelete: 300, SentStart: 100})
+		var said []string
+		r.Say = func(id, text string) { said = append(said, id+": "+text) }
+		began := time.Now()
+		wait := func(which string, want time.Duration) {
+			t.Helper()
+			if err := r.awaitLate(t.Context(), "free-blank", which); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began).Round(2 * time.Second); took != want {
+				t.Errorf("%s is over after %s, want %s", which, took, want)
+			}
+		}
+		wait(cluster.SentAddHA, 0)
+		wait(SentStart, 100*time.Second)
+		wait(SentDelete, 300*time.Second)
+		wait(SentDelete, 300*time.Second)
+		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 sent") {
+			t.Errorf("said %q", said)
+		}
+		if err := r.updateRecord(t.Context(), (*cluster.Record).Close); err != nil {
+			t.Fatal(err)
+		}
+		if rec, err := r.record(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
+			t.Errorf("record %+v, %v", rec, err)
+		}
+	})
+}
+
+// goesLater has one more VM, for a time.
+type goesLater struct {
+	*guardedPair
+	vm   cluster.VM
+	goes time.Time
+}
+
+func (g *goesLater) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	if id == g.vm.ID && time.Now().Before(g.goes) {
+		return g.vm, nil
+	}
+	return g.guardedPair.VMConfig(ctx, id)
+}
+
+// TestDeleteWaitsForTheOneBefore: a second delete would make the number free for
+// another VM, which the first one would take.
+func TestDeleteWaitsForTheOneBefore(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		sent cluster.Sent
+		gone time.Duration // when the VM goes; 0: it stays
+		want time.Duration
+	}{
+		"none was sent":          {nil, 0, 0},
+		"another request":        {cluster.Sent{cluster.SentShutdown: 300}, 0, 0},
+		"it may come":            {cluster.Sent{SentDelete: 300}, 0, 300 * time.Second},
+		"it is carried out late": {cluster.Sent{SentDelete: 300}, 20 * time.Second, 20 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				px, r := lateLab(t, c.sent)
+				began := time.Now()
+				r.Proxmox = &goesLater{px, r.VM, began.Add(c.gone)}
+				if c.gone == 0 {
+					px.vms[101] = r.VM
+				}
+				if err := r.Deletion.awaitDelete(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began).Round(2 * time.Second); took != c.want {
+					t.Errorf("it is over after %s, want %s", took, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestRequestOutlivesItsRecord: neither its end nor the next replacement forgets
+// what may come yet.
+func TestRequestOutlivesItsRecord(t *testing.T) {
+	t.Parallel()
+	px, r := lateLab(t, cluster.Sent{cluster.SentShutdown: 360})
+	if err := r.updateRecord(t.Context(), (*cluster.Record).Close); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := r.record(t.Context())
+	if err != nil || rec.Open || rec.Sent[cluster.SentShutdown] != 360 || !rec.ControlPlane {
+		t.Fatalf("closed: %+v, %v", rec, err)
+	}
+	mem := cluster.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
+	next, err := cluster.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &cluster.Parking{VM: px.vms[9900], Record: rec})
+	if err != nil || next.Sent[cluster.SentShutdown] != 360 {
+		t.Errorf("opened again: %+v, %v", next, err)
+	}
+	told := cluster.Parking{VM: px.vms[9900], Record: rec}.Unanswered()
+	if len(told) != 1 || !strings.Contains(told[0], "so recast waits up to 6m0s before it takes another control plane out") {
+		t.Errorf("told %q", told)
+	}
+}

@@ -1,0 +1,157 @@
+package exchange
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// OpenReplace begins an exchange: it makes the parking VM, or takes the one of
+// an earlier exchange, and writes the open record into it. Nothing else is
+// changed. From there on ResumeReplace finds it, whatever becomes of the caller.
+func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Replace, error) {
+	o.VM.DropCSI()
+	switch {
+	case o.Strategy == cluster.Rollback && o.Restore == nil:
+		return nil, WiredReplace(&Replace{VM: o.VM}).System.NothingKept()
+	case o.VM.Config[o.System] == "":
+		return nil, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s, which is to be its system disk", o.VM, o.System),
+			"it has %s; where the parking VM of an unfinished exchange was deleted, the disk was deleted with it", cluster.DrivesOf(o.VM))
+	}
+	if o.Strategy == cluster.Recreate {
+		if err := cluster.RequireRemakeable(o.VM, ""); err != nil {
+			return nil, err
+		}
+	}
+	system, err := cluster.ParseDisk(o.System, o.VM.Config[o.System])
+	if err != nil {
+		return nil, fmt.Errorf("system disk of %s: %w", o.VM, err)
+	}
+	ha, err := px.HAResource(ctx, o.VM.ID)
+	if err != nil {
+		return nil, fmt.Errorf("read what Proxmox HA has of %s: %w", o.VM, err)
+	}
+	if o.VM.Pool, err = px.Pool(ctx, o.VM.ID); err != nil {
+		return nil, err
+	}
+	fw, err := RememberFirewall(ctx, px, o.VM, o.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	mem := cluster.Memory{
+		Firewall: fw, VM: o.VM, SystemKey: o.System, DiskSerial: DiskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
+		Old: cluster.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
+	}
+	opening := cluster.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
+	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &Numbers{}, func(cluster.VMID) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	r := Of(px, mem, rec, id)
+	r.ISO = o.ISO
+	return r, nil
+}
+
+// OpenParking writes the open record into the parking VM of an earlier
+// replacement, or into a new one, whose number meant is told before it exists.
+func OpenParking(ctx context.Context, px cluster.Proxmox, opening cluster.Record, mem cluster.Memory, earlier *cluster.Parking, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (cluster.VMID, cluster.Record, error) {
+	rec, err := opening.Opened(mem, earlier)
+	switch {
+	case err != nil:
+		return 0, cluster.Record{}, err
+	case earlier == nil:
+		id, err := CreateParking(ctx, px, mem.VM, rec, ids, numbers, meant)
+		return id, rec, err
+	case earlier.VM.Host != mem.VM.Host:
+		return 0, cluster.Record{}, fault.WithHint(fault.ParkedHalf.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
+			"on %s: %s", earlier.VM.Host, cluster.MigrateCommand(earlier.VM, mem.VM.Host))
+	case earlier.Record.Open && earlier.Record.Run != rec.Run:
+		return 0, cluster.Record{}, fault.ParkedHalf.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
+	}
+	return earlier.VM.ID, rec, WriteRecord(ctx, px, earlier.VM, rec)
+}
+
+// CreateParking takes the first free VMID; whoever loses a race for one takes the
+// next. An empty parking VM of the node there is what an earlier request of ours made
+// after nobody waited for it any more: that is the one then.
+func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec cluster.Record, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
+	end, err := numbers.Turn(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { end(err == nil) }()
+	for _, id := range numbers.InOrder(rec.Node, ids) {
+		if numbers.Others(rec.Node, id) {
+			continue
+		}
+		there, err := px.VMConfig(ctx, id)
+		if errors.Is(err, cluster.ErrNotFound) {
+			numbers.Next(rec.Node, id)
+			if err := meant(id); err != nil {
+				return 0, err
+			}
+			err = MakeParking(ctx, px, vm, rec, id)
+			if err == nil || !errors.Is(err, cluster.ErrExists) {
+				return id, err
+			}
+			there, err = px.VMConfig(ctx, id)
+		}
+		if err == nil {
+			there, err = formed(ctx, px, there)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		late, is := LateParking(there, rec.Cluster)
+		switch {
+		case is && late.Node == rec.Node && late.VMID == rec.VMID && there.Host == vm.Host:
+			return id, errors.Join(meant(id), WriteRecord(ctx, px, there, rec))
+		case is:
+			numbers.Met(late.Node, id)
+		}
+	}
+	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
+}
+
+// formed waits until a VM that is being created says what it is to be: for as long as
+// a task of ours about it runs, and a while for those that another token has started.
+// A VM whose creation was killed never says it.
+func formed(ctx context.Context, px cluster.Proxmox, vm cluster.VM) (cluster.VM, error) {
+	within := time.Now().Add(CreationTakes)
+	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second, Timeout: OwnTasksTimeout}, func(ctx context.Context) (bool, string, error) {
+		if !cluster.Forming(vm) || time.Now().After(within) {
+			return true, "", nil
+		}
+		running, err := px.OwnTasksOf(ctx, vm.Host, vm.ID)
+		if err != nil {
+			return false, "", err
+		}
+		if len(running) > 0 {
+			within = time.Now().Add(CreationTakes)
+		}
+		now, err := px.VMConfig(ctx, vm.ID)
+		if err == nil {
+			vm = now
+		}
+		return false, "it is locked (create)", err
+	})
+	return vm, err
+}
+
+// DiskSerial names the blank system disk of one node in one run, within the 20
+// characters that every disk bus of QEMU passes on.
+func DiskSerial(run, node string) string {
+	sum := sha256.Sum256([]byte(run + "/" + node))
+	return "recast-" + hex.EncodeToString(sum[:])[:12]
+}
+
+// OwnTasksTimeout bounds how long work that Proxmox still does for an earlier
+// process of ours is waited for: the largest, an upload's copy, takes minutes.
+const OwnTasksTimeout = 10 * time.Minute

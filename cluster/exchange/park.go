@@ -1,0 +1,266 @@
+package exchange
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+func (r diskMoves) attach(ctx context.Context, d cluster.ParkedDisk) error {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !found || vm.UUID() != r.VM.UUID() || r.Strategy != cluster.PutBack && vm.MadeBy() != r.Run:
+		return fault.ParkedHalf.Refusedf("VM %d is not the one that run %s made or renewed", r.VM.ID, r.Run)
+	case vm.Running:
+		return startedMeanwhile(vm)
+	}
+	_, there := vm.Config[d.Key]
+	switch {
+	case there:
+		err = r.onlyOnce(ctx, d)
+	case d.Holder != 0:
+		return r.attachHeld(ctx, vm, d)
+	default:
+		err = r.handOvers.do(ctx, cluster.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
+	}
+	if err != nil {
+		return err
+	}
+	if vm, found, err = r.Current(ctx); err != nil {
+		return err
+	}
+	disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
+	switch {
+	case !found:
+		return fault.ParkedHalf.Refusedf("VM %d was deleted by somebody else when it had just got its %s back", r.VM.ID, d.Key)
+	case err != nil:
+		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
+	}
+	return r.setOptions(ctx, vm, disk, cluster.SplitOptions(d.Options))
+}
+
+func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d cluster.ParkedDisk) error {
+	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: cluster.JoinOptions(d.Volid, d.Options)}, nil); err != nil {
+		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
+	}
+	return nil
+}
+
+func (r diskMoves) attachStep(d cluster.ParkedDisk) step.Step {
+	return step.Step{
+		ID: d.Key, Kind: "attach-disk", Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
+		Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
+		Do:   func(ctx context.Context) error { return r.attach(ctx, d) },
+	}
+}
+
+func (r diskMoves) attachSteps() []step.Step {
+	steps := append(r.KeptFirewall.steps(), r.handOvers.settleStep())
+	for _, d := range r.Disks {
+		if d.System {
+			continue // it stays parked: the way back
+		}
+		steps = append(steps, r.attachStep(d))
+	}
+	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
+}
+
+func (r diskMoves) attached(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	value, ok := vm.Config[d.Key]
+	if !ok {
+		return "", nil
+	}
+	disk, err := cluster.ParseDisk(d.Key, value)
+	switch {
+	case err != nil:
+		return "", err
+	case disk.Owner != r.owner(d) || d.Holder != 0 && disk.Volid != d.Volid:
+		return "", fault.ParkedHalf.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
+	case !cluster.SameOptions(disk.Options, cluster.SplitOptions(d.Options)):
+		return "", nil
+	}
+	return fmt.Sprintf("%s is %s again", d.Key, disk.Volid), nil
+}
+
+// detach takes a disk that another VM owns out of the configuration. Proxmox
+// drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
+// Handing it over would rename it under its owner's configuration.
+func (r diskMoves) detach(ctx context.Context, d cluster.ParkedDisk) error {
+	vm, found, err := r.Powered(ctx)
+	if err != nil || !found {
+		return err
+	}
+	disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
+	switch {
+	case err != nil:
+		return err
+	case disk.Volid != d.Volid || disk.Owner != d.Holder:
+		return fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
+	case vm.Running: // Proxmox would pull it out of the guest
+		return startedMeanwhile(vm)
+	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.Proxmox.SetConfig(ctx, vm, nil, []string{d.Key}); err != nil {
+		return fmt.Errorf("detach %s from %s: %w", d.Key, vm, err)
+	}
+	return nil
+}
+
+// detached says whether a holder's disk has left the VM's configuration.
+func (r diskMoves) detached(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil {
+		return "", err
+	}
+	return isDetached(d, vm, found), nil
+}
+
+// onParking reads the drive under its parking key; found is false while the key is free.
+func (r diskMoves) onParking(ctx context.Context, d cluster.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
+	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return cluster.VM{}, cluster.Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	disk, found, err = parkedDisk(park, d)
+	return park, disk, found, err
+}
+
+// onlyOnce refuses where both VMs have something under the key of a disk that
+// changes hands: once no hand-over is cut off, one of the two is not that disk.
+func (r diskMoves) onlyOnce(ctx context.Context, d cluster.ParkedDisk) error {
+	if err := r.handOvers.settle(ctx); err != nil {
+		return err
+	}
+	park, parked, there, err := r.onParking(ctx, d)
+	if err != nil || !there {
+		return err
+	}
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found || vm.Config[d.Key] == "" {
+		return err
+	}
+	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
+		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
+}
+
+// owner is whose name the disk's volume carries while the VM has it.
+func (r diskMoves) owner(d cluster.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
+
+func (r diskMoves) park(ctx context.Context, d cluster.ParkedDisk) error {
+	if d.Holder != 0 {
+		return r.detach(ctx, d)
+	}
+	_, _, found, err := r.onParking(ctx, d)
+	if err != nil {
+		return err
+	}
+	switch {
+	case found:
+		err = r.onlyOnce(ctx, d)
+	case d.System && r.Asks != nil:
+		if err := r.Asks(ctx); err != nil {
+			return err
+		}
+		fallthrough
+	default:
+		err = r.handOvers.do(ctx, cluster.Intent{
+			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(cluster.ParkedOptions(d), ","),
+		})
+	}
+	if err != nil {
+		return err
+	}
+	park, disk, found, err := r.onParking(ctx, d)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return fmt.Errorf("%s of VM %d: Proxmox reported it moved, but %s has no %s", d.Key, r.VM.ID, park, d.ParkKey)
+	}
+	return r.setOptions(ctx, park, disk, cluster.ParkedOptions(d))
+}
+
+func (r diskMoves) parkSteps() []step.Step {
+	steps := []step.Step{r.handOvers.settleStep()}
+	for _, d := range r.Disks {
+		steps = append(steps, step.Step{
+			ID: d.Key, Kind: "park-disk", Title: r.parkTitle(d), Risk: step.Disruptive,
+			Skip: func(ctx context.Context) (string, error) { return r.parked(ctx, d) },
+			Do:   func(ctx context.Context) error { return r.park(ctx, d) },
+		})
+	}
+	return steps
+}
+
+func (r diskMoves) parkTitle(d cluster.ParkedDisk) string {
+	switch {
+	case d.Holder != 0:
+		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
+	case r.Parking == 0: // it is made first
+		return fmt.Sprintf("park %s as %s of its parking VM", d.Key, d.ParkKey)
+	}
+	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
+}
+
+func (r diskMoves) parked(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+	if d.Holder != 0 {
+		return r.detached(ctx, d)
+	}
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	return IsParked(park, d)
+}
+
+func (r diskMoves) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk, options []string) error {
+	if cluster.SameOptions(d.Options, options) {
+		return nil
+	}
+	d.Options = options
+	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: d.Value()}, nil); err != nil {
+		return fmt.Errorf("set options of %s of %s: %w", d.Key, vm, err)
+	}
+	return nil
+}
+
+func isDetached(d cluster.ParkedDisk, vm cluster.VM, found bool) string {
+	if _, there := vm.Config[d.Key]; found && there {
+		return ""
+	}
+	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder)
+}
+
+func IsParked(park cluster.VM, d cluster.ParkedDisk) (string, error) {
+	disk, found, err := parkedDisk(park, d)
+	if err != nil || !found || !cluster.SameOptions(disk.Options, cluster.ParkedOptions(d)) {
+		return "", err
+	}
+	return fmt.Sprintf("%s is %s of %s", disk.Volid, d.ParkKey, park), nil
+}
+
+// parkedDisk is the drive under its parking key.
+func parkedDisk(park cluster.VM, d cluster.ParkedDisk) (disk cluster.Disk, found bool, err error) {
+	value, found := park.Config[d.ParkKey]
+	if !found {
+		return cluster.Disk{}, false, nil
+	}
+	disk, err = cluster.ParseDisk(d.ParkKey, value)
+	if err == nil && disk.Owner != park.ID {
+		err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.ParkKey, park, disk.Volid)
+	}
+	return disk, true, err
+}

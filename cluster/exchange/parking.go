@@ -1,0 +1,117 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// CreationTakes is how long a VM without disks is being created at most, where no task
+// of ours tells that it still is.
+const CreationTakes = 30 * time.Second
+
+// Numbers remembers where among the numbers for parking VMs the next one is looked
+// for: those before were taken when this roll looked.
+type Numbers struct {
+	mu   sync.Mutex
+	from cluster.VMID
+	of   map[string]cluster.VMID // nodes: where a parking VM may have come, or may yet come
+	busy chan struct{}           // full while the first parking VM is made
+	made bool                    // it was
+}
+
+// InOrder has the node's own first, and those last that were taken.
+func (f *Numbers) InOrder(node string, ids []cluster.VMID) []cluster.VMID {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := max(0, slices.Index(ids, f.from))
+	ids = slices.Concat(ids[i:], ids[:i])
+	if own, known := f.of[node]; known {
+		ids = slices.Insert(ids, 0, own)
+	}
+	return ids
+}
+
+// Met notes where a parking VM of a node is, or may come.
+func (f *Numbers) Met(node string, id cluster.VMID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.of == nil {
+		f.of = map[string]cluster.VMID{}
+	}
+	f.of[node] = id
+}
+
+// Next notes that a number is about to be taken for a node.
+func (f *Numbers) Next(node string, id cluster.VMID) {
+	f.Met(node, id)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.from = id
+}
+
+// Others says whether a number is that of another node's parking VM.
+func (f *Numbers) Others(node string, id cluster.VMID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for other, its := range f.of {
+		if its == id && other != node {
+			return true
+		}
+	}
+	return false
+}
+
+// Turn waits while the first parking VM of this roll is being made: who makes that comes
+// to know which ones have come late. end is called with whether it was made.
+func (f *Numbers) Turn(ctx context.Context) (end func(made bool), err error) {
+	f.mu.Lock()
+	if f.busy == nil {
+		f.busy = make(chan struct{}, 1)
+	}
+	f.mu.Unlock()
+	select {
+	case f.busy <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.made {
+		<-f.busy
+		return func(bool) {}, nil
+	}
+	return func(made bool) {
+		f.mu.Lock()
+		f.made = made
+		f.mu.Unlock()
+		<-f.busy
+	}, nil
+}
+
+// LateParking is the record of a parking VM of the cluster to which nothing was ever
+// handed over.
+func LateParking(vm cluster.VM, clusterName string) (cluster.Record, bool) {
+	rec, found, err := cluster.ReadRecord(vm)
+	return rec, found && err == nil && rec.Cluster == clusterName && cluster.Parking{VM: vm, Record: rec}.Empty()
+}
+
+func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec cluster.Record, id cluster.VMID) error {
+	rec.Parking = id
+	description, err := rec.Description()
+	if err != nil {
+		return err
+	}
+	config := map[string]string{"name": cluster.ParkingName(rec.Node), "memory": "16", "protection": "1", "onboot": "0", "description": description}
+	if vm.Pool != "" {
+		config["pool"] = vm.Pool
+	}
+	if err := px.CreateVM(ctx, vm.Host, id, config); err != nil {
+		return fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
+	}
+	return nil
+}

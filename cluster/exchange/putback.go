@@ -1,0 +1,153 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Steps gives a VM that is off every disk back, the old system disk too.
+func (r PutBack) Steps() []step.Step {
+	attach := r.KeptFirewall.steps()
+	for _, d := range r.Disks {
+		attach = append(attach, r.moves.attachStep(d))
+	}
+	attach = append(attach, step.Step{ID: "compare-disks", Code: fault.ParkedHalf, Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
+	return []step.Step{
+		r.handOvers.settleStep(),
+		{ID: "park-new", Code: fault.ParkedHalf, Title: "park the new system disk, which this replacement made", Risk: step.Disruptive, Skip: r.Spare.newParked, Do: r.Spare.ParkNew},
+		{ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM as it was", Risk: step.Disruptive, Skip: r.exists, Do: r.createOld},
+		{ID: "protect", Code: fault.ParkedHalf, Title: "protect it until its node runs", Risk: step.Disruptive, Skip: r.isProtected, Do: r.protect},
+		{ID: "attach", Code: fault.ParkedHalf, Title: "give every disk back", Risk: step.Disruptive, Steps: func(context.Context) ([]step.Step, error) { return attach, nil }},
+		{ID: "set-up", Code: fault.ParkedHalf, Title: "restore boot order, drives and description", Skip: r.isAsBefore, Do: r.setAsBefore},
+	}
+}
+
+// StandsStill says whether disks may be moved: the VM is off, or has them all.
+func (r PutBack) StandsStill(ctx context.Context) (string, error) {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case !found:
+		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
+	case vm.UUID() != r.VM.UUID():
+		return "", r.stranger(vm)
+	case !vm.Running && !vm.HA:
+		return vm.String() + " is off", nil
+	}
+	for _, d := range r.Disks {
+		if vm.Config[d.Key] == "" || d.System && r.Spare.IsBlank(vm) {
+			return "", nil
+		}
+	}
+	return vm.String() + " has every disk", nil
+}
+
+func (r PutBack) exists(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	return vm.String() + " is there", nil
+}
+
+func (r PutBack) createOld(ctx context.Context) error {
+	config, err := r.System.oldConfig()
+	if err != nil {
+		return err
+	}
+	return r.System.create(ctx, config)
+}
+
+// isProtected is so for a VM that no delete can meet: one that runs, or is protected.
+func (r PutBack) isProtected(ctx context.Context) (string, error) {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil || !found:
+		return "", err
+	case vm.Config["protection"] == "1":
+		return vm.String() + " is protected", nil
+	case vm.Running:
+		return vm.String() + " runs", nil
+	}
+	return "", nil
+}
+
+// protect has Proxmox refuse a delete of the VM that was meant for it when it
+// owned nothing, and comes late. Its own setting comes back when its node runs.
+func (r PutBack) protect(ctx context.Context) error {
+	return r.System.set(ctx, map[string]string{"protection": "1"})
+}
+
+// asBefore are the settings that a replacement changes on a VM that stays.
+func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, err
+	}
+	want := map[string]string{"boot": r.VM.Config["boot"], "description": r.VM.Config["description"]}
+	if disk := r.VM.Config["bootdisk"]; disk != "" {
+		want["bootdisk"] = disk // Proxmox drops it once there is a boot order (API2/Qemu.pm, update_vm_api)
+	}
+	for _, d := range disks {
+		if d.CDROM && !d.CloudInit() {
+			want[d.Key] = d.Value()
+		}
+	}
+	now, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range now {
+		if _, iso := cluster.BootISO(d); iso && want[d.Key] == "" {
+			want[d.Key] = "none,media=cdrom"
+		}
+	}
+	for key, value := range want {
+		if strings.TrimRight(vm.Config[key], "\n") == strings.TrimRight(value, "\n") {
+			delete(want, key)
+		}
+	}
+	return want, nil
+}
+
+func (r PutBack) isAsBefore(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found {
+		return "", err
+	}
+	want, err := r.asBefore(vm)
+	if err != nil || len(want) > 0 {
+		return "", err
+	}
+	return "its settings are as before", nil
+}
+
+func (r PutBack) setAsBefore(ctx context.Context) error {
+	vm, _, err := r.Current(ctx)
+	if err != nil {
+		return err
+	}
+	want, err := r.asBefore(vm)
+	if err != nil {
+		return err
+	}
+	var del []string
+	for key, value := range want {
+		if value == "" {
+			del = append(del, key)
+			delete(want, key)
+		}
+	}
+	slices.Sort(del)
+	if err := r.Proxmox.SetConfig(ctx, vm, want, del); err != nil {
+		return fmt.Errorf("set up %s as before: %w", vm, err)
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// blanked is the goal of giving a VM that stays a blank system disk.
+func (r NewSystem) blanked(ctx context.Context) (string, error) {
+	vm, disk, there, err := r.SystemNow(r.Current(ctx))
+	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
+}
+
+// GiveBlank puts the boot ISO in first and allocates the disk after it, together
+// with the run's mark: whatever of this a crash cuts off is done again.
+func (r NewSystem) GiveBlank(ctx context.Context) error {
+	iso, err := r.ISO(ctx)
+	if err != nil {
+		return err
+	}
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	system, err := r.systemDisk(disks)
+	if err != nil {
+		return err
+	}
+	cd := cluster.CdKey(r.VM.Config, disks)
+	media := map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}
+	if err := r.Settings.takeOut(media); err != nil {
+		return err
+	}
+	if err := r.set(ctx, media); err != nil {
+		return err
+	}
+	_, now, there, err := r.SystemNow(r.Current(ctx))
+	if err != nil {
+		return err
+	}
+	description, err := r.Marked()
+	if err != nil {
+		return err
+	}
+	// A boot order may only name what is there, or comes with the same request
+	// (qemu-server, API2/Qemu.pm, update_vm_api).
+	set := map[string]string{"description": description, "boot": bootOrder(r.VM.Config["boot"], system.Key, cd)}
+	if r.Strategy == cluster.Recreate { // dropDangling may have lifted it
+		set["protection"] = "1"
+	}
+	if r.Blank != nil {
+		set[r.Blank.Key] = r.Blank.Value
+	}
+	switch {
+	case !there:
+		set[system.Key] = r.blankDisk(system)
+	case now.Option("serial") != r.Serial:
+		return fault.ParkedHalf.Refusedf("%s of VM %d is %s: somebody else put it there after the system disk was parked", system.Key, r.VM.ID, now.Volid)
+	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	return r.set(ctx, set)
+}
+
+// restored is the goal of a rollback's exchange: the kept disk is the system disk again.
+func (r NewSystem) restored(ctx context.Context) (string, error) {
+	if r.Restore == nil {
+		return "", r.NothingKept()
+	}
+	vm, disk, there, err := r.SystemNow(r.Powered(ctx))
+	if err != nil || !there || vm.MadeBy() != r.Run || !cluster.SameOptions(disk.Options, cluster.SplitOptions(r.Restore.Options)) || !vm.BootsFirst(disk.Key) && !vm.Running {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
+}
+
+func (r NewSystem) NothingKept() error {
+	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
+}
+
+// restore gives a VM that stays a kept system disk.
+func (r NewSystem) restore(ctx context.Context) error {
+	if r.Restore == nil {
+		return r.NothingKept()
+	}
+	description, err := r.Marked()
+	if err != nil {
+		return err
+	}
+	if err := r.set(ctx, map[string]string{"description": description, "onboot": "0"}); err != nil {
+		return err
+	}
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return err
+	}
+	system, err := r.systemDisk(disks)
+	if err != nil {
+		return err
+	}
+	back := cluster.ParkedDisk{Key: system.Key, ParkKey: r.Restore.Key, Options: r.Restore.Options, System: true}
+	if err := r.moves.attach(ctx, back); err != nil {
+		return err
+	}
+	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
+}
+
+// SystemNow is what the VM, as it was read, has at the system disk's place; there
+// is false while that is empty.
+func (r NewSystem) SystemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
+	vm, err = now, errRead
+	if err != nil || !found {
+		return vm, cluster.Disk{}, false, err
+	}
+	for _, d := range r.Disks {
+		value, taken := vm.Config[d.Key]
+		if !d.System || !taken {
+			continue
+		}
+		disk, err = cluster.ParseDisk(d.Key, value)
+		if err == nil && disk.Owner != vm.ID {
+			err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.Key, vm, disk.Volid)
+		}
+		return vm, disk, true, err
+	}
+	return vm, cluster.Disk{}, false, nil
+}
+
+func (r NewSystem) set(ctx context.Context, set map[string]string) error {
+	vm, found, err := r.Powered(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !found:
+		return fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
+	case vm.UUID() != r.VM.UUID():
+		return r.stranger(vm)
+	case vm.Running:
+		return startedMeanwhile(vm)
+	}
+	if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
+		return fmt.Errorf("set up %s: %w", vm, err)
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Replace exchanges the system of a stopped VM. Recreate makes a new VM under
+// the same VMID with a blank system disk and every other disk carried over;
+// Reimage and Rollback keep the VM and exchange its system disk, for a blank one
+// or for a kept one. Meanwhile each disk that left the VM has a name in the
+// parking VM's configuration. It needs Proxmox and nothing else.
+type Replace struct {
+	Proxmox   cluster.Proxmox
+	Strategy  cluster.Strategy // Recreate, Reimage or Rollback
+	Run       string
+	Build     string       // build ID, for the mark on the new VM
+	VM        cluster.VM   // as it was before anything was touched
+	Parking   cluster.VMID // the parking VM, with an open record of this run
+	Disks     []cluster.ParkedDisk
+	Restore   *cluster.KeptDisk                         // Rollback: the disk that comes back
+	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
+	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
+	Serial    string                                    // of the blank system disk
+
+	// Firewall tells the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it had none.
+	Firewall string
+
+	// Blank is a setting of the VM that is another one until finish; nil: none.
+	Blank *reach.Setting
+
+	HostArch string // see Ties.HostArch
+
+	ha   *cluster.HAResource // that the VM was; nil: not managed
+	old  cluster.KeptDisk    // what the old system disk is kept as, but for where
+	Made cluster.KeptDisk    // what is known of the system on the new one
+
+	// Asks looks, right before a system disk leaves the VM, whether anything is on
+	// it that nobody has said may be lost; nil: nobody can tell.
+	Asks func(ctx context.Context) error
+
+	// AloneAtStart says that whoever starts the VM sees first that nobody else has its disks.
+	AloneAtStart bool
+
+	// Pods lists the handles of pods' volumes; nil: nobody can be asked.
+	Pods func(ctx context.Context) ([]string, error)
+
+	Frees []cluster.FreePlan // kept disks that are superseded once this one is parked
+
+	Late *Late                 // those that may still come
+	Say  func(id, text string) // what a step waits for; nil: nobody listens
+
+	handOvers    handOver   // one disk from one VM to another
+	moves        diskMoves  // every disk to the parking VM and back
+	System       NewSystem  // the VM with its other system disk
+	Deletion     Deletion   // of the old VM, and what must hold before
+	KeptFirewall Firewall   // its rules, kept on the parking VM
+	comparison   comparison // of the drives with the remembered ones
+	Spare        SpareDisk  // a new system disk that is not used
+	PutBack      PutBack    // the VM as it was
+	Settings     Settings   // those that differ until finish
+	Lost         LostDisks  // where the disks are, for an error
+}
+
+// Copy is a second value of the same exchange: setting its fields leaves r as it is.
+func (r *Replace) Copy() *Replace { return WiredReplace(new(*r)) }
+
+// WiredReplace gives r its parts.
+func WiredReplace(r *Replace) *Replace {
+	r.handOvers = handOver{r}
+	r.moves = diskMoves{r}
+	r.System = NewSystem{r}
+	r.Deletion = Deletion{r}
+	r.KeptFirewall = Firewall{r}
+	r.comparison = comparison{r}
+	r.Spare = SpareDisk{r}
+	r.PutBack = PutBack{r}
+	r.Settings = Settings{r}
+	r.Lost = LostDisks{r}
+	return r
+}
+
+// The parts of an exchange, each over the exchange itself.
+type (
+	handOver   struct{ *Replace }
+	diskMoves  struct{ *Replace }
+	NewSystem  struct{ *Replace }
+	Deletion   struct{ *Replace }
+	Firewall   struct{ *Replace }
+	comparison struct{ *Replace }
+	SpareDisk  struct{ *Replace }
+	PutBack    struct{ *Replace }
+	Settings   struct{ *Replace }
+	LostDisks  struct{ *Replace }
+)
+
+// changedSince lists the settings of the old VM that are no longer as they were
+// remembered, apart from what the exchange itself changes. Nothing that may be
+// secret is in it.
+func (r Deletion) changedSince(vm cluster.VM) []string {
+	ours := append([]string{"boot", "onboot", "protection"}, cluster.NeverCarried...)
+	var changed []string
+	for _, key := range slices.Sorted(maps.Keys(r.VM.Config)) {
+		now, there := vm.Config[key]
+		switch {
+		case slices.Contains(ours, key), cluster.IsDiskKey(key), there && sameSetting(now, r.VM.Config[key]):
+		case !there:
+			changed = append(changed, key+" is gone")
+		default:
+			changed = append(changed, key+" is another one")
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		if _, had := r.VM.Config[key]; !had && !slices.Contains(ours, key) && !cluster.IsDiskKey(key) {
+			changed = append(changed, key+" is new")
+		}
+	}
+	return changed
+}
+
+// Current reads the VM's configuration afresh; found is false once it is deleted.
+func (r *Replace) Current(ctx context.Context) (vm cluster.VM, found bool, err error) {
+	return r.found(r.Proxmox.VMConfig(ctx, r.VM.ID))
+}
+
+// deleteSame deletes the VM if it is still the one that was planned, stopped and empty.
+func (r Deletion) deleteSame(ctx context.Context) error {
+	vm, found, err := r.Powered(ctx)
+	if err != nil || !found {
+		return err
+	}
+	owned, errOwned := ownedDisks(vm)
+	missing, errParked := r.moves.notParked(ctx, vm, found)
+	if err := errors.Join(errOwned, errParked); err != nil {
+		return err
+	}
+	switch {
+	case missing != "":
+		return fault.ParkedHalf.Refusedf("%s is not on parking VM %d: %s is not deleted", missing, r.Parking, vm)
+	case vm.UUID() != r.VM.UUID() || vm.Name != r.VM.Name || vm.Host != r.VM.Host:
+		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
+	case vm.Running:
+		return startedMeanwhile(vm)
+	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses to delete it under any; see Patient
+		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
+	case len(owned) > 0:
+		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
+	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
+		// What they name would be deleted too (qemu-server, QemuServer.pm, destroy_vm).
+		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
+			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
+	}
+	if err := errors.Join(cluster.RequireRemakeable(vm, r.HostArch), cluster.RequireRemakeable(r.VM, r.HostArch)); err != nil {
+		return err
+	}
+	if changed := r.changedSince(vm); len(changed) > 0 {
+		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
+			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll anew")
+	}
+	if err := r.KeptFirewall.requireKept(ctx, vm); err != nil {
+		return err
+	}
+	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
+		return err
+	}
+	if err := r.Proxmox.DeleteVM(ctx, vm); err != nil {
+		return fmt.Errorf("delete %s: %w", vm, err)
+	}
+	return nil
+}
+
+func (r Deletion) deleteVM(ctx context.Context) error {
+	if err := r.awaitDelete(ctx); err != nil {
+		return err
+	}
+	return r.Sending(ctx, SentDelete, LateQueue, r.deleteSame)
+}
+
+// emptied is the goal of parking: what has to leave the VM has left it. For a
+// VM that is to be deleted that is everything but the cloud-init drive.
+func (r diskMoves) emptied(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
+		return reason, err
+	}
+	if missing, err := r.notParked(ctx, vm, found); err != nil || missing != "" {
+		return "", err
+	}
+	if r.Strategy != cluster.Recreate {
+		return "its system disk is parked", nil
+	}
+	owned, err := ownedDisks(vm)
+	switch {
+	case err != nil:
+		return "", err
+	case len(owned) > 0:
+		return "", stillThere(vm, owned, fault.ParkedHalf.Refusedf("every disk of %s is parked, but it has %s, which was not there when it was remembered", vm, volumesOf(owned)))
+	}
+	return fmt.Sprintf("%s owns no disk", vm), nil
+}
+
+func (r *Replace) found(vm cluster.VM, err error) (cluster.VM, bool, error) {
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return cluster.VM{}, false, nil
+	case err != nil:
+		return cluster.VM{}, false, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
+	}
+	return vm, true, nil
+}
+
+func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
+	switch {
+	case !found && r.Strategy != cluster.Recreate:
+		return "", fault.VMChanged.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
+	case !found:
+		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
+	case vm.UUID() != r.VM.UUID():
+		return "", r.stranger(vm)
+	case vm.MadeBy() == r.Run:
+		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
+	}
+	return "", nil
+}
+
+// notParked names the first disk that is not where it is to be kept meanwhile.
+// That a VM has lost a drive is no proof that the parking VM has it.
+func (r diskMoves) notParked(ctx context.Context, vm cluster.VM, found bool) (key string, err error) {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return "", fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	for _, d := range r.Disks {
+		if d.Holder != 0 {
+			if isDetached(d, vm, found) == "" {
+				return d.Key, nil
+			}
+			continue
+		}
+		if reason, err := IsParked(park, d); err != nil || reason == "" {
+			return d.Key, err
+		}
+	}
+	return "", nil
+}
+
+// Powered is current, with whether the VM is on.
+func (r *Replace) Powered(ctx context.Context) (vm cluster.VM, found bool, err error) {
+	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
+}
+
+// replaced is the goal of take-down: the VM as it was is gone. A VM that stays
+// carries the run's mark from then on.
+func (r Deletion) replaced(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil {
+		return "", err
+	}
+	return r.isReplaced(vm, found)
+}
+
+// stranger is the error of a VM that has the number of ours and another UUID.
+func (r *Replace) stranger(vm cluster.VM) error {
+	if cluster.Forming(vm) {
+		return cluster.HalfMade(vm)
+	}
+	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
+}
+
+// TakenDown is the goal of take-down, whichever way the VM goes.
+func (r Deletion) TakenDown(ctx context.Context) (string, error) {
+	if r.Strategy == cluster.Recreate {
+		return r.replaced(ctx)
+	}
+	return r.moves.emptied(ctx)
+}
+
+func (r Deletion) unprotect(ctx context.Context) error {
+	vm, found, err := r.Current(ctx)
+	if err != nil || !found {
+		return err
+	}
+	return LiftProtection(ctx, r.Proxmox, vm)
+}
+
+// unprotected is so for a VM that may be deleted.
+func (r Deletion) unprotected(ctx context.Context) (string, error) {
+	vm, found, err := r.Current(ctx)
+	if err != nil {
+		return "", err
+	}
+	if reason, err := r.isReplaced(vm, found); err != nil || reason != "" {
+		return reason, err
+	}
+	if found && vm.Config["protection"] == "1" {
+		return "", nil
+	}
+	return "it is not protected", nil
+}
+
+// LiftProtection allows drives to leave a VM, and the VM to be deleted. Finish
+// sets a node's own again; the next write of its record, a parking VM's.
+func LiftProtection(ctx context.Context, px cluster.Editor, vm cluster.VM) error {
+	return fault.Prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
+}
+
+// ownedDisks lists what Proxmox would free with the VM, the cloud-init drive aside.
+func ownedDisks(vm cluster.VM) ([]cluster.Disk, error) {
+	disks, err := vm.Disks()
+	return slices.DeleteFunc(disks, func(d cluster.Disk) bool { return d.CloudInit() || d.CDROM && d.Owner != vm.ID }), err
+}
+
+// sameSetting compares two values of a setting; Proxmox ends a description with a line break.
+func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == strings.TrimRight(b, "\n") }
+
+// stillThere is the error of drives that keep a VM from being deleted, with where they can go.
+func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
+	for _, d := range drives {
+		err = fault.WithHint(err, "%s", takeOut(vm, d))
+	}
+	return fault.WithHint(err, "take that out of VM %d, then run the same command again; nothing was deleted", vm.ID)
+}
+
+func volumesOf(drives []cluster.Disk) string {
+	var names []string
+	for _, d := range drives {
+		names = append(names, d.Key+" ("+d.Volid+")")
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,98 @@
+package exchange
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// TestEverySettingIsCarried: a setting that is not in the way is given to the new VM, or is made
+// anew there; none turns out to be lost, or not to be writable, when the old VM is gone.
+func TestEverySettingIsCarried(t *testing.T) {
+	t.Parallel()
+	for key, setting := range clustertest.EverySetting {
+		if setting.Fate == clustertest.Never {
+			continue
+		}
+		r := replacement()
+		r.VM.Config[key] = setting.Value
+		config, err := r.System.NewConfig("isos:iso/recast-new.iso")
+		if err != nil {
+			t.Fatal(err)
+		}
+		given, carried := config[key]
+		if carried != (setting.Fate == clustertest.Kept) || carried && given != setting.Value {
+			t.Errorf("%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
+		}
+	}
+}
+
+func TestTheBlankDiskHasEveryOption(t *testing.T) {
+	t.Parallel()
+	const names = "serial=recast-1,wwn=0x37eb0b496c370925"
+	for name, tc := range map[string]struct{ volid, size, want string }{
+		"qcow2":                 {"fast:9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
+		"raw":                   {"fast:9011/vm-9011-disk-0.raw", "10G", "fast:10," + driveOptions + ",format=raw," + names},
+		"vmdk":                  {"fast:9011/vm-9011-disk-0.vmdk", "10G", "fast:10," + driveOptions + ",format=vmdk," + names},
+		"a block storage":       {"thin:vm-9011-disk-0", "10G", "thin:10," + driveOptions + "," + names},
+		"LVM with qcow2":        {"vg:vm-9011-disk-0.qcow2", "10G", "vg:10," + driveOptions + ",format=qcow2," + names},
+		"a linked clone":        {"fast:400/base-400-disk-0.qcow2/9011/vm-9011-disk-0.qcow2", "10G", "fast:10," + driveOptions + ",format=qcow2," + names},
+		"megabytes":             {"thin:vm-9011-disk-0", "10752M", "thin:10.5," + driveOptions + "," + names},
+		"kilobytes":             {"thin:vm-9011-disk-0", "10485764K", "thin:10.000003814697266," + driveOptions + "," + names},
+		"terabytes":             {"thin:vm-9011-disk-0", "2T", "thin:2048," + driveOptions + "," + names},
+		"bytes":                 {"thin:vm-9011-disk-0", "10737418240", "thin:10," + driveOptions + "," + names},
+		"decimals":              {"thin:vm-9011-disk-0", "1.5G", "thin:1.5," + driveOptions + "," + names},
+		"an odd size, imported": {"thin:vm-9011-disk-0", "10737418241", "thin:10.000000000931323," + driveOptions + "," + names},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, err := cluster.ParseDisk("scsi0", tc.volid+","+driveOptions+",serial=old,wwn=0x5000c50015ea71aa,size="+tc.size)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := WiredReplace(&Replace{Serial: "recast-1"}).System.blankDisk(d)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+			// Proxmox multiplies by 2^20 and rounds up to whole KiB (pve-common, Tools.pm, convert_size).
+			blank, err := cluster.ParseDisk("scsi0", strings.Replace(got, ":", ":x,size=", 1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if gib := (cluster.Disk{Options: []string{"size=" + blank.Option("size") + "G"}}); gib.SizeBytes() < d.SizeBytes() {
+				t.Errorf("%s makes a disk of %d bytes, smaller than %d", got, gib.SizeBytes(), d.SizeBytes())
+			}
+		})
+	}
+}
+
+func TestTheNewBootOrder(t *testing.T) {
+	t.Parallel()
+	for old, want := range map[string]string{
+		"":                               "order=scsi0;ide2",
+		"order=scsi1;scsi0;net0":         "order=scsi0;ide2;scsi1;net0",
+		"cdn":                            "order=scsi0;ide2", // which is Proxmox's default too, and names no device
+		"c":                              "order=scsi0;ide2",
+		"legacy=cdn":                     "order=scsi0;ide2",
+		"legacy=c,order=scsi0;net0":      "order=scsi0;ide2;net0",
+		"order=scsi0;net0,legacy=c":      "order=scsi0;ide2;net0",
+		"order=scsi0;hostpci0;usb1;net9": "order=scsi0;ide2;hostpci0;usb1;net9",
+		" ":                              "order=scsi0;ide2", // of a VM whose disks were all reassigned
+		"order= ":                        "order=scsi0;ide2",
+	} {
+		if got := bootOrder(old, "scsi0", "ide2"); got != want {
+			t.Errorf("%q becomes %q, want %q", old, got, want)
+		}
+	}
+}
+
+// driveOptions is every option that a disk can have (qemu-server,
+// PVE/QemuServer/Drive.pm, $alldrive_fmt), but file, size, serial, wwn and format.
+const driveOptions = "aio=native,backup=0,bps=1048576,bps_max_length=2,bps_rd=1,bps_rd_max_length=2,bps_wr=1,bps_wr_max_length=2,cache=writeback,cyls=1," +
+	"detect_zeroes=0,discard=on,heads=1,iops=10,iops_max=20,iops_max_length=2,iops_rd=5,iops_rd_max=6,iops_rd_max_length=2,iops_wr=5,iops_wr_max=6," +
+	"iops_wr_max_length=2,iothread=1,mbps=1.5,mbps_max=2,mbps_rd=1,mbps_rd_max=2,mbps_wr=1,mbps_wr_max=2,media=disk,model=DISK%201,product=disk one," +
+	"queues=4,replicate=0,rerror=report,ro=0,scsiblock=0,secs=1,shared=1,snapshot=0,ssd=1,trans=lba,vendor=acme,werror=stop"

@@ -1,0 +1,107 @@
+package exchange
+
+import (
+	"context"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Source gives the exchange when a step runs: in a roll it is known only once
+// the VM was remembered. Before something is done the record says again that it is
+// ours; what is to be looked at does not change with it.
+type Source struct {
+	Read  func(ctx context.Context) (*Replace, error)
+	Known func(ctx context.Context) (*Replace, error)
+}
+
+// Unprotect lets Proxmox take drives from the VM, and delete it.
+func (get Source) Unprotect() step.Step {
+	return step.Step{
+		ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.Deletion.unprotected }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Deletion.unprotect }),
+	}
+}
+
+// Park gives every disk that leaves the VM a name on the parking VM.
+func (get Source) Park() step.Step {
+	return step.Step{
+		ID: "park", Code: fault.ParkedHalf, Title: "park its disks on the parking VM", Risk: step.Disruptive,
+		Skip:  get.skip(func(r *Replace) goal { return r.moves.emptied }),
+		Steps: get.steps(func(r *Replace) []step.Step { return r.moves.parkSteps() }),
+	}
+}
+
+func (get Source) DeleteVM() step.Step {
+	return step.Step{
+		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
+		Skip: get.skip(func(r *Replace) goal { return r.Deletion.replaced }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.Deletion.deleteVM }),
+	}
+}
+
+// NewSystem gives the VM its other system disk: that of a new VM, the kept one, or a blank one.
+func (get Source) NewSystem(s cluster.Strategy) step.Step {
+	switch s {
+	case cluster.Recreate:
+		return step.Step{
+			ID: "create-vm", Code: fault.ParkedHalf, Title: "create the VM again with a blank system disk", Risk: step.Disruptive,
+			Skip: get.skip(func(r *Replace) goal { return r.System.created }),
+			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.createVM }),
+		}
+	case cluster.Rollback:
+		return step.Step{
+			ID: "restore-disk", Code: fault.ParkedHalf, Title: "put the kept system disk back", Risk: step.Disruptive,
+			Skip: get.skip(func(r *Replace) goal { return r.System.restored }),
+			Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.restore }),
+		}
+	}
+	return step.Step{
+		ID: "blank-disk", Code: fault.ParkedHalf, Title: "give the VM a blank system disk and the boot ISO", Risk: step.Disruptive,
+		Skip: get.skip(func(r *Replace) goal { return r.System.blanked }),
+		Do:   get.do(func(r *Replace) func(context.Context) error { return r.System.GiveBlank }),
+	}
+}
+
+// Attach gives the persistent disks back.
+func (get Source) Attach() step.Step {
+	return step.Step{
+		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
+		Steps: get.steps(func(r *Replace) []step.Step { return r.moves.attachSteps() }),
+	}
+}
+
+func (get Source) do(f func(*Replace) func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		r, err := get.Read(ctx)
+		if err != nil {
+			return err
+		}
+		return f(r)(ctx)
+	}
+}
+
+func (get Source) skip(f func(*Replace) goal) goal {
+	return func(ctx context.Context) (string, error) {
+		r, err := get.Known(ctx)
+		if err != nil {
+			return "", err
+		}
+		return f(r)(ctx)
+	}
+}
+
+func (get Source) steps(f func(*Replace) []step.Step) func(context.Context) ([]step.Step, error) {
+	return func(ctx context.Context) ([]step.Step, error) {
+		r, err := get.Read(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return f(r), nil
+	}
+}
+
+// goal says why there is nothing to do, or "".
+type goal = func(context.Context) (string, error)

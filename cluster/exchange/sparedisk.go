@@ -1,0 +1,172 @@
+package exchange
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// IsBlank says whether the VM's system disk is the one that this replacement made.
+func (r SpareDisk) IsBlank(vm cluster.VM) bool {
+	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool {
+		disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
+		return d.System && err == nil && disk.Option("serial") == r.Serial && disk.Owner == vm.ID
+	})
+}
+
+// newParked says whether the new system disk has left the VM, and whether the
+// parking VM has it as its record says.
+func (r SpareDisk) newParked(ctx context.Context) (string, error) {
+	vm, _, err := r.Current(ctx)
+	if err != nil || r.IsBlank(vm) {
+		return "", err
+	}
+	park, rec, err := r.parkingNow(ctx)
+	if err != nil {
+		return "", err
+	}
+	disk, there, err := r.spareOn(park, rec)
+	switch {
+	case err != nil:
+		return "", err
+	case !there:
+		return "no disk of this replacement is left on the VM", nil
+	}
+	entry, known := rec.SpareEntry(r.Run, disk.Key)
+	if !known || !cluster.SameOptions(disk.Options, entry.ParkedOptions()) {
+		return "", nil
+	}
+	return fmt.Sprintf("%s is %s of %s", disk.Volid, disk.Key, park), nil
+}
+
+// newToPark reads the VM afresh, and refuses unless what it has as its system
+// disk is what this replacement made, and the old one is on the parking VM.
+func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Disk, err error) {
+	for _, d := range r.Disks {
+		if !d.System {
+			continue
+		}
+		_, _, found, err := r.moves.onParking(ctx, d)
+		switch {
+		case err != nil:
+			return vm, disk, err
+		case !found:
+			return vm, disk, fault.Refusedf("the old system disk is not on parking VM %d: the new one stays on VM %d", r.Parking, r.VM.ID)
+		}
+		vm, found, err = r.Powered(ctx)
+		switch {
+		case err != nil:
+			return vm, disk, err
+		case !found || vm.Running || vm.MadeBy() != r.Run:
+			return vm, disk, fault.Refusedf("VM %d is gone, runs, or is not of run %s", r.VM.ID, r.Run)
+		case !r.IsBlank(vm):
+			return vm, disk, fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it stays there", d.Key, vm, words.OrNone(vm.Config[d.Key]), r.Serial, r.Run)
+		}
+		disk, err = cluster.ParseDisk(d.Key, vm.Config[d.Key])
+		return vm, disk, err
+	}
+	return vm, disk, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
+}
+
+// noteSpare writes down what the new system disk is kept as before it is moved,
+// so that it is never on the parking VM without anybody knowing what it is.
+func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry cluster.KeptDisk, err error) {
+	park, rec, err := r.parkingNow(ctx)
+	if err != nil {
+		return entry, err
+	}
+	key, err := rec.SpareDrive(park, disk.Key, r.Run)
+	if err != nil {
+		return entry, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
+	}
+	entry = r.Made
+	entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = key, r.Run, disk.Key, cluster.OptionString(disk), true
+	return entry, r.updateRecord(ctx, func(rec *cluster.Record) { rec.AddSpare(entry) })
+}
+
+// ParkNew parks the system disk that this replacement has made: it has come to
+// something else than a way back, and only recast prune frees it, or the end of a
+// later roll of the node.
+func (r SpareDisk) ParkNew(ctx context.Context) error {
+	vm, _, err := r.Current(ctx)
+	if err != nil {
+		return err
+	}
+	if !r.IsBlank(vm) {
+		return r.setSpare(ctx)
+	}
+	if r.Asks != nil {
+		if err := r.Asks(ctx); err != nil {
+			return err
+		}
+	}
+	vm, disk, err := r.newToPark(ctx)
+	if err != nil {
+		return err
+	}
+	entry, err := r.noteSpare(ctx, disk)
+	if err != nil {
+		return err
+	}
+	err = r.handOvers.do(ctx, cluster.Intent{
+		From: vm.ID, Key: disk.Key, Volid: disk.Volid, To: r.Parking, ToKey: entry.Key, Options: strings.Join(entry.ParkedOptions(), ","),
+	})
+	if err != nil {
+		return err
+	}
+	return r.setSpare(ctx)
+}
+
+// parkingNow reads the parking VM and its record afresh.
+func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, cluster.Record, error) {
+	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
+	if err != nil {
+		return park, cluster.Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+	}
+	rec, ok, err := cluster.ReadRecord(park)
+	if err == nil && !ok {
+		err = cluster.DescriptionChanged(park, r.VM.Name)
+	}
+	return park, rec, err
+}
+
+// setSpare sees to it that the new system disk, which the parking VM has, is
+// there with its entry and its options.
+func (r SpareDisk) setSpare(ctx context.Context) error {
+	park, rec, err := r.parkingNow(ctx)
+	if err != nil {
+		return err
+	}
+	disk, there, err := r.spareOn(park, rec)
+	if err != nil || !there {
+		return err
+	}
+	entry, known := rec.SpareEntry(r.Run, disk.Key)
+	if !known { // somebody has put it there by hand, as the record says
+		entry = r.Made
+		entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = disk.Key, r.Run, r.old.Slot, cluster.OptionString(disk), true
+		if err := r.updateRecord(ctx, func(rec *cluster.Record) { rec.AddSpare(entry) }); err != nil {
+			return err
+		}
+		if park, _, err = r.parkingNow(ctx); err != nil {
+			return err
+		}
+	}
+	return r.moves.setOptions(ctx, park, disk, entry.ParkedOptions())
+}
+
+// spareOn is the new system disk on the parking VM, told by the key that was kept
+// free for it and by the serial that recast has made up.
+func (r SpareDisk) spareOn(park cluster.VM, rec cluster.Record) (disk cluster.Disk, there bool, err error) {
+	value, there := park.Config[rec.SpareKey]
+	if !there {
+		return disk, false, nil
+	}
+	disk, err = cluster.ParseDisk(rec.SpareKey, value)
+	return disk, err == nil && disk.Option("serial") == r.Serial, err
+}

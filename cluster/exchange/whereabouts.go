@@ -1,0 +1,160 @@
+package exchange
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// elsewhere finds a disk that neither of the two has: by its volid where it is a
+// holder's, by its serial where it has one that nobody else has.
+func (r LostDisks) elsewhere(d cluster.ParkedDisk, vms []cluster.VM) (at, volid string) {
+	serial := (cluster.Disk{Options: cluster.SplitOptions(d.Options)}).Option("serial")
+	var found []string
+	for _, vm := range vms {
+		for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+			disk, err := cluster.ParseDisk(key, vm.Config[key])
+			if err != nil || disk.CDROM || disk.Volid != d.Volid && (serial == "" || d.Holder != 0 || disk.Option("serial") != serial) {
+				continue
+			}
+			volid, found = disk.Volid, append(found, cluster.PlaceOf(vm.ID, key))
+		}
+	}
+	switch {
+	case len(found) == 0 && d.Holder != 0:
+		return fmt.Sprintf("named by no VM: it was of VM %d", d.Holder), d.Volid
+	case len(found) == 0:
+		return "named by no VM under its old name or serial: see whether the storage still has it", d.Volid
+	case len(found) == 1:
+		return "now " + found[0], volid
+	}
+	return "perhaps one of " + strings.Join(found, ", "), d.Volid
+}
+
+// explained is a tree of the exchange whose failures say where the disks are.
+func (r LostDisks) explained(s step.Step) step.Step {
+	return OnFailure(s, func(ctx context.Context, err error) error {
+		if err == nil || !Tellable(ctx, err) {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, LookAround)
+		defer cancel()
+		return r.Located(ctx, err)
+	})
+}
+
+// Located adds to a failure where each disk is, as far as Proxmox tells.
+func (r LostDisks) Located(ctx context.Context, err error) error {
+	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
+	park, errPark := r.Proxmox.VM(ctx, r.Parking)
+	if rec, is, _ := cluster.ReadRecord(park); is && rec.VMID != r.VM.ID {
+		park, errPark = cluster.VM{}, fmt.Errorf("%s is another node's: %w", park, cluster.ErrNotFound)
+	}
+	for _, e := range []error{errVM, errPark} {
+		if e != nil && !errors.Is(e, cluster.ErrNotFound) {
+			return err // no more can be told than that
+		}
+	}
+	var gone []string
+	if errVM != nil {
+		gone = append(gone, fmt.Sprintf("VM %d does not exist", r.VM.ID))
+	}
+	if errPark != nil {
+		gone = append(gone, fmt.Sprintf("parking VM %d does not exist", r.Parking))
+	}
+	if errVM == nil && errPark == nil {
+		if why := cluster.OnOtherHosts(&vm, park, r.VM.Host, nil, r.VM.ID); why != "" {
+			gone = append(gone, why)
+		}
+	}
+	var others []cluster.VM
+	where := map[string][]string{}
+	var order []string
+	for _, d := range r.Disks {
+		at, volid := r.whereabouts(d, vm, park)
+		if at == "" && others == nil {
+			others, _ = r.Proxmox.VMs(ctx) // what can't be read can't help
+		}
+		if at == "" {
+			at, volid = r.elsewhere(d, others)
+		}
+		if !slices.Contains(order, at) {
+			order = append(order, at)
+		}
+		where[at] = append(where[at], d.Key+" ("+volid+")")
+	}
+	for _, at := range order {
+		gone = append(gone, strings.Join(where[at], ", ")+" "+at)
+	}
+	return fault.WithHint(err, "where the disks of VM %d are: %s", r.VM.ID, strings.Join(gone, "; "))
+}
+
+// whereabouts says which of the two VMs of an exchange has a disk; at is "" if neither.
+func (r LostDisks) whereabouts(d cluster.ParkedDisk, vm, park cluster.VM) (at, volid string) {
+	for _, place := range []struct {
+		vm  cluster.VM
+		key string
+		as  string
+	}{{vm, d.Key, "on VM %d"}, {park, d.ParkKey, "parked on VM %d"}} {
+		disk, err := cluster.ParseDisk(place.key, place.vm.Config[place.key])
+		if err != nil || d.System && disk.Option("serial") == r.Serial {
+			continue
+		}
+		return fmt.Sprintf(place.as, place.vm.ID), disk.Volid
+	}
+	return "", d.Volid
+}
+
+var errUndone = errors.New("it was done, but is not so now: somebody else may have changed it at the same time")
+
+// LookAround bounds how long a failure is looked into.
+const LookAround = 30 * time.Second
+
+// OnFailure has every failure in a tree of steps explained. A goal that is unmet
+// right after the work was done is one.
+func OnFailure(s step.Step, explain func(context.Context, error) error) step.Step {
+	done := false
+	if skip := s.Skip; skip != nil {
+		s.Skip = func(ctx context.Context) (string, error) {
+			reason, err := skip(ctx)
+			if err == nil && reason == "" && done && ctx.Err() == nil {
+				err = errUndone
+			}
+			done = false
+			return reason, explain(ctx, err)
+		}
+	}
+	if do := s.Do; do != nil {
+		s.Do = func(ctx context.Context) error {
+			err := do(ctx)
+			done = err == nil
+			return explain(ctx, err)
+		}
+	}
+	if list := s.Steps; list != nil {
+		s.Steps = func(ctx context.Context) ([]step.Step, error) {
+			steps, err := list(ctx)
+			steps, done = slices.Clone(steps), err == nil
+			for i := range steps {
+				steps[i] = OnFailure(steps[i], explain)
+			}
+			return steps, explain(ctx, err)
+		}
+	}
+	return s
+}
+
+// Tellable says whether there is anything to be told about a failure: not after
+// an interruption, nor for a run that may no longer look after the node.
+func Tellable(ctx context.Context, err error) bool {
+	kind := fault.KindOf(err)
+	return ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted
+}

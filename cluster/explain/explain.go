@@ -1,0 +1,286 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Explanation is all that there is to say about one node of a plan.
+type Explanation struct {
+	Cluster string `json:"cluster"`
+	PlanID  string `json:"planId,omitempty"`
+	// Turn is which of the nodes that something is done to it is, counted from 1; 0: nothing is.
+	Turn int `json:"turn,omitempty"`
+	Of   int `json:"of"`
+	// Batch is the one that it goes with; nil: nothing is done to it.
+	Batch      *cluster.Batch   `json:"batch,omitempty"`
+	Plan       cluster.NodePlan `json:"plan"`                 // as recast plan has it
+	Compared   []Comparison     `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
+	Asked      cluster.Strategy `json:"asked"`                // the strategy that the configuration asks for
+	Strategies []StrategyChoice `json:"strategies,omitempty"` // in the order in which auto tries them; none where what was begun decides
+	Disks      []DiskFate       `json:"disks,omitempty"`
+	Steps      []StepOutline    `json:"steps,omitempty"` // what a roll does to it, in this order
+}
+
+// Comparison is one property of a node as it is wanted and as it was found.
+type Comparison struct {
+	What   string `json:"what"`            // for people: "Talos", "extension iscsi-tools"
+	Found  string `json:"found,omitempty"` // "": nothing of the kind, or it can't be told
+	Wanted string `json:"wanted,omitempty"`
+	Same   bool   `json:"same"`
+}
+
+// StrategyChoice is what speaks against bringing the node up to date in one way.
+type StrategyChoice struct {
+	Strategy cluster.Strategy `json:"strategy"`
+	Taken    bool             `json:"taken"`
+	Against  []string         `json:"against,omitempty"` // none: it is possible
+	WillLose []string         `json:"willLose,omitempty"`
+}
+
+// DiskFate is one drive of the node's VM and what a roll does with it.
+type DiskFate struct {
+	cluster.DiskPlan
+	Owner cluster.VMID `json:"owner,omitempty"` // the VM whose number the volume carries; 0: none
+	Fate  Fate         `json:"fate"`
+	Does  string       `json:"does"` // the same for people
+}
+
+// Fate is what becomes of a drive.
+type Fate string
+
+// The fates of drives.
+const (
+	FateStays    Fate = "stays"    // on the VM as it is, untouched
+	FateCarried  Fate = "carried"  // parked meanwhile, and attached again
+	FateDetached Fate = "detached" // stays with its owner, and is attached again
+	FateReplaced Fate = "replaced" // parked and kept; a blank one takes its place
+	FateBack     Fate = "back"     // comes back from the parking VM
+	FatePods     Fate = "pods"     // goes and comes with its pod
+	FateMedium   Fate = "medium"   // a CD drive
+)
+
+// StepOutline is one step of a roll before anything was done.
+type StepOutline struct {
+	Path  string `json:"path"` // below the node's own: "take-down/drain"
+	Title string `json:"title"`
+	Risk  string `json:"risk"` // "safe", "disruptive", "destructive"
+	// Seconds is what it took in earlier rolls, in the median.
+	Seconds int `json:"seconds,omitempty"`
+	// SecondsFrom is how that is known: "3 earlier rolls of it"; "": it is not.
+	SecondsFrom string `json:"secondsFrom,omitempty"`
+	// TimeoutSeconds is how long it waits at most; 0: it does not wait, or has no such bound.
+	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
+}
+
+// Explain says all about one node of a plan that was made of this observation.
+func Explain(ctx context.Context, p cluster.Plan, node string, o cluster.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
+	i := slices.IndexFunc(p.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
+	if i < 0 {
+		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
+	}
+	n := p.Nodes[i]
+	e := Explanation{
+		Cluster: p.Cluster, PlanID: p.ID, Of: len(p.Work()), Plan: n,
+		Compared: compareNode(n, o, past), Asked: n.Wanted.Strategy, Strategies: weigh(n, o, p.AcceptOutage), Disks: fatesOf(n), Steps: outlineOf(ctx, p, n, o, t),
+	}
+	if n.Strategy != "" {
+		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w cluster.NodePlan) bool { return w.Node == node })
+		if b := slices.IndexFunc(p.Batches, func(b cluster.Batch) bool { return slices.Contains(b.Nodes, node) }); b >= 0 {
+			e.Batch = &p.Batches[b]
+		}
+	}
+	return e, nil
+}
+
+// weigh says of each strategy what speaks against it; of a node that is as wanted,
+// what would, were it stale. What was begun is finished as it was begun.
+func weigh(n cluster.NodePlan, o cluster.Observation, acceptOutage bool) []StrategyChoice {
+	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
+		return nil
+	}
+	system, systemErr := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
+	against := doctor.Assess(n.Wanted, n.Found, o, cluster.Policy{AcceptOutage: acceptOutage}).Against
+	var out []StrategyChoice
+	for _, s := range cluster.Strategies {
+		w := n.Wanted
+		w.Strategy = s
+		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: against[s], WillLose: cluster.Decide(w, n.Found, o, system, systemErr).WillLose}
+		if s != cluster.InPlace {
+			choice.Against = append(choice.Against, o.Hidden(*n.Found.VM)...)
+		}
+		out = append(out, choice)
+	}
+	return out
+}
+
+// fatesOf says what becomes of each drive of the VM.
+func fatesOf(n cluster.NodePlan) []DiskFate {
+	vm := n.Found.VM
+	if n.Resume && n.System != nil || vm == nil {
+		return fatesOfRecord(n)
+	}
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil // among the refusals
+	}
+	var out []DiskFate
+	for _, d := range disks {
+		f := DiskFate{DiskPlan: cluster.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
+		f.Fate, f.Does = fateOf(n, d)
+		if n.System != nil && n.System.Key == d.Key {
+			f.NewSize = n.System.NewSize
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func fateOf(n cluster.NodePlan, d cluster.Disk) (Fate, string) {
+	replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage
+	system := n.System != nil && n.System.Key == d.Key
+	switch {
+	case d.CSI():
+		return FatePods, "a pod's: it leaves with the drain, and follows its pod"
+	case d.CloudInit() && n.Strategy == cluster.Recreate:
+		return FateMedium, "Proxmox's own: generated anew with the VM"
+	case d.CDROM && replaces:
+		return FateMedium, "a CD drive; the boot ISO may take it meanwhile"
+	case d.CDROM:
+		return FateMedium, "a CD drive"
+	case system && replaces:
+		return FateReplaced, "parked and kept; a blank disk takes its place"
+	case n.Strategy != cluster.Recreate:
+		return FateStays, "stays where it is, untouched"
+	case d.Owner != 0 && d.Owner != n.VMID:
+		return FateDetached, fmt.Sprintf("VM %d owns it and keeps it; detached, and attached again", d.Owner)
+	}
+	return FateCarried, "carried over: on the parking VM meanwhile, attached again in the same place"
+}
+
+// fatesOfRecord are those of the drives that an unfinished replacement had parked.
+func fatesOfRecord(n cluster.NodePlan) []DiskFate {
+	back := func(d cluster.DiskPlan) DiskFate {
+		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
+	}
+	var out []DiskFate
+	if n.System != nil {
+		f := back(*n.System)
+		if n.Strategy != cluster.PutBack {
+			f.Fate, f.Does = FateReplaced, "parked and kept; a blank disk takes its place"
+		}
+		out = append(out, f)
+	}
+	for _, d := range n.Carried {
+		out = append(out, back(d))
+	}
+	return out
+}
+
+// compareNode puts what is wanted of a node beside what was found.
+func compareNode(n cluster.NodePlan, o cluster.Observation, past cluster.History) []Comparison {
+	m, b := n.Found.Machine, n.Wanted.Build
+	if m == nil {
+		return nil
+	}
+	var out []Comparison
+	add := func(what, found, wanted string) {
+		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
+	}
+	add("Talos", m.TalosVersion, b.TalosVersion)
+	add("build", builtAs(o, *m, b), b.ID)
+	add("schematic", m.Schematic.ID, b.SchematicID)
+	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
+	out = append(out, compareExtensions(b, *m, past)...)
+	if m.Arch != "" {
+		add("architecture", m.Arch, b.Arch)
+	}
+	if m.Platform != "" {
+		add("platform", m.Platform, b.Platform)
+	}
+	if m.SecureBoot != nil {
+		add("Secure Boot", cluster.OnOff(*m.SecureBoot), cluster.OnOff(b.SecureBoot))
+	}
+	if b.Installer != "" && m.InstallImage != "" {
+		add("installer of its configuration", m.InstallImage, b.Installer)
+	}
+	if k := n.Found.Node; k != nil && n.Wanted.Kubernetes != "" {
+		add("Kubernetes", k.KubeletVersion, n.Wanted.Kubernetes)
+	}
+	return out
+}
+
+// builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
+func builtAs(o cluster.Observation, m cluster.Machine, wanted cluster.Build) string {
+	runs := func(b cluster.Build) bool {
+		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
+	}
+	if runs(wanted) {
+		return wanted.ID
+	}
+	for id, b := range o.PastBuilds {
+		if runs(b) {
+			return id
+		}
+	}
+	return ""
+}
+
+// compareExtensions has the digests that were found where a lock of ours tells them.
+func compareExtensions(b cluster.Build, m cluster.Machine, past cluster.History) []Comparison {
+	old, _ := past(m.Schematic.LockHash())
+	if m.Schematic.LockHash() == b.LockHash {
+		old = b.Extensions
+	}
+	have, want := map[string]string{}, map[string]string{}
+	var names []string
+	for _, e := range b.Extensions {
+		version := e.Version
+		if i := slices.IndexFunc(m.Extensions, func(f cluster.ExtensionEntry) bool { return f.Name == e.Name }); i >= 0 && version == "" {
+			version = m.Extensions[i].Version // any version is as wanted
+		}
+		want[e.Name] = strings.TrimSpace(version + " " + words.Short(e.Digest))
+		names = append(names, e.Name)
+	}
+	for _, e := range m.Extensions {
+		if e.Name == cluster.ConfigEntry && b.EmbedsConfig {
+			continue
+		}
+		have[e.Name] = e.Version
+		if i := slices.IndexFunc(old, func(o cluster.LockedExtension) bool { return o.Name == e.Name }); i >= 0 {
+			have[e.Name] = strings.TrimSpace(e.Version + " " + words.Short(old[i].Digest))
+		}
+		if !slices.Contains(names, e.Name) {
+			names = append(names, e.Name)
+		}
+	}
+	var out []Comparison
+	for _, name := range names {
+		out = append(out, Comparison{What: "extension " + name, Found: have[name], Wanted: want[name], Same: have[name] == want[name]})
+	}
+	return out
+}
+
+// timeoutOf is how long the step of that name waits before it gives up; 0: it has no such bound.
+func timeoutOf(t roll.Timing, id string) time.Duration {
+	switch id {
+	case "drain":
+		return t.Drain
+	case "stop":
+		return t.Stop
+	case "configure", "reboot":
+		return t.Boot
+	case "wait-healthy":
+		return t.Join
+	}
+	return 0
+}

@@ -1,0 +1,205 @@
+package explain
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func explain(t *testing.T, node string, change func([]cluster.Wanted, *cluster.Observation)) Explanation {
+	t.Helper()
+	wanted, o := clustertest.World()
+	if change != nil {
+		change(wanted, &o)
+	}
+	plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, roll.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func paths(e Explanation) string {
+	var out []string
+	for _, s := range e.Steps {
+		out = append(out, s.Path)
+	}
+	return strings.Join(out, " ")
+}
+
+func fateIn(e Explanation, key string) Fate {
+	for _, d := range e.Disks {
+		if d.Key == key {
+			return d.Fate
+		}
+	}
+	return ""
+}
+
+func TestExplainRecreate(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+		o.Found[1].VM.Config["ide2"] = "none,media=cdrom"
+		o.Found[1].VM.Config["scsi2"], o.Found[1].VM.Pods = "fast:vm-9002-pvc-1,size=1G", []string{"fast:vm-9002-pvc-1"}
+		o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
+	})
+	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != cluster.Workers {
+		t.Errorf("turn %d of %d in %+v", e.Turn, e.Of, e.Batch)
+	}
+	want := "pull gate take-down/remember take-down/drain take-down/stop take-down/unprotect " +
+		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
+		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
+		"bring-up/finish/eject bring-up/finish/restore-settings bring-up/finish/restore-ha bring-up/finish/restore-node bring-up/finish/uncordon bring-up/finish/keep"
+	if diff := cmp.Diff(strings.Fields(want), strings.Fields(paths(e))); diff != "" {
+		t.Errorf("steps (-want +got):\n%s", diff)
+	}
+	drain := e.Steps[3]
+	if drain.Seconds != 30 || drain.SecondsFrom != "an earlier roll of it" || drain.TimeoutSeconds != 600 || drain.Risk != "disruptive" {
+		t.Errorf("%+v", drain)
+	}
+	if park := e.Steps[7]; park.Title != "park scsi0 as scsi30 of its parking VM" {
+		t.Errorf("%+v", park)
+	}
+	for key, want := range map[string]Fate{"scsi0": FateReplaced, "scsi1": FateCarried, "scsi2": FatePods, "ide2": FateMedium} {
+		if got := fateIn(e, key); got != want {
+			t.Errorf("%s: %q, want %q", key, got, want)
+		}
+	}
+	if len(e.Strategies) != 3 || !e.Strategies[0].Taken || len(e.Strategies[0].Against) > 0 || e.Strategies[1].Taken {
+		t.Errorf("%+v", e.Strategies)
+	}
+	i := slices.IndexFunc(e.Compared, func(c Comparison) bool { return strings.HasPrefix(c.What, "extension ") && !c.Same })
+	if i < 0 || e.Compared[i].Found == "" || e.Compared[i].Wanted == "" {
+		t.Errorf("%+v", e.Compared)
+	}
+}
+
+// TestExplainAFirewall: a new VM gets it, and a VM that stays has it.
+func TestExplainAFirewall(t *testing.T) {
+	t.Parallel()
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		e := explain(t, "wk1", func(wanted []cluster.Wanted, o *cluster.Observation) {
+			wanted[1].Strategy = s
+			o.Found[1].Ties.Firewall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
+		})
+		if gets := strings.Contains(paths(e), "bring-up/attach/firewall"); gets != (s == cluster.Recreate) {
+			t.Errorf("%s: %s", s, paths(e))
+		}
+	}
+}
+
+// What a strategy lacks is said of each of them, whichever is taken.
+func TestExplainWhatIsImpossible(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+		o.Found[1].Ties.Dropped = []string{"an ACL entry at /vms/9002"}
+		o.Found[1].Node = &cluster.KubeNode{FailedBuild: clustertest.WantedBuild().ID}
+	})
+	if e.Plan.Strategy != cluster.Reimage || len(e.Strategies[0].Against) != 1 || !e.Strategies[1].Taken || len(e.Strategies[2].Against) != 1 {
+		t.Errorf("%s: %+v", e.Plan.Strategy, e.Strategies)
+	}
+	if fateIn(e, "scsi1") != FateStays || strings.Contains(paths(e), "delete-vm") || !strings.Contains(paths(e), "bring-up/blank-disk") {
+		t.Errorf("%+v, %s", e.Disks, paths(e))
+	}
+	single := explain(t, "cp1", func(_ []cluster.Wanted, o *cluster.Observation) {
+		o.Found[0].Machine.TalosVersion = "v1.13.0"
+		o.Found[0].Machine.Volumes = []cluster.Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}}
+		o.Nodes = []cluster.KubeNode{{Name: "cp1", ControlPlane: true, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}
+		o.Found[0].Node = &o.Nodes[0]
+	})
+	if single.Plan.Strategy != cluster.InPlace || !strings.Contains(strings.Join(single.Strategies[0].Against, " "), "the only etcd member") {
+		t.Errorf("%s: %+v", single.Plan.Strategy, single.Strategies)
+	}
+	if !strings.Contains(paths(single), "upgrade/install upgrade/reboot wait-healthy finish/eject") || strings.Contains(paths(single), "fallback") {
+		t.Error(paths(single))
+	}
+}
+
+func TestExplainHolder(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk1", func(wanted []cluster.Wanted, o *cluster.Observation) {
+		wanted[1].Holder = 9201
+		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
+		o.VMs = append(o.VMs, cluster.VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
+	})
+	if e.Plan.Strategy != cluster.Recreate || fateIn(e, "scsi1") != FateDetached {
+		t.Errorf("%s, %+v", e.Plan.Strategy, e.Disks)
+	}
+	if !slices.ContainsFunc(e.Steps, func(s StepOutline) bool { return s.Title == "detach scsi1, which stays with VM 9201" }) {
+		t.Errorf("%+v", e.Steps)
+	}
+}
+
+// Of a node that is as wanted it is said what would be possible, and of one that is
+// not in the plan, that it is not.
+func TestExplainTheRest(t *testing.T) {
+	t.Parallel()
+	e := explain(t, "wk2", nil)
+	if e.Turn != 0 || len(e.Steps) > 0 || len(e.Strategies) != 3 || fateIn(e, "scsi0") != FateStays {
+		t.Errorf("%+v", e)
+	}
+	for _, c := range e.Compared {
+		if !c.Same {
+			t.Errorf("%+v", c)
+		}
+	}
+	wanted, o := clustertest.World()
+	plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{Only: []string{"wk1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, roll.Timing{}); fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// What was begun is explained as it will be finished: by what its record says.
+func TestExplainWhatWasBegun(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config       bool
+		strategy     cluster.Strategy
+		scsi0, scsi1 Fate
+		step         string
+	}{
+		"finished": {true, cluster.Recreate, FateReplaced, FateBack, "bring-up/attach/scsi1"},
+		"put back": {false, cluster.PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
+	} {
+		e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+			packed, err := cluster.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
+			o.Found[1].Parking = &cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: cluster.Record{
+				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []cluster.ParkedDisk{
+					{Key: "scsi0", ParkKey: "scsi30", Volid: clustertest.Volid(9002, 0), Options: "size=10G", System: true},
+					{Key: "scsi1", ParkKey: "scsi1", Volid: clustertest.Volid(9002, 1), Options: "size=20G"},
+				},
+			}}
+		})
+		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
+			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
+		}
+		if fateIn(e, "scsi0") != c.scsi0 || fateIn(e, "scsi1") != c.scsi1 {
+			t.Errorf("%s: %+v", name, e.Disks)
+		}
+		if !slices.Contains(strings.Fields(paths(e)), c.step) {
+			t.Errorf("%s: no %s in %s", name, c.step, paths(e))
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// What a machine may lack that is watched.
+const (
+	StandsIn = "stage "
+)
+
+// Standing is how far a machine is that does not run, or is not ready.
+func (m Machine) Standing() string {
+	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
+		return StandsIn + m.Stage
+	}
+	return fmt.Sprintf("%s%s, not ready: %s", StandsIn, m.Stage, words.OrNone(strings.Join(m.Unmet, ", ")))
+}
+
+// CheckBooted compares what a machine has booted from the ISO of a build with that build.
+func (b Build) CheckBooted(m Machine) (problems []error) {
+	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
+		problems = append(problems, fault.WithHint(
+			fault.NoBoot.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
+				words.OrNone(words.Short(m.Schematic.ID)), words.OrNone(words.Short(m.Schematic.LockHash())), b.TalosVersion, words.Short(b.SchematicID), words.Short(b.LockHash)),
+			"the bytes of the boot ISO %s are not what its name says: delete it from the Proxmox storage, then recast publish and recast roll again", b.ISOName))
+	}
+	for _, r := range DiffTarget(b, m) {
+		problems = append(problems, fault.NoBoot.Refusedf("what it booted is not what is wanted: %s", r.Text))
+	}
+	return problems
+}
+
+// BlankDisks are the machine's disks that are the blank system disk: one.
+func (mem Memory) BlankDisks(m Machine) []MachineDisk {
+	vm := mem.BlankVM()
+	drives, err := vm.Bootable()
+	if err != nil {
+		return nil
+	}
+	return m.MachineDisks(vm, drives, mem.SystemKey)
+}

@@ -1,0 +1,271 @@
+package prune
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// JudgeParked says of each old system disk of the cluster, and of each parking
+// VM, whether it can go. What is not provably a system disk that a finished
+// replacement has kept stays, with the reason.
+func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
+	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
+	parks := []ParkingVerdict{}
+	for _, vm := range vms {
+		rec, is, err := cluster.ReadRecord(vm)
+		switch {
+		case vm.ID == r.Except || err == nil && (!is || rec.Cluster != r.Cluster):
+			continue
+		case err != nil:
+			parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Keep: []string{err.Error()}})
+			continue
+		}
+		j.parkings = append(j.parkings, cluster.Parking{VM: vm, Record: rec})
+		parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Node: rec.Node})
+	}
+	for _, p := range j.parkings {
+		for _, k := range p.Record.Kept {
+			v, vouched := j.judge(p, k)
+			j.vouched[len(j.kept)] = vouched
+			j.kept, j.nth = append(j.kept, v), append(j.nth, k.Nth)
+		}
+	}
+	j.copies()
+	j.retain()
+	for i := range j.kept {
+		if len(j.kept[i].Keep) > 0 {
+			j.kept[i].Goes = ""
+		}
+	}
+	for i := range parks {
+		if p := parkingWith(j.parkings, parks[i].VMID); p != nil {
+			j.judgeVM(&parks[i], *p)
+		}
+	}
+	return append([]KeptVerdict{}, j.kept...), parks
+}
+
+// KeptVerdict is what is to become of an old system disk.
+type KeptVerdict struct {
+	Node      string       `json:"node"`
+	Run       string       `json:"run"`               // that replaced it, or had made it and was given up
+	GivenUp   bool         `json:"givenUp,omitempty"` // that run was given up: nothing boots it
+	Replaced  time.Time    `json:"replaced,omitzero"` // when that run began, if its ID says so
+	Talos     string       `json:"talos,omitempty"`   // version of the system on it
+	Parking   cluster.VMID `json:"parking"`
+	Host      string       `json:"host"`
+	Key       string       `json:"key"`             // on the parking VM
+	Volid     string       `json:"volid,omitempty"` // "": it is not there any more, and only its entry in the record goes
+	SizeBytes uint64       `json:"sizeBytes,omitempty"`
+	Goes      string       `json:"goes,omitempty"` // why it can go
+	Keep      []string     `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed   bool         `json:"removed"`
+}
+
+func (v KeptVerdict) String() string {
+	what := "the system disk"
+	if v.Volid == "" {
+		what = "the entry of a system disk"
+	}
+	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s %s", v.Key, v.Parking, v.Host, what, v.Node, v.Run, cluster.WasDone(v.GivenUp))
+}
+
+// ParkingVerdict is what is to become of a parking VM.
+type ParkingVerdict struct {
+	VMID    cluster.VMID `json:"vmid"`
+	Name    string       `json:"name"`
+	Host    string       `json:"host"`
+	Node    string       `json:"node,omitempty"` // "": its record can't be read
+	Goes    string       `json:"goes,omitempty"` // why it can go
+	Keep    []string     `json:"keep,omitempty"` // why it stays; none: it can go
+	Removed bool         `json:"removed"`
+}
+
+func (v ParkingVerdict) String() string {
+	return cluster.VM{ID: v.VMID, Name: v.Name, Host: v.Host}.String()
+}
+
+// Retention says which old system disks stay parked.
+type Retention struct {
+	Cluster string
+	Nodes   []string       // of the configuration: the disks of all others go
+	Keep    int            // of each of them, the newest; 0: none, recast rollback is not possible then
+	Holders []cluster.VMID // VMs that the configuration names as holders
+	Except  cluster.VMID   // the claim
+}
+
+// judgement is a judgement of all parking VMs in progress.
+type judgement struct {
+	Retention
+	vms      []cluster.VM
+	uses     []cluster.Use
+	parkings []cluster.Parking
+	kept     []KeptVerdict
+	nth      []int        // of kept, as in their records
+	vouched  map[int]bool // indexes of kept: it is what its record says
+}
+
+// copies keeps what two parking VMs say that they have: a clone or a restored
+// backup has the same record, and which one is real can't be told.
+func (j *judgement) copies() {
+	at := map[string][]int{}
+	for i, v := range j.kept {
+		id := v.Node + "/" + v.Run
+		at[id] = append(at[id], i)
+	}
+	for _, same := range at {
+		for _, i := range same {
+			for _, other := range same {
+				if j.kept[other].Parking != j.kept[i].Parking {
+					j.kept[i].Keep = append(j.kept[i].Keep, fmt.Sprintf("VM %d has a record of the same disk: one of them is a copy (clone, restore), look at both", j.kept[other].Parking))
+					j.vouched[i] = false
+				}
+			}
+		}
+	}
+}
+
+// judge looks at one disk by itself; vouched says that it is what its record says.
+func (j *judgement) judge(p cluster.Parking, k cluster.KeptDisk) (v KeptVerdict, vouched bool) {
+	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
+	v.Keep = p.Untouchable(j.Holders)
+	value, there := p.VM.Config[k.Key]
+	if !there {
+		v.Goes = fmt.Sprintf("VM %d has no %s any more: only its entry in the record goes", p.VM.ID, k.Key)
+		return v, false
+	}
+	disk, err := p.KeptDisk(k)
+	if err != nil {
+		v.Volid, _, _ = strings.Cut(value, ",")
+		v.Keep = append(v.Keep, err.Error())
+		return v, false
+	}
+	v.Volid, v.SizeBytes = disk.Volid, disk.SizeBytes()
+	if by := cluster.NamedBeside(p.VM, disk, j.uses); len(by) > 0 {
+		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
+		return v, false
+	}
+	return v, true
+}
+
+// judgeVM lets a parking VM go that owns nothing, or will own nothing.
+func (j *judgement) judgeVM(v *ParkingVerdict, p cluster.Parking) {
+	late := p.CameLate(j.parkings)
+	p.Record.Open = p.Record.Open && !late
+	v.Keep = append(v.Keep, p.Untouchable(j.Holders)...)
+	staying := 0
+	known := map[string]bool{}
+	for _, k := range j.kept {
+		if k.Parking == v.VMID {
+			known[k.Key] = true
+			if len(k.Keep) > 0 {
+				staying++
+			}
+		}
+	}
+	if staying > 0 && len(v.Keep) == 0 {
+		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, words.Plural(staying, "disk"), v.Node))
+	}
+	if !p.Record.Open {
+		for _, d := range strange(p.VM, known) {
+			v.Keep = append(v.Keep, d+" is in no record of recast: not ours, look at it")
+		}
+	}
+	switch {
+	case len(v.Keep) > 0:
+	case late:
+		v.Goes = fmt.Sprintf("Proxmox made it for run %s when another one was in use: nothing was ever handed over to it", p.Record.Run)
+	default:
+		v.Goes = "it owns nothing any more"
+	}
+}
+
+// lastOnItsHost says whether none of the newer ones is on the host where the
+// node's VM and this one are: disks change hands on one host only.
+func (j *judgement) lastOnItsHost(newer []int, i int) bool {
+	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
+		return false
+	}
+	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
+}
+
+// newerThan lists those that are known to have been replaced later than one: by
+// their number, or their place in the same record. What the IDs of runs say of the
+// time does not count: each has it from the machine that it began on.
+func (j *judgement) newerThan(i int, list []int) (newer []int) {
+	for _, n := range list {
+		if j.kept[n].Parking == j.kept[i].Parking && n > i || j.kept[n].Parking != j.kept[i].Parking && j.nth[n] > j.nth[i] {
+			newer = append(newer, n)
+		}
+	}
+	return newer
+}
+
+// retain keeps the newest disks of each node. Those that are not what their
+// record says, or were given up, are no ways back, so they do not count.
+func (j *judgement) retain() {
+	type machine struct{ node, uuid string } // two clusters may go by one name
+	byNode := map[machine][]int{}
+	for i, v := range j.kept {
+		if j.vouched[i] {
+			m := machine{v.Node, parkingWith(j.parkings, v.Parking).Record.UUID}
+			byNode[m] = append(byNode[m], i)
+		}
+	}
+	for m, list := range byNode {
+		node := m.node
+		list = slices.DeleteFunc(list, func(i int) bool { return j.letGo(i) })
+		open := slices.IndexFunc(j.parkings, func(p cluster.Parking) bool { return p.Record.Node == node && p.Record.Open })
+		for _, i := range list {
+			v, newer := &j.kept[i], j.newerThan(i, list)
+			rank := len(newer)
+			switch {
+			case open >= 0 && j.parkings[open].VM.ID != v.Parking:
+				v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, node))
+			case len(v.Keep) > 0:
+			case !slices.Contains(j.Nodes, node) && j.vmOf(v.Parking) != nil:
+				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
+			case !slices.Contains(j.Nodes, node):
+				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
+			case rank < j.Keep:
+				v.Keep = append(v.Keep, wayBack(rank, node))
+			case j.Keep > 0 && j.lastOnItsHost(newer, i):
+				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast rollback %s boots", node, v.Host, node))
+			case j.Keep == 0:
+				v.Goes = fmt.Sprintf("none is to stay: the way back of node %s is a roll to the previous lock then", node)
+			default:
+				v.Goes = fmt.Sprintf("node %s has %d newer", node, rank)
+			}
+		}
+	}
+}
+
+// vmOf is the VM whose disks a parking VM keeps; nil if it is gone.
+func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
+	rec := parkingWith(j.parkings, parking).Record
+	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })
+	if at < 0 {
+		return nil
+	}
+	return &j.vms[at]
+}
+
+func parkingWith(parkings []cluster.Parking, id cluster.VMID) *cluster.Parking {
+	i := slices.IndexFunc(parkings, func(p cluster.Parking) bool { return p.VM.ID == id })
+	if i < 0 {
+		return nil
+	}
+	return &parkings[i]
+}
+
+func wayBack(rank int, node string) string {
+	if rank == 0 {
+		return "the way back: recast rollback " + node
+	}
+	return fmt.Sprintf("node %s has only %d newer", node, rank)
+}

@@ -1,0 +1,203 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// BlankAnswers begins what is said once a machine has booted into maintenance mode.
+const BlankAnswers = "it is the blank machine that was made"
+
+// Unanswered adds to a wait that was in vain the change that had got no answer:
+// it may be that it never happened.
+func Unanswered(lost, waited error) error {
+	if lost == nil || waited == nil {
+		return waited
+	}
+	return fmt.Errorf("%w; before that: %w", waited, lost)
+}
+
+func checkBlankDisks(m cluster.Machine, mem cluster.Memory, configured bool) []error {
+	var problems []error
+	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
+	switch ours := mem.BlankDisks(m); {
+	case len(ours) != 1:
+		refuse("%d disks of the machine are the blank system disk %s with serial %s, expected one", len(ours), mem.SystemKey, mem.DiskSerial)
+	case !ours[0].Blank:
+		refuse("the new system disk %s is not blank", ours[0].Device)
+	}
+	for _, want := range mem.Volumes {
+		if _, there := m.Find(want); !there && m.Shows(want.Format) {
+			refuse("the persistent volume %s is missing", want)
+		}
+	}
+	problems = append(problems, mem.Displaced(m, configured)...)
+	seen := map[string]string{}
+	for _, v := range m.Volumes {
+		if !slices.Contains(cluster.TalosLabels, v.Label) {
+			continue
+		}
+		if other, twice := seen[v.Label]; twice {
+			refuse("the label %s is on %s and on %s", v.Label, other, v.Device)
+		}
+		seen[v.Label] = v.Device
+	}
+	return problems
+}
+
+var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
+
+// answers is configured; silent says why the machine does not answer yet.
+func (n bringUp) answers(ctx context.Context) (reason string, silent, err error) {
+	reason = "it answers with the cluster's certificates"
+	if n.answered {
+		return reason, nil, nil
+	}
+	m, err := n.Talos.Standing(ctx, n.plan.Addr)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil
+	case m.UUID == "": // it has no more to say yet
+		return "", errNoAnswer, nil
+	case m.UUID != n.plan.UUID:
+		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
+	}
+	n.answered = true
+	return reason, nil, nil
+}
+
+func (n bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
+	config, err := n.savedConfig.read(ctx)
+	if err != nil {
+		return err
+	}
+	patched, err := n.Maintenance.PatchConfig(config, n.savedConfig.patch(disk, kubernetes))
+	if err != nil {
+		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	err = fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	if err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
+		return fault.WithHint(err,
+			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.plan.Node, n.plan.Node)
+	}
+	return err
+}
+
+// awaitBlank waits for the machine in maintenance mode; nil if it has taken its
+// configuration already.
+func (n bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err error) {
+	err = n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+		if reason, err := n.configured(ctx); err != nil || reason != "" {
+			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
+		}
+		m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+		if err == nil && m.Stage == "maintenance" && m.Ready {
+			blank = &m
+			return true, "", nil
+		}
+		return false, "stage " + m.Stage, n.renewal.stillOn(ctx, err)
+	})
+	return blank, err
+}
+
+// awaitRenewed is awaitBlank once more, with another blank disk, for a machine
+// that may hang because its installation was cut off.
+func (n bringUp) awaitRenewed(ctx context.Context, mem cluster.Memory, silent error) (*cluster.Machine, error) {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !n.renewal.cutOff(ctx, r, mem) {
+		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
+			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Addr, n.plan.Node)
+	}
+	if err := n.renewal.renew(ctx, r, silent); err != nil {
+		return nil, err
+	}
+	return n.awaitBlank(ctx)
+}
+
+// checkBlank compares the machine in maintenance mode with what was remembered and is
+// wanted; configured says that it may have had its configuration once.
+func (n bringUp) checkBlank(m cluster.Machine, mem cluster.Memory, configured bool) error {
+	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
+	}
+	return errors.Join(append(n.want.Build.CheckBooted(m), checkBlankDisks(m, mem, configured)...)...)
+}
+
+// configure waits for the blank machine, makes sure that it is the right one
+// with the right build and the right disks, and only then applies the
+// configuration. If anything differs the VM is stopped and nothing was applied.
+func (n bringUp) configure(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	blank, err := n.awaitBlank(ctx)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		blank, err = n.awaitRenewed(ctx, mem, err)
+	}
+	if err != nil || blank == nil {
+		return err
+	}
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.checkBlank(*blank, mem, park.Record.Stage == cluster.StageConfigured); err != nil {
+		return n.stopMismatch(ctx, err)
+	}
+	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
+	if err := n.identity.requireNameFree(ctx); err != nil {
+		return err
+	}
+	if err := n.noteStage(ctx, cluster.StageConfigured); err != nil {
+		return err
+	}
+	// A machine that has taken its configuration goes on at once, and may not get to answering.
+	lost := n.apply(ctx, mem.BlankDisks(*blank)[0], mem.Kubernetes)
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
+		return lost
+	}
+	return Unanswered(lost, n.health.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+		reason, silent, err := n.answers(ctx)
+		if silent != nil {
+			return false, "", n.renewal.stillOn(ctx, silent)
+		}
+		return reason != "", "", wait.Stop(err)
+	})))
+}
+
+// configured says whether the machine has answered with the cluster's
+// credentials: it has taken its configuration. It reboots soon after that,
+// once Talos is installed, and then nothing answers for a while.
+func (n bringUp) configured(ctx context.Context) (string, error) {
+	reason, _, err := n.answers(ctx)
+	return reason, err
+}
+
+func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) cluster.ConfigPatch {
+	return cluster.ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: n.want.Build.TalosVersion}
+}
+
+// stopMismatch switches a machine off that is not what it should be. Its disks are untouched.
+func (n bringUp) stopMismatch(ctx context.Context, mismatch error) error {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	if err == nil {
+		err = n.record.sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) })
+	}
+	if err != nil {
+		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.plan.VMID, err))
+	}
+	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.plan.VMID, mismatch)
+}

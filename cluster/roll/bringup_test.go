@@ -1,0 +1,60 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// rebootingMachine answers once with the cluster's certificates, and then reboots.
+type rebootingMachine struct {
+	cluster.Talos
+	looks int
+}
+
+func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machine, error) {
+	if r.looks++; r.looks == 2 {
+		return cluster.Machine{UUID: "u", Stage: "installing"}, nil
+	}
+	return cluster.Machine{}, errors.New("connection refused")
+}
+
+// TestConfiguredStaysSo: the reboot that ends an installation may come between
+// the last look of configure and the one at its goal.
+func TestConfiguredStaysSo(t *testing.T) {
+	t.Parallel()
+	n := wired(&node{Roller: &Roller{Talos: &rebootingMachine{}}, plan: cluster.NodePlan{UUID: "u"}})
+	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
+		if got, err := n.bringUp.configured(t.Context()); err != nil || got != want {
+			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
+		}
+	}
+}
+
+// TestBlankMachineOfAnotherKind: nothing is installed where the image that was
+// booted does not say that it is for this machine, or keys were not enrolled.
+func TestBlankMachineOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	n := wired(&node{plan: cluster.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
+	n.want.Build.SecureBoot = true
+	for name, tc := range map[string]struct {
+		change func(*cluster.Machine)
+		want   string
+	}{
+		"as wanted":       {func(m *cluster.Machine) { m.SecureBoot = new(true) }, ""},
+		"it does not say": {func(m *cluster.Machine) { m.Arch, m.Platform, m.SecureBoot = "", "", nil }, ""},
+		"everything else": {func(m *cluster.Machine) { m.Arch, m.Platform = "arm64", "metal" }, "what it booted is not what is wanted: architecture arm64 → amd64\n" +
+			"what it booted is not what is wanted: platform metal → nocloud\nwhat it booted is not what is wanted: Secure Boot off → on"},
+	} {
+		m := clustertest.InSync()
+		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
+		tc.change(&m)
+		if got := clustertest.Message(n.bringUp.checkBlank(m, cluster.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, false)); got != tc.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// MachineConfigKey is where the journal of a run keeps a node's machine configuration.
+func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
+
+const machineConfigKey = "machine-config"
+
+func (n savedConfig) forget() error {
+	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.plan.Node)))
+}
+
+// read is the configuration that the node is to get: from the journal, else
+// the user's file; either must be the one that the record tells of.
+func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
+	park, err := n.parking(ctx)
+	if err != nil && !errors.Is(err, cluster.ErrNotFound) {
+		return nil, err
+	}
+	b, found, err := n.Journal.Secret(MachineConfigKey(n.plan.Node))
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	damaged := park.Record.CheckConfig(b)
+	if found && damaged == nil {
+		return b, nil
+	}
+	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
+	if n.MachineConfig != nil {
+		switch file, there, err := n.MachineConfig(n.plan.Node); {
+		case err != nil:
+			return nil, err
+		case there && park.Record.Config != "" && park.Record.CheckConfig(file) == nil, there && park.Record.Config == "" && n.showed(file):
+			return file, nil
+		case there && !found:
+			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.plan.Node, park.Record.Run), again, n.plan.Node)
+		}
+	}
+	if !found {
+		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.plan.Node)
+	}
+	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.plan.Node, damaged), again, n.plan.Node)
+}
+
+// remember writes the configuration that the node is to get into the
+// journal, and returns its sum for the record: the user's file as the plan has shown
+// it, else what the node runs.
+func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
+	var config cluster.Secret
+	found := false
+	if n.plan.Strategy != cluster.InPlace { // what does not come back from an upgrade in place gets what it had
+		if config, found, err = n.userConfig(ctx); err != nil {
+			return "", err
+		}
+	}
+	if !found {
+		if config, err = n.Talos.MachineConfig(ctx, n.plan.Addr); err != nil {
+			return "", fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		}
+	}
+	// Prove that it can be applied while the node still runs.
+	if _, err := n.Maintenance.PatchConfig(config, n.patch(cluster.MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
+		return "", fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	if err := n.Journal.PutSecret(MachineConfigKey(n.plan.Node), config); err != nil {
+		return "", fmt.Errorf("journal: %w", err)
+	}
+	return cluster.ConfigSum(config), nil
+}
+
+// thenForget does what closes the node's record, and deletes its machine configuration
+// from the journal: the node has it again.
+func (n savedConfig) thenForget(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := do(ctx); err != nil {
+			return err
+		}
+		return n.forget()
+	}
+}
+
+func (n savedConfig) fileMoved(how string) error {
+	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.plan.Node, how),
+		"recast plan --explain %s shows what the file would change now; then roll that", n.plan.Node)
+}
+
+// showed says whether the plan has shown a file that says the same as this one.
+func (n savedConfig) showed(file cluster.Secret) bool {
+	planned, _ := n.plan.ConfigFile.HashOf()
+	is, err := cluster.Text(file)
+	return err == nil && planned == is
+}
+
+// userConfig is the node's file as it is now. It must say what the plan has shown, of a
+// node that runs what the plan has compared it with.
+func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
+	if n.MachineConfig != nil {
+		if text, found, err = n.MachineConfig(n.plan.Node); err != nil {
+			return nil, false, err
+		}
+	}
+	planned, ran := n.plan.ConfigFile.HashOf()
+	switch {
+	case !found && planned == "":
+		return nil, false, nil
+	case !found:
+		return nil, false, n.fileMoved("its file in talos.machineConfigs is gone")
+	case planned == "":
+		return nil, false, n.fileMoved("it has a file in talos.machineConfigs now")
+	}
+	if is, err := cluster.Text(text); err != nil || is != planned {
+		return nil, false, errors.Join(n.fileMoved("its file in talos.machineConfigs was changed"), err)
+	}
+	if ran == "" {
+		return text, true, nil
+	}
+	runs, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	if cluster.ConfigSum(runs) != ran {
+		return nil, false, n.fileMoved("the configuration that it runs was changed")
+	}
+	return text, true, nil
+}
+
+// runsKubernetes is what the node runs, and runs again when it comes back. A
+// configuration that names a digest alone is trusted to stay as it is.
+func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImages, error) {
+	m, err := n.Talos.KubernetesImages(ctx, n.plan.Addr)
+	if err != nil {
+		return cluster.KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.plan.Node, err)
+	}
+	if m.UUID != n.plan.UUID {
+		return cluster.KubernetesImages{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	}
+	return m.Images, nil
+}
+
+// kubernetesOfOthers is what a machine that was reset is to run, and can't be
+// asked any more: a kubelet of the version that its Node has had last and, on a
+// control plane, what another one runs. Nothing where nobody tells.
+func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages, err error) {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	for _, e := range n.plan.ControlPlanes {
+		if n.plan.Role != cluster.ControlPlane || e.Node == n.plan.Node {
+			continue
+		}
+		if m, err := n.Talos.KubernetesImages(asking, e.Addr); err == nil {
+			images = m.Images
+			break
+		}
+	}
+	images.Kubelet = ""
+	if k := n.plan.Found.Node; k != nil && k.KubeletVersion != "" {
+		images.Kubelet = "ghcr.io/siderolabs/kubelet:" + k.KubeletVersion
+	}
+	return images, ctx.Err()
+}

@@ -1,0 +1,83 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+func (n reconfigure) again(ctx context.Context) error {
+	m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+	switch {
+	case err != nil:
+		return err
+	case m.UUID != n.plan.UUID || m.Stage != "maintenance" || m.Installable():
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, words.OrNone(m.SystemDisk)),
+			"run recast plan and look again")
+	}
+	config, found, err := n.savedConfig.userConfig(ctx)
+	if err != nil {
+		return err
+	}
+	if !found {
+		return fault.MachineConfig.Refusedf("node %s: its machine configuration is not in talos.machineConfigs", n.plan.Node)
+	}
+	kubernetes, err := n.savedConfig.kubernetesOfOthers(ctx)
+	if err != nil {
+		return err
+	}
+	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: m.TalosVersion})
+	if err != nil {
+		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	if err := n.identity.requireNameFree(ctx); err != nil {
+		return err
+	}
+	lost := fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
+		return lost
+	}
+	return Unanswered(lost, n.watch(ctx, "configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+		reason, silent, err := n.bringUp.answers(ctx)
+		if silent != nil {
+			return false, "", n.renewal.stillOn(ctx, silent)
+		}
+		return reason != "", "", wait.Stop(err)
+	}))
+}
+
+// steps bring a machine back that was reset.
+func (n reconfigure) steps() []step.Step {
+	return []step.Step{
+		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
+			return fault.WithHint(n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks),
+				"the console of VM %d and talosctl -n %s dmesg say more; with data of etcd that is lost and no other control plane, recast restore goes on", n.plan.VMID, n.plan.Addr)
+		}},
+	}
+}
+
+func (n reconfigure) lacks(ctx context.Context) (string, error) {
+	m, lacks, err := n.arrived(ctx, false)
+	if err != nil || lacks != "" {
+		return lacks, err
+	}
+	if lacks, err := n.etcd.lacks(ctx, n.newBoot.inPlaceMemory()); err != nil || lacks != "" {
+		return lacks, err
+	}
+	return LacksNode(ctx, n.Kube, n.plan.Node, m)
+}
+
+// serves is the goal of bringing a machine back: this process has seen it healthy.
+func (n reconfigure) serves(context.Context) (string, error) {
+	if n.settledAt.IsZero() {
+		return "", nil
+	}
+	return n.plan.Node + " is Ready", nil
+}

@@ -1,0 +1,54 @@
+package roll
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// DrawnSteps are the steps by which a roll of p would go about n, to be listed only: they have no
+// world to ask what is done already.
+func DrawnSteps(p cluster.Plan, n cluster.NodePlan, t Timing) ([]step.Step, error) {
+	drawn, err := exchangeOf(n)
+	if err != nil {
+		return nil, err
+	}
+	of := wired(&node{
+		Roller: &Roller{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}},
+		plan:   n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: cluster.StepPath(n.Phase, n.Node), drawn: drawn,
+	})
+	of.plan.ControlPlanes, of.plan.Heed = p.ControlPlanes, p.Heed
+	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
+}
+
+// exchangeOf is that of the node's VM as it would be remembered now; nil where its
+// strategy has none.
+func exchangeOf(n cluster.NodePlan) (*exchange.Replace, error) {
+	switch {
+	case n.Resume && n.Found.Parking != nil && n.Found.Parking.Record.Open:
+		park := *n.Found.Parking
+		mem, err := park.Record.ReadMemory(park.VM)
+		return exchange.Of(nil, mem, park.Record, park.VM.ID), err
+	case n.Found.VM == nil || n.System == nil || n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage:
+		return nil, nil
+	}
+	vm := *n.Found.VM
+	vm.Config = maps.Clone(vm.Config)
+	vm.DropCSI()
+	mem := cluster.Memory{VM: vm, SystemKey: n.System.Key}
+	if n.Strategy == cluster.Recreate {
+		mem.Firewall = n.Found.Ties.Firewall.Sum()
+	}
+	rec, err := cluster.Record{Node: n.Node, Strategy: n.Strategy}.Opened(mem, n.Found.Parking)
+	if err != nil {
+		return nil, err
+	}
+	var parking cluster.VMID
+	if n.Found.Parking != nil {
+		parking = n.Found.Parking.VM.ID
+	}
+	return exchange.Of(nil, mem, rec, parking), nil
+}

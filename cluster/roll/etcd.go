@@ -1,0 +1,314 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// ask lists whom to ask about etcd, the node itself last.
+func (n etcdMember) ask() []cluster.Endpoint {
+	return append(n.others(), cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr})
+}
+
+func (n etcdMember) others() []cluster.Endpoint {
+	return slices.DeleteFunc(slices.Clone(n.plan.ControlPlanes), func(e cluster.Endpoint) bool { return e.Node == n.plan.Node })
+}
+
+// left is the goal of leaving: no member of that name is left, and the record says
+// whether the data is gone, too. A machine that is off already stays listed, where the
+// others can do without it; the fresh one takes its place by its name (talos
+// internal/app/machined/pkg/system/services/etcd.go).
+func (n etcdMember) left(ctx context.Context) (string, error) {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return "", err
+	}
+	if park.Record.Left || n.outOfEtcd {
+		back, err := n.rejoined(ctx)
+		if err != nil {
+			return "", err
+		}
+		if !back {
+			return n.plan.Node + " has left etcd", nil
+		}
+		n.outOfEtcd = false
+		if err := n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Left = false }); err != nil {
+			return "", err
+		}
+	}
+	off, err := n.eviction.isOff(ctx)
+	if err != nil || !off {
+		return "", err
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask(), n.plan.Node)
+	if err != nil || len(v.Unhealthy(n.plan.Node)) > 0 {
+		return "", nil //nolint:nilerr // leaving says what is wrong
+	}
+	return n.plan.Node + " is off, and etcd goes on without it", nil
+}
+
+// rejoined says whether a node that has left etcd is a member again: Talos joins anew
+// with the next boot, whoever makes the machine reboot.
+func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.others(), n.plan.Node)
+	if err != nil {
+		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
+		if !vm.Running {
+			err = fault.WithHint(err, "if it was reset meanwhile, it has joined again, and etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
+		}
+		return false, err
+	}
+	_, member, err := v.Member(n.plan.Node)
+	return member, err
+}
+
+// leaves says whether the node's vote goes with its system disk.
+func (n etcdMember) leaves() bool { return n.plan.Role == cluster.ControlPlane && !n.plan.EtcdKept }
+
+// leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
+func (n etcdMember) leaveAgain(ctx context.Context) error {
+	if !n.leaves() {
+		return nil
+	}
+	if left, err := n.left(ctx); err != nil || left != "" {
+		return err
+	}
+	return n.leave(ctx)
+}
+
+// staysOut starts a node again that is off while etcd still needs it: it was reset after it had
+// left, and had joined again before it was off. out gives the reason why etcd does without it, or "".
+func (n etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out func(context.Context) (string, error)) error {
+	err := n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
+		reason, err := out(ctx)
+		if err != nil || reason != "" {
+			return err
+		}
+		return n.offBeforeItLeft(ctx)
+	})
+	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
+		return err
+	}
+	n.say(id, "etcd waits for its vote; starting it again")
+	errStart := n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
+	return final(errors.Join(err, fault.Prefix("start "+vm.String()+" again", errStart)))
+}
+
+func (n etcdMember) offBeforeItLeft(ctx context.Context) error {
+	err := fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node)
+	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
+	if errVM != nil {
+		return errors.Join(err, errVM)
+	}
+	return fault.WithHint(err, "start %s in Proxmox and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", vm)
+}
+
+// leave makes the node leave etcd while the others can still agree to it:
+// its data goes with the system disk, and a member without data is a vote lost.
+func (n etcdMember) leave(ctx context.Context) error {
+	off, err := n.eviction.isOff(ctx)
+	switch {
+	case err != nil:
+		return err
+	case off:
+		return n.offBeforeItLeft(ctx)
+	}
+	member, serves := false, false
+	err = n.repeat(ctx, "take-down/leave-etcd", repeatBefore, func(ctx context.Context) error {
+		member, serves, err = n.mayLeave(ctx)
+		return err
+	})
+	switch {
+	case err != nil && serves:
+		return final(errors.Join(err, n.eviction.backOut(ctx))) // it goes on
+	case err != nil:
+		return err
+	}
+	var lost error
+	if member {
+		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
+			return repeatable(fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err))
+		}
+		lost = fault.Prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
+		if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
+			return lost
+		}
+	}
+	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		v, err := cluster.ViewEtcd(ctx, n.Talos, n.others(), n.plan.Node)
+		if err != nil {
+			return false, "", err
+		}
+		_, member, err := v.Member(n.plan.Node)
+		return !member && err == nil, "still a member", err
+	})
+	if err != nil {
+		return Unanswered(lost, err)
+	}
+	n.outOfEtcd = true
+	if !member || lost != nil {
+		if emptied, err := n.emptied(ctx, lost != nil); err != nil || !emptied {
+			return err
+		}
+	}
+	return n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Left = true })
+}
+
+// mayLeave refuses where the others could not go on without the node, or who it
+// is is not proven; serves says that it goes on as a member then. member says
+// whether it is one at all.
+func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask(), n.plan.Node)
+	if err != nil {
+		return false, false, err
+	}
+	m, member, err := v.Member(n.plan.Node)
+	if err != nil {
+		return false, false, err
+	}
+	if err := errors.Join(n.identity.requireOneMachine(ctx), n.gate.requireSameEtcd(ctx, v, m)); err != nil {
+		return member, true, err
+	}
+	if wrong := v.Unhealthy(n.plan.Node); member && len(wrong) > 0 {
+		err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
+		return member, true, v.SilentOr(err, wrong)
+	}
+	return member, true, nil
+}
+
+// emptied says whether the data of the member that is gone is gone, too. Talos
+// removes the member, stops etcd and empties its directory, and answers then; a
+// call that is cut off may end in between (LeaveCluster in internal/pkg/etcd/etcd.go).
+// What a removed member leaves never joins again: that disk is no way back.
+func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
+	const id = "take-down/leave-etcd"
+	err := n.wait(ctx, id, "etcd's data on "+n.plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		data, err := HasEtcdData(ctx, n.Files, RestoreTarget{Node: n.plan.Node, Addr: n.plan.Addr, UUID: n.plan.UUID})
+		if !data || atWork {
+			return err == nil && !data, "it is there still", err
+		}
+		return false, "", wait.Stop(errors.New("it is there still"))
+	})
+	if err != nil && ctx.Err() == nil {
+		n.say(id, fmt.Sprintf("it has left etcd, but its old system disk can't be booted again: %v", err))
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// learnerStill is a member that does not vote yet.
+const learnerStill = "its etcd member is a learner still"
+
+// lacks names what the node's own member still lacks after the roll.
+func (n etcdMember) lacks(ctx context.Context, mem cluster.Memory) (string, error) {
+	if !mem.ControlPlane {
+		return "", nil
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask())
+	if err != nil {
+		return "", err
+	}
+	m, member, err := v.Member(n.plan.Node)
+	switch {
+	case err != nil:
+		return "", err
+	case !member:
+		return "it is no member of etcd yet", nil
+	case m.Learner:
+		return learnerStill, nil
+	case mem.EtcdKept && m.ID != mem.EtcdID:
+		return fmt.Sprintf("its etcd member is %x, but its data is that of %x", m.ID, mem.EtcdID), nil
+	case len(v.Members) != mem.EtcdMembers:
+		return fmt.Sprintf("etcd has %d members, before: %d", len(v.Members), mem.EtcdMembers), nil
+	}
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
+		return "etcd: " + strings.Join(wrong, "; "), nil
+	}
+	return "", nil
+}
+
+// blame adds to a wait for a control plane that was in vain what etcd lacks:
+// the machine itself only says that it is not ready.
+func (n etcdMember) blame(ctx context.Context, waited error) error {
+	if !errors.Is(waited, context.DeadlineExceeded) || ctx.Err() != nil {
+		return waited
+	}
+	mem, err := n.newBoot.inPlaceMemory(), error(nil)
+	if n.plan.Strategy != cluster.InPlace && n.plan.Strategy != cluster.Configure {
+		mem, err = n.memory(ctx)
+	}
+	if err != nil || !mem.ControlPlane {
+		return waited
+	}
+	what, err := n.lacks(ctx, mem)
+	if err != nil {
+		what = err.Error()
+	}
+	if what != "" && !strings.Contains(waited.Error(), what) {
+		waited = fmt.Errorf("%w; %s", waited, what)
+	}
+	if what == learnerStill {
+		var machine *cluster.Machine // it may not answer
+		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil {
+			machine = &m
+		}
+		waited = fault.WithHint(waited, "%s", AdviceForLearner(n.plan.Addr, machine))
+	}
+	return waited
+}
+
+// remember notes which member the node is, to know it again.
+func (n etcdMember) remember(ctx context.Context, mem *cluster.Memory) error {
+	if !mem.ControlPlane {
+		return nil
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask())
+	if err != nil {
+		return err
+	}
+	m, found, err := v.Member(n.plan.Node)
+	if err != nil {
+		return err
+	}
+	mem.EtcdMembers = len(v.Members)
+	if !found {
+		mem.EtcdMembers++ // with this one, once it is back
+	}
+	mem.EtcdID, mem.Old.Etcd = m.ID, v.Statuses[m.ID].Version
+	return nil
+}
+
+// AdviceForLearner is what makes a voter of a member that stays a learner. Talos
+// promotes the member that it has added in this very start of etcd, and gives that
+// up after ten minutes (learnerMemberID and promoteMember in
+// internal/app/machined/pkg/system/services/etcd.go).
+func AdviceForLearner(addr netip.Addr, m *cluster.Machine) string {
+	return fmt.Sprintf("Talos makes a member a voter within ten minutes of the start in which it joined: if %s has started again since, or that time is over, it stays a learner "+
+		"until it joins anew with empty data: %s, which also wipes whatever else that volume holds", addr, ResetEtcd(addr, m))
+}
+
+// ResetEtcd is the command that empties what a control plane has of etcd, so that
+// it joins anew; m may be nil.
+func ResetEtcd(addr netip.Addr, m *cluster.Machine) string {
+	label := "EPHEMERAL"
+	if m != nil && len(m.DisksWith("ETCD")) > 0 {
+		label = "ETCD"
+	}
+	return fmt.Sprintf("talosctl reset -n %s --graceful=false --reboot --system-labels-to-wipe %s", addr, label)
+}

@@ -1,0 +1,133 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// BackUpEtcd saves a snapshot of the most up-to-date of the members at these
+// addresses: the leader, else another voting member that follows one. What is
+// wrong with the others is a warning; members that do not agree on the data have
+// none to be trusted.
+func BackUpEtcd(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
+	v, at, problems := atEndpoints(ctx, etcd, ask)
+	if err := ctx.Err(); err != nil {
+		return Backup{}, err
+	}
+	if len(v.Statuses) == 0 {
+		return Backup{}, errors.Join(append(problems, errors.New("no endpoint of the talosconfig says how etcd is"))...)
+	}
+	fit, err := v.Fit()
+	if err != nil {
+		return Backup{}, errors.Join(append(problems, err)...)
+	}
+	b := Backup{File: file, Taken: time.Now().UTC().Truncate(time.Second), Warnings: v.Unhealthy("")}
+	var failed []error
+	for _, m := range fit {
+		s := v.Statuses[m.ID]
+		b.Member, b.Address = m.Label(), at[m.ID]
+		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
+		b.Snapshot, err = SaveSnapshot(ctx, file, func(w io.Writer) error {
+			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
+		})
+		if err == nil {
+			return b, nil
+		}
+		if _, local := errors.AsType[*fs.PathError](err); local {
+			return Backup{}, fault.WithHint(fmt.Errorf("save the snapshot: %w", err), "give it room there, or another place with --to")
+		}
+		err = fmt.Errorf("snapshot of etcd from %s: %w", b.Member, err)
+		if failed = append(failed, err); ctx.Err() != nil {
+			break
+		}
+		b.Warnings = append(b.Warnings, err.Error())
+	}
+	return Backup{}, errors.Join(append(failed, errors.New("no member gave a snapshot of etcd that can be used; none was saved"))...)
+}
+
+// Backup is a snapshot of etcd that was saved.
+type Backup struct {
+	File    string     `json:"file"`
+	Taken   time.Time  `json:"taken"`
+	Member  string     `json:"member"` // whose database it is
+	Address netip.Addr `json:"address"`
+	Snapshot
+	Warnings []string `json:"warnings,omitempty"` // what is wrong with etcd, and members that gave no usable snapshot
+}
+
+// atEndpoints asks whatever is at the addresses for its own status, the first
+// that can for all members, and members that are at none of them where they say
+// that they are.
+func atEndpoints(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr) (v cluster.EtcdView, at map[uint64]netip.Addr, problems []error) {
+	v = cluster.EtcdView{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
+	at = map[uint64]netip.Addr{}
+	unread := map[netip.Addr]error{}
+	look := func(addr netip.Addr) (cluster.EtcdStatus, error) {
+		if err := unread[addr]; err != nil {
+			return cluster.EtcdStatus{}, err
+		}
+		s, err := etcd.EtcdStatus(ctx, addr)
+		if err == nil {
+			v.Statuses[s.MemberID], at[s.MemberID] = s, addr
+		} else {
+			unread[addr], problems = err, append(problems, err)
+		}
+		return s, err
+	}
+	for _, addr := range ask {
+		s, err := look(addr)
+		if err == nil && len(v.Members) == 0 && s.Leader != 0 && !s.Learner {
+			if v.Members, err = etcd.EtcdMembers(ctx, addr); err != nil {
+				problems = append(problems, err)
+			}
+		}
+	}
+	for _, m := range v.Members {
+		if _, known := v.Statuses[m.ID]; known {
+			continue
+		}
+		addr, err := m.Address(nil)
+		if err == nil {
+			_, err = look(addr)
+		}
+		if err != nil {
+			v.Errs[m.ID] = fmt.Errorf("does not answer: %w", err)
+		}
+	}
+	return v, at, problems
+}
+
+// counted tells how far a stream has come.
+type counted struct {
+	w        io.Writer
+	n, of    int64
+	lastTold int64
+	say      func(string)
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	if c.n += int64(n); c.n-c.lastTold >= saidEvery {
+		c.lastTold = c.n
+		c.say(fmt.Sprintf("%d of about %d MiB", c.n>>20, c.of>>20))
+	}
+	return n, err
+}
+
+func leads(s cluster.EtcdStatus) string {
+	if s.Leader == s.MemberID {
+		return "the leader"
+	}
+	return "a follower"
+}
+
+// saidEvery is after how many bytes of a snapshot its progress is told.
+const saidEvery = 64 << 20

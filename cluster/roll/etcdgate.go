@@ -1,0 +1,86 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// requireEtcd refuses to take a control plane out unless etcd goes on without it.
+func (n gate) requireEtcd(ctx context.Context) error {
+	if n.plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask())
+	if err != nil {
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
+	}
+	m, member, err := v.Member(n.plan.Node)
+	if err != nil {
+		return err
+	}
+	except := n.plan.Node
+	if member && len(v.Members) == 1 {
+		except = "" // nobody else tells what is wrong with it
+	}
+	if wrong := v.Unhealthy(except); len(wrong) > 0 {
+		return v.SilentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
+			"talosctl etcd status; talosctl etcd alarm list; put etcd right first"), wrong)
+	}
+	voters := len(v.Members)
+	if !member {
+		voters++ // it is out already: the others are all there are
+	}
+	if err := errors.Join(n.requireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
+		return err
+	}
+	switch {
+	case member:
+		if refused, _ := cluster.EtcdRules(voters, !n.plan.EtcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
+			return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
+		}
+	case n.plan.EtcdKept:
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.Names()),
+			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", ResetEtcd(n.plan.Addr, n.plan.Found.Machine))
+	}
+	return nil
+}
+
+// requireSameEtcd refuses where the member of the node's name is not the one
+// that runs on the node: when it joins again Talos would remove another
+// machine's member, and what it has now would be another cluster's data.
+func (n gate) requireSameEtcd(ctx context.Context, v cluster.EtcdView, m cluster.EtcdMember) error {
+	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
+	_, answers := v.Statuses[m.ID]
+	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.plan.Node })
+	switch {
+	case m.ID == 0 && i >= 0:
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
+			n.plan.Node, own.MemberID, v.Members[i].Label())
+	case err == nil && own.MemberID != m.ID && m.ID == 0:
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.Names())
+	case err == nil && own.MemberID != m.ID, err != nil && answers:
+		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+	case err != nil && m.ID != 0:
+		return n.identity.requireOwnMember(ctx, m)
+	default:
+		return nil // that it does not answer is no reason not to replace it
+	}
+	return fault.WithHint(err, "talosctl get members and talosctl etcd members, asked of each control plane, show who is who")
+}
+
+// requireAllMembers refuses where a control plane has no part in the etcd that
+// was looked at. A resumed run may not see them all.
+func (n gate) requireAllMembers(v cluster.EtcdView, voters int) error {
+	if n.plan.Resume || voters == len(n.plan.ControlPlanes) {
+		return nil
+	}
+	return fault.WithHint(
+		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.ControlPlanes), n.plan.Node, v.Names(n.plan.Node)),
+		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
+			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
+}

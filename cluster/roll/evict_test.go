@@ -1,0 +1,191 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// drainedKube is a cluster of one node, whose calls may fail.
+type drainedKube struct {
+	cluster.Kube
+	mark     *cluster.Mark
+	fails    map[string]error
+	attached []cluster.AttachedVolume
+	calls    []string
+}
+
+func (k *drainedKube) call(name string) error {
+	k.calls = append(k.calls, name)
+	return k.fails[name]
+}
+
+func (k *drainedKube) Node(context.Context, string) (cluster.KubeNode, error) {
+	return cluster.KubeNode{Name: "wk1", UUID: "u1", Mark: k.mark}, nil
+}
+
+func (k *drainedKube) Cordon(context.Context, string, cluster.Mark) error { return k.call("cordon") }
+
+func (k *drainedKube) Uncordon(context.Context, string) error { return k.call("uncordon") }
+
+func (k *drainedKube) Drain(context.Context, string, cluster.DrainOptions, func(string)) error {
+	return k.call("drain")
+}
+
+func (k *drainedKube) WatchDetached(context.Context, string, func(bool)) error {
+	return errors.New("no watches")
+}
+
+func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.AttachedVolume, error) {
+	return k.attached, k.call("attached")
+}
+
+// bootedTalos is a machine in its boot b1.
+type bootedTalos struct{ cluster.Talos }
+
+func (bootedTalos) Identity(context.Context, netip.Addr) (cluster.Machine, error) {
+	return cluster.Machine{UUID: "u1", Nodename: "wk1"}, nil
+}
+
+func (bootedTalos) Booted(context.Context, netip.Addr) (cluster.Machine, error) {
+	return cluster.Machine{UUID: "u1", BootID: "b1"}, nil
+}
+
+// runningVMs is a Proxmox whose VMs run.
+type runningVMs struct{ cluster.Proxmox }
+
+func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	return cluster.VM{ID: id, Running: true}, nil
+}
+
+// drainedNode is wk1, wanted with build "new", and its API.
+func drainedNode(k *drainedKube) *node {
+	return wired(&node{
+		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
+		plan:   cluster.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}},
+	})
+}
+
+// TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: a drain that fails once the
+// other system is installed leaves the node cordoned, for its mark tells of it.
+func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
+	t.Parallel()
+	begun := cluster.Mark{Run: "r1", Strategy: cluster.InPlace, Build: "new", BootID: "b1"}
+	installed, earlier := begun, begun
+	installed.Installed, earlier.Installed, earlier.BootID = true, true, "b0"
+	const again = "the new system is installed on wk1 already"
+	for name, c := range map[string]struct {
+		mark  *cluster.Mark
+		calls []string
+		hint  bool
+	}{
+		"no mark":              {nil, []string{"cordon", "drain", "uncordon"}, false},
+		"nothing installed":    {&begun, []string{"cordon", "drain", "uncordon"}, false},
+		"installed":            {&installed, []string{"cordon", "drain"}, true},
+		"installed and booted": {&earlier, []string{"cordon", "drain", "uncordon"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			budget := errors.New("pods left")
+			k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
+			err := drainedNode(k).upgrade.drain(t.Context())
+			if !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint {
+				t.Errorf("%v, hints %q", err, fault.Hints(err))
+			}
+			if diff := cmp.Diff(c.calls, k.calls); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestEvictBacksOutOfACordon: one that fails may have been made all the same.
+func TestEvictBacksOutOfACordon(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		cordon error
+		backs  bool
+	}{
+		"it failed":         {errors.New("etcdserver: request timed out"), true},
+		"the claim is lost": {fault.As(fault.Claimed, errors.New("another run has it")), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := &drainedKube{fails: map[string]error{"cordon": c.cordon}}
+			empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
+			backs := false
+			err := drainedNode(k).eviction.evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
+			if !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain") {
+				t.Errorf("%v, backed out: %t, calls %q", err, backs, k.calls)
+			}
+		})
+	}
+}
+
+// TestAwaitDetached: volumes of pods that a drain leaves on purpose are not waited for.
+func TestAwaitDetached(t *testing.T) {
+	t.Parallel()
+	stays := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "csi/agent", Driver: "csi.example.com", User: "DaemonSet pod csi/agent-x"}
+	goes := cluster.AttachedVolume{Attachment: "csi-2b", Volume: "pv-2", Claim: "shop/data", Driver: "csi.example.com"}
+	for name, c := range map[string]struct {
+		attached []cluster.AttachedVolume
+		want     string // "": it is not waited
+	}{
+		"none":        {nil, ""},
+		"one stays":   {[]cluster.AttachedVolume{stays}, ""},
+		"one is left": {[]cluster.AttachedVolume{stays, goes}, "last seen: still attached: PersistentVolume pv-2 (claim shop/data, driver csi.example.com): "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				err := drainedNode(&drainedKube{attached: c.attached}).eviction.awaitDetached(t.Context(), "take-down/drain", time.Minute)
+				if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+					t.Errorf("err = %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestDisksStay names the pod that keeps a disk, and only for what no pod keeps
+// says that its driver lost track.
+func TestDisksStay(t *testing.T) {
+	t.Parallel()
+	used := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pvc-0b5f", Driver: "csi.proxmox.sinextra.dev", Handle: "cluster-1/pve1/fast/vm-9999-pvc-0b5f", User: "DaemonSet pod csi/agent-x"}
+	other := used
+	other.Handle = "0001-0009-rook-ceph-0000000000000001-0b5f"
+	disk := func(key, volid string) cluster.Disk { return cluster.Disk{Key: key, Volid: volid} }
+	const keep, lost = "which DaemonSet pod csi/agent-x uses", "its driver lost track"
+	for name, c := range map[string]struct {
+		attached []cluster.AttachedVolume
+		disks    []cluster.Disk
+		keep     bool
+		lost     bool
+	}{
+		"nobody's":            {nil, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"a DaemonSet's":       {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, false},
+		"in a file":           {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")}, true, false},
+		"one of each":         {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi6", "fast:vm-9999-pvc-77"), disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, true},
+		"of another storage":  {[]cluster.AttachedVolume{other}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"of who goes as told": {[]cluster.AttachedVolume{{Handle: used.Handle}}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := drainedNode(&drainedKube{attached: c.attached}).eviction.disksStay(t.Context(), c.disks, errors.New("still there"))
+			hints := strings.Join(fault.Hints(err), "\n")
+			if strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost {
+				t.Errorf("hints %q", fault.Hints(err))
+			}
+		})
+	}
+}

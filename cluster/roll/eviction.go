@@ -1,0 +1,179 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// awaitDetached waits until Kubernetes counts no volume as attached to the node
+// but those of pods that a drain leaves there, which never go.
+func (n eviction) awaitDetached(ctx context.Context, id string, within time.Duration) error {
+	err := n.watch(ctx, id, wait.For{Name: "volumes of " + n.plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.watchDetached}}, func(ctx context.Context) (bool, string, error) {
+		volumes, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
+		var names []string
+		for _, v := range volumes {
+			if v.User == "" {
+				names = append(names, v.String())
+			}
+		}
+		return err == nil && len(names) == 0, "still attached: " + strings.Join(names, "; "), err
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fault.WithHint(fault.DrainBlocked.Of(err), "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
+			"nothing of VM %d was touched, and the same command again goes on", n.plan.VMID)
+	}
+	return err
+}
+
+// awaitDisksGone waits until the VM has none but the disks that it is remembered
+// with: stopped now, it would be recreated without the others, or take along what a
+// pod writes to elsewhere by now.
+func (n eviction) awaitDisksGone(ctx context.Context, id string, mem cluster.Memory, within time.Duration) error {
+	var foreign []cluster.Disk
+	err := n.wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.plan.VMID), within, func(ctx context.Context) (bool, string, error) {
+		vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+		if err != nil {
+			return false, "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		}
+		foreign, err = exchange.ForeignDisks(vm, mem)
+		return err == nil && len(foreign) == 0, "still there: " + exchange.DiskNames(foreign), err
+	})
+	if len(foreign) > 0 && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return n.disksStay(ctx, foreign, fault.As(fault.Refused, err))
+	}
+	return err
+}
+
+// disksStay says what to do about disks of pods that a VM still has: a pod that a
+// drain leaves uses them, or nobody does.
+func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err error) error {
+	volumes, lost := n.Kube.AttachedVolumes(ctx, n.plan.Node)
+	if lost != nil {
+		return errors.Join(err, lost)
+	}
+	for _, v := range volumes {
+		i := slices.IndexFunc(foreign, v.IsOf)
+		if v.User == "" || i < 0 {
+			continue
+		}
+		err = fault.WithHint(fault.DrainBlocked.Of(err), "%s is %s, which %s uses: a drain leaves such pods where they are. Keep that one off %s (a DaemonSet's by its nodeSelector or affinity), then run the same command again; nothing of VM %d was touched",
+			foreign[i].Key, v, v.User, n.plan.Node, n.plan.VMID)
+		foreign = slices.Delete(foreign, i, i+1)
+	}
+	if len(foreign) == 0 {
+		return err
+	}
+	return fault.WithHint(fault.DrainBlocked.Of(err),
+		"Kubernetes counts no volume of %s as attached to %s any more, so its driver lost track: see which VM has each by right, then take them out of VM %d (qm set %d --delete KEY keeps the volume of another owner) and run the same command again; "+
+			"nothing of the VM was touched", exchange.DiskNames(foreign), n.plan.Node, n.plan.VMID, n.plan.VMID)
+}
+
+func (n eviction) drain(ctx context.Context) error {
+	if off, err := n.isOff(ctx); err != nil || off {
+		return err // nothing runs there any more, and no kubelet would tell of an end
+	}
+	if parked, err := n.systemParked(ctx); err != nil || parked {
+		return err // somebody has started what is left of it; the only control plane's API went with that disk
+	}
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	why := cluster.Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.Build(), BootID: mem.BootID}
+	const id = "take-down/drain"
+	empty := func(ctx context.Context, by time.Time) error {
+		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
+			return err
+		}
+		return n.losses.require(ctx) // nothing can be bound to it any more
+	}
+	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
+}
+
+// evict cordons the node and empties it of pods and of their volumes, for which
+// empty may wait longer. If that fails and the roll goes on living, backOut leaves
+// the node as it was.
+func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
+	err := n.repeat(ctx, id, repeatBefore, n.identity.requireOneMachine)
+	if err == nil { // a cordon that fails may have been made all the same
+		err = fault.Prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
+	}
+	if err == nil {
+		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
+			err := n.Kube.Drain(ctx, n.plan.Node, cluster.DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+			if _, notBegun := errors.AsType[*cluster.UnprovenError](err); notBegun {
+				return err
+			}
+			return final(err) // it has been patient for as long as a drain may take
+		})
+	}
+	by := time.Now().Add(n.Timing.Drain)
+	if err == nil {
+		err = n.awaitDetached(ctx, id, n.Timing.Drain)
+	}
+	if err == nil {
+		err = empty(ctx, by)
+	}
+	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+		if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+			err = cluster.SwitchedOff(vm, err)
+		}
+		err = final(errors.Join(err, n.repeat(ctx, id, repeatBefore, func(context.Context) error { return backOut() })))
+	}
+	return fault.Prefix("drain "+n.plan.Node, err)
+}
+
+// backOut leaves a node that could not be drained as it was: it still runs, with
+// all its disks, so a cordon of ours must not outlive the failure, nor a record
+// that says it is out. A record that a disk needs to get back stays open.
+func (n eviction) backOut(ctx context.Context) error {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	if keys := park.Parked(); len(keys) > 0 {
+		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.plan.Node, strings.Join(keys, ", ")),
+			"they are safe there, and the record that tells whose they are stays open: the same command again goes on, recast recover %s gives it up", n.plan.Node)
+	}
+	if err := n.takesPods(ctx); err != nil {
+		return err
+	}
+	if err := n.record.updateRecord(ctx, (*cluster.Record).Close); err != nil {
+		return err
+	}
+	return n.savedConfig.forget()
+}
+
+// takesPods takes our cordon back. A Node that somebody deleted has none.
+func (n eviction) takesPods(ctx context.Context) error {
+	err := n.Kube.Uncordon(ctx, n.plan.Node)
+	if err == nil || errors.Is(err, cluster.ErrNotFound) {
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.plan.Node)
+}
+
+// systemParked says whether the node's system disk is parked, so that whatever runs
+// in its VM is not the node. No disk is taken from a VM that runs.
+func (n eviction) systemParked(ctx context.Context) (bool, error) {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, d := range park.Record.Disks {
+		if d.System {
+			reason, err := exchange.IsParked(park.VM, d)
+			return reason != "", err
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,79 @@
+package roll
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// asReimage is the same node on its way back to the build that it had.
+func (n fallback) asReimage() *node {
+	f := wired(&node{Roller: n.Roller, plan: n.plan, want: n.want, path: n.path + "/fallback"})
+	f.plan.Strategy, f.plan.EtcdKept, f.plan.Resume = cluster.Reimage, n.plan.FallbackKept, true
+	f.want.Build = *n.plan.Previous
+	f.plan.Wanted = f.want
+	return f
+}
+
+// step reimages a node that did not come back, and then fails: the node
+// serves again, but it is not what was wanted.
+func (n fallback) step() step.Step {
+	return step.Step{
+		ID: "fallback", Title: "install the build that it had on a blank system disk", Risk: step.Destructive,
+		Skip: func(context.Context) (string, error) {
+			if n.gaveUp == nil {
+				return "it came back", nil
+			}
+			return "", nil
+		},
+		Steps: func(context.Context) ([]step.Step, error) {
+			f := n.asReimage()
+			reimage := f.order.recreate()
+			return []step.Step{
+				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.check},
+				{ID: "remember", Title: "open the record of the reimage", Skip: f.recall.remembered, Do: func(ctx context.Context) error {
+					mem, err := f.memory(ctx)
+					if err != nil {
+						return err
+					}
+					return f.record.open(ctx, mem)
+				}},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: f.power.stopped, Do: f.power.stop},
+				f.record.replacing().Park(),
+				reimage[len(reimage)-1], // bring-up
+				{ID: "report", Title: "note that the build does not boot here", Do: func(ctx context.Context) error {
+					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {
+						return fmt.Errorf("mark node %s: %w", n.plan.Node, err)
+					}
+					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, words.Short(f.want.Build.ID)),
+						"the disk with the system that does not boot is parked: recast status shows it")
+				}},
+			}, nil
+		},
+	}
+}
+
+// remember is what a reimage will need, read while the machine can still be asked.
+func (n fallback) remember(ctx context.Context) error {
+	kubernetes, err := n.savedConfig.runsKubernetes(ctx)
+	if err != nil {
+		return err
+	}
+	sum, err := n.savedConfig.remember(ctx, kubernetes)
+	if err != nil || n.plan.Previous == nil {
+		return err
+	}
+	mem, err := n.asReimage().recall.observe(ctx)
+	if err != nil {
+		return err
+	}
+	mem.ConfigSum = sum
+	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,25 @@
+package roll
+
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// TestWayBackIsPublished: what a node is upgraded to in place is what the failure of
+// the next upgrade would reimage it to.
+func TestWayBackIsPublished(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[cluster.BootFailure]int{cluster.StopOnBootFailure: 0, cluster.RollbackOnBootFailure: 0, cluster.ReimageOnBootFailure: 1} {
+		wanted, o := clustertest.World()
+		wanted[1].Strategy = cluster.InPlace
+		plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{Only: []string{"wk1"}, BootFailure: policy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hosts := plan.ISOHosts(); len(hosts) != want {
+			t.Errorf("%s: the ISO goes to %v", policy, hosts)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+func (n finish) kept(ctx context.Context) (string, error) {
+	park, err := n.parking(ctx)
+	if err != nil || park.Record.Open {
+		return "", err
+	}
+	return fmt.Sprintf("the old system disk is on %s", park.VM), nil
+}
+
+// steps put back what was taken away for the time of the roll, and close
+// the record last: until then the replacement is unfinished.
+func (n finish) steps(ctx context.Context) ([]step.Step, error) {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.Frees = n.plan.Frees
+	return append(append(r.Settings.FinishSteps(),
+		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
+		step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)},
+	), n.freeSteps("bring-up/finish")...), nil
+}
+
+func (n finish) uncordon(ctx context.Context) error {
+	if err := errors.Join(n.identity.requireOwnName(ctx), n.noteStage(ctx, cluster.StageServes)); err != nil {
+		return err
+	}
+	return fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
+}
+
+// uncordoned is so once the mark is gone: somebody else's cordon stays.
+func (n finish) uncordoned(ctx context.Context) (string, error) {
+	k, err := n.kubeNode(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case k.Mark != nil:
+		return "", nil
+	case k.Unschedulable:
+		return "it was cordoned before recast came", nil
+	}
+	return "it takes pods", nil
+}
+
+// restoreMetadata gives a Node back what people had put on it, if it is another
+// object than before: a person or a cloud controller deleted that, and the kubelet
+// registered anew. On the same one whatever changed meanwhile was changed on purpose.
+func (n finish) restoreMetadata(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return err
+	}
+	if !mem.LostMetadata(k) {
+		return nil
+	}
+	return fault.Prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
+}
+
+// free frees a superseded disk. The node is healthy, so one that can't be freed
+// does not fail its roll: it stays for recast prune.
+func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) error {
+	err := ref.Free(ctx, n.Proxmox, func(ctx context.Context) ([]cluster.Use, error) {
+		vms, err := n.Proxmox.VMs(ctx)
+		return cluster.UsesOf(vms), fault.Prefix("read Proxmox", err)
+	})
+	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
+		return err
+	}
+	if _, unproven := errors.AsType[*cluster.UnprovenError](err); unproven {
+		return err
+	}
+	if errStay := ref.Stay(ctx, n.Proxmox); errStay != nil {
+		return errors.Join(err, errStay)
+	}
+	n.say(path, fmt.Sprintf("not freed: %v; it stays, and recast prune can free it", err))
+	return nil
+}
+
+// freeSteps free what the plan showed, once the record of the replacement is closed.
+func (n finish) freeSteps(path string) []step.Step {
+	var steps []step.Step
+	for _, f := range n.plan.Frees {
+		ref := exchange.KeptRef{Cluster: n.Cluster, Node: n.plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
+		id := "free-" + f.Key
+		steps = append(steps, step.Step{
+			ID: id, Kind: "free-disk", Title: "free " + f.String(), Risk: step.Destructive,
+			Skip: func(ctx context.Context) (string, error) {
+				_, entry, found, err := ref.Find(ctx, n.Proxmox)
+				switch {
+				case err != nil:
+					return "", err
+				case !found:
+					return "it is gone", nil
+				case !entry.Going:
+					return "it stays; recast prune shows it", nil
+				}
+				return "", nil
+			},
+			Do: func(ctx context.Context) error { return n.free(ctx, ref, path+"/"+id) },
+		})
+	}
+	return steps
+}

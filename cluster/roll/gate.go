@@ -1,0 +1,313 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// AwaitOwnTasks waits until Proxmox has ended what an earlier process of ours,
+// killed since, had asked for about the VMs that of accepts; see TouchedBy. Before
+// that the world would change under our eyes.
+func AwaitOwnTasks(ctx context.Context, px cluster.Tasks, of func(cluster.VMID) bool, poll time.Duration, say func(string)) error {
+	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: exchange.OwnTasksTimeout, Seen: say}
+	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })
+}
+
+// TouchedBy says of which VMs an earlier run of this cluster may have asked
+// Proxmox for something: those with numbers of recast's own, the nodes' by number or
+// name, and all that a record of the cluster names. Another cluster's run may use
+// the same token at the same time, and its tasks are none of ours.
+func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, own func(cluster.VMID) bool) (func(cluster.VMID) bool, error) {
+	ids := map[cluster.VMID]bool{}
+	for _, w := range wanted {
+		ids[w.VMID], ids[w.Holder] = true, true
+		for _, vm := range vms {
+			if vm.Name == w.Name {
+				ids[vm.ID] = true
+			}
+		}
+	}
+	parkings, err := cluster.Parkings(vms, clusterName)
+	for _, p := range parkings {
+		ids[p.VM.ID], ids[p.Record.VMID] = true, true
+		for _, d := range p.Record.Disks {
+			ids[d.Holder] = true
+		}
+	}
+	return func(id cluster.VMID) bool { return ids[id] || own(id) }, err
+}
+
+func awaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		running, err := list(ctx)
+		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
+	})
+}
+
+// check is the last look before the node is taken out. Before it looks, it waits for
+// what may still come; but for forgetting that, it only reads. From then on this
+// roll counts the node as out.
+func (n gate) check(ctx context.Context) error {
+	if err := n.lateGate.awaitLate(ctx); err != nil {
+		return err
+	}
+	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
+		return err
+	}
+	n.out.add(n.plan.Node)
+	return nil
+}
+
+func (n gate) look(ctx context.Context) error {
+	var problems []error
+	switch {
+	case n.plan.Strategy == cluster.InPlace && (n.plan.Resume || n.plan.Drift.Tidy()):
+		return nil // it is out already, or is not taken out at all
+	case n.plan.Strategy == cluster.Configure:
+		return n.identity.requireNameFree(ctx)
+	case n.plan.Strategy != cluster.InPlace:
+		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
+	}
+	switch n.plan.Strategy {
+	case cluster.PutBack:
+		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.losses.require(ctx))...)
+	case cluster.Recreate, cluster.Reimage:
+		problems = append(problems, n.requireISO(ctx))
+		if !n.plan.Resume {
+			problems = append(problems, n.requireRoom(ctx))
+		}
+	}
+	switch {
+	case !slices.Contains(cluster.Leavers, n.plan.Strategy):
+	case n.plan.Resume:
+		problems = append(problems, n.losses.requireOff(ctx))
+	default:
+		problems = append(problems, n.requireReplaceable(ctx))
+	}
+	if !n.plan.Resume && n.plan.Strategy != cluster.InPlace {
+		problems = append(problems, n.requireStorages(ctx))
+	}
+	if !n.plan.Resume {
+		problems = append(problems, n.identity.requireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+	} else if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+		problems = append(problems, n.requireEtcd(ctx)) // it still serves
+	}
+	return errors.Join(problems...)
+}
+
+func (n *node) isOldBoot(ctx context.Context, m cluster.Machine) bool {
+	mem, err := n.memory(ctx)
+	return err == nil && m.BootID == mem.BootID
+}
+
+// requireFallback refuses an upgrade in place whose way back, as the plan shows
+// it, is not there: the ISO of the build that the node runs.
+func (n gate) requireFallback(ctx context.Context) error {
+	if n.plan.Strategy != cluster.InPlace || n.plan.Previous == nil {
+		return nil
+	}
+	f := n.fallback.asReimage()
+	if err := f.losses.require(ctx); err != nil { // asked again where it can be, before the disk leaves
+		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err)
+	}
+	if err := f.gate.requireISO(ctx); err != nil {
+		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err),
+			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
+	}
+	return nil
+}
+
+func (n gate) requireISO(ctx context.Context) error {
+	_, err := n.isoVolume(ctx)
+	return err
+}
+
+// isoVolume finds the boot ISO on the first of the configured storages that has it for this host.
+func (n gate) isoVolume(ctx context.Context) (string, error) {
+	for _, storage := range n.want.ISOStorages {
+		volid := storage + ":iso/" + n.want.Build.ISOName
+		found, err := n.Proxmox.HasVolume(ctx, n.plan.Host, volid)
+		if err != nil {
+			return "", fmt.Errorf("look for %s on %s: %w", volid, n.plan.Host, err)
+		}
+		if found {
+			return volid, nil
+		}
+	}
+	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them",
+		n.want.Build.ISOName, strings.Join(n.want.ISOStorages, ", "), n.plan.Host), "recast publish")
+}
+
+// requireStorages asks each storage that has a disk of the VM for something: one
+// that is out of reach is found before the VM is off, not when the disks are to be moved.
+func (n gate) requireStorages(ctx context.Context) error {
+	disks, err := n.plan.Found.VM.Disks()
+	if err != nil {
+		return err
+	}
+	var problems []error
+	asked := map[string]bool{}
+	for _, d := range disks {
+		storage := d.Storage()
+		if d.CDROM || d.Owner == 0 || asked[storage] {
+			continue
+		}
+		asked[storage] = true
+		if _, err := n.Proxmox.OwnedVolumes(ctx, n.plan.Host, storage, n.plan.VMID); err != nil {
+			problems = append(problems, fmt.Errorf("read storage %s, on which %s of VM %d is, before that is taken down: %w", storage, d.Key, n.plan.VMID, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (n gate) requireUnchanged(ctx context.Context) error {
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+	if err != nil {
+		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	if vm.Host != n.plan.Host {
+		return n.movedSince(vm)
+	}
+	same := vm.Digest == n.plan.Digest
+	if was := n.plan.Found.VM; !same && was != nil && was.Digest == n.plan.Digest {
+		if same, err = was.SameButPods(ctx, vm, n.Kube.PodVolumes); err != nil {
+			return err
+		}
+	}
+	if !same || vm.UUID() != n.plan.UUID {
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
+	}
+	return nil
+}
+
+func (n gate) movedSince(vm cluster.VM) error {
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plan.Host),
+		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
+}
+
+// requireReplaceable looks again at what the VM's digest does not show, and what
+// may have come since the plan was made: data that moved here when another node
+// was drained, a backup that is due by now, a firewall rule.
+func (n gate) requireReplaceable(ctx context.Context) error {
+	c := cluster.Candidate{Wanted: n.plan.Wanted, VM: *n.plan.Found.VM, Found: n.plan.Found}
+	var errTies, errLocal, errMachine error
+	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
+	k, errNode := n.Kube.Node(ctx, n.plan.Node)
+	if errNode == nil {
+		c.Found.Local, errLocal = n.losses.localData(ctx, k)
+	}
+	c.Machine, errMachine = n.Talos.Machine(ctx, n.plan.Addr)
+	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
+		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
+	}
+	against := slices.Concat(cluster.Texts(c.Occupied()), cluster.Texts(c.Irreplaceable()))
+	if n.plan.Strategy == cluster.Recreate {
+		against = append(against, cluster.Texts(c.Tied())...)
+	}
+	if len(against) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s",
+		n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
+}
+
+// requireSoleOwner refuses where somebody else would undo what the roll does.
+func (n gate) requireSoleOwner(ctx context.Context) error {
+	owners, err := n.Kube.OtherOwners(ctx)
+	if err != nil {
+		return fmt.Errorf("look for other upgraders: %w", err)
+	}
+	if m := n.plan.Found.Machine; m != nil {
+		for _, arg := range m.Omni() {
+			owners = append(owners, "Omni ("+arg+")")
+		}
+	}
+	if len(owners) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
+		"suspend or remove that first: two tools must not decide which version a node runs")
+}
+
+// outNodes are the nodes that this roll has out at the moment.
+type outNodes struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (o *outNodes) add(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.names == nil {
+		o.names = map[string]bool{}
+	}
+	o.names[name] = true
+}
+
+func (o *outNodes) remove(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.names, name)
+}
+
+func (o *outNodes) has(name string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.names[name]
+}
+
+// requireUnpaused looks at the mark again: it may have come since the plan was
+// made. What was begun is finished all the same.
+func (n gate) requireUnpaused(ctx context.Context) error {
+	if n.plan.Resume || n.plan.Strategy == cluster.Configure {
+		return nil
+	}
+	k, err := n.kubeNode(ctx)
+	if err != nil || k.Pause == "" {
+		return err
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.plan.Node))
+}
+
+// requireOthersReady refuses to take a node out while another one is down that
+// this roll has not taken out itself.
+func (n gate) requireOthersReady(ctx context.Context) error {
+	nodes, err := n.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	down := n.plan.Heed.Down(nodes, n.plan.Role, func(name string) bool { return name == n.plan.Node || n.out.has(name) })
+	if len(down) > 0 {
+		return fault.WithHint(fault.GateClosed.Refusedf("%s%s", cluster.OthersDown, strings.Join(down, ", ")), cluster.BringBack)
+	}
+	return nil
+}
+
+// requireRoom looks again whether the new system disk of this node alone can be
+// made: what the plan counted may have been taken by others since.
+func (n gate) requireRoom(ctx context.Context) error {
+	if n.plan.Space == nil {
+		return nil
+	}
+	room := cluster.RoomOn(ctx, n.Proxmox, n.plan.Host)
+	if cluster.IsUnanswered(room.Err) {
+		return fmt.Errorf("read the room on %s: %w", n.plan.Host, room.Err)
+	}
+	rooms := map[string]cluster.Room{n.plan.Host: room}
+	for _, use := range cluster.SpaceUses([]cluster.NewDisk{*n.plan.Space}, rooms) {
+		if lack := use.Lacks(1)[0]; lack != "" {
+			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// LacksNode says what Kubernetes does not know yet of a node's present boot.
+func LacksNode(ctx context.Context, kube cluster.KubeReader, node string, m cluster.Machine) (string, error) {
+	k, err := kube.Node(ctx, node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return nodeUnknown, nil
+	case err != nil:
+		return "", err
+	}
+	return lacksReady(ctx, kube, k, m)
+}
+
+// Settling is what a wait sees of a node that lacks nothing, until that has lasted.
+const Settling = "healthy, settling"
+
+const bootUnseen = "Kubernetes has not seen this boot yet"
+
+// isWatched says whether the watches of a machine and of its Node tell when that is mended.
+func isWatched(lacks string) bool {
+	return strings.HasPrefix(lacks, cluster.StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
+}
+
+// lacksReady is LacksNode of a Node as it was read after the machine.
+func lacksReady(ctx context.Context, kube cluster.KubeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
+	switch {
+	case k.UUID != m.UUID:
+		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
+	case k.BootID != m.BootID:
+		return bootUnseen, nil
+	case !k.Ready:
+		return nodeNotReady, nil
+	}
+	pending, err := kube.PendingCertificates(ctx, k.Name)
+	if err == nil && len(pending) > 0 {
+		return fmt.Sprintf("certificate requests of its kubelet wait for approval: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
+			strings.Join(pending, " ")), nil
+	}
+	return "", err
+}
+
+const nodeNotReady = "its Node is not Ready"
+
+// healthy is the goal of waiting: the machine runs the wanted build from its
+// own disk with every volume back, and Kubernetes has seen this very boot.
+func (n health) healthy(ctx context.Context) (string, error) {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return "", err
+	}
+	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
+}
+
+// inVain adds what can be done about a machine that was waited for in vain.
+func (n health) inVain(ctx context.Context, err error) error {
+	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
+		return err
+	}
+	again := "recast roll waits for it again"
+	if m, errNow := n.Talos.Machine(ctx, n.plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
+		again = "it can't boot from its new disk, on which an installation broke off"
+	}
+	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
+		n.plan.VMID, n.plan.Addr, again, n.plan.Node)
+}
+
+// installs says whether Talos is installed on a blank disk.
+func (n *node) installs() bool {
+	return n.plan.Strategy == cluster.Recreate || n.plan.Strategy == cluster.Reimage
+}
+
+func (n health) isHealthy() string {
+	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, words.Short(n.want.Build.ID))
+}
+
+// lacks names the first thing that the node still lacks; "" when it is healthy.
+func (n health) lacks(ctx context.Context, mem cluster.Memory) (string, error) {
+	m, lacks, err := n.arrived(ctx, true)
+	if err != nil || lacks != "" {
+		return lacks, err
+	}
+	if m.BootID == mem.BootID && n.plan.Strategy != cluster.PutBack {
+		return "still the boot from before the replacement", nil
+	}
+	if lacks := n.lacksSystem(m, mem); lacks != "" {
+		return lacks, nil
+	}
+	for _, want := range mem.Volumes {
+		have, there := m.Find(want)
+		switch {
+		case !there && !m.Shows(want.Format):
+		case !there:
+			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID), nil
+		case want.Phase == "ready" && have.Phase != "ready":
+			return fmt.Sprintf("persistent volume %s is %s", want.Label, words.OrNone(have.Phase)), nil
+		}
+	}
+	if lacks := n.lacksPlace(m, mem); lacks != "" {
+		return lacks, nil
+	}
+	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
+		return lacks, err
+	}
+	return LacksNode(ctx, n.Kube, n.plan.Node, m)
+}
+
+// lacksPlace says which persistent volume is on another disk than before. A disk that
+// can't be told any more, because pods have got disks of the same size, is none: a
+// blank machine has shown all of them, and a disk that does not move is in its place.
+func (n health) lacksPlace(m cluster.Machine, mem cluster.Memory) string {
+	vm := n.vmToBe(mem)
+	drives, err := vm.Bootable()
+	if err != nil {
+		return err.Error()
+	}
+	for _, was := range mem.Persistent {
+		if on := m.MachineDisks(vm, drives, was.Key); len(on) == 1 {
+			if elsewhere := mem.Elsewhere(m, was, on[0]); elsewhere != "" {
+				return elsewhere
+			}
+		}
+	}
+	return ""
+}
+
+// lacksSystem compares what the machine booted, and from where, with what it should.
+func (n health) lacksSystem(m cluster.Machine, mem cluster.Memory) string {
+	if n.plan.Strategy == cluster.PutBack || n.plan.Strategy == cluster.Rollback {
+		if n.plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.plan.Restore.Build {
+			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
+		}
+		if !n.runsFromIts(m, mem) {
+			return fmt.Sprintf("it runs from %s, not from its old system disk", words.OrNone(m.SystemDisk))
+		}
+		return ""
+	}
+	if reasons := cluster.DiffImage(n.want.Build, m, n.History); len(reasons) > 0 {
+		return "runs the wrong image: " + reasons[0].Text
+	}
+	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too
+		return "it runs from its boot ISO still, not from its new disk"
+	}
+	if !n.runsFromIts(m, mem) {
+		return fmt.Sprintf("it runs from %s, not from the new system disk", words.OrNone(m.SystemDisk))
+	}
+	return ""
+}
+
+// runsFromIts says whether the machine's system disk is the one that it is to have.
+func (n health) runsFromIts(m cluster.Machine, mem cluster.Memory) bool {
+	vm := n.vmToBe(mem)
+	drives, err := vm.Bootable()
+	if err != nil {
+		return false
+	}
+	disks := m.MachineDisks(vm, drives, mem.SystemKey)
+	return len(disks) == 1 && disks[0].Device == m.SystemDisk
+}
+
+// sentBack ends the wait for a machine that is in maintenance mode again. Where
+// an installation fails, machined ends with it, and the machine boots its ISO
+// anew, without a configuration (main.go in machined).
+func (n health) sentBack(ctx context.Context, silent error) error {
+	if silent == nil || !n.installs() || ctx.Err() != nil {
+		return silent
+	}
+	m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+	if err != nil || m.Stage != "maintenance" || m.UUID != n.plan.UUID {
+		return silent
+	}
+	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
+		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.plan.Node, n.want.Build.Installer)),
+		"see that it can fetch the installer, and what the console of VM %d says; the same command again gives it its configuration anew; recast recover %s boots the old system disk instead",
+		n.plan.VMID, n.plan.Node))
+}
+
+// settle waits until the node has lacked nothing for the settling time. A
+// node that came back as its old system ends it.
+func (n health) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
+	var since time.Time // zero while it is not healthy
+	watched := true     // what it lacks is something that a watch tells of
+	w := wait.For{
+		Name: fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
+		Watches: []wait.Watch{n.watchMachine, n.watchNode},
+		Due: func() time.Duration {
+			switch {
+			case since.IsZero() && watched:
+				return 0
+			case since.IsZero():
+				return n.Timing.Poll
+			}
+			return max(time.Nanosecond, n.Timing.Settle-time.Since(since))
+		},
+	}
+	err := n.watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
+		what, err := lacks(ctx)
+		watched = err != nil || isWatched(what)
+		switch {
+		case errors.Is(err, errRolledBack):
+			return false, "", wait.Stop(err)
+		case err != nil || what != "":
+			since = time.Time{}
+			return false, what, n.renewal.stillOn(ctx, n.sentBack(ctx, err))
+		case since.IsZero():
+			since = time.Now()
+		}
+		return time.Since(since) >= n.Timing.Settle, Settling, nil
+	})
+	n.settledAt = time.Time{}
+	if err == nil {
+		n.settledAt = time.Now()
+	}
+	return n.etcd.blame(ctx, err)
+}
+
+// settled is the goal of settle: this process has seen the node settle, however
+// healthy it looks, and has seen nothing missing since. A reading that fails takes
+// nothing back.
+func (n health) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
+	switch {
+	case n.settledAt.IsZero():
+		return "", nil // not yet: settle waits and says why
+	case cluster.Elapsed(n.settledAt) < justNow:
+		return n.isHealthy(), nil
+	}
+	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {
+		return "", nil //nolint:nilerr // settle says what it is
+	}
+	return n.isHealthy(), nil
+}
+
+// vmToBe is the VM that is being brought up.
+func (n health) vmToBe(mem cluster.Memory) cluster.VM {
+	switch n.plan.Strategy {
+	case cluster.Recreate, cluster.Reimage:
+		return mem.BlankVM()
+	case cluster.Rollback:
+		return mem.VmWith(cluster.SplitOptions(n.plan.Restore.Options))
+	}
+	return mem.VM
+}
+
+func (n health) waitHealthy(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+}
+
+const nodeUnknown = "Kubernetes does not know it yet"

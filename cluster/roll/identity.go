@@ -1,0 +1,118 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// What a name stands for its Node in Kubernetes says: it is there on every
+// cluster, as a node is matched to its VM by it. Talos' discovery may be off,
+// knows machines that are gone for half an hour more, and shows of two with one
+// name only one member (controllers/cluster/member.go).
+
+// requireOneMachine refuses unless who answers at the node's address and who has
+// its name in Kubernetes are one machine, that of its VM. Whether a machine has
+// to answer is for others to say.
+func (n identity) requireOneMachine(ctx context.Context) error {
+	m, err := n.Talos.Identity(ctx, n.plan.Addr)
+	switch {
+	case err != nil:
+	case m.UUID != n.plan.UUID:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.plan.Node)
+	case m.Nodename != "" && m.Nodename != n.plan.Node:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.plan.Node, m.Nodename),
+			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
+	}
+	return n.requireOwnName(ctx)
+}
+
+// requireOwnName refuses where Kubernetes knows another machine by the node's name.
+func (n identity) requireOwnName(ctx context.Context) error {
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return err
+	}
+	return n.requireOwn(ctx, k)
+}
+
+func (n identity) requireOwn(ctx context.Context, k cluster.KubeNode) error {
+	if k.UUID == n.plan.UUID {
+		return nil
+	}
+	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.plan.Node, n.plan.VMID, n.plan.UUID))
+}
+
+// otherMachine says who the machine with that UUID is, which goes by the node's name, too.
+func (n identity) otherMachine(ctx context.Context, uuid string, err error) error {
+	vms, errVMs := n.Proxmox.VMs(ctx)
+	for _, vm := range vms {
+		if errVMs == nil && vm.UUID() == uuid {
+			err = fmt.Errorf("%w; it is the machine of %s", err, vm)
+		}
+	}
+	return fault.WithHint(err, "give every machine a hostname of its own (is one a clone?): talosctl get affiliates shows who is who; "+
+		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.plan.Node, n.plan.Node)
+}
+
+// requireNameFree refuses to bring a machine up under the node's name while
+// another one goes by it: it would take that one's Node and, as it joins etcd,
+// Talos would remove that one's member (addMember in services/etcd.go). An API
+// that does not answer, this may be the only control plane, has nothing to lose:
+// without etcd's quorum nobody joins.
+func (n identity) requireNameFree(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	if k, err := n.kubeNode(asking); err == nil {
+		if err := n.requireOwn(asking, k); err != nil {
+			return err
+		}
+	}
+	for _, e := range n.etcd.ask() {
+		if n.plan.Role != cluster.ControlPlane || e.Node == n.plan.Node {
+			continue
+		}
+		members, err := n.Talos.EtcdMembers(asking, e.Addr)
+		if err != nil {
+			continue
+		}
+		m, found, err := cluster.EtcdView{Members: members}.Member(n.plan.Node)
+		if err != nil || !found {
+			return errors.Join(err, ctx.Err())
+		}
+		return n.requireOwnMember(asking, m)
+	}
+	return ctx.Err()
+}
+
+// requireOwnMember refuses where another machine runs the member of the node's
+// name. One at whose peer address nobody answers us is nobody's, or the node's own.
+func (n identity) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
+	addr, err := m.Address(nil)
+	if err != nil || addr == n.plan.Addr {
+		return nil //nolint:nilerr // added, but never started
+	}
+	other, err := n.Talos.Identity(ctx, addr)
+	if err != nil || other.UUID == n.plan.UUID {
+		return nil //nolint:nilerr // see above
+	}
+	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
+}
+
+// crossCheck sees that a machine runs what this upgrade has installed, although it
+// says that it has booted the entry of before: it has rebooted since, and its
+// schematic is the wanted one. Names of entries with the same version do not tell, and
+// until its next boot nothing else does: its Node remembers it.
+func (n identity) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
+	mark := k.Mark
+	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID || mark.BootID == m.BootID {
+		return nil
+	}
+	n.say("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
+	return n.Kube.SetBooted(ctx, n.plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
+}

@@ -1,0 +1,90 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// TestSettledTakesBack: what shows that another system runs takes back that a node
+// has settled; a reading that fails does not.
+func TestSettledTakesBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		just  bool // the wait has just ended
+		lacks string
+		err   error
+		want  bool
+	}{
+		"it was just seen":     {just: true, lacks: "not asked", want: true},
+		"nothing is missing":   {want: true},
+		"something is missing": {lacks: "its Node is not Ready"},
+		"no answer":            {err: errors.New("connection refused"), want: true},
+		"its old system":       {err: fmt.Errorf("%w: v1 → v2", errRolledBack)},
+		"another system":       {err: fmt.Errorf("%w: v1 → v2", errOtherSystem)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := wired(&node{Roller: &Roller{}, settledAt: time.Now().Add(-justNow)})
+			if c.just {
+				n.settledAt = time.Now()
+			}
+			got, err := n.health.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
+			if err != nil || (got != "") != c.want {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
+	}
+}
+
+// configuredMachine is one in maintenance mode that answers so to a configuration.
+type configuredMachine struct {
+	cluster.Maintenance
+	answer error
+}
+
+func (configuredMachine) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
+	return config, nil
+}
+
+func (c configuredMachine) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
+	return c.answer
+}
+
+// keptConfig is a journal that has a machine configuration and nothing else.
+type keptConfig struct{ Journal }
+
+func (keptConfig) Get(string, any) (bool, error) { return false, nil }
+
+func (keptConfig) Secret(string) ([]byte, bool, error) { return []byte("machine: {}"), true, nil }
+
+// TestApplyHints: that a machine waits for a configuration is only said where it has refused one.
+func TestApplyHints(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer error
+		waits  bool
+	}{
+		"refused": {fault.Refusedf("unknown keys"), true},
+		"lost":    {fmt.Errorf("apply: %w", cluster.ErrLostAnswer), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := wired(&node{Roller: &Roller{
+				Maintenance: configuredMachine{answer: c.answer},
+				Journal:     keptConfig{},
+			}})
+			err := n.bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
+			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
+				t.Errorf("%v, %q", err, fault.Hints(err))
+			}
+		})
+	}
+}

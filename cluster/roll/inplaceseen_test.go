@@ -1,0 +1,71 @@
+package roll
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// countedTalos is a machine that runs one system, and counts how often it is asked.
+type countedTalos struct {
+	cluster.Talos
+	machine cluster.Machine
+	asked   int
+}
+
+func (c *countedTalos) Booted(context.Context, netip.Addr) (cluster.Machine, error) {
+	c.asked++
+	return c.machine, nil
+}
+
+// markedNode is a Node without a mark.
+type markedNode struct{ cluster.Kube }
+
+func (markedNode) Node(context.Context, string) (cluster.KubeNode, error) {
+	return cluster.KubeNode{Name: "wk1"}, nil
+}
+
+// TestRunsWantedIsSeenOnce: that a machine runs what is wanted is not looked at
+// twice in a row; that it does not is, for the next look may be after a change.
+func TestRunsWantedIsSeenOnce(t *testing.T) {
+	t.Parallel()
+	b := clustertest.WantedBuild()
+	right := clustertest.InSync()
+	old := right
+	old.TalosVersion = "v1.0.0"
+	for name, c := range map[string]struct {
+		machine cluster.Machine
+		pause   time.Duration
+		want    bool
+		asked   int
+	}{
+		"it does":         {machine: right, want: true, asked: 1},
+		"it did":          {machine: right, pause: justNow, want: true, asked: 2},
+		"it does not yet": {machine: old, asked: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				machine := &countedTalos{machine: c.machine}
+				n := wired(&node{
+					Roller: &Roller{Talos: machine, Kube: markedNode{}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }},
+					plan:   cluster.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b},
+				})
+				for range 2 {
+					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
+						t.Errorf("%q, %v", reason, err)
+					}
+					time.Sleep(c.pause)
+				}
+				if machine.asked != c.asked {
+					t.Errorf("asked %d times, want %d", machine.asked, c.asked)
+				}
+			})
+		})
+	}
+}

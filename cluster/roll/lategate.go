@@ -1,0 +1,104 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// awaitLate waits, before the node is taken out, until no request that an earlier
+// process had sent can come any more that would meet it while it is out: a start
+// of its own VM, or the shutdown of another control plane.
+func (n lateGate) awaitLate(ctx context.Context) error {
+	if n.plan.Strategy == cluster.Configure || n.plan.Strategy == cluster.InPlace && n.plan.Drift.Tidy() {
+		return nil // nothing is taken out
+	}
+	say := func(text string) { n.say("gate", text) }
+	own, err := n.own(ctx)
+	if err != nil {
+		return err
+	}
+	goesOn := n.plan.Resume && n.plan.Strategy != cluster.PutBack
+	which := exchange.SwitchesOn
+	if goesOn { // it may itself have been about to start the VM
+		which = []string{cluster.SentAddHA}
+	}
+	if err := n.late.Await(ctx, own, which, say); err != nil {
+		return err
+	}
+	if n.plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and who goes on waits before the delete
+		if err := n.late.Await(ctx, own, []string{exchange.SentDelete}, say); err != nil {
+			return err
+		}
+	}
+	if n.plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	others, err := n.others(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.late.Await(ctx, others, cluster.TakesDown, say); err != nil {
+		return err
+	}
+	return n.forget(ctx, others)
+}
+
+// own is the node's own parking VM, whose record has what must be waited for.
+func (n lateGate) own(ctx context.Context) ([]cluster.Parking, error) {
+	if n.plan.Strategy == cluster.InPlace {
+		return nil, nil
+	}
+	park, err := n.parking(ctx)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil, nil
+	}
+	return []cluster.Parking{park}, err
+}
+
+// others are the parking VMs of the cluster's other control planes whose
+// records have requests. On a host that is away nothing is carried out any more.
+func (n lateGate) others(ctx context.Context) ([]cluster.Parking, error) {
+	if n.late.None() {
+		return nil, nil
+	}
+	vms, err := n.Proxmox.VMs(ctx)
+	_, away := errors.AsType[*cluster.HostsAway](err)
+	if err != nil && !away {
+		return nil, fmt.Errorf("look for requests without an answer: %w", err)
+	}
+	all, err := cluster.Parkings(vms, n.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	if !away {
+		n.late.SawAll(all)
+	}
+	var out []cluster.Parking
+	for _, p := range all {
+		if p.Record.Node != n.plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0 {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+// forget takes what can't come any more out of records that are closed. No
+// other control plane is at work, so that nobody else writes them.
+func (n lateGate) forget(ctx context.Context, parkings []cluster.Parking) error {
+	for _, p := range parkings {
+		before := len(p.Record.Sent)
+		n.late.Forgetting(p.VM.ID, func(*cluster.Record) {})(&p.Record)
+		if p.Record.Open || len(p.Record.Sent) == before {
+			continue
+		}
+		if err := exchange.WriteRecord(ctx, n.Proxmox, p.VM, p.Record); err != nil && (!errors.Is(err, cluster.ErrChanged) || fault.KindOf(err) == fault.Claimed) {
+			return err
+		}
+	}
+	return nil
+}

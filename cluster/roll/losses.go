@@ -1,0 +1,136 @@
+package roll
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// require asks again for the data of a system disk that is about to leave
+// the node: since the plan was made some may have come.
+func (n losses) require(ctx context.Context) error {
+	c, leaves, err := n.leavingNow(ctx)
+	if err != nil {
+		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.plan.Node, err)
+	}
+	if !leaves {
+		return nil
+	}
+	against := cluster.Texts(c.Irreplaceable())
+	if len(against) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s", n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")),
+		"that was lifted, the same command again goes on")
+}
+
+// requireOff is requireNoLoss for a node that is out already, and right
+// before its system disk is handed over. A Kubernetes that is slow to answer is waited for. One that
+// is away together with a control plane is not: nothing can have been bound since
+// that was stopped.
+func (n losses) requireOff(ctx context.Context) error {
+	err := n.require(ctx)
+	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
+		return err
+	}
+	if n.plan.Role == cluster.ControlPlane && len(n.plan.ControlPlanes) < 3 {
+		return nil
+	}
+	return n.wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+		err := n.require(ctx)
+		if err != nil && fault.KindOf(err) != fault.Failed {
+			err = wait.Stop(err)
+		}
+		return err == nil, "", err
+	})
+}
+
+// leavingNow is leaving, of what is read now.
+func (n losses) leavingNow(ctx context.Context) (c cluster.Candidate, leaves bool, err error) {
+	f := cluster.Found{Name: n.plan.Node}
+	park, err := n.parking(ctx)
+	if err == nil && park.Record.Open && park.Record.Run == n.Run {
+		f.Parking = &park
+	} else if err != nil && !errors.Is(err, cluster.ErrNotFound) {
+		return c, false, err
+	}
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return c, false, nil
+	case err != nil:
+		return c, false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	f.VM = &vm
+	if f.Open() {
+		mem, err := park.Record.ReadMemory(park.VM)
+		if err != nil {
+			return c, false, err
+		}
+		if there, isNew := park.Record.SystemOn(vm, mem); !there || isNew != (n.plan.Strategy == cluster.PutBack) {
+			return c, false, nil
+		}
+	}
+	var silent error
+	if vm.Running {
+		m, err := n.Talos.Machine(ctx, n.plan.Addr)
+		if err == nil && m.UUID == vm.UUID() {
+			f.Machine = &m
+		}
+		silent = fault.Prefix(fmt.Sprintf("read machine %s", n.plan.Addr), err)
+	}
+	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return c, false, cmp.Or(silent, err)
+		}
+		f.Machine = new(mem.Machine())
+	}
+	if err := n.bindings(ctx, &f); err != nil {
+		return c, false, err
+	}
+	c, leaves = cluster.Leaving(n.plan.Strategy, n.plan.Wanted, f)
+	return c, leaves, nil
+}
+
+// bindings reads what Kubernetes says of the node. Neither a Node that somebody
+// has deleted nor an API that is away with its control planes is an error.
+func (n losses) bindings(ctx context.Context, f *cluster.Found) error {
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return nil
+	case err == nil:
+		f.Node = &k
+		f.Local, err = n.localData(ctx, k)
+	}
+	if err != nil && n.plan.Found.Node == nil && n.plan.Resume {
+		f.Node = nil // it was away when the plan was made, too
+		return nil
+	}
+	return err
+}
+
+func (n losses) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
+	local, err := n.Kube.LocalData(ctx, k)
+	return local[n.plan.Node], err
+}
+
+// noteStage writes down how far the system on the new disk may come from here on.
+// A record of an older recast tells nothing of it, and goes on to tell nothing.
+func (n *node) noteStage(ctx context.Context, s cluster.Stage) error {
+	if n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
+		return nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
+		return err
+	}
+	return n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Stage = s })
+}

@@ -1,0 +1,168 @@
+package roll
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+func (n newBoot) healthy(ctx context.Context) (string, error) {
+	if n.gaveUp != nil {
+		return "it did not come back, and is reimaged instead", nil
+	}
+	return n.health.settled(ctx, n.lacks)
+}
+
+// waitHealthy ends well, or with a node that came back as its old system
+// (by itself: that build is never tried in place again), or at our own boot
+// deadline: Talos' automatic rollback can't be relied upon.
+func (n newBoot) waitHealthy(ctx context.Context) error {
+	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
+	switch {
+	case err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config:
+		return err
+	case errors.Is(err, errRolledBack):
+		return n.rolledBack(ctx, err)
+	case errors.Is(err, errOtherSystem):
+		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), err),
+			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
+		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
+	}
+	// Nothing boots in a VM that is off, so there is nothing to give up on.
+	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
+	}
+	return n.bootFailed(ctx, err)
+}
+
+var (
+	errRolledBack  = errors.New("it came back as its old system")
+	errOtherSystem = errors.New("it came back neither as its old system nor as the one that was installed")
+)
+
+// lacks names the first thing that the node still lacks.
+func (n newBoot) lacks(ctx context.Context) (string, error) {
+	m, lacks, err := n.arrived(ctx, false)
+	if err != nil || lacks != "" {
+		return lacks, err
+	}
+	reasons := cluster.DiffImage(n.want.Build, m, n.History)
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return "", err
+	}
+	switch mark := k.Mark; {
+	case mark != nil && mark.Strategy == cluster.InPlace && mark.BootID == m.BootID && len(reasons) > 0:
+		return "still the boot from before the upgrade", nil
+	case len(reasons) > 0 && n.isOther(m):
+		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
+	case len(reasons) > 0:
+		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
+	}
+	if err := n.identity.crossCheck(ctx, m, k); err != nil {
+		return "", err
+	}
+	if lacks, err := n.etcd.lacks(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
+		return lacks, err
+	}
+	return lacksReady(ctx, n.Kube, k, m)
+}
+
+// inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
+func (n newBoot) inPlaceMemory() cluster.Memory {
+	return cluster.Memory{ControlPlane: n.plan.Role == cluster.ControlPlane, EtcdMembers: len(n.plan.ControlPlanes)}
+}
+
+// isOther says whether a machine runs another system than before the upgrade; a
+// run that is resumed does not know that one.
+func (n newBoot) isOther(m cluster.Machine) bool {
+	was := n.plan.Found.Machine
+	return was != nil && !n.plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
+}
+
+// rolledBack leaves a node that serves again with its old system, and remembers
+// on its Node that this build is not to be tried in place again.
+func (n newBoot) rolledBack(ctx context.Context, cause error) error {
+	err := errors.Join(
+		n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID),
+		n.Kube.Uncordon(ctx, n.plan.Node),
+	)
+	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), cause),
+		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), fault.Prefix("clear up after that", err))
+}
+
+// bootFailed acts by policy on a node that did not come back in time.
+func (n newBoot) bootFailed(ctx context.Context, cause error) error {
+	policy := n.BootFailure
+	if policy == "" {
+		policy = cluster.RollbackOnBootFailure
+	}
+	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(cluster.DiffImage(n.want.Build, m, n.History)) > 0 {
+		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
+			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
+		}
+		// asked to roll back it would boot the new one again
+		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
+	}
+	if policy == cluster.StopOnBootFailure {
+		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
+	}
+	if err := n.requireToReboot(ctx); err != nil {
+		return fault.WithHint(fault.UpgradeStuck.Errorf("%w, and it is not asked to boot its previous system: %s", cause, err),
+			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.plan.Node)
+	}
+	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
+	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
+		return n.cannotRollBack(ctx, cause, fmt.Errorf("and it can't be asked to roll back: %w", err))
+	}
+	if err := n.awaitOldSystem(ctx); err != nil {
+		return errors.Join(cause, fmt.Errorf("and its previous system did not come back either: %w", err))
+	}
+	return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
+}
+
+// requireToReboot refuses to take a machine down again that etcd lives on: what it
+// waits for may be another member. One whose own etcd does not answer costs nothing.
+func (n newBoot) requireToReboot(ctx context.Context) error {
+	if n.plan.Role != cluster.ControlPlane {
+		return nil
+	}
+	if _, err := n.Talos.EtcdStatus(ctx, n.plan.Addr); err != nil {
+		return nil //nolint:nilerr // it is no member that the others could miss
+	}
+	return n.gate.requireEtcd(ctx)
+}
+
+// cannotRollBack gives a machine up for a reimage if one is planned, unless it is
+// only we that do not reach it.
+func (n newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
+	both := errors.Join(cause, why)
+	k, err := n.kubeNode(ctx)
+	switch {
+	case ctx.Err() != nil || fault.KindOf(why) == fault.Config:
+		return both
+	case n.plan.Previous == nil:
+		return fault.WithHint(both, "look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
+	case err == nil && k.Ready && k.Mark != nil && k.BootID != k.Mark.BootID:
+		return fault.WithHint(both, "Kubernetes has node %s Ready after a reboot, so nothing is done to it: see what is between us and its Talos API at %s; recast roll waits for it again", n.plan.Node, n.plan.Addr)
+	}
+	n.gaveUp = cause
+	return nil
+}
+
+func (n newBoot) awaitOldSystem(ctx context.Context) error {
+	return n.watch(ctx, "wait-healthy", n.ofMachine(n.plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+		lacks, err := n.lacks(ctx)
+		if errors.Is(err, errRolledBack) {
+			return true, "", nil
+		}
+		return false, cmp.Or(lacks, "it runs the new one"), err
+	})
+}

@@ -1,0 +1,138 @@
+package roll
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+)
+
+// parkingPlace has some VMs and makes others.
+type parkingPlace struct {
+	cluster.Proxmox
+	taken  []cluster.VMID
+	late   map[cluster.VMID]string // records of parking VMs that are created before we create them
+	ready  time.Time               // when a late one is created: until then it is locked
+	killed bool                    // the task that creates it was
+	looked int
+}
+
+func (p *parkingPlace) OwnTasksOf(context.Context, string, cluster.VMID) ([]string, error) {
+	if p.killed || time.Now().After(p.ready) {
+		return nil, nil
+	}
+	return []string{"qmcreate"}, nil
+}
+
+func (p *parkingPlace) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	p.looked++
+	if !slices.Contains(p.taken, id) {
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	if time.Now().Before(p.ready) {
+		return cluster.VM{ID: id, Host: "pve1", Lock: "create"}, nil
+	}
+	return cluster.VM{ID: id, Host: "pve1", Config: map[string]string{"description": p.late[id]}}, nil
+}
+
+func (p *parkingPlace) CreateVM(_ context.Context, _ string, id cluster.VMID, _ map[string]string) error {
+	p.taken = append(p.taken, id)
+	if p.late[id] != "" {
+		return cluster.ErrExists
+	}
+	return nil
+}
+
+func (p *parkingPlace) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, _ []string) error {
+	p.late[vm.ID] = set["description"]
+	return nil
+}
+
+// TestNumbersOfParkingVMs: what was taken when one parking VM was made is not
+// looked at again for the next, unless nothing else is left.
+func TestNumbersOfParkingVMs(t *testing.T) {
+	t.Parallel()
+	px := &parkingPlace{taken: []cluster.VMID{9001, 9003}}
+	ids := []cluster.VMID{9001, 9002, 9003, 9004, 9005}
+	var numbers exchange.Numbers
+	for i, c := range []struct {
+		freed, want cluster.VMID
+		looks       int
+	}{{0, 9002, 2}, {0, 9004, 2}, {0, 9005, 1}, {9003, 9003, 2}} {
+		px.taken = slices.DeleteFunc(px.taken, func(id cluster.VMID) bool { return id == c.freed })
+		px.looked = 0
+		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, cluster.Record{Node: fmt.Sprint("wk", i)}, ids, &numbers, noted)
+		if err != nil || got != c.want || px.looked != c.looks {
+			t.Errorf("took %d after %d looks, want %d after %d: %v", got, px.looked, c.want, c.looks, err)
+		}
+	}
+	if id, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, cluster.Record{}, ids, &numbers, noted); err == nil {
+		t.Errorf("took %d", id)
+	}
+}
+
+func noted(cluster.VMID) error { return nil }
+
+// TestParkingVMsThatCameLate: a parking VM which an earlier request has made after all,
+// when another node's was about to be made under its number, is that of its node.
+func TestParkingVMsThatCameLate(t *testing.T) {
+	t.Parallel()
+	record := func(node string) cluster.Record {
+		return cluster.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
+	}
+	text, err := record("wk2").Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	px := &parkingPlace{late: map[cluster.VMID]string{9001: text}}
+	var numbers exchange.Numbers
+	for _, c := range []struct {
+		node string
+		want cluster.VMID
+	}{{"wk1", 9002}, {"wk2", 9001}, {"wk3", 9003}} {
+		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, record(c.node), []cluster.VMID{9001, 9002, 9003}, &numbers, noted)
+		if err != nil || got != c.want {
+			t.Errorf("%s: took %d, want %d: %v", c.node, got, c.want, err)
+		}
+	}
+	if !strings.Contains(px.late[9001], `"node":"wk2"`) {
+		t.Errorf("the record is %s", px.late[9001])
+	}
+}
+
+// TestAParkingVMThatTakesLong: it is waited for while its task runs, so that the node
+// gets no second one; a while only where that was killed.
+func TestAParkingVMThatTakesLong(t *testing.T) {
+	t.Parallel()
+	rec := cluster.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
+	text, err := rec.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		killed bool
+		want   cluster.VMID
+		after  time.Duration
+	}{
+		"it runs":       {false, 9001, 3*time.Minute + time.Second},
+		"it was killed": {true, 9002, 31 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				px := &parkingPlace{taken: []cluster.VMID{9001}, late: map[cluster.VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
+				var numbers exchange.Numbers
+				got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, rec, []cluster.VMID{9001, 9002}, &numbers, noted)
+				if err != nil || got != c.want || time.Since(begun) > c.after {
+					t.Errorf("took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)
+				}
+			})
+		})
+	}
+}

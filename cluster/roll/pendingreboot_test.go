@@ -1,0 +1,35 @@
+package roll
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever it calls its entry.
+func TestISOIsNoBootEntry(t *testing.T) {
+	t.Parallel()
+	n := wired(&node{Roller: &Roller{Talos: isoTalos{}, Journal: keptMemory{}, Timing: Timing{Poll: time.Second}}, plan: cluster.NodePlan{Node: "wk1", UUID: "u"}})
+	reason, err := n.bringUp.bootEntryStep(func(cluster.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
+	if reason != "" || err != nil {
+		t.Errorf("%q, %v", reason, err)
+	}
+}
+
+// isoTalos is a machine that runs from its ISO.
+type isoTalos struct{ cluster.Talos }
+
+func (isoTalos) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
+	return cluster.Machine{UUID: "u", Stage: "running", FromISO: true}, nil
+}
+
+// keptMemory is a journal that remembers a node.
+type keptMemory struct{ Journal }
+
+func (keptMemory) Get(_ string, v any) (bool, error) {
+	*v.(*cluster.Memory) = cluster.Memory{}
+	return true, nil
+}

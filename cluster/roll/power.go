@@ -1,0 +1,158 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
+func (n eviction) isOff(ctx context.Context) (bool, error) {
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return true, nil
+	}
+	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
+}
+
+// keepServing leaves a node that was drained but could not be stopped as it was,
+// unless its machine is no longer what it was: etcd left for good, or it does not answer.
+func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
+	park, err := n.parking(ctx)
+	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
+		return cause
+	}
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
+		return cause
+	}
+	for _, s := range []step.Step{{Skip: r.Settings.SettingsRestored, Do: r.Settings.RestoreSettings}, {Skip: r.Settings.HaRestored, Do: r.Settings.RestoreHA}} {
+		reason, err := s.Skip(ctx)
+		if err == nil && reason == "" {
+			err = s.Do(ctx)
+		}
+		if err != nil {
+			return errors.Join(cause, err)
+		}
+	}
+	return errors.Join(cause, n.eviction.backOut(ctx))
+}
+
+// off stops the VM; beforePull is asked where the guest does not do it by itself.
+func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
+	var refused error // by the guest; what is wrong with the record is no reason to pull the plug
+	err := r.Sending(ctx, cluster.SentShutdown, n.Timing.Stop+exchange.LateQueue, func(ctx context.Context) error {
+		refused = n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop)
+		return refused
+	})
+	if err != nil {
+		if ctx.Err() != nil || refused == nil {
+			return fmt.Errorf("shut down %s: %w", vm, err)
+		}
+		if err := beforePull(ctx); err != nil {
+			return err
+		}
+		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
+		if err := r.Sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
+			return fmt.Errorf("stop %s: %w", vm, err)
+		}
+	}
+	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		vm, err := n.Proxmox.VMState(ctx, vm.ID)
+		return err == nil && !vm.Running, "still running", err
+	})
+}
+
+// stop keeps a rebooting host and Proxmox HA from starting the VM again, then
+// asks the guest, then pulls the plug. It waits for the VM, not for the task.
+func (n power) stop(ctx context.Context) error {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return err
+	}
+	var vm cluster.VM
+	err = n.repeat(ctx, "take-down/stop", n.repeatFor("take-down/stop"), func(ctx context.Context) error {
+		vm, err = r.KeepOff(ctx)
+		return err
+	})
+	if err != nil {
+		return final(n.keepServing(ctx, r, err))
+	}
+	if vm.Running {
+		if err := n.off(ctx, r, "take-down/stop", vm, n.etcd.leaveAgain); err != nil {
+			return err
+		}
+	}
+	if !n.etcd.leaves() {
+		return nil
+	}
+	return n.etcd.staysOut(ctx, vm, "take-down/stop", n.etcd.left)
+}
+
+func (n power) stopped(ctx context.Context) (string, error) {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return fmt.Sprintf("VM %d is deleted", n.plan.VMID), nil
+	case err != nil:
+		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
+		return "", nil
+	}
+	if ha, err := n.Proxmox.HAResource(ctx, vm.ID); err != nil || ha != nil {
+		return "", fault.Prefix("read what Proxmox HA has of "+vm.String(), err)
+	}
+	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
+}
+
+// stoppedFor is the goal of stop: etcd does not need the node either, where it has left.
+func (n power) stoppedFor(ctx context.Context) (string, error) {
+	reason, err := n.stopped(ctx)
+	if err != nil || reason == "" || !n.etcd.leaves() {
+		return reason, err
+	}
+	if left, err := n.etcd.left(ctx); err != nil || left == "" {
+		return "", err
+	}
+	return reason, nil
+}
+
+func (n power) start(ctx context.Context) error {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	case vm.UUID() != n.plan.UUID || n.plan.Strategy != cluster.PutBack && vm.MadeBy() != n.Run:
+		return fault.VMChanged.Refusedf("%s is not the one that run %s created", vm, n.Run)
+	case vm.Running:
+		return fault.VMChanged.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
+	}
+	if err := n.record.requireAlone(ctx, vm); err != nil {
+		return err
+	}
+	if !n.installs() { // what it boots has the name already
+		if err := n.identity.requireNameFree(ctx); err != nil {
+			return err
+		}
+	}
+	if err := n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) }); err != nil {
+		return fmt.Errorf("start %s: %w", vm, err)
+	}
+	return nil
+}
+
+func (n power) started(ctx context.Context) (string, error) {
+	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	if err != nil {
+		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	// status says "running" for a VM that hangs in its own emulator, too.
+	if !vm.Running || vm.QMP != "running" {
+		return "", nil
+	}
+	return vm.String() + " runs", nil
+}

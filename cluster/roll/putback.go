@@ -1,0 +1,209 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// PlanRecover plans to give the unfinished replacement of one node up.
+func PlanRecover(clusterName string, wanted []cluster.Wanted, o cluster.Observation, node string) (cluster.Plan, error) {
+	plan := cluster.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
+	if err := (cluster.Policy{Only: []string{node}}).Check(wanted); err != nil {
+		return cluster.Plan{}, err
+	}
+	for i, w := range wanted {
+		f := o.Found[i]
+		if w.Name != node {
+			continue
+		}
+		if f.Away {
+			return cluster.Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
+		}
+		if !f.Open() {
+			return cluster.Plan{}, nothingToRecover(node, f)
+		}
+		if f.Parking.Record.Strategy == cluster.Rollback {
+			return cluster.Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
+		}
+		n := cluster.PlanNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, cluster.Policy{})
+		if n.Strategy != cluster.PutBack {
+			n.PutBack("recast recover asked for it")
+		}
+		n.AskLosses()
+		plan.Run, plan.Nodes = n.Run, []cluster.NodePlan{n}
+	}
+	plan.Order(cluster.Policy{})
+	plan.Arrange()
+	return plan, nil
+}
+
+// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
+// member that is gone: etcd would crash-loop on it for ever ("the member has
+// been permanently removed from the cluster").
+func (n gate) requireOldEtcd(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	rec := n.plan.Found.Parking.Record
+	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
+		return nil
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	if err != nil {
+		return err
+	}
+	m, found, err := v.Member(n.plan.Node)
+	if err == nil && (!found || m.ID != mem.EtcdID) {
+		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
+			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
+	}
+	return err
+}
+
+func nothingToRecover(node string, f cluster.Found) error {
+	if f.Unfinished() {
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
+			"recast roll finishes the upgrade")
+	}
+	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
+	if _, _, kept := f.LastKept(); kept {
+		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
+	}
+	return fault.WithHint(err, "recast status says what is unfinished")
+}
+
+// leaveAsReplacement makes a replacement that has joined etcd leave it again.
+// One that does not answer is displaced by its name when the old system joins.
+func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
+	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
+		return err
+	}
+	if _, err := n.Talos.Identity(ctx, n.plan.Addr); err != nil {
+		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
+		return nil
+	}
+	return repeatable(errors.Join(
+		fault.Prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
+		fault.Prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
+	))
+}
+
+// replacementOut is the goal of taking the replacement out of etcd: it is no member, or it is off
+// and the others go on without it; the old system displaces that member by its name when it joins.
+// A member of another ID on the old disk is the old system's own, which has joined anew.
+func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (string, error) {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return "", err
+	}
+	if !mem.ControlPlane || mem.EtcdKept || mem.EtcdMembers < 2 {
+		return "etcd goes on with what the disks hold", nil
+	}
+	vm, found, err := r.Powered(ctx)
+	if err != nil {
+		return "", err
+	}
+	if !found || !r.Spare.IsBlank(vm) {
+		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	if err != nil && !vm.Running {
+		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
+	}
+	if err != nil {
+		return "", err
+	}
+	m, found, err := v.Member(n.plan.Node)
+	switch {
+	case err != nil:
+		return "", err
+	case !found || m.ID == mem.EtcdID:
+		return "the replacement is no member of etcd", nil
+	case !vm.Running && len(v.Unhealthy(n.plan.Node)) == 0:
+		return "the replacement is off, and etcd goes on without it", nil
+	}
+	return "", nil
+}
+
+// standsStill says whether the VM may be left as it is. One that runs its old
+// system still, but has left etcd, has to be started anew: machined does not
+// start etcd again within the same boot (Talos' EtcdLeaveCluster stops the service).
+func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
+	reason, err := r.PutBack.StandsStill(ctx)
+	if err != nil || reason == "" {
+		return "", err
+	}
+	if out, err := n.replacementOut(ctx, r); err != nil || out == "" {
+		return "", err
+	}
+	park, err := n.parking(ctx)
+	if err != nil || !park.Record.Left {
+		return reason, err
+	}
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+		return "", nil
+	}
+	return reason, nil // off, or in a later boot
+}
+
+// step gives an unfinished replacement up: every disk goes back to where
+// it was, the old system disk too, and the node runs its old system again.
+// Nothing secret is needed for that, so it can be done from anywhere.
+func (n putBack) step() step.Step {
+	return step.Step{
+		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.plan.Node + " back", Risk: step.Destructive,
+		Steps: func(ctx context.Context) ([]step.Step, error) {
+			r, err := n.record.read(ctx)
+			if err != nil {
+				return nil, err
+			}
+			r.Strategy = cluster.PutBack
+			steps := append([]step.Step{
+				{ID: "give-up", Title: "note that the replacement is given up", Do: r.GiveUp},
+				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+			}, r.PutBack.Steps()...)
+			return append(
+				steps,
+				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.power.started, Do: n.power.start},
+				n.bringUp.bootEntryStep(func(mem cluster.Memory) string { return mem.Old.Entry }),
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(append(
+					r.Settings.RestoreSteps(),
+					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.finish.restoreMetadata},
+					step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.finish.uncordoned, Do: n.finish.uncordon},
+					step.Step{ID: "close", Title: "close the record", Do: n.savedConfig.thenForget(r.CloseRecord)},
+				)...)},
+			), nil
+		},
+	}
+}
+
+func (n putBack) stopNew(ctx context.Context, r *exchange.Replace) error {
+	vm, found, err := r.Powered(ctx)
+	if err != nil || !found {
+		return err
+	}
+	if vm.HA {
+		if err := r.Sending(ctx, cluster.SentRemoveHA, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
+			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
+		}
+		if vm, found, err = r.Powered(ctx); err != nil || !found { // what carries a shutdown out is another task now
+			return err
+		}
+	}
+	const id = "put-back/stop" // it may have been reset since it left etcd, and have joined again
+	if vm.Running {
+		if err := n.power.off(ctx, r, id, vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }); err != nil {
+			return err
+		}
+	}
+	return n.etcd.staysOut(ctx, vm, id, func(ctx context.Context) (string, error) { return n.replacementOut(ctx, r) })
+}

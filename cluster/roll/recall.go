@@ -1,0 +1,238 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func (n recall) keepFirewall(ctx context.Context) error {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return err
+	}
+	return r.KeptFirewall.Keep(ctx)
+}
+
+func (n recall) observe(ctx context.Context) (cluster.Memory, error) {
+	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	if err != nil {
+		return cluster.Memory{}, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	if err != nil {
+		return cluster.Memory{}, fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if m.UUID != vm.UUID() {
+		return cluster.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
+	}
+	if vm.Host != n.plan.Host { // where the plan's parking VM is
+		return cluster.Memory{}, n.gate.movedSince(vm)
+	}
+	if n.plan.Found.VM != nil {
+		vm.Pods = n.plan.Found.VM.Pods
+	}
+	if err := vm.KnowPods(ctx, n.Kube.PodVolumes); err != nil {
+		return cluster.Memory{}, err
+	}
+	system, err := cluster.ProveSystemDisk(vm, m, n.want.SystemDisk)
+	if err != nil {
+		return cluster.Memory{}, err
+	}
+	persistent, err := n.provenDisks(vm, m, system)
+	if err != nil {
+		return cluster.Memory{}, err
+	}
+	vm.DropCSI()
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return cluster.Memory{}, err
+	}
+	ha, err := n.Proxmox.HAResource(ctx, vm.ID)
+	if err != nil {
+		return cluster.Memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	}
+	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
+		return cluster.Memory{}, err
+	}
+	fw, err := exchange.RememberFirewall(ctx, n.Proxmox, vm, n.plan.Strategy)
+	if err != nil {
+		return cluster.Memory{}, err
+	}
+	mem := cluster.Memory{
+		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.plan.Node), HA: ha,
+		ControlPlane: m.ControlPlane, EtcdKept: n.plan.EtcdKept, HostArch: n.plan.Found.Ties.HostArch,
+		Old: cluster.KeptDisk{
+			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
+			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.EtcdKept,
+		},
+	}
+	drives, err := vm.Bootable()
+	if err != nil {
+		return cluster.Memory{}, err
+	}
+	mem.Pools = m.Pools()
+	if mem.Volumes, err = cluster.PersistentVolumes(vm, drives, m, system); err != nil {
+		return cluster.Memory{}, err
+	}
+	if mem.Blank, err = n.reachBlank(vm, m); err != nil {
+		return cluster.Memory{}, err
+	}
+	if err := n.etcd.remember(ctx, &mem); err != nil {
+		return cluster.Memory{}, err
+	}
+	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return cluster.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	if mem.Old.Config, err = configHash(n.Maintenance, config); err != nil {
+		return cluster.Memory{}, err
+	}
+	mem.Kubernetes, err = n.savedConfig.runsKubernetes(ctx)
+	return mem, err
+}
+
+// proveReplace finds out what would stop the exchange later, while the node still runs.
+func (n recall) proveReplace(ctx context.Context, mem cluster.Memory, rec cluster.Record) error {
+	r := n.record.of(mem, rec, 0)
+	if n.plan.Strategy == cluster.Rollback {
+		_, err := r.System.Marked()
+		return err
+	}
+	if n.plan.Strategy == cluster.Recreate {
+		if err := cluster.RequireRemakeable(mem.VM, mem.HostArch); err != nil {
+			return err
+		}
+	}
+	iso, err := n.gate.isoVolume(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = r.System.NewConfig(iso)
+	return err
+}
+
+// provenDisks are the persistent disks. The plan has refused those that could not be
+// proven in a new VM; what is on them may have changed since.
+func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]cluster.PersistentDisk, error) {
+	if n.plan.Strategy == cluster.Recreate {
+		problems, err := cluster.Unprovable(vm, m, system.Key)
+		if err != nil {
+			return nil, err
+		}
+		if len(problems) > 0 {
+			return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s", strings.Join(cluster.Texts(problems), "; ")), "run recast plan and look again")
+		}
+	}
+	known, _, err := cluster.PersistentDisks(vm, m, system.Key)
+	return known, err
+}
+
+// remember writes the journal first and opens the record after it. What is in
+// both is enough to finish anywhere; the machine configuration, which is
+// secret, is in the journal only.
+func (n recall) remember(ctx context.Context) error {
+	if park, err := n.parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
+		mem, err := n.memory(ctx)
+		if err != nil {
+			return err
+		}
+		// Only that is missing or damaged: the journal was lost.
+		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
+		if err == nil && sum != park.Record.Config {
+			err = n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Config = sum })
+		}
+		if err != nil {
+			return err
+		}
+		return n.keepFirewall(ctx)
+	}
+	mem, err := n.observe(ctx)
+	if err != nil {
+		return err
+	}
+	rec, err := n.record.opening().Opened(mem, nil)
+	if err != nil {
+		return err
+	}
+	if err := n.proveReplace(ctx, mem, rec); err != nil {
+		return err
+	}
+	if n.plan.Strategy != cluster.Rollback {
+		if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
+			return err
+		}
+	}
+	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
+		return fmt.Errorf("journal: %w", err)
+	}
+	if err := n.record.open(ctx, mem); err != nil {
+		return err
+	}
+	return n.keepFirewall(ctx)
+}
+
+func (n recall) remembered(ctx context.Context) (string, error) {
+	park, err := n.parking(ctx)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return "", nil
+	case err != nil:
+		return "", err
+	case !park.Record.Open || park.Record.Run != n.Run:
+		return "", nil
+	}
+	if _, err := n.memory(ctx); err != nil {
+		return "", err
+	}
+	if n.plan.Strategy != cluster.Rollback {
+		if _, err := n.savedConfig.read(ctx); err != nil {
+			return "", nil //nolint:nilerr // read from the node while it still answers
+		}
+	}
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return "", err
+	}
+	if kept, err := r.KeptFirewall.Kept(ctx); err != nil || !kept {
+		return "", err
+	}
+	return fmt.Sprintf("remembered by %s", park.VM), nil
+}
+
+// done is the goal of take-down. Before the record is open nothing is.
+func (n takeDown) done(ctx context.Context) (string, error) {
+	park, err := n.parking(ctx)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return "", nil
+	case err != nil:
+		return "", err
+	case !park.Record.Open || park.Record.Run != n.Run:
+		return "", nil
+	}
+	r, err := n.record.with(ctx, park)
+	if err != nil {
+		return "", err
+	}
+	return r.Deletion.TakenDown(ctx)
+}
+
+// reachBlank is what of the VM must be set, while its machine still says where its
+// address comes from.
+func (n recall) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
+	if n.plan.Strategy == cluster.Rollback {
+		return nil, nil // the system that comes back has its configuration
+	}
+	set, against := cluster.BlankAddress(n.plan.Addr, vm, m, n.want.Build)
+	if against.Text != "" {
+		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.plan.Node, against.Text), "it was not so when the plan was made: run recast plan and look again")
+	}
+	return set, nil
+}

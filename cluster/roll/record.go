@@ -1,0 +1,131 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// memory reads what was remembered of the node: from the journal, else from the record.
+func (n *node) memory(ctx context.Context) (cluster.Memory, error) {
+	var m cluster.Memory
+	found, err := n.Journal.Get(n.key("memory"), &m)
+	if err != nil {
+		return m, fmt.Errorf("journal: %w", err)
+	}
+	if found {
+		return m, nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil {
+		return m, err
+	}
+	return park.Record.ReadMemory(park.VM)
+}
+
+// known is replace as it was read last, if it was: which disks go where is
+// written once, when the record is opened.
+func (n record) known(ctx context.Context) (*exchange.Replace, error) {
+	if n.opened == nil {
+		return n.read(ctx)
+	}
+	return n.opened.Copy(), nil
+}
+
+func (n record) of(mem cluster.Memory, rec cluster.Record, parking cluster.VMID) *exchange.Replace {
+	r := exchange.Of(n.Proxmox, mem, rec, parking)
+	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.gate.isoVolume, n.want.SystemGiB, true, n.losses.requireOff
+	if b := n.want.Build; b.ID == rec.Build {
+		r.Made = cluster.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
+	}
+	r.Late, r.Say, r.Pods = &n.late, n.say, n.Kube.PodVolumes
+	return r
+}
+
+// open makes the parking VM, or uses the one of an earlier roll, and
+// writes the open record into it. From here on the replacement is unfinished.
+func (n record) open(ctx context.Context, mem cluster.Memory) error {
+	var earlier *cluster.Parking
+	park, err := n.parking(ctx)
+	switch {
+	case err == nil:
+		n.late.Forgetting(park.VM.ID, func(*cluster.Record) {})(&park.Record)
+		earlier = &park
+	case !errors.Is(err, cluster.ErrNotFound):
+		return err
+	}
+	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, &n.parkingNumbers, func(id cluster.VMID) error {
+		// Known before it exists: a crash in between must not lose track of it.
+		return fault.Prefix("journal", n.Journal.Put(n.key("parking"), id))
+	})
+	return err
+}
+
+// opening is the record of this node's replacement as far as it is known before
+// anything of it is done.
+func (n record) opening() cluster.Record {
+	return cluster.Record{
+		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.VMIDs.String(), Build: n.plan.Build(), Strategy: n.plan.Strategy,
+		Addr: n.plan.Addr, Restore: n.plan.Restore, Nth: cluster.NextNth(n.plan.Found.Parkings()),
+	}
+}
+
+// read gathers what was remembered into the exchange of this node's VM.
+func (n record) read(ctx context.Context) (*exchange.Replace, error) {
+	if n.drawn != nil {
+		return n.drawn.Copy(), nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return n.with(ctx, park)
+}
+
+func (n record) replacing() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
+
+// updateRecord changes the open record of this run.
+func (n record) updateRecord(ctx context.Context, change func(*cluster.Record)) error {
+	park, err := n.parking(ctx)
+	if err != nil {
+		return err
+	}
+	return exchange.ChangeRecord(ctx, n.Proxmox, park.VM, n.Run, n.late.Forgetting(park.VM.ID, change))
+}
+
+// with is replace, with the parking VM as it was read.
+func (n record) with(ctx context.Context, park cluster.Parking) (*exchange.Replace, error) {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !park.Record.Open || park.Record.Run != n.Run {
+		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
+	}
+	n.opened = n.of(mem, park.Record, park.VM.ID)
+	return n.opened.Copy(), nil
+}
+
+// sending is that of the node's open record.
+func (n record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+	r, err := n.read(ctx)
+	if err != nil {
+		return err
+	}
+	return r.Sending(ctx, what, within, send)
+}
+
+// requireAlone refuses to start a VM with a disk that another one could write to.
+func (n record) requireAlone(ctx context.Context, vm cluster.VM) error {
+	disks, err := vm.Disks()
+	if err != nil {
+		return err
+	}
+	problems, err := exchange.SharedDisks(ctx, n.Proxmox, vm, disks)
+	return errors.Join(append(problems, err)...)
+}

@@ -1,0 +1,59 @@
+package roll
+
+import (
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// work is what is done to the node, in order, by its strategy.
+func (n order) work() []step.Step {
+	gate := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate.check}
+	switch n.plan.Strategy {
+	case cluster.InPlace:
+		return append([]step.Step{gate}, n.upgrade.steps()...)
+	case cluster.PutBack:
+		return []step.Step{gate, n.putBack.step()}
+	case cluster.Configure:
+		return append([]step.Step{gate}, n.reconfigure.steps()...)
+	}
+	return append([]step.Step{gate}, n.recreate()...)
+}
+
+// recreate is the whole way of a node to another system disk, in order: in a new VM (recreate),
+// or in the VM that it has (reimage and rollback). Every Skip asks the world whether its step is
+// done, so an interrupted roll resumes by running the same list again. What must hold before any
+// of it is in gate.look; what must hold before the VM is deleted, in deletion.deleteSame.
+func (n order) recreate() []step.Step {
+	x, s, vm := n.record.replacing(), n.plan.Strategy, n.plan.VMID
+	rollback := s == cluster.Rollback
+	return []step.Step{
+		{
+			ID: "take-down", Title: "take " + n.plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
+			Steps: step.List(
+				step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
+				step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
+				step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
+				step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
+				step.OnlyIf(s == cluster.Recreate, x.Unprotect()),
+				x.Park(),
+				step.OnlyIf(s == cluster.Recreate, x.DeleteVM()),
+			),
+		},
+		{
+			ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
+			Steps: step.List(
+				x.NewSystem(s), // create-vm, blank-disk or restore-disk
+				step.OnlyIf(!rollback, step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
+				x.Attach(),
+				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
+				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(cluster.Memory) string { return n.plan.Restore.Entry })),
+				step.OnlyIf(!rollback, step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
+			),
+		},
+	}
+}

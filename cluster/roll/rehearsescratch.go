@@ -1,0 +1,176 @@
+package roll
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// newUUID is a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// create makes the scratch VM under the last free VMID: parking VMs take the
+// first ones. Whoever loses a race for a number takes the next.
+func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
+	iso, err := t.gate.isoVolume(ctx)
+	if err != nil {
+		return cluster.VM{}, err
+	}
+	if err := cluster.RequireQuorum(ctx, t.Proxmox); err != nil {
+		return cluster.VM{}, err
+	}
+	t.uuid = newUUID()
+	for _, id := range slices.Backward(t.ParkingIDs) {
+		if _, err := t.Proxmox.VM(ctx, id); err == nil {
+			continue
+		} else if !errors.Is(err, cluster.ErrNotFound) {
+			return cluster.VM{}, fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		config, err := t.config(id, iso)
+		if err != nil {
+			return cluster.VM{}, err
+		}
+		t.vmid = id
+		err = t.Proxmox.CreateVM(ctx, t.Host, id, config)
+		if errors.Is(err, cluster.ErrExists) {
+			t.vmid = 0
+			continue
+		}
+		if err != nil {
+			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, t.Host, err)
+		}
+		t.say(t.Id, fmt.Sprintf("scratch VM %d", id))
+		vm, err := t.Proxmox.VM(ctx, id)
+		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
+	}
+	return cluster.VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
+}
+
+// scratchMiB bounds the memory of a scratch VM: enough for an image with large
+// extensions, which all are in memory, and little enough beside nodes that all run.
+const scratchMiB = 4096
+
+func (t *rehearsal) memoryMiB() int {
+	mib, err := strconv.Atoi(strings.TrimPrefix(t.plan.Found.VM.Config["memory"], "current="))
+	if err != nil {
+		return scratchMiB
+	}
+	return min(mib, scratchMiB)
+}
+
+// scratchCores are two where the node has as many: Proxmox starts no VM with more
+// than its host has.
+func scratchCores(node cluster.VM) string {
+	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 {
+		return "2"
+	}
+	return "1"
+}
+
+// asNode are the settings that a scratch VM has from the node, with what Proxmox
+// takes where there is none: those that decide how firmware and kernel begin.
+var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
+
+// config is the scratch VM: the node's firmware and first network card, and none of
+// its disks. It is protected because another one may have had its number, whose
+// delete Proxmox carries out late.
+func (t *rehearsal) config(id cluster.VMID, iso string) (map[string]string, error) {
+	node := *t.plan.Found.VM
+	disks, err := node.Disks()
+	if err != nil {
+		return nil, err
+	}
+	cd := cluster.CdKey(node.Config, disks)
+	config := map[string]string{
+		"name": cluster.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
+		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,
+		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + cluster.ScratchMark(t.Run, t.Cluster, t.uuid),
+	}
+	for _, key := range asNode {
+		if v := node.Config[key]; v != "" {
+			config[key] = v
+		}
+	}
+	if strings.HasPrefix(config["vga"], "serial") {
+		config[strings.SplitN(config["vga"], ",", 2)[0]] = "socket"
+	}
+	if d, err := cluster.ParseDisk("efidisk0", node.Config["efidisk0"]); err == nil {
+		config["efidisk0"] = cluster.Disk{Volid: d.Storage() + ":1", Options: cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))}.Value()
+	}
+	if card := firstCard(node); card != "" {
+		config["net0"] = card
+	}
+	if t.hasAgent() {
+		config["agent"] = "1"
+	}
+	if node.Pool != "" {
+		config["pool"] = node.Pool
+	}
+	if t.Addr.IsValid() {
+		config[cloudInitKey(cd)] = t.cloudInitStorage() + ":cloudinit"
+		config["ipconfig0"] = "ip=" + t.Addr.String()
+		if t.Gateway.IsValid() {
+			config["ipconfig0"] += ",gw=" + t.Gateway.String()
+		}
+	}
+	return config, nil
+}
+
+// firstCard is the node's first network card without what is its own: Proxmox
+// makes a MAC where none is given. "": it has no card.
+func firstCard(vm cluster.VM) string {
+	for i := range 32 { // MAX_NETS in QemuServer.pm
+		value := vm.Config["net"+strconv.Itoa(i)]
+		if value == "" {
+			continue
+		}
+		first, rest, _ := strings.Cut(value, ",")
+		model, _, _ := strings.Cut(strings.TrimPrefix(first, "model="), "=")
+		d := cluster.WithoutOption(cluster.Disk{Options: strings.Split(rest, ",")}, "macaddr", "link_down")
+		return strings.Trim(strings.Join(append([]string{model}, d.Options...), ","), ",")
+	}
+	return ""
+}
+
+// cloudInitKey is a drive beside that CD drive, on a bus that the machine type has.
+func cloudInitKey(cd string) string {
+	bus := strings.TrimRight(cd, "0123456789")
+	for _, n := range []string{"0", "2"} { // q35 has no other IDE drives
+		if bus+n != cd {
+			return bus + n
+		}
+	}
+	return "" // one of the two is another
+}
+
+// cloudInitStorage is where the scratch VM's cloud-init drive is made: where the
+// node has its own, else its EFI variables, else its system disk.
+func (t *rehearsal) cloudInitStorage() string {
+	vm := *t.plan.Found.VM
+	disks, _ := vm.Disks() // config has read them already
+	for _, is := range []func(cluster.Disk) bool{cluster.Disk.CloudInit, func(d cluster.Disk) bool { return d.Key == "efidisk0" }, cluster.Disk.Bootable} {
+		if i := slices.IndexFunc(disks, is); i >= 0 {
+			return disks[i].Storage()
+		}
+	}
+	return ""
+}
+
+// ScratchTakes is what trying t out takes: the storages that get volumes, and the settings of the VM.
+func ScratchTakes(t cluster.Trial) (storages []string, config map[string]string, err error) {
+	r := &rehearsal{Trial: t, node: wired(&node{Roller: &Roller{}, plan: t.Model, want: t.Model.Wanted})}
+	config, err = r.config(0, "none")
+	return r.scratchStorages(), config, err
+}

@@ -1,0 +1,222 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// agentExtension tells the addresses of the machine to its host. It does so in
+// maintenance mode as well: nothing that it waits for takes a configuration.
+const agentExtension = "qemu-guest-agent"
+
+func (t *rehearsal) hasAgent() bool {
+	return slices.ContainsFunc(t.want.Build.Extensions, func(e cluster.LockedExtension) bool { return e.Name == agentExtension })
+}
+
+// scratchMargin is what a host has to have free beyond the scratch VM's memory.
+const scratchMargin = 512 << 20
+
+// scratchBytes is more than EFI variables and a cloud-init drive take (528 KiB and 4 MiB).
+const scratchBytes = 16 << 20
+
+// requireScratchRoom refuses where a scratch VM would press the nodes that run:
+// a host without memory kills one of its VMs.
+func (t *rehearsal) requireScratchRoom(ctx context.Context) error {
+	host := t.Host
+	need := int64(t.memoryMiB())<<20 + scratchMargin
+	free, err := t.Proxmox.FreeMemory(ctx, host)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look at the memory of %s: %w", host, err)
+	case free < need:
+		return fault.WithHint(fault.Refusedf("%s has %s of memory free, and a scratch VM is to leave %s beside its %s", host, cluster.Size(free), cluster.Size(scratchMargin), cluster.Size(need-scratchMargin)),
+			"move a VM to another host, or roll without --rehearse: no node was touched")
+	}
+	room := cluster.RoomOn(ctx, t.Proxmox, host)
+	if room.Err != nil {
+		return fmt.Errorf("look at the storages of %s: %w", host, room.Err)
+	}
+	for _, name := range t.scratchStorages() {
+		i := slices.IndexFunc(room.Storages, func(s cluster.StorageRoom) bool { return s.Name == name })
+		if i < 0 || !room.Storages[i].Active || room.Storages[i].Free < scratchBytes {
+			return fault.WithHint(fault.StorageFull.Refusedf("storage %s on %s has no room for the EFI variables and the cloud-init drive of a scratch VM", name, host),
+				"pvesm status there says how it stands; recast prune frees old system disks")
+		}
+	}
+	return nil
+}
+
+// scratchStorages are those on which something of the scratch VM is made.
+func (t *rehearsal) scratchStorages() []string {
+	var names []string
+	if d, err := cluster.ParseDisk("efidisk0", t.plan.Found.VM.Config["efidisk0"]); err == nil {
+		names = append(names, d.Storage())
+	}
+	if t.Addr.IsValid() {
+		names = append(names, t.cloudInitStorage())
+	}
+	return slices.Compact(names)
+}
+
+// requireFreeAddress refuses a fixed address that a node has, or whoever answers at
+// it, were it with a refusal. Where that can't be told nothing is tried out either.
+func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
+	if !t.Addr.IsValid() {
+		return nil
+	}
+	addr := t.Addr.Addr()
+	taken := func(by string) error {
+		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by),
+			"roll.rehearse.addresses are such that nobody has and DHCP does not give out; a firewall on the way that refuses connections looks like somebody: no node was touched")
+	}
+	nodes, err := t.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("see whether a node has %s: %w", addr, err)
+	}
+	for _, n := range nodes {
+		if slices.Contains(n.Addresses, addr) {
+			return taken("node " + n.Name)
+		}
+	}
+	by, err := t.Maintenance.Taken(ctx, addr)
+	switch {
+	case err != nil:
+		return fault.WithHint(err, "without that address in roll.rehearse.addresses DHCP gives one; roll --rehearse=false does without a rehearsal: no node was touched")
+	case by != "":
+		return taken(by)
+	}
+	return nil
+}
+
+// see waits for the scratch VM in maintenance mode and looks at what it has
+// booted; where nobody can find it, whether it stays on.
+func (t *rehearsal) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
+	var blind error
+	where := func(context.Context) ([]netip.Addr, error) { return []netip.Addr{t.Addr.Addr()}, nil }
+	switch {
+	case t.Addr.IsValid():
+	case t.hasAgent():
+		where = func(ctx context.Context) ([]netip.Addr, error) {
+			addrs, err := t.Proxmox.GuestAddrs(ctx, vm)
+			if fault.KindOf(err) == fault.Refused {
+				blind = err
+			}
+			return addrs, err
+		}
+	default:
+		was.Unseen = "the image has no " + agentExtension + " to tell its address, and roll.rehearse.addresses has none for it"
+		return t.staysOn(ctx, vm)
+	}
+	m, err := t.inMaintenance(ctx, vm, where, &blind)
+	if blind != nil && ctx.Err() == nil {
+		was.Unseen = fmt.Sprintf("the token may not ask its guest agent (%v)", blind)
+		return t.staysOn(ctx, vm)
+	}
+	if err != nil {
+		return t.hint(err)
+	}
+	was.Addr = m.at
+	return t.judge(m.Machine)
+}
+
+// judge compares what the scratch VM runs with the build.
+func (t *rehearsal) judge(m cluster.Machine) error {
+	b := t.want.Build
+	problems := b.CheckBooted(m)
+	for _, e := range b.Extensions {
+		if !slices.Contains(m.Extensions, cluster.ExtensionEntry{Name: e.Name, Version: e.Version}) {
+			problems = append(problems, fault.Refusedf("what it booted has no extension %s %s", e.Name, e.Version))
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Refusedf("the boot ISO %s on %s: %w", b.ISOName, t.Host, errors.Join(problems...)), "no node was touched")
+}
+
+// foundMachine is a machine and where it answers.
+type foundMachine struct {
+	cluster.Machine
+	at netip.Addr
+}
+
+func (t *rehearsal) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found foundMachine, err error) {
+	err = t.wait(ctx, t.Id, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		if _, err := t.on(ctx, vm.ID); err != nil {
+			return false, "", err
+		}
+		addrs, err := where(ctx)
+		if *blind != nil {
+			err = wait.Stop(err)
+		}
+		if err != nil {
+			return false, "", err
+		}
+		seen := "it runs, and has no address yet"
+		for _, addr := range addrs {
+			m, err := t.Maintenance.MaintenanceMachine(ctx, addr)
+			switch {
+			case err != nil:
+				seen = err.Error()
+			case m.UUID != t.uuid:
+				return false, "", wait.Stop(fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, words.OrNone(m.UUID), t.uuid, vm.ID),
+					"another machine has that address: see who has it; nothing was done to it"))
+			case m.Stage == "maintenance" && m.Ready:
+				found = foundMachine{m, addr}
+				return true, "", nil
+			default:
+				seen = "stage " + m.Stage
+			}
+		}
+		return false, seen, nil
+	})
+	return found, err
+}
+
+// unseenFor is how long a scratch VM has to stay on where nobody can look at it.
+const unseenFor = time.Minute
+
+// staysOn says no more than that Proxmox can start such a VM and that its
+// emulator does not end: what a guest does, Proxmox does not know.
+func (t *rehearsal) staysOn(ctx context.Context, vm cluster.VM) error {
+	since := time.Now()
+	return t.hint(t.wait(ctx, t.Id, fmt.Sprintf("scratch VM %d stays on", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		qmp, err := t.on(ctx, vm.ID)
+		return err == nil && qmp == "running" && time.Since(since) >= min(unseenFor, t.Timing.Boot/2), "it runs", err
+	}))
+}
+
+// on is what the scratch VM's emulator says; an error that no waiting mends where it is off.
+func (t *rehearsal) on(ctx context.Context, id cluster.VMID) (qmp string, err error) {
+	vm, err := t.Proxmox.VM(ctx, id)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound) || err == nil && vm.UUID() != t.uuid:
+		return "", wait.Stop(fmt.Errorf("scratch VM %d was deleted by somebody", id))
+	case err != nil:
+		return "", fmt.Errorf("look up VM %d: %w", id, err)
+	case !vm.Running:
+		return "", wait.Stop(fmt.Errorf("%s is off: its guest has switched it off, or somebody has", vm))
+	case vm.QMP != "running":
+		return vm.QMP, fmt.Errorf("%s is on, but its emulator says %q", vm, vm.QMP)
+	}
+	return vm.QMP, nil
+}
+
+func (t *rehearsal) hint(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fault.WithHint(fmt.Errorf("the boot ISO %s with %s on %s: %w", t.ISO, t.Firmware, t.Host, err),
+		"no node was touched. A VM made by hand with these settings and that ISO shows on its console why it does not come up; a way to it is needed as well: DHCP for its network, or roll.rehearse.addresses. "+
+			"Without --rehearse a roll would have found out with %s down", strings.Join(t.Nodes, ", "))
+}

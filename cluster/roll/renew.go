@@ -1,0 +1,97 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// stillOn adds to the error of a machine that does not answer what Proxmox says
+// of its VM. One that is off stays so: a host that went down does not start it,
+// since onboot is unset, and neither does Proxmox HA.
+func (n renewal) stillOn(ctx context.Context, err error) error {
+	if err == nil || n.plan.Strategy == cluster.InPlace || ctx.Err() != nil {
+		return err
+	}
+	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
+	switch {
+	case errVM != nil:
+		return errors.Join(err, errVM)
+	case !vm.Running:
+		return wait.Stop(fault.WithHint(fmt.Errorf("%s is off: %s went down meanwhile, or somebody stopped it", vm, vm.Host),
+			"run the same command again: it starts the VM and goes on"))
+	}
+	return err
+}
+
+// cutOff says whether the machine may hang because an installation of an earlier
+// process of ours was cut off, by a power failure of its host, say: a boot ISO
+// that finds Talos on a disk halts (talos.halt_if_installed). Nothing but that is
+// on the disk: the node has not been given back, and etcd has no member of it.
+func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem cluster.Memory) bool {
+	if !n.plan.Resume || n.renewed || n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
+		return false
+	}
+	vm, found, err := r.Powered(ctx)
+	if err != nil || !found || !vm.Running || vm.UUID() != n.plan.UUID || vm.MadeBy() != n.Run || !r.Spare.IsBlank(vm) {
+		return false
+	}
+	if k, err := n.kubeNode(ctx); err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID {
+		return false // it runs, or a kubelet has been heard of since: it was installed, whoever does not reach it
+	}
+	if !mem.ControlPlane || mem.EtcdKept {
+		return true
+	}
+	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	if err != nil {
+		return false
+	}
+	_, member, err := v.Member(n.plan.Node)
+	return err == nil && !member
+}
+
+// renew gives the VM another blank system disk for the one that this replacement
+// has made, and starts it again.
+func (n renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
+	n.renewed = true
+	n.say("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
+	vm, _, err := r.Powered(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.Sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
+		return fmt.Errorf("stop %s: %w", vm, err)
+	}
+	if err := r.Spare.ParkNew(ctx); err != nil {
+		return err
+	}
+	if err := r.System.GiveBlank(ctx); err != nil {
+		return err
+	}
+	return n.power.start(ctx)
+}
+
+func (n renewal) hasDisk(ctx context.Context) (string, error) {
+	r, err := n.record.known(ctx)
+	if err != nil {
+		return "", err
+	}
+	vm, disk, there, err := r.System.SystemNow(r.Current(ctx))
+	if err != nil || !there {
+		return "", err
+	}
+	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
+}
+
+func (n renewal) giveDisk(ctx context.Context) error {
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return err
+	}
+	return r.System.GiveBlank(ctx)
+}

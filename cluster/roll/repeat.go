@@ -1,0 +1,124 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+func final(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &cluster.FinalError{Err: err}
+}
+
+// repeat does something again until its reads are answered, for within at most,
+// and says under the step's ID what it waits for. Every other error ends it, and so
+// does the end of ctx.
+func (n *node) repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
+	var since time.Time // the first that was unanswered
+	w := wait.For{Name: "an answer", Every: max(n.Timing.Poll, time.Second)}
+	w.Seen = func(seen string) {
+		n.Say(path.Join(n.path, id), fmt.Sprintf("asked again for up to %s: %s", within, seen))
+	}
+	_ = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) { // err says how it ended
+		err = do(ctx)
+		switch {
+		case !cluster.IsUnanswered(err):
+			return true, "", nil
+		case ctx.Err() != nil:
+			return true, "", nil
+		case since.IsZero():
+			since = time.Now()
+		}
+		if time.Since(since) >= within {
+			err = final(fmt.Errorf("%w; asked again for %s", err, within))
+			return true, "", nil
+		}
+		return false, err.Error(), nil
+	})
+	if ctx.Err() != nil && cluster.IsUnanswered(err) && !errors.Is(err, ctx.Err()) {
+		err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+	}
+	return err
+}
+
+func (n *node) repeatFor(id string) time.Duration {
+	if !n.plan.Resume && slices.Contains(servesDuring, id) {
+		return repeatBefore
+	}
+	return max(n.Timing.Join, repeatBefore)
+}
+
+// repeating has a step of the node, and every step below it, repeated while its
+// reads are unanswered; id is its path below the node.
+func (n *node) repeating(id string, s step.Step) step.Step {
+	within := n.repeatFor(id)
+	skip, do, steps := s.Skip, s.Do, s.Steps
+	if skip != nil {
+		s.Skip = func(ctx context.Context) (reason string, err error) {
+			err = n.repeat(ctx, id, within, func(ctx context.Context) error {
+				reason, err = skip(ctx)
+				return err
+			})
+			return reason, err
+		}
+	}
+	if do != nil {
+		s.Do = func(ctx context.Context) error {
+			again := false
+			return n.repeat(ctx, id, within, func(ctx context.Context) error {
+				if again && skip != nil {
+					if reason, err := skip(ctx); err != nil || reason != "" {
+						return err
+					}
+				}
+				again = true
+				return do(ctx)
+			})
+		}
+	}
+	if steps != nil {
+		s.Steps = func(ctx context.Context) (list []step.Step, err error) {
+			err = n.repeat(ctx, id, within, func(ctx context.Context) error {
+				list, err = steps(ctx)
+				return err
+			})
+			return n.repeatingAll(id, list), err
+		}
+	}
+	return s
+}
+
+func (n *node) repeatingAll(below string, list []step.Step) []step.Step {
+	var out []step.Step
+	for _, s := range list {
+		out = append(out, n.repeating(path.Join(below, s.ID), s))
+	}
+	return out
+}
+
+// repeatBefore is for how long a step is repeated while the node still serves.
+// Later the node is away, and ending its roll does not bring it back: then a step
+// is repeated for Timing.Join.
+const repeatBefore = 3 * time.Minute
+
+// repeatable marks the error of a change that is the same when it is made twice.
+func repeatable(err error) error {
+	if !errors.Is(err, cluster.ErrLostAnswer) {
+		return err
+	}
+	return &cluster.RepeatableError{Err: err}
+}
+
+// servesDuring are the steps during which the node still serves, by their path
+// below the node. It serves during a gate only where nothing was begun.
+var servesDuring = []string{"snapshot-etcd", "gate", "pull", "take-down/remember", "take-down/drain", "take-down/leave-etcd", "upgrade/remember", "upgrade/drain"}

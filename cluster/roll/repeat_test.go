@@ -1,0 +1,101 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// TestStepsAreRepeated: a step whose reads are unanswered is run again, and asked
+// whether it is needed before; every clear answer ends it at once.
+func TestStepsAreRepeated(t *testing.T) {
+	t.Parallel()
+	busy := fmt.Errorf("read it: %w", cluster.ErrNotNow)
+	refused := fault.Refusedf("it is another machine")
+	for name, c := range map[string]struct {
+		errs  []error // of each attempt; then it succeeds
+		did   int
+		after time.Duration
+		want  error
+	}{
+		"answered":               {did: 1},
+		"busy twice":             {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
+		"a host is away":         {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
+		"a refusal":              {errs: []error{refused}, did: 1, want: refused},
+		"a refusal beside it":    {errs: []error{errors.Join(busy, refused)}, did: 1, want: refused},
+		"a lost claim":           {errs: []error{fault.As(fault.Claimed, fmt.Errorf("lost: %w", errOther))}, did: 1, want: errOther},
+		"a lost change":          {errs: []error{errors.Join(busy, cluster.ErrLostAnswer)}, did: 1, want: cluster.ErrLostAnswer},
+		"a lost one made again":  {errs: []error{repeatable(errors.Join(busy, cluster.ErrLostAnswer))}, did: 2, after: time.Second},
+		"put back already":       {errs: []error{final(busy)}, did: 1, want: cluster.ErrNotNow},
+		"silent members alone":   {errs: []error{&cluster.SilentError{Err: refused}}, did: 2, after: time.Second},
+		"not found":              {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
+		"it stays so":            {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: repeatBefore, want: cluster.ErrNotNow},
+		"a refusal in the midst": {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				did, asked, said := 0, 0, 0
+				n := wired(&node{Roller: &Roller{Say: func(string, string) { said++ }}})
+				s := n.repeating("take-down/drain", step.Step{
+					Skip: func(context.Context) (string, error) { asked++; return "", nil },
+					Do: func(context.Context) error {
+						if did++; did <= len(c.errs) {
+							return c.errs[did-1]
+						}
+						return nil
+					},
+				})
+				start := time.Now()
+				err := s.Do(t.Context())
+				if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
+					t.Errorf("did it %d times in %s: %v", did, took, err)
+				}
+				if asked != did-1 || (said > 0) != (did > 1) {
+					t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
+				}
+			})
+		})
+	}
+}
+
+var errOther = errors.New("to another run")
+
+// TestRepeatingEndsWithItsContext: the end of the run, or the loss of its claim, ends it at once.
+func TestRepeatingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		lost := fault.As(fault.Claimed, errOther)
+		time.AfterFunc(90*time.Second, func() { cancel(lost) })
+		n := wired(&node{Roller: &Roller{Timing: Timing{Poll: time.Minute, Join: time.Hour}, Say: func(string, string) {}}})
+		start := time.Now()
+		err := n.repeating("bring-up/start", step.Step{Do: func(context.Context) error { return cluster.ErrNotNow }}).Do(ctx)
+		if took := time.Since(start); took != 90*time.Second || fault.KindOf(err) != fault.Claimed || !errors.Is(err, cluster.ErrNotNow) {
+			t.Errorf("after %s: %v", took, err)
+		}
+	})
+}
+
+// TestHowLongStepsAreRepeated: as long as a node may take to come back, once it may be away.
+func TestHowLongStepsAreRepeated(t *testing.T) {
+	t.Parallel()
+	n := wired(&node{Roller: &Roller{Timing: Timing{Join: time.Hour}}})
+	for id, want := range map[string]time.Duration{"gate": repeatBefore, "take-down/drain": repeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
+		if got := n.repeatFor(id); got != want {
+			t.Errorf("%s: %s", id, got)
+		}
+	}
+	n.plan.Resume = true
+	if got := n.repeatFor("gate"); got != time.Hour {
+		t.Errorf("gate of a node that is out: %s", got)
+	}
+}

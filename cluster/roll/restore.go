@@ -1,0 +1,287 @@
+package roll
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// EmptyEtcd is how a machine loses its data of etcd, and all else that is in that
+// volume. Without the flags Talos drains it first, for which Kubernetes is needed,
+// leaves etcd, which is not there, and switches the machine off.
+const EmptyEtcd = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
+
+// FindRestoreTarget looks for a node at the talosconfig's endpoints: Kubernetes,
+// which would know its address, is down without etcd. All other nodes must be
+// known for workers.
+func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t RestoreTarget, err error) {
+	var problems []error
+	for _, addr := range ask {
+		m, err := talos.Machine(ctx, addr)
+		name := cmp.Or(m.Nodename, m.Hostname)
+		switch {
+		case err != nil:
+			problems = append(problems, err)
+		case name != node && m.ControlPlane:
+			return t, notSingle(node, words.OrNone(name))
+		case name != node:
+			problems = append(problems, fmt.Errorf("%s is %s", addr, words.OrNone(name)))
+		case !m.ControlPlane:
+			return t, fault.Configf("%s is a worker: it has no etcd", node)
+		case t.Node == "":
+			t = RestoreTarget{Node: node, Addr: addr, UUID: m.UUID}
+		}
+	}
+	if t.Node == "" {
+		return t, fault.WithHint(fmt.Errorf("%s answers at none of the talosconfig's endpoints: %w", node, errors.Join(problems...)),
+			"it must be up, configured, and named by an endpoint: talosctl config endpoint")
+	}
+	if err := requireSingle(ctx, talos, node, nodes); err != nil {
+		return t, err
+	}
+	t.Data, err = HasEtcdData(ctx, files, t)
+	return t, err
+}
+
+// Restore makes etcd of a single control plane anew from a snapshot.
+type Restore struct {
+	Talos    cluster.Talos
+	Restorer cluster.EtcdRestorer
+	Kube     cluster.KubeReader
+	Target   RestoreTarget
+	File     string
+	Copied   bool // File is a copy of a database, without a checksum
+	Timing   Timing
+	Say      func(path, text string)
+	// Bootstraps is told before Talos is: from then on data of etcd may be the snapshot's.
+	Bootstraps func() error
+
+	ran, waited bool // etcd has been seen to run; the node has been seen healthy
+}
+
+// Steps is what a restore does. The first is safe to cut off anywhere: a snapshot
+// that is not whole does not match its checksum, and is replaced by the next
+// upload (Talos 1.14 does not keep it to begin with); an etcd is begun only where there is none.
+func (r *Restore) Steps() step.Step {
+	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
+		return []step.Step{
+			{
+				ID: "recover-etcd", Title: "make etcd on " + r.Target.Node + " from " + r.File, Risk: step.Destructive,
+				Skip: r.recovered, Do: r.recoverEtcd,
+			},
+			{
+				ID: "wait-healthy", Title: "wait until " + r.Target.Node + " is healthy",
+				Skip: r.healthy, Do: r.awaitHealthy,
+			},
+		}, nil
+	}}
+}
+
+func (r *Restore) awaitHealthy(ctx context.Context) error {
+	err := r.wait(ctx, "restore/wait-healthy", r.Target.Node+" healthy", func(ctx context.Context) (bool, string, error) {
+		what, err := r.lacks(ctx)
+		return err == nil && what == "", what, err
+	})
+	r.waited = err == nil
+	return err
+}
+
+func (r *Restore) bootstrap(ctx context.Context) error {
+	return r.Restorer.EtcdBootstrap(ctx, r.Target.Addr, r.Target.UUID, r.Copied)
+}
+
+// etcdRuns is the goal of recovering: its member leads an etcd of one.
+func (r *Restore) etcdRuns(ctx context.Context) (string, error) {
+	s, err := r.Talos.EtcdStatus(ctx, r.Target.Addr)
+	if err != nil || s.Leader == 0 || s.Leader != s.MemberID {
+		return "", err
+	}
+	return fmt.Sprintf("etcd %s runs on %s as member %x", s.Version, r.Target.Node, s.MemberID), nil
+}
+
+// healthy is the goal of waiting; what it still lacks before, the wait says.
+func (r *Restore) healthy(ctx context.Context) (string, error) {
+	what, err := r.lacks(ctx)
+	switch {
+	case err == nil && what == "":
+		return r.Target.Node + " is Ready", nil
+	case !r.waited:
+		return "", nil
+	}
+	return "", err
+}
+
+// insist does what a machine may not be ready for yet.
+func (r *Restore) insist(ctx context.Context, path, name string, do func(context.Context) error) error {
+	r.Say(path, name)
+	return r.wait(ctx, path, name, func(ctx context.Context) (bool, string, error) {
+		err := do(ctx)
+		if err == nil || errors.Is(err, cluster.ErrNotYet) {
+			return err == nil, "", err
+		}
+		return false, "", wait.Stop(err)
+	})
+}
+
+// lacks names the first thing that the node still lacks; "" when it is healthy.
+func (r *Restore) lacks(ctx context.Context) (string, error) {
+	m, err := r.Talos.Machine(ctx, r.Target.Addr)
+	switch {
+	case err != nil:
+		return "", err
+	case m.UUID != r.Target.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", r.Target.Addr, m.UUID), nil
+	case m.Stage != "running" || !m.Ready:
+		return m.Standing(), nil
+	}
+	v, err := cluster.ViewEtcd(ctx, r.Talos, []cluster.Endpoint{{Node: r.Target.Node, Addr: r.Target.Addr}})
+	if err != nil {
+		return "", err
+	}
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
+		return "etcd: " + strings.Join(wrong, "; "), nil
+	}
+	return LacksNode(ctx, r.Kube, r.Target.Node, m)
+}
+
+func (r *Restore) recoverEtcd(ctx context.Context) error {
+	const path = "restore/recover-etcd"
+	var lost error
+	if !r.Target.Data { // else it was begun before
+		if err := r.insist(ctx, path, "upload the snapshot to "+r.Target.Node, r.upload); err != nil {
+			return err
+		}
+		if err := r.Bootstraps(); err != nil {
+			return err
+		}
+		begin := "make " + r.Target.Node + " begin with the snapshot"
+		if err := r.insist(ctx, path, begin, func(ctx context.Context) error {
+			err := r.bootstrap(ctx)
+			if errors.Is(err, cluster.ErrLostAnswer) { // it is done once: then it is only looked at
+				lost = fault.Prefix(begin, err)
+				r.Say(path, err.Error())
+				return nil
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
+		why, silent := r.etcdRuns(ctx)
+		if r.ran = why != ""; r.ran {
+			return true, why, nil
+		}
+		state, last, err := r.Restorer.EtcdService(ctx, r.Target.Addr)
+		if err == nil && state == "Failed" {
+			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("restoring etcd from the snapshot failed: %s", last),
+				"correct what it says, or take another snapshot, and run the same command again; "+
+					"where it left something in "+etcdDataDir+", empty that first: "+EmptyEtcd))
+		}
+		if state == "Running" && err == nil {
+			err = silent
+		}
+		return false, strings.TrimSuffix(state+": "+last, ": "), err
+	}))
+}
+
+// recovered is etcdRuns before and after: without etcd there is no answer at first.
+func (r *Restore) recovered(ctx context.Context) (string, error) {
+	why, err := r.etcdRuns(ctx)
+	if !r.ran {
+		err = nil
+	}
+	return why, err
+}
+
+func (r *Restore) upload(ctx context.Context) error {
+	f, err := os.Open(r.File)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return r.Restorer.EtcdRecover(ctx, r.Target.Addr, r.Target.UUID, f)
+}
+
+func (r *Restore) wait(ctx context.Context, path, name string, look wait.Look) error {
+	w := wait.For{Name: name, Every: r.Timing.Poll, Timeout: r.Timing.Join, Seen: func(seen string) { r.Say(path, seen) }}
+	err := wait.Until(ctx, w, look)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fault.WithHint(err, "run the same command again: it goes on where this one stopped")
+	}
+	return err
+}
+
+// RestoreTarget is the one control plane of a cluster, with no etcd or a new one.
+type RestoreTarget struct {
+	Node string     `json:"node"`
+	Addr netip.Addr `json:"address"`
+	UUID string     `json:"uuid"`
+	Data bool       `json:"-"` // it has data of etcd
+}
+
+const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-extend-talos/cluster-operations-and-maintenance/disaster-recovery"
+
+// etcdDataDir is where Talos keeps etcd's data; it begins a new etcd only where that is empty
+// (internal/app/machined/internal/server/v1alpha1, Bootstrap).
+const etcdDataDir = "/var/lib/etcd"
+
+func HasEtcdData(ctx context.Context, files cluster.FileReader, t RestoreTarget) (found bool, err error) {
+	err = files.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, f cluster.MachineFiles) error {
+		return f.List(ctx, etcdDataDir, false, func(cluster.MachineFile) error { found = true; return nil })
+	})
+	if errors.Is(err, cluster.ErrNotFound) {
+		err = nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for data of etcd on %s: %w", t.Node, err)
+	}
+	return found, nil
+}
+
+func notSingle(node string, others ...string) error {
+	return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is not the only control plane: Talos knows %s as well", node, strings.Join(others, ", ")),
+		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
+}
+
+// requireSingle refuses where the cluster has other control planes, or may have:
+// they would go on with the etcd that they have. Talos' discovery forgets a machine
+// that is off within half an hour, and knows none where it is switched off.
+func requireSingle(ctx context.Context, talos cluster.MachineReader, node string, nodes []string) error {
+	members, err := talos.Members(ctx)
+	if err != nil {
+		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be told: %w", node, err)
+	}
+	var others, unknown []string
+	known := map[string]bool{}
+	for _, m := range members {
+		known[m.Nodename] = true
+		if m.ControlPlane && m.Nodename != node && !slices.Contains(others, m.Nodename) {
+			others = append(others, m.Nodename)
+		}
+	}
+	if len(others) > 0 {
+		return notSingle(node, others...)
+	}
+	for _, n := range nodes {
+		if !known[n] {
+			unknown = append(unknown, n)
+		}
+	}
+	if len(unknown) > 0 {
+		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be told: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
+			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
+	}
+	return nil
+}

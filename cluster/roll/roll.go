@@ -1,0 +1,246 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Journal keeps what the world can no longer tell once a VM is gone. Every
+// write is durable when it returns.
+type Journal interface {
+	Put(key string, v any) error
+	Get(key string, v any) (found bool, err error)
+	PutSecret(key string, b []byte) error
+	Secret(key string) (b []byte, found bool, err error)
+	// Delete removes the fact and the secret of a key; there need be neither.
+	Delete(key string) error
+}
+
+// Roller carries a plan out.
+type Roller struct {
+	// Each of these four checks that the claim is still ours before it changes
+	// anything: see Held.Guard.
+	Proxmox     cluster.Proxmox
+	Talos       cluster.Talos
+	Maintenance cluster.Maintenance
+	Kube        cluster.Kube
+	Journal     Journal
+	Files       cluster.FileReader // of the machines
+	Objects     cluster.ObjectJudge
+	Commands    cluster.CommandRunner
+
+	Cluster      string
+	Run          string            // ID of the run
+	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
+	VMIDs        cluster.VMIDRange // of the recast.yaml, which the records name
+	Timing       Timing
+	DrainForce   bool
+	DrainDeletes bool                // pods that are refused until the end of a drain
+	AcceptOutage bool                // of etcd and the Kubernetes API, where two control planes are all there are
+	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
+	SnapshotDir  string              // where snapshots of etcd are saved
+	History      cluster.History
+
+	// MachineConfig returns a node's configuration where the user keeps it in
+	// files; found is false where it has to be read from the node before it goes.
+	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
+	// Say is told what a running step is waiting for; never nil.
+	Say func(path, text string)
+	// Hooked is told how each hook fared; nil: nobody is.
+	Hooked func(HookRun)
+
+	out       outNodes // what this roll has out at the moment
+	rehearsed rehearsedISOs
+
+	parkingNumbers exchange.Numbers
+	late           exchange.Late
+}
+
+// Steps derives the tree of a roll from its plan: a branch per phase, in it one
+// per node, in the plan's order.
+func (r *Roller) Steps(p cluster.Plan) step.Step {
+	work := p.Work()
+	return step.Step{
+		ID:    "roll",
+		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
+		Risk:  step.Destructive, LookAhead: 1,
+		Steps: func(context.Context) ([]step.Step, error) {
+			steps := r.rehearseSteps(p)
+			if slices.ContainsFunc(work, cluster.NodePlan.NeedsSnapshot) {
+				steps = append(steps, r.snapshotStep(p))
+			}
+			for _, b := range p.Batches {
+				branch, err := r.phase(p, b)
+				if err != nil {
+					return nil, err
+				}
+				steps = append(steps, branch)
+			}
+			return steps, nil
+		},
+	}
+}
+
+func (r *Roller) phase(p cluster.Plan, b cluster.Batch) (step.Step, error) {
+	var steps, first []step.Step
+	ahead := min(b.Limit+1, maxAhead)
+	for i, n := range p.Of(b) {
+		if len(n.Refused) > 0 {
+			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
+		}
+		roll := wired(&node{Roller: r, plan: n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: cluster.StepPath(b.Phase, n.Node)})
+		roll.plan.ControlPlanes, roll.plan.Heed = p.ControlPlanes, p.Heed
+		branch := roll.order.step()
+		steps = append(steps, branch)
+		if i < ahead && len(branch.Ahead) > 0 {
+			early := branch.Ahead
+			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
+		}
+	}
+	steps = r.withBatchHooks(p, b, steps)
+	return step.Step{
+		ID: string(b.Phase), Title: b.Phase.Title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
+		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
+	}, nil
+}
+
+// Timing bounds the waits of a roll.
+type Timing struct {
+	Poll   time.Duration // pause between two looks at the world
+	Settle time.Duration // how long a node must stay healthy
+	Stop   time.Duration // guest shutdown, then the plug is pulled
+	Boot   time.Duration // power on to maintenance mode
+	Join   time.Duration // configuration applied to healthy
+	Drain  time.Duration
+}
+
+// maxAhead is how many nodes, beside those that are rolled, fetch their installer at a
+// time: more would only share the registry's line.
+const maxAhead = 10
+
+func (n order) branches() []step.Step {
+	return slices.Concat(n.userGates.before(), n.hookPoints.before(), n.repeatingAll("", n.work()), n.hookPoints.after(), n.userGates.after())
+}
+
+// finished is the goal of the whole branch: the node runs what is wanted and
+// nothing of any run is left.
+func (n order) finished(ctx context.Context) (string, error) {
+	if n.plan.Strategy == cluster.Configure {
+		return n.reconfigure.serves(ctx)
+	}
+	park, err := n.parking(ctx)
+	switch {
+	case err != nil && !errors.Is(err, cluster.ErrNotFound):
+		return "", err
+	case err == nil && park.Record.Open:
+		return "", nil
+	case n.plan.Strategy == cluster.PutBack:
+		n.out.remove(n.plan.Node)
+		return "its old system disk is back", nil
+	case n.plan.Strategy == cluster.Rollback:
+		return n.rolledBackTo(park.Record), nil
+	}
+	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+	if err != nil {
+		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+	}
+	ended := n.out.has(n.plan.Node) // asked before its steps it is not out yet
+	m, err := n.Talos.System(ctx, n.plan.Addr)
+	switch {
+	case err != nil && ended:
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	case err != nil || m.ConfigHidden:
+		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
+	}
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	switch {
+	case err == nil || errors.Is(err, cluster.ErrNotFound):
+	case ended:
+		return "", fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
+	default:
+		return "", nil //nolint:nilerr // a single control plane's API is away with it
+	}
+	known := err == nil
+	if known {
+		m = k.Corrected(m)
+	}
+	f := cluster.Found{Name: n.want.Name, VM: &vm, Machine: &m}
+	if park.VM.ID != 0 {
+		f.Parking = &park
+	}
+	if known {
+		f.Node = &k
+	}
+	if cluster.Diff(n.want, f, n.History).Rollable() {
+		return "", nil
+	}
+	n.out.remove(n.plan.Node)
+	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, words.Short(n.want.Build.ID)), nil
+}
+
+func (n *node) key(what string) string { return n.plan.Node + "/" + what }
+
+// parking reads the node's parking VM afresh; ErrNotFound while there is none.
+func (n *node) parking(ctx context.Context) (cluster.Parking, error) {
+	id, err := n.parkingID(ctx)
+	if err != nil {
+		return cluster.Parking{}, err
+	}
+	vm, err := n.Proxmox.VMConfig(ctx, id)
+	if err != nil {
+		return cluster.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
+	}
+	rec, ok, err := cluster.ReadRecord(vm)
+	if err != nil {
+		return cluster.Parking{}, err
+	}
+	switch {
+	case ok && rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
+		return cluster.Parking{VM: vm, Record: rec}, nil
+	case n.plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.plan.Node) || ok && rec.Node != n.plan.Node):
+		// The number was only meant for it; another VM took it first.
+		return cluster.Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
+	}
+	return cluster.Parking{}, cluster.DescriptionChanged(vm, n.plan.Node)
+}
+
+// parkingID finds the parking VM by its record once, and remembers its number.
+func (n *node) parkingID(ctx context.Context) (cluster.VMID, error) {
+	if p := n.plan.Found.Parking; p != nil {
+		return p.VM.ID, nil
+	}
+	var id cluster.VMID
+	found, err := n.Journal.Get(n.key("parking"), &id)
+	if err != nil {
+		return 0, fmt.Errorf("journal: %w", err)
+	}
+	if !found {
+		return 0, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
+	}
+	return id, nil
+}
+
+func (n *node) say(id, text string) { n.Say(n.path+"/"+id, text) }
+
+func (n order) step() step.Step {
+	title := fmt.Sprintf("%s %s (VM %d on %s)", n.plan.Strategy, n.plan.Node, n.plan.VMID, n.plan.Host)
+	if n.plan.Run != "" {
+		title += ", left unfinished by run " + n.Run
+	}
+	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Ahead: n.repeatingAll("", n.upgrade.pullSteps())}
+	s.Skip = n.repeating("", step.Step{Skip: n.finished}).Skip
+	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
+	if n.plan.Strategy != cluster.InPlace {
+		s = n.explained(s)
+	}
+	return s
+}

@@ -1,0 +1,362 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+func (n upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
+	n.rebooted = true
+	return n.watch(ctx, id, n.ofMachine(n.plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
+		reason, err := n.runsWanted(ctx)
+		return reason != "", "still the same boot", wait.Stop(err)
+	})
+}
+
+// awaitInstaller waits for an installer that an earlier attempt had started and
+// that runs on although nobody listens. Whether it succeeded only the boot
+// loader's default tells; if it did not, or there is none to ask, it is run again.
+func (n upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
+	reboots := false
+	err := n.wait(ctx, "upgrade/install", "the installer that runs on "+n.plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+		reason, err := n.installed(ctx)
+		if err != nil || reason != "" {
+			return err == nil, "", err // a reading that is lost tells nothing of the installer
+		}
+		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+		if errors.Is(err, cluster.ErrBusy) {
+			return false, "it still runs", nil
+		}
+		return err == nil, "", wait.Stop(err)
+	})
+	switch {
+	case err != nil:
+		return n.notInstalled(ctx, err)
+	case reboots:
+		return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
+	}
+	return setMark()
+}
+
+// configForNew is the node's configuration with the wanted installer in it, as
+// the wanted Talos can read it.
+func (n upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
+	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+	}
+	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Installer: n.want.Build.Installer, Talos: n.want.Build.TalosVersion})
+	if err != nil {
+		return nil, fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+	}
+	return patched, nil
+}
+
+func (n upgrade) drain(ctx context.Context) error {
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	why := cluster.Mark{Run: n.Run, Strategy: cluster.InPlace, Build: n.want.Build.ID, BootID: m.BootID, NextBoot: m.NextBoot}
+	if old, err := n.mark(ctx); err != nil {
+		return err
+	} else if old != nil && old.Begun(why) {
+		why = *old // a crash in between: what was installed stays installed
+	}
+	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
+	if !why.Installed {
+		return n.eviction.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
+	}
+	// The mark alone may tell that another system is installed, which the next boot brings.
+	stays := func() error { return nil }
+	return fault.WithHint(n.eviction.evict(ctx, "upgrade/drain", why, vmStays, stays),
+		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.plan.Node)
+}
+
+// hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
+func (n upgrade) hasPulled(context.Context) (string, error) {
+	if !n.pulled {
+		return "", nil
+	}
+	return n.plan.Node + " was asked for it", nil
+}
+
+// steps upgrades the system on the node's own disk. What tells one boot from
+// the next, and so a silent rollback from a slow reboot, is the mark on the Node:
+// it is there before anything is touched and goes last.
+func (n upgrade) steps() []step.Step {
+	return []step.Step{
+		{
+			ID: "upgrade", Title: "upgrade " + n.plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
+			Steps: func(context.Context) ([]step.Step, error) {
+				return []step.Step{
+					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.fallback.remember},
+					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
+					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
+					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
+				}, nil
+			},
+		},
+		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.newBoot.healthy, Do: n.newBoot.waitHealthy},
+		n.fallback.step(),
+		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
+			return append([]step.Step{
+				exchange.EjectStep(n.Proxmox, n.plan.VMID),
+				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
+				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+			}, n.finish.freeSteps("finish")...), nil
+		}},
+	}
+}
+
+// install marks the Node as installed as soon as that is so, or, where the
+// machine goes down by itself, right before.
+func (n upgrade) install(ctx context.Context) error {
+	mark, err := n.mark(ctx)
+	switch {
+	case err != nil:
+		return err
+	case mark == nil:
+		return fault.Refusedf("somebody removed the mark from node %s", n.plan.Node)
+	}
+	mark.Installed = true
+	setMark := func() error { return fault.Prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if !m.InstallsApart() {
+		if err := setMark(); err != nil {
+			return err
+		}
+	}
+	reboots := false
+	err = n.repeat(ctx, "upgrade/install", repeatBefore, func(ctx context.Context) error {
+		began := time.Now()
+		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+		if time.Since(began) > repeatBefore { // it was waited for already
+			return final(err)
+		}
+		return err
+	})
+	if errors.Is(err, cluster.ErrBusy) {
+		return n.awaitInstaller(ctx, setMark)
+	}
+	if err != nil {
+		return final(n.notInstalled(ctx, err))
+	}
+	if !reboots {
+		return setMark()
+	}
+	n.accepted = true
+	return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
+}
+
+// installed says whether the wanted build is installed beside the running
+// system: the boot loader says so, whose default has changed since the mark was
+// made, and only where it has none to tell the mark. A machine that goes down by
+// itself is marked before it has even pulled the installer, which ends with the
+// call. It must not be installed twice: before Talos 1.14 an installer keeps the
+// default entry and removes the others, the running one too.
+func (n upgrade) installed(ctx context.Context) (string, error) {
+	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
+		return reason, err
+	}
+	mark, err := n.mark(ctx)
+	if err != nil || mark == nil || mark.Build != n.want.Build.ID {
+		return "", err
+	}
+	m, err := n.Talos.Booted(ctx, n.plan.Addr) // right before whoever installs asks
+	if err != nil {
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.InstallsApart()) {
+		return "", nil
+	}
+	return "installed, to be booted", nil
+}
+
+// installerSet says whether the configuration names the image that runs: with
+// another one the next reset or install would bring that.
+func (n upgrade) installerSet(ctx context.Context) (string, error) {
+	image, err := n.Talos.InstallImage(ctx, n.plan.Addr)
+	if err != nil {
+		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+	}
+	if len(cluster.DiffInstalled(n.want.Build, cluster.Machine{InstallImage: image})) > 0 {
+		return "", nil
+	}
+	return "the configuration names " + words.OrNone(image), nil
+}
+
+func (n *node) kubeNode(ctx context.Context) (cluster.KubeNode, error) {
+	k, err := n.Kube.Node(ctx, n.plan.Node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return cluster.KubeNode{}, fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
+	case err != nil:
+		return cluster.KubeNode{}, fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
+	}
+	return k, nil
+}
+
+// mark reads the node's mark; nil if it has none.
+func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
+	k, err := n.kubeNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return k.Mark, nil
+}
+
+// notInstalled leaves a node whose installer failed as it was, if it still runs
+// its old system and nothing says that another one is installed.
+func (n upgrade) notInstalled(ctx context.Context, cause error) error {
+	err := fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, cause)
+	unknown := errors.Is(cause, cluster.ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
+	if !unknown {
+		reason, errNow := n.installed(ctx)
+		unknown = errNow != nil || reason != ""
+	}
+	if unknown {
+		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.plan.Node)
+	}
+	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.plan.Node)
+	return errors.Join(err, fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
+}
+
+// pull asks more than once: the registry may be behind a pod that another node's
+// drain has just sent elsewhere.
+func (n upgrade) pull(ctx context.Context) error {
+	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with what is newer than itself
+		return err
+	}
+	var failed error
+	tries := 0
+	err := wait.Until(ctx, wait.For{Name: n.plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
+		began := time.Now()
+		failed = n.pullOnce(ctx)
+		tries++
+		if failed == nil {
+			return true, "", nil
+		}
+		if _, unproven := errors.AsType[*cluster.UnprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
+			return false, "", wait.Stop(failed)
+		}
+		n.say("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
+		return false, "", nil
+	})
+	if failed != nil && ctx.Err() == nil {
+		return final(failed) // it was tried again here
+	}
+	return err
+}
+
+func (n upgrade) pullOnce(ctx context.Context) error {
+	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
+	_, unproven := errors.AsType[*cluster.UnprovenError](err)
+	switch {
+	case unproven:
+		return err
+	case err != nil:
+		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
+			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
+	case !supported:
+		n.say("pull", "this Talos has no API to fetch an image beforehand")
+	}
+	n.pulled = true
+	return nil
+}
+
+// pullSteps has the node fetch the installer while it still serves: that it can
+// is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
+func (n upgrade) pullSteps() []step.Step {
+	switch {
+	case n.plan.Resume, n.plan.Drift.Tidy(), n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage && n.plan.Strategy != cluster.InPlace:
+		return nil
+	}
+	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
+}
+
+func (n upgrade) reboot(ctx context.Context) error {
+	lost := fault.Prefix("reboot "+n.plan.Node, n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
+		return lost
+	}
+	n.accepted = lost == nil
+	return Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
+}
+
+func (n upgrade) runsNow(ctx context.Context) (string, error) {
+	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", err // it was us who did not wait for the answer
+		}
+		k, errNode := n.kubeNode(ctx)
+		switch installed := k.Mark != nil && k.Mark.Installed; {
+		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
+			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
+		case errNode == nil && installed: // its Node is Ready in the old boot: only its API is silent
+			return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		}
+		return "", nil //nolint:nilerr // the steps below say what is wrong
+	}
+	if m.UUID != n.plan.UUID {
+		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	}
+	if len(cluster.DiffImage(n.want.Build, m, n.History)) > 0 || m.PendingReboot() {
+		mark, err := n.mark(ctx)
+		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
+			return "", nil //nolint:nilerr // the steps below say what is wrong
+		}
+		switch {
+		case mark.BootID != m.BootID:
+			return "it has rebooted", nil // into what, the next step sees
+		case m.Stage == "rebooting":
+			return "it is rebooting", nil
+		}
+		return "", nil
+	}
+	return fmt.Sprintf("runs %s build %s", m.TalosVersion, words.Short(n.want.Build.ID)), nil
+}
+
+// runsWanted is the goal of the upgrade: the machine has booted the wanted
+// build. A machine that is away after it was told to reboot has reached it as
+// far as this branch can tell: waiting is the next step's.
+func (n upgrade) runsWanted(ctx context.Context) (string, error) {
+	if n.reached != "" && cluster.Elapsed(n.reachedAt) < justNow {
+		return n.reached, nil
+	}
+	reason, err := n.runsNow(ctx)
+	n.reached, n.reachedAt = reason, time.Now()
+	return reason, err
+}
+
+func (n upgrade) setInstaller(ctx context.Context) error {
+	patched, err := n.configForNew(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.Talos.ReplaceConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
+		return repeatable(fmt.Errorf("set the installer of %s: %w", n.plan.Node, err))
+	}
+	return nil
+}
+
+// How often a node is asked to fetch the installer, and after which pause. What
+// took longer to fail than a registry takes to move is not asked for again.
+const (
+	pullTries = 3
+	pullPause = 20 * time.Second
+	pullQuick = time.Minute
+)

@@ -1,0 +1,152 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// GateAsk looks at gates.
+type GateAsk struct {
+	Objects  cluster.ObjectJudge
+	Commands cluster.CommandRunner
+	Env      []string // of commands
+}
+
+// Look asks a gate once. seen says what keeps it from holding. An error of kind
+// fault.Refused is one that only the configuration, or more rights, can mend.
+func (a GateAsk) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
+	if g.Command != nil {
+		exit, said, err := a.Commands.RunGate(ctx, *g.Command, a.Env)
+		if err != nil || exit == 0 {
+			return err == nil, "", err
+		}
+		seen = fmt.Sprintf("%s ended with %d", g.Command.Args[0], exit)
+		if said != "" {
+			seen += ": " + said
+		}
+		return false, seen, nil
+	}
+	judged, err := a.Objects.Judge(ctx, *g.Objects)
+	if err != nil {
+		return false, "", err
+	}
+	return verdictOf(judged, *g.Objects)
+}
+
+// verdictOf says whether the gate holds: of objects of which there are none nothing is known.
+func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string, err error) {
+	switch {
+	case j.Unserved != "" && !g.Optional:
+		return false, "", fault.WithHint(fault.GateClosed.Refusedf("%s", j.Unserved), "correct apiVersion and kind in roll.gates; optional: true lets the gate hold without")
+	case j.Unserved != "" || j.Objects == 0 && g.Optional:
+		return true, "", nil
+	case j.Objects == 0:
+		return false, "there is no such object", nil
+	case len(j.Failing) == 0:
+		return true, "", nil
+	}
+	var texts []string
+	for _, f := range j.Failing[:min(len(j.Failing), shownObjects)] {
+		texts = append(texts, f.Name+": "+f.Why)
+	}
+	seen = strings.Join(texts, "; ")
+	if more := len(j.Failing) - shownObjects; more > 0 {
+		seen += fmt.Sprintf("; and %d more", more)
+	}
+	return false, fmt.Sprintf("%d of %d: %s", len(j.Failing), j.Objects, seen), nil
+}
+
+// after is the last step of a node that is back. The node is done by then,
+// whatever they say. Where a run ends in it, the next one asks them before it
+// takes out another node.
+func (n userGates) after() []step.Step {
+	after := n.afterwards()
+	if len(after) == 0 || n.plan.Strategy == cluster.PutBack || n.isTidied() && !n.wasCordoned() {
+		return nil
+	}
+	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.plan.Node + " back", Yields: true, Do: n.awaitAfter}}
+}
+
+// before are the steps before the last look: to wait is cheap as long as
+// nothing was touched. A node that is out already can't make them hold.
+func (n userGates) before() []step.Step {
+	switch {
+	case len(n.gates) == 0 || n.plan.Resume || n.plan.Strategy == cluster.Configure || n.plan.Strategy == cluster.PutBack || n.isTidied():
+		return nil
+	}
+	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
+}
+
+func (n userGates) awaitAfter(ctx context.Context) error {
+	for _, g := range n.afterwards() {
+		if err := n.await(ctx, g, "ask-gates-again", "after"); err != nil {
+			return n.hookPoints.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err),
+				"once that holds, recast roll goes on with the next node, before which it asks again"))
+		}
+	}
+	return nil
+}
+
+func (n userGates) awaitBefore(ctx context.Context) error {
+	for _, g := range n.gates {
+		err := n.await(ctx, g, "ask-gates", "before")
+		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
+			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.plan.Node)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits for one gate to hold. What only the configuration can mend
+// ends the wait at once, but not after the node was out: an API that has just
+// come back may not serve every kind yet.
+func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
+	ask := GateAsk{Objects: n.Objects, Commands: n.Commands, Env: []string{
+		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.plan.Node,
+		"RECAST_STRATEGY=" + string(n.plan.Strategy), "RECAST_WHEN=" + when,
+	}}
+	name := fmt.Sprintf("gate %q", g.String())
+	if g.Command != nil {
+		n.say(id, name+": running "+g.Command.Args[0]) // which may take long
+	}
+	return n.wait(ctx, id, name, g.Timeout(), func(ctx context.Context) (bool, string, error) {
+		holds, seen, err := ask.Look(ctx, g)
+		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // a command knows more than that
+		if cut || when == "before" && fault.KindOf(err) == fault.Refused {
+			err = wait.Stop(err)
+		}
+		return holds, seen, err
+	})
+}
+
+func (n userGates) afterwards() []cluster.UserGate {
+	var after []cluster.UserGate
+	for _, g := range n.gates {
+		if !g.BeforeOnly {
+			after = append(after, g)
+		}
+	}
+	return after
+}
+
+// isTidied says whether the node is only cleared up, without being taken out.
+func (n userGates) isTidied() bool { return n.plan.Strategy == cluster.InPlace && n.plan.Drift.Tidy() }
+
+// wasCordoned says whether an earlier run had it out, and was cut off before the end.
+func (n userGates) wasCordoned() bool {
+	return slices.ContainsFunc(n.plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
+}
+
+// shownObjects are as many as a line takes.
+const shownObjects = 3

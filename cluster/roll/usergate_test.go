@@ -1,0 +1,218 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// What only the configuration mends is said at once before a node goes. After it
+// is back the API may not be whole yet.
+func TestAwaitGate(t *testing.T) {
+	t.Parallel()
+	refused := fault.Refusedf("the API has no such kind")
+	cases := map[string]struct {
+		look       func(after time.Duration) (cluster.Judged, error)
+		before     string
+		beforeTook time.Duration
+		after      string
+		afterTook  time.Duration
+	}{
+		"holds": {look: func(time.Duration) (cluster.Judged, error) { return failing(), nil }},
+		"holds later, after an API that flaps": {
+			look: func(d time.Duration) (cluster.Judged, error) {
+				switch {
+				case d < 10*time.Second:
+					return failing("a"), nil
+				case d < 20*time.Second:
+					return cluster.Judged{}, errors.New("no answer")
+				}
+				return failing(), nil
+			},
+			beforeTook: 20 * time.Second, afterTook: 20 * time.Second,
+		},
+		"never": {
+			look:       func(time.Duration) (cluster.Judged, error) { return failing("a"), nil },
+			before:     `gate "v1 Node": gave up after 1m0s; last seen: 1 of 12: a: status.ok=false: context deadline exceeded`,
+			beforeTook: time.Minute,
+			after:      `wk1 is done and takes pods, but no other node is to follow: gate "v1 Node": gave up after 1m0s; last seen: 1 of 12: a: status.ok=false: context deadline exceeded`,
+			afterTook:  time.Minute,
+		},
+		"refused": {
+			look:      func(time.Duration) (cluster.Judged, error) { return cluster.Judged{}, refused },
+			before:    `gate "v1 Node": the API has no such kind`,
+			after:     `wk1 is done and takes pods, but no other node is to follow: gate "v1 Node": gave up after 1m0s; last seen: the API has no such kind: context deadline exceeded`,
+			afterTook: time.Minute,
+		},
+		"credentials that are wrong": {
+			look:   func(time.Duration) (cluster.Judged, error) { return cluster.Judged{}, fault.Configf("read kubeconfig") },
+			before: `gate "v1 Node": read kubeconfig`,
+			after:  `wk1 is done and takes pods, but no other node is to follow: gate "v1 Node": read kubeconfig`,
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				for _, ask := range []struct {
+					when, want string
+					took       time.Duration
+				}{{"before", c.before, c.beforeTook}, {"after", c.after, c.afterTook}} {
+					start := time.Now()
+					n := gatedNode(func() (cluster.Judged, error) { return c.look(time.Since(start)) }, nil, someObjects)
+					await := n.userGates.awaitBefore
+					if ask.when == "after" {
+						await = n.userGates.awaitAfter
+					}
+					err := await(t.Context())
+					if errText(err) != ask.want || time.Since(start) != ask.took {
+						t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
+					}
+					if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
+						t.Errorf("before: kind %d", fault.KindOf(err))
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		n := gatedNode(nil, func(env []string) (int, string, error) {
+			got = append(got, strings.Join(env, " "))
+			return max(0, 2-len(got)), "not yet", nil
+		}, cluster.UserGate{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"check"}}})
+		if err := errors.Join(n.userGates.awaitBefore(t.Context()), n.userGates.awaitAfter(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		const env = "RECAST_CLUSTER=lab RECAST_RUN=r1 RECAST_NODE=wk1 RECAST_STRATEGY=recreate RECAST_WHEN="
+		if diff := cmp.Diff([]string{env + "before", env + "before", env + "after"}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// Which nodes are asked about, and when.
+func TestStepsOfGates(t *testing.T) {
+	t.Parallel()
+	both, before := someObjects, someObjects
+	before.BeforeOnly = true
+	stale := cluster.Drift{Reasons: []cluster.Reason{{Code: "extension-digest"}}}
+	cordoned, media := cluster.Drift{Reasons: []cluster.Reason{{Code: "cordoned"}}}, cluster.Drift{Reasons: []cluster.Reason{{Code: "boot-media"}}}
+	cases := map[string]struct {
+		gates []cluster.UserGate
+		plan  cluster.NodePlan
+		want  string
+	}{
+		"none":                                  {nil, cluster.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
+		"recreate":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
+		"in place":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
+		"before only":                           {[]cluster.UserGate{before}, cluster.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
+		"rollback":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
+		"what is out already":                   {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
+		"what was reset":                        {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Configure, Drift: stale}, "ask-gates-again"},
+		"what is given up":                      {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.PutBack, Drift: stale}, ""},
+		"what was out, and is to be uncordoned": {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
+		"what never was out":                    {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := gatedNode(nil, nil, c.gates...)
+			n.plan = c.plan
+			var got []string
+			for _, s := range append(n.userGates.before(), n.userGates.after()...) {
+				got = append(got, s.ID)
+				if !s.Yields {
+					t.Errorf("%s does not yield", s.ID)
+				}
+			}
+			if strings.Join(got, " ") != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		judged   cluster.Judged
+		optional bool
+		holds    bool
+		seen     string
+		err      string
+	}{
+		"all of them":             {judged: failing(), holds: true},
+		"not one":                 {judged: failing("a/b"), seen: "1 of 12: a/b: status.ok=false"},
+		"not many":                {judged: failing("a", "b", "c", "d", "e"), seen: "5 of 12: a: status.ok=false; b: status.ok=false; c: status.ok=false; and 2 more"},
+		"not even the optional":   {judged: failing("a"), optional: true, seen: "1 of 12: a: status.ok=false"},
+		"none there":              {seen: "there is no such object"},
+		"none needed":             {optional: true, holds: true},
+		"not installed":           {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, err: "ceph.rook.io is not installed"},
+		"not installed nor asked": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
+			if holds != c.holds || seen != c.seen || (err == nil) != (c.err == "") {
+				t.Errorf("%t, %q, %v", holds, seen, err)
+			}
+			if err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
+				t.Errorf("err = %v", err)
+			}
+		})
+	}
+}
+
+// commandFunc knows the environment that it is run with.
+type commandFunc func(env []string) (int, string, error)
+
+func (f commandFunc) RunGate(_ context.Context, _ cluster.CommandGate, env []string) (int, string, error) {
+	return f(env)
+}
+
+func (f commandFunc) RunHook(_ context.Context, _ cluster.CommandGate, env []string, line func(string)) (cluster.HookEnd, error) {
+	exit, said, err := f(env)
+	line(said)
+	return cluster.HookEnd{Exit: exit, Said: said, Output: said + "\n"}, err
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func failing(names ...string) cluster.Judged {
+	j := cluster.Judged{Objects: 12}
+	for _, name := range names {
+		j.Failing = append(j.Failing, cluster.FailingObject{Name: name, Why: "status.ok=false"})
+	}
+	return j
+}
+
+func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
+	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: Timing{Poll: time.Second}, Say: func(string, string) {}}
+	return wired(&node{Roller: r, plan: cluster.NodePlan{Node: "wk1", Strategy: cluster.Recreate}, gates: gates})
+}
+
+// judgeFunc answers what it likes.
+type judgeFunc func() (cluster.Judged, error)
+
+func (f judgeFunc) Judge(context.Context, cluster.ObjectGate) (cluster.Judged, error) { return f() }
+
+var someObjects = cluster.UserGate{TimeoutSeconds: 60, Objects: &cluster.ObjectGate{APIVersion: "v1", Kind: "Node"}}

@@ -1,0 +1,36 @@
+package roll
+
+import (
+	"context"
+
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// explained is a step tree of the node whose failures say where its disks are.
+func (n order) explained(s step.Step) step.Step {
+	return exchange.OnFailure(s, func(ctx context.Context, err error) error {
+		if err == nil || !exchange.Tellable(ctx, err) {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, exchange.LookAround)
+		defer cancel()
+		mem, errMemory := n.memory(ctx)
+		if errMemory != nil {
+			return err // nothing was begun
+		}
+		park, errPark := n.parking(ctx)
+		rec := park.Record
+		if errPark != nil {
+			// Its record is gone; what was remembered tells as much.
+			if rec, errMemory = n.record.opening().Opened(mem, nil); errMemory != nil {
+				return err
+			}
+			park.VM.ID, _ = n.parkingID(ctx) // 0: not known
+		}
+		if !rec.Open || rec.Run != n.Run {
+			return err
+		}
+		return n.record.of(mem, rec, park.VM.ID).Lost.Located(ctx, err)
+	})
+}

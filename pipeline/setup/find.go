@@ -1,0 +1,262 @@
+package setup
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// images finds the kind of image that the nodes run, and its source.
+func (in *initial) images(ctx context.Context) (err error) {
+	d := &in.draft
+	versions, err := in.found.Versions()
+	if err != nil {
+		return err
+	}
+	if d.Talos = in.Talos; d.Talos == "" {
+		if d.Talos, err = in.choose(ctx, "Versions of Talos that run here", "Which one should every node run?", "--talos-version", versions, versions[0]); err != nil {
+			return err
+		}
+	}
+	others := slices.DeleteFunc(slices.Clone(versions), func(v string) bool { return v == d.Talos })
+	d.Others = strings.Join(others, ", ")
+	for _, v := range others {
+		on := in.names(func(n discover.Discovered) bool { return n.Machine.TalosVersion == v })
+		in.warn("%s: Talos %s, not %s: drift reports that as stale, and a roll changes it", strings.Join(on, ", "), v, d.Talos)
+	}
+	if d.Platform, err = in.one("platform", func(m cluster.Machine) string { return m.Platform }); err != nil {
+		return err
+	}
+	if d.Arch, err = in.one("architecture", func(m cluster.Machine) string { return m.Arch }); err != nil {
+		return err
+	}
+	secure, err := in.one("Secure Boot", func(m cluster.Machine) string { return onOff(m.SecureBoot != nil && *m.SecureBoot) })
+	if err != nil {
+		return err
+	}
+	if d.Platform != "nocloud" && d.Platform != "metal" {
+		return fault.WithHint(fault.Refusedf("the nodes run images for the platform %q; recast builds only images for nocloud and metal", d.Platform),
+			"a node changes its platform when it is recreated from another image: write recast.yaml by hand from examples/recast.yaml, and set images.platform")
+	}
+	d.SecureBoot = secure == "on"
+	d.Kubernetes = in.kubernetes()
+	in.cameFrom()
+	in.res.Talos, in.res.Kubernetes, in.res.Platform, in.res.Arch = d.Talos, d.Kubernetes, d.Platform, d.Arch
+	return nil
+}
+
+func onOff(on bool) string {
+	if on {
+		return "on"
+	}
+	return "off"
+}
+
+// kubernetes is the version that all nodes run; "" if they differ or it could not be read.
+func (in *initial) kubernetes() string {
+	var versions []string
+	for _, n := range in.found.Nodes {
+		if n.Node != nil {
+			versions = append(versions, n.Node.KubeletVersion)
+		}
+	}
+	slices.Sort(versions)
+	versions = slices.Compact(versions)
+	if len(versions) != 1 || cluster.CheckKubernetesVersion(versions[0]) != nil {
+		return ""
+	}
+	return versions[0]
+}
+
+// factoryInstaller is an installer of an Image Factory: host, [platform-]installer[-secureboot], schematic.
+var factoryInstaller = regexp.MustCompile(`^([^/]+)/(?:[a-z0-9]+-)?installer(?:-secureboot)?/[0-9a-f]{64}[:@]`)
+
+// officialInstaller matches the installers that Sidero Labs publishes.
+var officialInstaller = regexp.MustCompile(`^ghcr\.io/(siderolabs|talos-systems)/installer(-base)?[:@]`)
+
+// Default sources of images and extensions.
+const publicFactory, publicExtensions = "https://factory.talos.dev", "ghcr.io/siderolabs"
+
+// cameFrom finds the factory of the nodes' images from their installers.
+func (in *initial) cameFrom() {
+	d := &in.draft
+	var hosts, mirrors []string
+	for _, n := range in.found.Nodes {
+		image := n.Machine.InstallImage
+		if m := factoryInstaller.FindStringSubmatch(image); m != nil {
+			hosts = append(hosts, m[1])
+		} else if image != "" && !officialInstaller.MatchString(image) {
+			mirrors = append(mirrors, repository(image))
+		}
+	}
+	d.Factory, d.Extensions = publicFactory, cmp.Or(in.Extensions, publicExtensions)
+	if most := mostCommon(hosts); most != "" {
+		d.Factory = "https://" + most
+		if loopback(most) { // as container tools do, see go-containerregistry's name.Registry
+			d.Factory = "http://" + most
+		}
+	}
+	if in.Factory != "" {
+		d.Factory = in.Factory
+	}
+	d.Mirror = mostCommon(mirrors)
+}
+
+// repository is an image reference without tag and digest.
+func repository(ref string) string {
+	ref, _, _ = strings.Cut(ref, "@")
+	if i := strings.LastIndex(ref, ":"); i > strings.LastIndex(ref, "/") {
+		ref = ref[:i]
+	}
+	return ref
+}
+
+func loopback(hostport string) bool {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = hostport
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// mostCommon is the most frequent value, the first of several; "" for none.
+func mostCommon(list []string) string {
+	best, most := "", 0
+	for _, s := range list {
+		n := 0
+		for _, o := range list {
+			if o == s {
+				n++
+			}
+		}
+		if n > most {
+			best, most = s, n
+		}
+	}
+	return best
+}
+
+// proxmox finds the Proxmox settings of the configuration.
+func (in *initial) proxmox(ctx context.Context) (err error) {
+	d := &in.draft
+	d.Endpoints, d.Fingerprint, d.CAFile = in.Endpoints, in.Fingerprint, in.CAFile
+	d.TalosConfig = in.TalosConfig
+	d.Cluster = in.clusterName()
+	in.res.Cluster = d.Cluster
+	if len(d.Endpoints) == 1 {
+		hosts, err := in.src.Proxmox.Hosts(ctx)
+		if err != nil {
+			return fmt.Errorf("list the Proxmox nodes: %w", err)
+		}
+		for _, h := range hosts {
+			if !h.Entry {
+				d.Hosts = append(d.Hosts, h.Name)
+			}
+		}
+	}
+	if d.ISOStorage, err = in.isoStorage(ctx); err != nil {
+		return err
+	}
+	return in.vmids(ctx)
+}
+
+// clusterName is what the cluster is to be called.
+func (in *initial) clusterName() string {
+	return cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
+}
+
+// clusterName derives the name of a cluster from a talosconfig's context, which talosctl
+// gen config names after the cluster, and other tools after the user too.
+func clusterName(context string) string {
+	name := context[strings.LastIndex(context, "@")+1:]
+	name = strings.Trim(regexp.MustCompile(`[^A-Za-z0-9._-]+`).ReplaceAllString(name, "-"), "-._")
+	return cmp.Or(name[:min(len(name), 63)], "talos")
+}
+
+// isoStorage finds a storage that accepts ISOs on every host with nodes.
+func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
+	for _, storage := range in.ISOStorage {
+		takes, err := in.takesISOs(ctx, storage)
+		switch {
+		case err != nil:
+			return nil, err
+		case !takes:
+			return nil, fault.WithHint(fault.Refusedf("storage %s does not take ISOs on every Proxmox node with nodes of the cluster (%s)", storage, strings.Join(in.hosts(), ", ")),
+				"see pvesm status there: it must be active and have the content type iso; the token needs Datastore.Audit on /storage/%s to see it", storage)
+		}
+	}
+	if len(in.ISOStorage) > 0 {
+		return in.ISOStorage, nil
+	}
+	storages, err := in.src.Proxmox.Storages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list the storages: %w", err)
+	}
+	var names, shared []string
+	for _, s := range storages {
+		takes, err := in.takesISOs(ctx, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		if takes && s.Shared {
+			shared = append(shared, s.Name)
+		}
+		if takes {
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil, fault.WithHint(fault.Refusedf("no storage takes ISOs on every Proxmox node with nodes of the cluster (%s)", strings.Join(in.hosts(), ", ")),
+			"add the content type iso to one: pvesm set STORAGE --content iso,…; the token needs Datastore.Audit on /storage to see it")
+	}
+	fallback := "" // a shared storage needs each ISO only once
+	if len(shared) == 1 {
+		fallback = shared[0]
+	}
+	name, err := in.choose(ctx, "Storages that accept ISOs", "Where should recast store the boot ISOs?", "--iso-storage", names, fallback)
+	return []string{name}, err
+}
+
+func (in *initial) takesISOs(ctx context.Context, storage string) (bool, error) {
+	for _, host := range in.hosts() {
+		info, err := in.src.Proxmox.Storage(ctx, host, storage)
+		switch {
+		case errors.Is(err, images.ErrNoStorage):
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("read storage %s on %s: %w", storage, host, err)
+		case !info.Active || !slices.Contains(info.Content, "iso"):
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// hosts returns the Proxmox nodes that have nodes of the cluster.
+func (in *initial) hosts() []string {
+	var out []string
+	for _, n := range in.found.Nodes {
+		out = append(out, n.VM.Host)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// choose asks the user to choose one of several.
+func (in *initial) choose(ctx context.Context, what, text, flag string, choices []string, fallback string) (string, error) {
+	if len(choices) == 1 {
+		return choices[0], nil
+	}
+	return in.src.Ask(ctx, Question{Text: what + ": " + strings.Join(choices, ", ") + ". " + text, Choices: choices, Default: fallback, Flag: flag})
+}
