@@ -40,7 +40,7 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 	@bin/recast lab demo
 
 # Where APIDOC is given, what these send to Proxmox is held against the schema of its API.
-test contract stories: export RECAST_APIDOC := $(if $(APIDOC),$(abspath $(APIDOC)))
+test contract stories: export TEST_APIDOC := $(if $(APIDOC),$(abspath $(APIDOC)))
 
 # make check vets, all at once.
 test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the long stories, with the race detector (PKG=./cluster/ for some)

@@ -15,7 +15,7 @@ import (
 )
 
 // Env is the variable with the schema's file name.
-const Env = "RECAST_APIDOC"
+const Env = "TEST_APIDOC"
 
 // load reads the file once for all tests of a package.
 var load = sync.OnceValues(func() (*apidoc.Schema, error) {
