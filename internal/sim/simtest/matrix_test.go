@@ -299,6 +299,11 @@ func (l *matrixLab) goOn(ctx context.Context, strategy cluster.Strategy, back bo
 	defer life.cancel()
 	life.strike()
 	err := life.exchange(ctx, strategy, back)
+	if err != nil && strings.Contains(err.Error(), "checksum mismatch") {
+		// A late request of a killed process changed the VM between the read and the write, which
+		// Proxmox refused: the same command again continues.
+		err = life.exchange(ctx, strategy, back)
+	}
 	if err == nil || !strings.Contains(err.Error(), "is locked by its creation (create)") {
 		return err
 	}
