@@ -61,7 +61,7 @@ func (f *Found) silent(w Wanted) string {
 	if err != nil || len(w.ISOStorages) == 0 {
 		return look
 	}
-	cd := CdKey(f.VM.Config, disks)
+	cd := CDKey(f.VM.Config, disks)
 	boot := fmt.Sprintf("qm set %d --%s %s:iso/%s,media=cdrom", f.VM.ID, cd, w.ISOStorages[0], w.Build.ISOName)
 	if order := BootDevices(f.VM.Config["boot"]); order != nil && !slices.Contains(order, cd) {
 		boot += fmt.Sprintf(" --boot 'order=%s'", strings.Join(append(order, cd), ";"))

@@ -11,7 +11,7 @@ func TestCDKeyIsFree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if key := CdKey(config, disks); key != "ide1" {
+	if key := CDKey(config, disks); key != "ide1" {
 		t.Errorf("the boot ISO would go into %s", key)
 	}
 }

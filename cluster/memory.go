@@ -109,8 +109,8 @@ func (m Memory) Disks() ([]Disk, error) {
 	return slices.DeleteFunc(all, func(d Disk) bool { return d.CDROM }), err
 }
 
-// VmWith is the VM with those options for its system disk.
-func (m Memory) VmWith(options []string) VM {
+// VMWith is the VM with those options for its system disk.
+func (m Memory) VMWith(options []string) VM {
 	vm := m.VM
 	vm.Config = maps.Clone(vm.Config)
 	d, err := ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
@@ -123,7 +123,7 @@ func (m Memory) VmWith(options []string) VM {
 
 // BlankVM is the VM with the blank system disk, known by its names and address
 // alone. One that an older recast made has no WWN, which is then not looked for.
-func (m Memory) BlankVM() VM { return m.VmWith(Disk{Key: m.SystemKey}.Named(m.DiskSerial)) }
+func (m Memory) BlankVM() VM { return m.VMWith(Disk{Key: m.SystemKey}.Named(m.DiskSerial)) }
 
 // LostMetadata says whether a Node is not the one that was remembered, as far as
 // that can be told.

@@ -170,7 +170,7 @@ func (vm VM) OtherMedia() (map[string]Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	cd, out := CdKey(vm.Config, disks), map[string]Disk{}
+	cd, out := CDKey(vm.Config, disks), map[string]Disk{}
 	for _, d := range disks {
 		if _, ours := BootISO(d); d.CDROM && !d.CloudInit() && !ours && d.Key != cd && strings.Contains(d.Volid, ":") {
 			out[d.Key] = WithoutOption(d, "size")

@@ -118,7 +118,7 @@ func (d Disk) nameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
 	if shown && !strings.HasPrefix(d.Key, "virtio") {
-		options = append(WithoutOption(Disk{Options: options}, "wwn").Options, "wwn="+Wwn(serial))
+		options = append(WithoutOption(Disk{Options: options}, "wwn").Options, "wwn="+WWN(serial))
 	}
 	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }

@@ -26,7 +26,7 @@ func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
 	if vm.Config["protection"] == "1" {
 		note("the VM's protection is lifted meanwhile and set again at the end")
 	}
-	if cd := CdKey(vm.Config, disks); vm.Config[cd] != "" {
+	if cd := CDKey(vm.Config, disks); vm.Config[cd] != "" {
 		if d, err := ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
 			if _, ours := BootISO(d); !ours {
 				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)

@@ -30,7 +30,7 @@ type Trial struct {
 	Addr      netip.Prefix `json:"address,omitzero"` // that the scratch VM is given; none: DHCP's
 	Gateway   netip.Addr   `json:"gateway,omitzero"` // of that address; none: it has none
 
-	Id       string `json:"-"` // of its step
+	ID       string `json:"-"` // of its step
 	firmware firmware
 	Model    NodePlan `json:"-"` // the first of the nodes
 }
@@ -101,10 +101,10 @@ func (p Plan) TrialsOf(h Rehearsal) []Trial {
 		}
 		t := Trial{
 			Host: n.Host, Firmware: f.String(), ISO: n.Wanted.Build.ISOName, Schematic: n.Wanted.Schematic, Nodes: []string{n.Node},
-			Id: f.id(n.Wanted.Schematic), firmware: f, Model: n,
+			ID: f.id(n.Wanted.Schematic), firmware: f, Model: n,
 		}
-		for i, id := 2, t.Id; slices.ContainsFunc(of, func(o Trial) bool { return o.Id == t.Id }); i++ {
-			t.Id = fmt.Sprintf("%s-%d", id, i)
+		for i, id := 2, t.ID; slices.ContainsFunc(of, func(o Trial) bool { return o.ID == t.ID }); i++ {
+			t.ID = fmt.Sprintf("%s-%d", id, i)
 		}
 		byHost[n.Host] = append(of, t)
 	}

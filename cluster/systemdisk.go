@@ -183,12 +183,12 @@ func (d Disk) Named(serial string) []string {
 	d.Options = WithoutOption(d, "serial", "wwn").Options
 	d.Options = append(d.Options, "serial="+serial)
 	if !strings.HasPrefix(d.Key, "virtio") {
-		d.Options = append(d.Options, "wwn="+Wwn(serial))
+		d.Options = append(d.Options, "wwn="+WWN(serial))
 	}
 	return d.Options
 }
 
-func Wwn(serial string) string {
+func WWN(serial string) string {
 	sum := sha256.Sum256([]byte(serial))
 	return "0x3" + hex.EncodeToString(sum[:])[:15]
 }

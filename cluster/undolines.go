@@ -242,7 +242,7 @@ func (u *undo) setCDs() {
 	if len(cds) > 0 {
 		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
 	}
-	if key := CdKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
+	if key := CDKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
 	}
 }

@@ -56,8 +56,8 @@ func WithoutOption(d Disk, names ...string) Disk {
 	return d
 }
 
-// CdKey picks the CD drive for the boot ISO: an empty one, else the one that is there, else a free key.
-func CdKey(config map[string]string, disks []Disk) string {
+// CDKey picks the CD drive for the boot ISO: an empty one, else the one that is there, else a free key.
+func CDKey(config map[string]string, disks []Disk) string {
 	drive := ""
 	for _, d := range disks {
 		switch {

@@ -24,6 +24,7 @@ func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
 }
 
+// Claim adds what taking and holding the claim of a run needs.
 func (n *Needs) Claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
@@ -138,7 +139,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f cluster.Found, disk
 	if s == cluster.Recreate || s == cluster.PutBack {
 		config = maps.Clone(config)
 		if all, err := (cluster.VM{Config: config}).Disks(); err == nil && s == cluster.Recreate {
-			delete(config, cluster.CdKey(config, all)) // it gets the boot ISO
+			delete(config, cluster.CDKey(config, all)) // it gets the boot ISO
 		}
 		n.config(config)
 		for _, tag := range f.Ties.Tags {

@@ -213,6 +213,7 @@ func (s Survey) unseen(a Assessment) bool {
 	})
 }
 
+// Assess says of one node what forbids which strategy.
 func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p cluster.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.VM == nil {

@@ -82,7 +82,7 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 		return nil, err
 	}
 	config[system.Key] = r.blankDisk(system)
-	cd := cluster.CdKey(r.VM.Config, disks)
+	cd := cluster.CDKey(r.VM.Config, disks)
 	config[cd] = iso + ",media=cdrom"
 	config["boot"] = bootOrder(r.VM.Config["boot"], system.Key, cd)
 	if r.Blank != nil {

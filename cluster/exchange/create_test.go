@@ -13,7 +13,7 @@ func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
 	t.Parallel()
 	d := cluster.Disk{Key: "scsi0", Volid: "thin:vm-1-disk-0", Options: []string{"size=10240M"}}
 	for gib, want := range map[int]string{0: "thin:10,serial=s,wwn=", 5: "thin:10,serial=s,wwn=", 32: "thin:32,serial=s,wwn="} {
-		if got := WiredReplace(&Replace{SystemGiB: gib, Serial: "s"}).System.blankDisk(d); got != want+cluster.Wwn("s") {
+		if got := WiredReplace(&Replace{SystemGiB: gib, Serial: "s"}).System.blankDisk(d); got != want+cluster.WWN("s") {
 			t.Errorf("%d GiB wanted: %q, want %q", gib, got, want)
 		}
 	}

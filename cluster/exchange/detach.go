@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
+// DiskNames lists disks by key and volume, for a message.
 func DiskNames(disks []cluster.Disk) string {
 	var names []string
 	for _, d := range disks {

@@ -41,6 +41,7 @@ func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Con
 	return r, nil
 }
 
+// Of is the exchange that an open record and its memory describe.
 func Of(px cluster.Proxmox, mem cluster.Memory, rec cluster.Record, parking cluster.VMID) *Replace {
 	return WiredReplace(&Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
@@ -118,6 +119,7 @@ func (r *Replace) notGivenUp(ctx context.Context) error {
 	return err
 }
 
+// GiveUp notes in the record that the exchange is cancelled: from then on only the old system disk comes back.
 func (r *Replace) GiveUp(ctx context.Context) error {
 	if r.Restore != nil {
 		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
@@ -125,6 +127,7 @@ func (r *Replace) GiveUp(ctx context.Context) error {
 	return r.updateRecord(ctx, func(rec *cluster.Record) { rec.PutBack = true })
 }
 
+// CloseRecord ends the exchange: its record is no longer open.
 func (r *Replace) CloseRecord(ctx context.Context) error {
 	return r.updateRecord(ctx, (*cluster.Record).Close)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
+// FinishSteps eject the boot ISO and restore the settings.
 func (r Settings) FinishSteps() []step.Step {
 	return append([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.RestoreSteps()...)
 }
@@ -20,10 +21,11 @@ func (r Settings) FinishSteps() []step.Step {
 func (r Settings) RestoreSteps() []step.Step {
 	return []step.Step{
 		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.SettingsRestored, Do: r.RestoreSettings},
-		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.HaRestored, Do: r.RestoreHA},
+		{ID: "restore-ha", Title: "put the VM back under Proxmox HA", Skip: r.HARestored, Do: r.RestoreHA},
 	}
 }
 
+// EjectStep takes every boot ISO of recast out of the drives of a VM.
 func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
 	return step.Step{
 		ID: "eject", Title: "eject the boot ISO",
@@ -102,6 +104,7 @@ func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 	return vm, set, del, err
 }
 
+// SettingsRestored is the goal of RestoreSettings.
 func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
 	_, set, del, err := r.toRestore(ctx)
 	if err != nil || len(set)+len(del) > 0 {
@@ -110,6 +113,7 @@ func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
 	return strings.Join(r.changes(), " and ") + " are as before", nil
 }
 
+// RestoreSettings sets them as they were, once no late delete can meet the VM unprotected.
 func (r Settings) RestoreSettings(ctx context.Context) error {
 	vm, set, del, err := r.toRestore(ctx)
 	if err != nil {
@@ -123,7 +127,8 @@ func (r Settings) RestoreSettings(ctx context.Context) error {
 	return fault.Prefix("restore "+strings.Join(r.changes(), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
-func (r Settings) HaRestored(ctx context.Context) (string, error) {
+// HARestored is the goal of RestoreHA.
+func (r Settings) HARestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
 	}

@@ -244,6 +244,7 @@ func isDetached(d cluster.ParkedDisk, vm cluster.VM, found bool) string {
 	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder)
 }
 
+// IsParked says, in words, that the parking VM has that disk; "" if it has not, an error if it has another.
 func IsParked(park cluster.VM, d cluster.ParkedDisk) (string, error) {
 	disk, found, err := parkedDisk(park, d)
 	if err != nil || !found || !cluster.SameOptions(disk.Options, cluster.ParkedOptions(d)) {

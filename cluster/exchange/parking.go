@@ -100,6 +100,7 @@ func LateParking(vm cluster.VM, clusterName string) (cluster.Record, bool) {
 	return rec, found && err == nil && rec.Cluster == clusterName && cluster.Parking{VM: vm, Record: rec}.Empty()
 }
 
+// MakeParking creates the parking VM of a record under a number, protected and never started.
 func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec cluster.Record, id cluster.VMID) error {
 	rec.Parking = id
 	description, err := rec.Description()

@@ -32,7 +32,7 @@ func (r NewSystem) GiveBlank(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cd := cluster.CdKey(r.VM.Config, disks)
+	cd := cluster.CDKey(r.VM.Config, disks)
 	media := map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}
 	if err := r.Settings.takeOut(media); err != nil {
 		return err
@@ -81,6 +81,7 @@ func (r NewSystem) restored(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
 }
 
+// NothingKept is the error of a rollback to a disk that is not there.
 func (r NewSystem) NothingKept() error {
 	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
 }

@@ -7,15 +7,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 )
 
 // TestEverySettingIsCarried: a setting that is not in the way is given to the new VM, or is made
 // anew there; none turns out to be lost, or not to be writable, when the old VM is gone.
 func TestEverySettingIsCarried(t *testing.T) {
 	t.Parallel()
-	for key, setting := range clustertest.EverySetting {
-		if setting.Fate == clustertest.Never {
+	for key, setting := range vmsetting.Every {
+		if setting.Fate == vmsetting.Never {
 			continue
 		}
 		r := replacement()
@@ -25,7 +25,7 @@ func TestEverySettingIsCarried(t *testing.T) {
 			t.Fatal(err)
 		}
 		given, carried := config[key]
-		if carried != (setting.Fate == clustertest.Kept) || carried && given != setting.Value {
+		if carried != (setting.Fate == vmsetting.Kept) || carried && given != setting.Value {
 			t.Errorf("%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
 		}
 	}

@@ -34,6 +34,7 @@ func (get Source) Park() step.Step {
 	}
 }
 
+// DeleteVM deletes the VM, once it owns no disk any more.
 func (get Source) DeleteVM() step.Step {
 	return step.Step{
 		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,

@@ -250,7 +250,7 @@ func (n health) vmToBe(mem cluster.Memory) cluster.VM {
 	case cluster.Recreate, cluster.Reimage:
 		return mem.BlankVM()
 	case cluster.Rollback:
-		return mem.VmWith(cluster.SplitOptions(n.plan.Restore.Options))
+		return mem.VMWith(cluster.SplitOptions(n.plan.Restore.Options))
 	}
 	return mem.VM
 }

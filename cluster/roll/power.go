@@ -30,7 +30,7 @@ func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
 		return cause
 	}
-	for _, s := range []step.Step{{Skip: r.Settings.SettingsRestored, Do: r.Settings.RestoreSettings}, {Skip: r.Settings.HaRestored, Do: r.Settings.RestoreHA}} {
+	for _, s := range []step.Step{{Skip: r.Settings.SettingsRestored, Do: r.Settings.RestoreSettings}, {Skip: r.Settings.HARestored, Do: r.Settings.RestoreHA}} {
 		reason, err := s.Skip(ctx)
 		if err == nil && reason == "" {
 			err = s.Do(ctx)

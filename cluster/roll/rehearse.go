@@ -60,7 +60,7 @@ func (r *Roller) rehearseHost(host string, trials []cluster.Trial) step.Step {
 	for _, t := range trials {
 		run := &rehearsal{Trial: t, node: wired(&node{Roller: r, plan: t.Model, want: t.Model.Wanted, path: "roll/rehearse/" + host})}
 		s := step.Step{
-			ID: t.Id, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
+			ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
 			Skip: run.done, Do: run.do, Yields: true,
 		}
 		if t.Addr.IsValid() {
@@ -153,7 +153,7 @@ func (t *rehearsal) done(context.Context) (string, error) {
 }
 
 func (t *rehearsal) key() string {
-	sum := sha256.Sum256([]byte(t.Host + "/" + t.Id))
+	sum := sha256.Sum256([]byte(t.Host + "/" + t.ID))
 	return "rehearsed/" + hex.EncodeToString(sum[:6])
 }
 
@@ -162,7 +162,7 @@ func (t *rehearsal) key() string {
 func (t *rehearsal) settle(ctx context.Context) error {
 	w := wait.For{
 		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
-		Seen: func(seen string) { t.say(t.Id, seen) },
+		Seen: func(seen string) { t.say(t.ID, seen) },
 	}
 	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
 		return t.Proxmox.OwnTasksOf(ctx, t.Host, t.vmid)

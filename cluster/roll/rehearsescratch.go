@@ -51,7 +51,7 @@ func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
 		if err != nil {
 			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, t.Host, err)
 		}
-		t.say(t.Id, fmt.Sprintf("scratch VM %d", id))
+		t.say(t.ID, fmt.Sprintf("scratch VM %d", id))
 		vm, err := t.Proxmox.VM(ctx, id)
 		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 	}
@@ -92,7 +92,7 @@ func (t *rehearsal) config(id cluster.VMID, iso string) (map[string]string, erro
 	if err != nil {
 		return nil, err
 	}
-	cd := cluster.CdKey(node.Config, disks)
+	cd := cluster.CDKey(node.Config, disks)
 	config := map[string]string{
 		"name": cluster.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
 		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,

@@ -151,7 +151,7 @@ type foundMachine struct {
 }
 
 func (t *rehearsal) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found foundMachine, err error) {
-	err = t.wait(ctx, t.Id, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	err = t.wait(ctx, t.ID, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		if _, err := t.on(ctx, vm.ID); err != nil {
 			return false, "", err
 		}
@@ -190,7 +190,7 @@ const unseenFor = time.Minute
 // emulator does not end: what a guest does, Proxmox does not know.
 func (t *rehearsal) staysOn(ctx context.Context, vm cluster.VM) error {
 	since := time.Now()
-	return t.hint(t.wait(ctx, t.Id, fmt.Sprintf("scratch VM %d stays on", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return t.hint(t.wait(ctx, t.ID, fmt.Sprintf("scratch VM %d stays on", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		qmp, err := t.on(ctx, vm.ID)
 		return err == nil && qmp == "running" && time.Since(since) >= min(unseenFor, t.Timing.Boot/2), "it runs", err
 	}))

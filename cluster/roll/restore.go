@@ -237,6 +237,7 @@ const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-ext
 // (internal/app/machined/internal/server/v1alpha1, Bootstrap).
 const etcdDataDir = "/var/lib/etcd"
 
+// HasEtcdData says whether anything lies in the data directory of etcd on that machine.
 func HasEtcdData(ctx context.Context, files cluster.FileReader, t RestoreTarget) (found bool, err error) {
 	err = files.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, f cluster.MachineFiles) error {
 		return f.List(ctx, etcdDataDir, false, func(cluster.MachineFile) error { found = true; return nil })

@@ -1,4 +1,6 @@
-package clustertest
+// Package vmsetting has every setting that a VM can have, with what becomes of it when the VM is
+// made again. It imports nothing, so that the tests of cluster itself can use it.
+package vmsetting
 
 // Fate is what becomes of a setting when its VM is made again.
 type Fate string
@@ -10,9 +12,9 @@ const (
 	Never Fate = "in the way of recreate"
 )
 
-// EverySetting is every key of qemu-server's $confdesc that is no drive (PVE 8.4
+// Every is every key of qemu-server's $confdesc that is no drive (PVE 8.4
 // and 9.2: PVE/QemuServer.pm and what it includes), each with a value that it can have.
-var EverySetting = map[string]struct {
+var Every = map[string]struct {
 	Value string
 	Fate  Fate
 }{
