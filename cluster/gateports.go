@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"sync/atomic"
 )
 
 // Judged is what a look at an ObjectGate's objects saw.
@@ -41,20 +40,3 @@ type HookEnd struct {
 
 // HookOutput is how much of what a hook prints is kept.
 const HookOutput = 64 << 10
-
-// NoteUnanswered is called by an adapter that has sent such a request.
-func NoteUnanswered(ctx context.Context) {
-	if noted, is := ctx.Value(unansweredKey{}).(*atomic.Bool); is {
-		noted.Store(true)
-	}
-}
-
-// WithUnanswered gives a context for one call of an adapter that changes something,
-// and a function that says afterwards whether it has sent a request which may still
-// be carried out, with whatever result it has returned (as net/http/httptrace does).
-func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
-	var noted atomic.Bool
-	return context.WithValue(ctx, unansweredKey{}, &noted), noted.Load
-}
-
-type unansweredKey struct{}

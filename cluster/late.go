@@ -1,9 +1,11 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -80,3 +82,20 @@ func (r Record) guards(what string, within time.Duration) string {
 	}
 	return fmt.Sprintf("so recast waits up to %s before it moves disks of that VM", within)
 }
+
+// NoteUnanswered is called by an adapter that has sent such a request.
+func NoteUnanswered(ctx context.Context) {
+	if noted, is := ctx.Value(unansweredKey{}).(*atomic.Bool); is {
+		noted.Store(true)
+	}
+}
+
+// WithUnanswered gives a context for one call of an adapter that changes something,
+// and a function that says afterwards whether it has sent a request which may still
+// be carried out, with whatever result it has returned (as net/http/httptrace does).
+func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
+	var noted atomic.Bool
+	return context.WithValue(ctx, unansweredKey{}, &noted), noted.Load
+}
+
+type unansweredKey struct{}

@@ -2,16 +2,15 @@ package cluster
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// What a machine may lack that is watched.
-const (
-	StandsIn = "stage "
-)
+// StandsIn begins what Standing says of a machine in another stage.
+const StandsIn = "stage "
 
 // Standing is how far a machine is that does not run, or is not ready.
 func (m Machine) Standing() string {
@@ -43,4 +42,13 @@ func (mem Memory) BlankDisks(m Machine) []MachineDisk {
 		return nil
 	}
 	return m.MachineDisks(vm, drives, mem.SystemKey)
+}
+
+// InstallsApart says whether the machine's Talos has an API that installs
+// without a reboot (LifecycleService, since 1.13).
+func (m Machine) InstallsApart() bool {
+	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
+	minor, _, _ = strings.Cut(minor, ".")
+	number, err := strconv.Atoi(minor)
+	return major == "1" && err == nil && number >= 13
 }
