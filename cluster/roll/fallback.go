@@ -43,7 +43,7 @@ func (n fallback) step() step.Step {
 					return f.record.open(ctx, mem)
 				}},
 				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: f.power.stopped, Do: f.power.stop},
-				f.record.replacing().Park(),
+				f.record.source().Park(),
 				reimage[len(reimage)-1], // bring-up
 				{ID: "report", Title: "note that the build does not boot here", Do: func(ctx context.Context) error {
 					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {

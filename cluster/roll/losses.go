@@ -30,7 +30,7 @@ func (n losses) require(ctx context.Context) error {
 		"that was lifted, the same command again goes on")
 }
 
-// requireOff is requireNoLoss for a node that is out already, and right
+// requireOff is require for a node that is down already, and right
 // before its system disk is handed over. A Kubernetes that is slow to answer is waited for. One that
 // is away together with a control plane is not: nothing can have been bound since
 // that was stopped.

@@ -87,7 +87,7 @@ func (n record) read(ctx context.Context) (*exchange.Replace, error) {
 	return n.with(ctx, park)
 }
 
-func (n record) replacing() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
+func (n record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
 
 // updateRecord changes the open record of this run.
 func (n record) updateRecord(ctx context.Context, change func(*cluster.Record)) error {

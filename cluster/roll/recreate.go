@@ -27,7 +27,7 @@ func (n order) work() []step.Step {
 // done, so an interrupted roll resumes by running the same list again. What must hold before any
 // of it is in gate.look; what must hold before the VM is deleted, in exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
-	x, s, vm := n.record.replacing(), n.plan.Strategy, n.plan.VMID
+	x, s, vm := n.record.source(), n.plan.Strategy, n.plan.VMID
 	rollback := s == cluster.Rollback
 	return []step.Step{
 		{
