@@ -26,11 +26,11 @@ type AwayHost struct {
 // part of the quorum, so nothing can be written there.
 const IsOffline = "is offline"
 
-// key tells one state of a host from another.
-func (h AwayHost) key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
+// Key tells one state of a host from another.
+func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
 
 func (e *HostsAway) Error() string {
-	return fmt.Sprintf("%s, so %s can't be read", e.who(), numbers(e.VMs))
+	return fmt.Sprintf("%s, so %s can't be read", e.who(), Numbers(e.VMs))
 }
 
 // who names the hosts and what is the matter with each.
@@ -63,8 +63,8 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 	return e.VMs[i], true
 }
 
-// without leaves VMs out, and the hosts that have no other.
-func (e *HostsAway) without(ids []VMID) *HostsAway {
+// Without leaves VMs out, and the hosts that have no other.
+func (e *HostsAway) Without(ids []VMID) *HostsAway {
 	rest := &HostsAway{}
 	for _, vm := range e.VMs {
 		if !slices.Contains(ids, vm.ID) {
@@ -88,8 +88,8 @@ func (e *HostsAway) Hinted() error {
 	return err
 }
 
-// numbers is "VM 9011" or "VMs 9011, 9012".
-func numbers(vms []VM) string {
+// Numbers is "VM 9011" or "VMs 9011, 9012".
+func Numbers(vms []VM) string {
 	var ids []string
 	for _, vm := range vms {
 		ids = append(ids, fmt.Sprint(vm.ID))
@@ -147,7 +147,7 @@ func (o Observation) Hidden(vm VM) []string {
 	}
 	if len(numbered) > 0 {
 		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
-			o.Away.who(), numbers(numbered), o.Away.names()))
+			o.Away.who(), Numbers(numbered), o.Away.names()))
 	}
 	return out
 }

@@ -99,3 +99,10 @@ func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 }
 
 type unansweredKey struct{}
+
+// Elapsed is the time since then by whichever clock says more: a monotonic
+// clock stands still while a machine sleeps, a wall clock can be set back.
+func Elapsed(then time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
+}

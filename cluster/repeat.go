@@ -63,3 +63,10 @@ type FinalError struct{ Err error }
 
 func (e *FinalError) Error() string { return e.Err.Error() }
 func (e *FinalError) Unwrap() error { return e.Err }
+
+// UnprovenError is why something was not done: it is not known that the claim is ours.
+type UnprovenError struct{ Err error }
+
+func (e *UnprovenError) Error() string { return e.Err.Error() }
+
+func (e *UnprovenError) Unwrap() error { return e.Err }

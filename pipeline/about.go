@@ -5,22 +5,23 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
 // About describes a run. It is kept in the run's journal for history and reports.
 type About struct {
-	Command string         `json:"command"` // "roll", "rollback", "recover"
-	Cluster string         `json:"cluster"` // its name
-	By      cluster.Holder `json:"by"`      // the process that started it
+	Command string       `json:"command"` // "roll", "rollback", "recover"
+	Cluster string       `json:"cluster"` // its name
+	By      claim.Holder `json:"by"`      // the process that started it
 	// Elsewhere says that another machine started it, which has the details, and By only finished it.
 	Elsewhere bool `json:"elsewhere,omitempty"`
 	// GoneOn are the processes that continued it.
-	GoneOn []cluster.Holder `json:"goneOn,omitempty"`
-	Recast string           `json:"recast,omitempty"` // version
-	Talos  string           `json:"talos"`            // of the lock that it was started with
-	Lock   string           `json:"lock"`             // hash of that lock
+	GoneOn []claim.Holder `json:"goneOn,omitempty"`
+	Recast string         `json:"recast,omitempty"` // version
+	Talos  string         `json:"talos"`            // of the lock that it was started with
+	Lock   string         `json:"lock"`             // hash of that lock
 	// Before is the previous lock, if known, and Changes are the differences.
 	Before  string              `json:"before,omitempty"`
 	Was     string              `json:"was,omitempty"` // its version of Talos
@@ -64,7 +65,7 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 }
 
 // last is the process that works or last worked on the run.
-func (a About) last() cluster.Holder {
+func (a About) last() claim.Holder {
 	if n := len(a.GoneOn); n > 0 {
 		return a.GoneOn[n-1]
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/claim"
 )
 
 // vmids is the range for recast's own VMs.
@@ -48,7 +49,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 	if err != nil {
 		return err
 	}
-	c := &cluster.Claim{
+	c := &claim.Claim{
 		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), VMIDs: w.vmids(), Nodes: nodes,
 		Host: host, Holder: w.o.Holder, Run: id,
 		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -111,14 +112,14 @@ func (d *checkup) clocks() {
 }
 
 func (d *checkup) claim() {
-	state, held, err := cluster.PeekClaim(d.survey.VMs, d.Config.Cluster, d.claimID())
+	state, held, err := claim.Peek(d.survey.VMs, d.Config.Cluster, d.claimID())
 	switch {
 	case err != nil:
 		d.fail(GroupProxmox, "claim", err)
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
-	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), cluster.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
+	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)
 	}
 	for _, p := range d.survey.Parking {

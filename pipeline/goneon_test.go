@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -27,7 +28,7 @@ func begin(t *testing.T, p Project, pid int, plan cluster.Plan) session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &work{Project: p, command: "roll", o: RollOptions{Holder: cluster.Holder{PID: pid, Boot: "b"}}, rep: Report{Plan: plan}}
+	w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid, Boot: "b"}}, rep: Report{Plan: plan}}
 	s := session{w, t, j}
 	s.must(w.keepAbout(j, schematics.Lock{}), w.keepPlan(j), j.Resume())
 	return s
@@ -68,7 +69,7 @@ func TestContinuedRun(t *testing.T) {
 			p := projectOf(t)
 			told := func(gone ...int) string {
 				t.Helper()
-				r, err := p.PastRun("r", PastOptions{Holder: cluster.Holder{Boot: "b"}, Dead: func(h cluster.Holder) bool { return slices.Contains(gone, h.PID) }})
+				r, err := p.PastRun("r", PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
@@ -39,8 +40,8 @@ type PastRun struct {
 
 // PastOptions identify this process and dead ones; see RollOptions.
 type PastOptions struct {
-	Holder cluster.Holder
-	Dead   func(cluster.Holder) bool
+	Holder claim.Holder
+	Dead   func(claim.Holder) bool
 }
 
 // PastRuns reads every run whose journal is on this machine, newest first. It returns

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -47,7 +48,7 @@ func TestPastRuns(t *testing.T) {
 	if _, err := p.PastRun("", PastOptions{}); fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
 		t.Errorf("of none: %v", err)
 	}
-	me, other := cluster.Holder{Host: "h", Boot: "b", PID: 1}, cluster.Holder{Host: "h", Boot: "b", PID: 2}
+	me, other := claim.Holder{Host: "h", Boot: "b", PID: 1}, claim.Holder{Host: "h", Boot: "b", PID: 2}
 	plan := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}}
 	about := About{
 		Command: "roll", By: me, Talos: "v1.13.9", Was: "v1.13.9",
@@ -58,7 +59,7 @@ func TestPastRuns(t *testing.T) {
 		"wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 90}, "hooks/beforerun/1": roll.HookRun{Point: cluster.BeforeRun},
 		"wk1/hooks/beforenode/1": roll.HookRun{Point: cluster.BeforeNode, Node: "wk1"},
 	})
-	about.GoneOn = []cluster.Holder{other}
+	about.GoneOn = []claim.Holder{other}
 	runWith(t, p, "20260102-0000-bbbb", "", map[string]any{aboutKey: about})
 	runWith(t, p, "20260103-0000-cccc", "", map[string]any{aboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, planKey: "no plan"})
 
@@ -72,11 +73,11 @@ func TestPastRuns(t *testing.T) {
 	if want := "failed | roll/workers/wk1: no quorum: gone | wk1 90 0 1 2 iscsi-tools v0.2.0, new digest []\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	dead := func(h cluster.Holder) bool { return h == other }
+	dead := func(h claim.Holder) bool { return h == other }
 	for o, want := range map[*PastOptions]string{
-		{Dead: dead}:                        "killed",
-		{Holder: cluster.Holder{Boot: "b"}}: "running",
-		{}:                                  "running or killed",
+		{Dead: dead}:                      "killed",
+		{Holder: claim.Holder{Boot: "b"}}: "running",
+		{}:                                "running or killed",
 	} {
 		if r, err := p.PastRun("20260102-0000-bbbb", *o); err != nil || r.Result != want {
 			t.Errorf("%+v: %q, want %q; %v", o, r.Result, want, err)
@@ -115,7 +116,7 @@ func TestKeepAbout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := &work{Project: p, command: "roll", o: RollOptions{Holder: cluster.Holder{PID: pid}, Version: "v1"}}
+		w := &work{Project: p, command: "roll", o: RollOptions{Holder: claim.Holder{PID: pid}, Version: "v1"}}
 		if err := errors.Join(w.keepAbout(j, lock), j.Close()); err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +126,7 @@ func TestKeepAbout(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &About{
-		Command: "roll", Cluster: "c1", By: cluster.Holder{PID: 1}, GoneOn: []cluster.Holder{{PID: 2}}, Recast: "v1",
+		Command: "roll", Cluster: "c1", By: claim.Holder{PID: 1}, GoneOn: []claim.Holder{{PID: 2}}, Recast: "v1",
 		Talos: "v1.13.9", Lock: lock.Key(),
 	}
 	if diff := cmp.Diff(want, r.About); diff != "" {

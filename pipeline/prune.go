@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
@@ -35,8 +36,8 @@ type PruneOptions struct {
 	// Confirm is called with what would be removed and kept. Its error, or false, ends the run.
 	Confirm func(PruneReport) (bool, error)
 	// Holder and Dead are as in RollOptions.
-	Holder cluster.Holder
-	Dead   func(cluster.Holder) bool
+	Holder claim.Holder
+	Dead   func(claim.Holder) bool
 }
 
 func (o PruneOptions) takes(kind string) bool {
@@ -248,16 +249,16 @@ func (p Project) claimLeft(ctx context.Context, px cluster.Proxmox) (host string
 	if err != nil {
 		return "", fmt.Errorf("read Proxmox: %w", err)
 	}
-	claim, _, err := cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
+	claim, _, err := claim.Peek(vms, p.Config.Cluster, p.claimID())
 	return claim.VM.Host, err
 }
 
-func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.Runner, o PruneOptions, host string) (*cluster.Held, error) {
+func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.Runner, o PruneOptions, host string) (*claim.Held, error) {
 	id, err := RollOptions{}.newRunID()
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster.Claim{
+	c := &claim.Claim{
 		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), VMIDs: p.vmids(), Nodes: p.nodeVMs(cluster.Plan{}), Parked: true,
 		Host: host, Holder: o.Holder, Run: id,
 		Dead: o.Dead, Say: func(text string) { run.Note("prune", text) },

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -202,7 +203,7 @@ func pruneProject(t *testing.T) (Project, *pruneSite) {
 func (s *pruneSite) prune(t *testing.T, p Project, confirm bool) (PruneReport, error) {
 	t.Helper()
 	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		OlderThan: 168 * time.Hour, Holder: cluster.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+		OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
 		Confirm: func(rep PruneReport) (bool, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -60,7 +60,7 @@ func TestPruneCache(t *testing.T) {
 					tc.prepare(s)
 				}
 				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, Holder: cluster.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+					Only: tc.only, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
 					Confirm: func(PruneReport) (bool, error) {
 						s.mu.Lock()
 						defer s.mu.Unlock()

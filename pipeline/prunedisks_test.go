@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -90,7 +91,7 @@ func TestPruneKinds(t *testing.T) {
 				s.keep(t, 9091, tc.node)
 				s.lacks = tc.lacks
 				rep, err := Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-					Only: tc.only, OlderThan: 168 * time.Hour, KeepDisks: tc.keep, Holder: cluster.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+					Only: tc.only, OlderThan: 168 * time.Hour, KeepDisks: tc.keep, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
 					Confirm: func(PruneReport) (bool, error) {
 						s.mu.Lock()
 						defer s.mu.Unlock()

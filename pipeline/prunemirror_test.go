@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -74,7 +74,7 @@ func mirrorProject(t *testing.T) (Project, *pruneSite, mirrorShelf) {
 func (s *pruneSite) pruneMirror(t *testing.T, p Project, shelf mirrorShelf, confirm bool) (PruneReport, error) {
 	t.Helper()
 	return Prune(t.Context(), p, s, s, &step.Runner{}, PruneOptions{
-		Only: PruneMirror, Mirror: shelf, OlderThan: 168 * time.Hour, Holder: cluster.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
+		Only: PruneMirror, Mirror: shelf, OlderThan: 168 * time.Hour, Holder: claim.Holder{Host: "h", Boot: "b", PID: 1, Start: "1"},
 		Confirm: func(PruneReport) (bool, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()

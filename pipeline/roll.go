@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -111,7 +112,7 @@ type work struct {
 	machines    Machines
 	run         *step.Runner
 	o           RollOptions
-	held        *cluster.Held
+	held        *claim.Held
 	id          string // of the run that holds the claim
 	command     string // "roll"
 	rep         Report
@@ -184,14 +185,14 @@ func (w *work) settle(ctx context.Context) error {
 
 // claimed says whether there is a claim, held or left over.
 func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
-	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
+	_, found, err := claim.Peek(vms, w.Config.Cluster, w.claimID())
 	switch {
 	case err != nil:
 		return false, err
 	case found:
 		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
 	}
-	_, found, err = cluster.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	_, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
 	if fault.KindOf(err) != fault.Refused {
 		err = nil // the API may be down with its only control plane; taking the claim checks again
 	}

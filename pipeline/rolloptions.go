@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -27,8 +28,8 @@ type RollOptions struct {
 	Began func(run, dir string)
 	// Holder is this process, for the claim; Dead says whether another holder was a
 	// process of this machine that has ended, nil: never known.
-	Holder cluster.Holder
-	Dead   func(cluster.Holder) bool
+	Holder claim.Holder
+	Dead   func(claim.Holder) bool
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
 	Pulsed func(cluster.Pulse)
 	// Version of recast, for history and reports.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
@@ -30,7 +31,7 @@ type StatusResult struct {
 
 // ClaimHeld is the claim of the cluster, from Proxmox or Kubernetes.
 type ClaimHeld struct {
-	cluster.ClaimState
+	claim.State
 	VMID  cluster.VMID `json:"vmid,omitempty"`
 	Lease string       `json:"lease,omitempty"` // if there is no VM: "kube-system/recast"
 }
@@ -111,11 +112,11 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	case away != nil:
 		res.problem(away)
 	}
-	claim, held, err := cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
+	state, held, err := claim.Peek(vms, p.Config.Cluster, p.claimID())
 	res.problem(err)
 	if held {
-		res.Claim = &ClaimHeld{ClaimState: claim, VMID: claim.VM.ID}
-		res.problem(claim.OfOtherRange(p.claimID(), p.vmids()))
+		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID}
+		res.problem(state.OfOtherRange(p.claimID(), p.vmids()))
 	}
 	runs, err := journal.Runs(p.runs())
 	res.problem(err)
@@ -131,13 +132,13 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		claim, held, err := peekLease(ctx, src, p.Config.Cluster)
 		res.problem(err)
 		if held {
-			res.Claim = &ClaimHeld{ClaimState: claim, Lease: claim.Lease.Name}
+			res.Claim = &ClaimHeld{State: claim, Lease: claim.Lease.Name}
 		}
 	}
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
-	res.problem(cluster.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(cluster.Plan{})))
+	res.problem(claim.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(cluster.Plan{})))
 	builds, err := p.lockedBuilds()
 	res.problem(err)
 	open := map[string]bool{}
@@ -180,10 +181,10 @@ func askNodes(ctx context.Context, src StatusSources) ([]cluster.KubeNode, error
 	return src.Nodes(ctx)
 }
 
-func peekLease(ctx context.Context, src StatusSources, name string) (cluster.ClaimState, bool, error) {
+func peekLease(ctx context.Context, src StatusSources, name string) (claim.State, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askKubernetes)
 	defer cancel()
-	return cluster.PeekLease(ctx, src.Lease, name)
+	return claim.PeekLease(ctx, src.Lease, name)
 }
 
 // lockedBuilds returns the builds of every lock on this machine, by ID.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
@@ -87,8 +88,8 @@ func TestStatus(t *testing.T) {
 	}
 	want := StatusResult{
 		Cluster: "c1",
-		Claim: &ClaimHeld{VMID: 9089, ClaimState: cluster.ClaimState{
-			VM: px.vms[0], Cluster: "c1", Run: "r1", Holder: cluster.Holder{Host: "ci-7", Boot: "x", PID: 12, Start: "1"},
+		Claim: &ClaimHeld{VMID: 9089, State: claim.State{
+			VM: px.vms[0], Cluster: "c1", Run: "r1", Holder: claim.Holder{Host: "ci-7", Boot: "x", PID: 12, Start: "1"},
 			Since: time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC), Beat: 7,
 		}},
 		Open: []Half{{

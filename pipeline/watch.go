@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/discover"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -54,19 +55,19 @@ func (p Project) Ended(run string) (outcome string, err error) {
 }
 
 // Claim reads the claim in Proxmox, with any VMID; found is false if there is none.
-func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c cluster.ClaimState, found bool, err error) {
+func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c claim.State, found bool, err error) {
 	vm, err := px.VMConfig(ctx, p.claimID())
 	switch {
 	case err == nil:
-		return cluster.PeekClaim([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
+		return claim.Peek([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
 	case !errors.Is(err, cluster.ErrNotFound):
-		return cluster.ClaimState{}, false, err
+		return claim.State{}, false, err
 	}
 	vms, err := px.VMs(ctx)
 	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away {
-		return cluster.ClaimState{}, false, err
+		return claim.State{}, false, err
 	}
-	return cluster.PeekClaim(vms, p.Config.Cluster, p.claimID())
+	return claim.Peek(vms, p.Config.Cluster, p.claimID())
 }
 
 // Listing is what Watched needs from Proxmox besides an Inventory.

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 )
 
 // Own are the VMs that recast has made for its own ends when it worked on this
@@ -14,7 +15,7 @@ func (d Discovery) Own(name string) []cluster.VM {
 	var own []cluster.VM
 	for _, vm := range d.VMs {
 		rec, parking, errRecord := cluster.ReadRecord(vm)
-		claim, held, errClaim := cluster.ReadClaim(vm)
+		claim, held, errClaim := claim.Read(vm)
 		if parking && errRecord == nil && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) ||
 			held && errClaim == nil && named(claim.Cluster) {
 			own = append(own, vm)
@@ -28,6 +29,6 @@ func (d Discovery) Own(name string) []cluster.VM {
 
 // IsClaim says whether the VM is the claim of a cluster, be it one that can't be read.
 func IsClaim(vm cluster.VM) bool {
-	_, held, _ := cluster.ReadClaim(vm)
+	_, held, _ := claim.Read(vm)
 	return held
 }

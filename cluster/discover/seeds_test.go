@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -129,11 +130,11 @@ func TestDiscoveryOwn(t *testing.T) {
 		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	claim := func(id cluster.VMID, name string) cluster.VM {
-		text, err := cluster.ClaimState{Cluster: name, Run: "r1"}.Description()
+		text, err := claim.State{Cluster: name, Run: "r1"}.Description()
 		if err != nil {
 			t.Fatal(err)
 		}
-		return cluster.VM{ID: id, Name: cluster.ClaimVMName, Host: "pve1", Config: map[string]string{"description": text}}
+		return cluster.VM{ID: id, Name: claim.VMName, Host: "pve1", Config: map[string]string{"description": text}}
 	}
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{
 		{ID: 101, Name: "wk1"},

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 )
 
 // ordinary is a copy of this program that an ordinary user may run, and the attributes
@@ -110,7 +110,7 @@ func TestHiddenHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got struct {
-		Holder cluster.Holder
+		Holder claim.Holder
 		Dead   bool
 		Child  string
 	}

@@ -8,14 +8,14 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 )
 
 // holder describes this process in a claim.
-func holder() cluster.Holder { return thisMachine().holder() }
+func holder() claim.Holder { return thisMachine().holder() }
 
 // dead says whether another holder was a process of this machine that has ended.
-func dead(other cluster.Holder) bool { return thisMachine().dead(other) }
+func dead(other claim.Holder) bool { return thisMachine().dead(other) }
 
 // machine reads processes of this machine.
 type machine struct {
@@ -31,8 +31,8 @@ func thisMachine() machine {
 // holder leaves Boot and Namespace empty if the system has no procfs (macOS), or if
 // /proc shows the processes of another PID namespace. Such a holder is never declared
 // dead.
-func (m machine) holder() cluster.Holder {
-	h := cluster.Holder{PID: m.pid}
+func (m machine) holder() claim.Holder {
+	h := claim.Holder{PID: m.pid}
 	if name, err := os.Hostname(); err == nil {
 		h.Host = name
 	}
@@ -57,7 +57,7 @@ func (m machine) holder() cluster.Holder {
 // the process is hidden, the answer is false and the heartbeat of its claim decides:
 // procfs mounted with hidepid, another user's process (EPERM: it exists), and a process
 // that has ended but was not reaped yet.
-func (m machine) dead(other cluster.Holder) bool {
+func (m machine) dead(other claim.Holder) bool {
 	me := m.holder()
 	switch {
 	case me.Boot == "" || other.Boot != me.Boot, other.Namespace != me.Namespace, other.Host != me.Host:

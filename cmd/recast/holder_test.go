@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 )
 
 // TestDead checks processes of this machine.
@@ -44,12 +44,12 @@ func TestDead(t *testing.T) {
 // TestDeadMeansDead: only a process that provably does not exist is dead.
 func TestDeadMeansDead(t *testing.T) {
 	t.Parallel()
-	me := cluster.Holder{Boot: "b00t", Namespace: "pid:[1]", PID: 7, Start: "70"}
+	me := claim.Holder{Boot: "b00t", Namespace: "pid:[1]", PID: 7, Start: "70"}
 	me.Host, _ = os.Hostname()
 	other := me
 	other.PID, other.Start = 42, "420"
 	cases := map[string]struct {
-		other  func(*cluster.Holder)
+		other  func(*claim.Holder)
 		signal error             // of kill(42, 0)
 		stat   string            // start time in /proc/42/stat; "": there is no such entry
 		state  string            // in it; "": S
@@ -64,15 +64,15 @@ func TestDeadMeansDead(t *testing.T) {
 		"another user's, which /proc hides":         {signal: syscall.EPERM},
 		"another user's":                            {signal: syscall.EPERM, stat: "420"},
 		"it waits to be reaped":                     {stat: "420", state: "Z"},
-		"of another PID namespace":                  {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Namespace = "pid:[2]" }},
-		"of an unknown PID namespace":               {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Namespace = "" }},
-		"of another boot":                           {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Boot = "other" }},
-		"of another host":                           {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Host = "elsewhere" }},
-		"as an older recast has written it":         {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Boot, h.Namespace = "b00t pid:[1]", "" }},
-		"without a number":                          {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.PID = 0 }},
-		"its start was not read, and it runs":       {stat: "420", other: func(h *cluster.Holder) { h.Start = "" }},
-		"its start was not read, and there is none": {signal: syscall.ESRCH, other: func(h *cluster.Holder) { h.Start = "" }, want: true},
-		"nothing at all":                            {signal: syscall.ESRCH, other: func(h *cluster.Holder) { *h = cluster.Holder{} }},
+		"of another PID namespace":                  {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Namespace = "pid:[2]" }},
+		"of an unknown PID namespace":               {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Namespace = "" }},
+		"of another boot":                           {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Boot = "other" }},
+		"of another host":                           {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Host = "elsewhere" }},
+		"as an older recast has written it":         {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Boot, h.Namespace = "b00t pid:[1]", "" }},
+		"without a number":                          {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.PID = 0 }},
+		"its start was not read, and it runs":       {stat: "420", other: func(h *claim.Holder) { h.Start = "" }},
+		"its start was not read, and there is none": {signal: syscall.ESRCH, other: func(h *claim.Holder) { h.Start = "" }, want: true},
+		"nothing at all":                            {signal: syscall.ESRCH, other: func(h *claim.Holder) { *h = claim.Holder{} }},
 		"/proc is of another PID namespace":         {signal: syscall.ESRCH, stat: "999", proc: map[string]string{"self": "3001"}},
 		"the own namespace can't be read":           {signal: syscall.ESRCH, proc: map[string]string{"7/ns/pid": ""}},
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/story"
@@ -40,7 +40,7 @@ type watcher struct {
 	due      time.Time // when Proxmox may be asked again
 	asked    time.Time // when Proxmox was asked last
 	text     []string  // the status that Proxmox gave
-	beat     cluster.ClaimState
+	beat     claim.State
 	beaten   time.Time // when the claim's counter last changed
 	checked  time.Time // when the claim was read last
 	found    bool      // the claim exists
@@ -196,26 +196,26 @@ func (w *watcher) pulse(ctx context.Context) {
 	if w.now.Before(w.due) {
 		return
 	}
-	claim, found, err := w.p.Claim(ctx, w.px)
+	now, found, err := w.p.Claim(ctx, w.px)
 	if ctx.Err() != nil {
 		return
 	}
-	w.heart(claim, found, err)
+	w.heart(now, found, err)
 	w.view.Say(w.heartbeat())
 	w.pace(watchBeat)
 }
 
 // heart stores whether the claim's counter changed. Time in which the claim can't be
 // read does not count as standing still.
-func (w *watcher) heart(claim cluster.ClaimState, found bool, err error) {
+func (w *watcher) heart(now claim.State, found bool, err error) {
 	if w.claimErr = err; err != nil {
 		w.beaten, w.checked = w.now, w.now
 		return
 	}
-	if found && (!w.found || claim.Run != w.beat.Run || claim.Beat != w.beat.Beat) {
+	if found && (!w.found || now.Run != w.beat.Run || now.Beat != w.beat.Beat) {
 		w.beaten = w.now
 	}
-	w.beat, w.found, w.checked = claim, found, w.now
+	w.beat, w.found, w.checked = now, found, w.now
 }
 
 // stood is how long the claim's counter has not changed.
@@ -234,11 +234,11 @@ func (w *watcher) heartbeat() string {
 	switch {
 	case w.claimErr != nil:
 		return "whether that run is still alive is unknown: " + w.claimErr.Error()
-	case !w.found && w.silent() < cluster.ClaimWatch:
+	case !w.found && w.silent() < claim.Watch:
 		return fmt.Sprintf("that run logged something %s ago; nobody holds the claim in Proxmox, so it may be in Kubernetes", w.silent())
 	case !w.found:
 		return fmt.Sprintf("nobody holds the claim in Proxmox, and nothing was logged for %s: that run was killed or hangs; recast status says whether another machine finished it", w.silent())
-	case w.stood() >= cluster.ClaimWatch:
+	case w.stood() >= claim.Watch:
 		return fmt.Sprintf("%s holds the claim, and its heartbeat has stood still for %s: that run has died, or does not reach Proxmox; recast roll takes over", w.beat.Holder, w.stood())
 	}
 	return fmt.Sprintf("%s holds the claim, heartbeat %d", w.beat.Holder, w.beat.Beat)
@@ -247,8 +247,8 @@ func (w *watcher) heartbeat() string {
 // leaving is what to print when the user leaves; "" if no run is active.
 func (w *watcher) leaving() string {
 	run := cmp.Or(w.here.ID, w.beat.Run)
-	logs := w.here.ID != "" && w.silent() < cluster.ClaimWatch
-	beats := w.found && w.claimErr == nil && w.stood() < cluster.ClaimWatch
+	logs := w.here.ID != "" && w.silent() < claim.Watch
+	beats := w.found && w.claimErr == nil && w.stood() < claim.Watch
 	switch {
 	case run == "":
 		return ""
@@ -267,7 +267,7 @@ func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 		case err != nil && (first || ctx.Err() != nil):
 			return "", err
 		case err != nil:
-			w.heart(cluster.ClaimState{}, false, err)
+			w.heart(claim.State{}, false, err)
 			w.view.Say("the status can't be read: " + err.Error())
 			w.pace(watchBeat)
 			return "", nil
@@ -280,11 +280,11 @@ func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 			return "", err
 		}
 		had := w.found
-		var claim cluster.ClaimState
+		var now claim.State
 		if res.Claim != nil {
-			claim = res.Claim.ClaimState
+			now = res.Claim.State
 		}
-		w.heart(claim, res.Claim != nil, nil)
+		w.heart(now, res.Claim != nil, nil)
 		if had && !w.found {
 			return strings.TrimRight(text.String(), "\n"), nil
 		}
@@ -300,7 +300,7 @@ func (w *watcher) elsewhere(ctx context.Context) (last string, err error) {
 func (w *watcher) looked(now time.Time) string {
 	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)
-	if w.found && w.stood() >= cluster.ClaimWatch {
+	if w.found && w.stood() >= claim.Watch {
 		text = w.heartbeat() + "; " + text
 	}
 	return text

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/live"
@@ -21,7 +22,7 @@ import (
 // claimOnly is a Proxmox that has at most a claim.
 type claimOnly struct {
 	pipeline.Listing
-	claim *cluster.ClaimState
+	claim *claim.State
 	down  error
 }
 
@@ -54,7 +55,7 @@ type beside struct {
 
 const runHere = "20261121-0421-3f2a"
 
-func watchBeside(t *testing.T, claim *cluster.ClaimState) *beside {
+func watchBeside(t *testing.T, held *claim.State) *beside {
 	t.Helper()
 	p := pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
 	run, err := journal.Open(filepath.Join(p.State(), "runs"), journal.Options{Run: runHere})
@@ -67,12 +68,12 @@ func watchBeside(t *testing.T, claim *cluster.ClaimState) *beside {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = out.Close() })
-	b := &beside{t: t, px: &claimOnly{claim: claim}, run: run, from: time.Now().Add(time.Hour)}
+	b := &beside{t: t, px: &claimOnly{claim: held}, run: run, from: time.Now().Add(time.Hour)}
 	b.watcher = &watcher{p: p, px: p.Watched(b.px), view: live.NewView(out, "recast status --watch", false)}
 	b.look = func(ctx context.Context) (res pipeline.StatusResult, err error) {
 		claim, found, err := p.Claim(ctx, b.px)
 		if found {
-			res.Claim = &pipeline.ClaimHeld{ClaimState: claim, VMID: claim.VM.ID}
+			res.Claim = &pipeline.ClaimHeld{State: claim, VMID: claim.VM.ID}
 		}
 		return res, err
 	}
@@ -112,7 +113,7 @@ func (b *beside) wants(said string, texts ...string) {
 // another machine; when that one dies, watch says so.
 func TestWatchAnotherMachinesRun(t *testing.T) {
 	t.Parallel()
-	claim := &cluster.ClaimState{Cluster: "c1", Run: "r2", Holder: cluster.Holder{Host: "ci-7"}, Beat: 1}
+	claim := &claim.State{Cluster: "c1", Run: "r2", Holder: claim.Holder{Host: "ci-7"}, Beat: 1}
 	b := watchBeside(t, claim)
 	claim.Since = b.from.Add(-10 * time.Minute)
 	b.logs(-3600)
@@ -167,7 +168,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 // dead.
 func TestWatchWhileProxmoxIsSilent(t *testing.T) {
 	t.Parallel()
-	b := watchBeside(t, &cluster.ClaimState{Cluster: "c1", Run: runHere, Beat: 1})
+	b := watchBeside(t, &claim.State{Cluster: "c1", Run: runHere, Beat: 1})
 	b.logs(0)
 	b.looks(0)
 	b.px.down = errors.New("no route to host")

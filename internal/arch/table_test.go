@@ -70,6 +70,7 @@ var table = []row{
 	{pkg: "schematics/...", allow: []string{"internal/fault", schematic, yaml}},
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault"}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words"}},
@@ -80,7 +81,7 @@ var table = []row{
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/..."}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/roll", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/discover", allow: []string{"cluster", "internal/fault", errgroup}},
+	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/claim", "internal/fault", errgroup}},
 	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too

@@ -9,14 +9,15 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // claimant is a process that wants the claim, with its own connection.
-func (s *server) claimant(id int, run string) *cluster.Claim {
-	return &cluster.Claim{
+func (s *server) claimant(id int, run string) *claim.Claim {
+	return &claim.Claim{
 		Proxmox: s.newClient(), Cluster: exchangeCluster, VMID: cluster.VMID(id), Host: s.place.node, Run: run,
-		Holder: cluster.Holder{Host: "contract", Boot: "b", PID: len(run), Start: run},
+		Holder: claim.Holder{Host: "contract", Boot: "b", PID: len(run), Start: run},
 		Parked: true, // other tests exchange VMs under the same cluster's name
 	}
 }
@@ -24,7 +25,7 @@ func (s *server) claimant(id int, run string) *cluster.Claim {
 // beat is the counter of the claim's holder.
 func (s *server) beat(id int) int {
 	s.t.Helper()
-	state, found, err := cluster.PeekClaim([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
+	state, found, err := claim.Peek([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
 	if err != nil || !found {
 		s.t.Fatalf("no claim: %v", err)
 	}
@@ -102,7 +103,7 @@ func TestClaimTakenOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took < cluster.ClaimWatch {
+		if took := time.Since(began); took < claim.Watch {
 			t.Errorf("taken over after %v", took)
 		}
 		parked := s.digest(x.park)
@@ -160,7 +161,7 @@ func TestClaimLost(t *testing.T) {
 func (s *server) usurp(id int) {
 	s.t.Helper()
 	c := s.claimant(id, "usurper")
-	c.Dead = func(cluster.Holder) bool { return true }
+	c.Dead = func(claim.Holder) bool { return true }
 	if _, err := c.Acquire(s.t.Context()); err != nil {
 		s.t.Error(err)
 	}

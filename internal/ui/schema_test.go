@@ -21,6 +21,7 @@ import (
 	validator "github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -170,7 +171,7 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 		"status": {
 			pipeline.StatusResult{Open: []pipeline.Half{}, Marked: []pipeline.Marked{}, Kept: []pipeline.Kept{}},
 			pipeline.StatusResult{
-				Claim: &pipeline.ClaimHeld{VMID: 9089, ClaimState: cluster.ClaimState{Run: "r1"}}, LastRun: &pipeline.RunStatus{ID: "r1", Took: []cluster.Took{{Node: "wk1", Steps: map[string]int{"pull": 1}}}},
+				Claim: &pipeline.ClaimHeld{VMID: 9089, State: claim.State{Run: "r1"}}, LastRun: &pipeline.RunStatus{ID: "r1", Took: []cluster.Took{{Node: "wk1", Steps: map[string]int{"pull": 1}}}},
 				Open: []pipeline.Half{{Node: "wk1", Strategy: cluster.Recreate, VMState: pipeline.VMDeleted}}, Marked: []pipeline.Marked{{Node: "wk2", Next: []pipeline.Advice{{Command: "recast roll", Does: "x"}}}},
 				Kept: []pipeline.Kept{{Node: "wk1", SizeBytes: 1 << 40}},
 			},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -66,8 +67,8 @@ func drawClaim(p *page, c *pipeline.ClaimHeld) {
 		kept = "Kubernetes has it as Lease " + c.Lease
 	}
 	p.line("    by %s; %s, heartbeat %d", c.Holder, kept, c.Beat)
-	p.line("    The heartbeat is incremented every %.0f seconds while that run lives: let it finish.", cluster.ClaimHeartbeat.Seconds())
-	p.line("    If it stands still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", cluster.ClaimWatch.Seconds())
+	p.line("    The heartbeat is incremented every %.0f seconds while that run lives: let it finish.", claim.Heartbeat.Seconds())
+	p.line("    If it stands still for %.0f seconds, recast roll takes the claim over; on the machine of a dead", claim.Watch.Seconds())
 	p.line("    holder it does so at once.")
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -54,7 +55,7 @@ func TestWriteStatus(t *testing.T) {
 		},
 		"status-elsewhere": {
 			Cluster: "c1",
-			Claim:   &pipeline.ClaimHeld{VMID: 9089, ClaimState: cluster.ClaimState{Run: "20261121-0421-3f2a", Holder: cluster.Holder{Host: "ci-7", PID: 12}, Since: at, Beat: 41}},
+			Claim:   &pipeline.ClaimHeld{VMID: 9089, State: claim.State{Run: "20261121-0421-3f2a", Holder: claim.Holder{Host: "ci-7", PID: 12}, Since: at, Beat: 41}},
 			Open:    []pipeline.Half{open}, Kubernetes: "read the kubeconfig: open /root/.kube/config: no such file or directory",
 		},
 		"status-half-done": {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
@@ -104,7 +105,7 @@ func (c *Client) Mend() { c.dialer.Mend() }
 func (c *Client) Dials() int { return c.dialer.Dials() }
 
 // isKilled is what a process on the same machine knows about another one.
-func (l *Lab) isKilled(h cluster.Holder) bool {
+func (l *Lab) isKilled(h claim.Holder) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Contains(l.killed, h.PID)
@@ -352,7 +353,7 @@ func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
 		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
-		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Version: "devel",
 	}
 	if o.Confirm == nil {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim"
@@ -25,7 +25,7 @@ func (c *Client) PruneMirror(ctx context.Context, olderThan time.Duration) (pipe
 	px := s.machines.Proxmox.(*pve.Client)
 	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
 		Only: pipeline.PruneMirror, OlderThan: olderThan, Mirror: s.images.Registry.(*registry.Client),
-		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
 	})
 }

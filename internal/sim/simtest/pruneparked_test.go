@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -28,7 +29,7 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 	}
 	defer s.end()
 	o := pipeline.PruneOptions{
-		Only: pipeline.PruneDisks, Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Only: pipeline.PruneDisks, Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Confirm: func(rep pipeline.PruneReport) (bool, error) {
 			if confirm != nil {
 				confirm(rep)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -24,7 +24,7 @@ func (c *Client) Prune(ctx context.Context) (pipeline.PruneReport, error) {
 	defer s.end()
 	px := s.machines.Proxmox.(*pve.Client)
 	return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
-		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -35,7 +36,7 @@ func spacePrune(t *testing.T, c *Client) {
 	px := s.machines.Proxmox.(*pve.Client)
 	_, err = pipeline.Prune(t.Context(), s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
 		Only: pipeline.PruneDisks, KeepDisks: new(0), Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
-		Holder: cluster.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
+		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -20,17 +21,17 @@ import (
 // one looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
-		Inventory
-		Editor
+		cluster.Inventory
+		cluster.Editor
 	}
 	Cluster string
-	VMID    VMID
-	VMIDs   VMIDRange // of the recast.yaml: VMID is its first number
-	Nodes   []VMID    // the VMs of its nodes, as far as they are known
-	Parked  bool      // what another recast.yaml has parked is no reason to refuse
-	Host    string    // the Proxmox node to make it on
-	Leases  Leases    // nil: no Lease is looked for
-	InLease bool      // it is kept as a Lease, not as a VM
+	VMID    cluster.VMID
+	VMIDs   cluster.VMIDRange // of the recast.yaml: VMID is its first number
+	Nodes   []cluster.VMID    // the VMs of its nodes, as far as they are known
+	Parked  bool              // what another recast.yaml has parked is no reason to refuse
+	Host    string            // the Proxmox node to make it on
+	Leases  cluster.Leases    // nil: no Lease is looked for
+	InLease bool              // it is kept as a Lease, not as a VM
 	Holder  Holder
 	Run     string
 
@@ -40,19 +41,19 @@ type Claim struct {
 	// held, from another goroutine then; may be nil.
 	Say func(string)
 
-	Heartbeat time.Duration // 0: ClaimHeartbeat
-	Watch     time.Duration // how long a claim must stand still to be taken over; 0: ClaimWatch
+	Heartbeat time.Duration // 0: Heartbeat
+	Watch     time.Duration // how long a claim must stand still to be taken over; 0: Watch
 }
 
 const (
-	// ClaimHeartbeat is how often a living run shows that it still holds the claim.
-	ClaimHeartbeat = 15 * time.Second
-	// ClaimWatch is how long a claim must stand still before another run takes it over.
-	ClaimWatch = 90 * time.Second
+	// Heartbeat is how often a living run shows that it still holds the claim.
+	Heartbeat = 15 * time.Second
+	// Watch is how long a claim must stand still before another run takes it over.
+	Watch = 90 * time.Second
 )
 
-func (c *Claim) heartbeat() time.Duration { return cmp.Or(c.Heartbeat, ClaimHeartbeat) }
-func (c *Claim) watch() time.Duration     { return cmp.Or(c.Watch, ClaimWatch) }
+func (c *Claim) heartbeat() time.Duration { return cmp.Or(c.Heartbeat, Heartbeat) }
+func (c *Claim) watch() time.Duration     { return cmp.Or(c.Watch, Watch) }
 
 func (c *Claim) say(format string, args ...any) {
 	if c.Say != nil {
@@ -61,12 +62,12 @@ func (c *Claim) say(format string, args ...any) {
 }
 
 // places are where our claim is kept, and where that of others may be, nil for nowhere.
-func (c *Claim) places() (ours, others claimPlace) {
-	vm := claimVM{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
+func (c *Claim) places() (ours, others place) {
+	vm := vmPlace{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
 	if c.Leases == nil {
 		return vm, nil
 	}
-	lease := claimLease{leases: c.Leases, cluster: c.Cluster, watch: c.watch()}
+	lease := leasePlace{leases: c.Leases, cluster: c.Cluster, watch: c.watch()}
 	if c.InLease {
 		return lease, vm
 	}
@@ -110,13 +111,13 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 // acquisition is one attempt to take a claim, or to clear away one that nobody holds any more.
 type acquisition struct {
 	*Claim
-	place    claimPlace
+	place    place
 	clearing bool      // the place where ours is not
 	muted    bool      // what is there could not be read
 	sent     time.Time // when the change that made it ours was sent
 
 	watching bool // somebody else's claim
-	seen     ClaimState
+	seen     State
 	since    time.Time // when it was first seen like this
 
 	formingSince time.Time // when it was first seen to be no more than that; zero: it is more
@@ -137,19 +138,19 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 			a.formingSince = asked
 		}
 		if asked.Sub(a.formingSince) >= a.watch() {
-			return false, "", wait.Stop(HalfMade(f.vm))
+			return false, "", wait.Stop(cluster.HalfMade(f.vm))
 		}
 		return false, f.Error(), nil
 	}
 	_, strange := errors.AsType[*strangeError](err)
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, cluster.ErrNotFound):
 		return a.create(ctx)
 	case strange:
 		return false, "", wait.Stop(err)
 	case err != nil && a.watching:
 		return false, "", err // a counter that is the same afterwards has stood still all the same
-	case err != nil && a.clearing && errors.Is(err, ErrNoAnswer):
+	case err != nil && a.clearing && errors.Is(err, cluster.ErrNoAnswer):
 		a.muted = true
 		return true, "", nil
 	case err != nil:
@@ -173,7 +174,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	return false, fmt.Sprintf("held by %s; watching for up to %s whether that run is alive", found, a.watch()), nil
 }
 
-func (a *acquisition) claimedBy(s ClaimState) error {
+func (a *acquisition) claimedBy(s State) error {
 	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)", s, s.where()))
 	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is")
 }
@@ -189,7 +190,7 @@ func (a *acquisition) create(ctx context.Context) (done bool, seen string, err e
 }
 
 // take makes somebody's claim ours, or a claim of ours alive again.
-func (a *acquisition) take(ctx context.Context, from ClaimState) (done bool, seen string, err error) {
+func (a *acquisition) take(ctx context.Context, from State) (done bool, seen string, err error) {
 	a.watching = false
 	sent := time.Now()
 	switch {
@@ -212,14 +213,14 @@ func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _
 	case err == nil:
 		a.sent = sent
 		return true, "", nil
-	case errors.Is(err, ErrExists), errors.Is(err, ErrChanged), errors.Is(err, ErrNotFound), errors.Is(err, ErrLostAnswer):
+	case errors.Is(err, cluster.ErrExists), errors.Is(err, cluster.ErrChanged), errors.Is(err, cluster.ErrNotFound), errors.Is(err, cluster.ErrLostAnswer):
 		return false, "looking again: " + err.Error(), nil
 	}
 	return false, "", wait.Stop(err)
 }
 
-func (c *Claim) mine(beat int) ClaimState {
-	return ClaimState{
+func (c *Claim) mine(beat int) State {
+	return State{
 		Cluster: c.Cluster, Run: c.Run, Holder: c.Holder, Since: time.Now().UTC().Truncate(time.Second), Beat: beat,
 		VMIDs: c.VMIDs.String(), Nodes: c.Nodes,
 	}

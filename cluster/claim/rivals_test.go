@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -10,30 +10,32 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // claimantAt is a run with a recast.yaml whose proxmox.vmids begin with that number.
-func claimantAt(p *claimPVE, run string, first VMID) *Claim {
+func claimantAt(p *claimPVE, run string, first cluster.VMID) *Claim {
 	c := claimant(p, run)
-	c.VMID, c.VMIDs = first, VMIDRange{first, first + 99}
+	c.VMID, c.VMIDs = first, cluster.VMIDRange{First: first, Last: first + 99}
 	return c
 }
 
 // TestClaimsOfTwoRanges: two recast.yaml of one cluster with other numbers each.
 func TestClaimsOfTwoRanges(t *testing.T) {
 	t.Parallel()
-	for _, second := range []VMID{9100, 8900} {
+	for _, second := range []cluster.VMID{9100, 8900} {
 		synctest.Test(t, func(t *testing.T) {
 			p := newClaimPVE()
 			h := acquire(t, claimantAt(p, "r1", 9000))
 			n := len(p.changes)
 			_, err := claimantAt(p, "r2", second).Acquire(t.Context())
-			if fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), `which is alive (VM 9000 "recast-claim" on pve1)`) {
+			if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), `which is alive (VM 9000 "recast-claim" on pve1)`) {
 				t.Errorf("the second: %v", err)
 			}
-			for _, want := range []string{"proxmox.vmids 9000-9099", VMIDRange{second, second + 99}.String()} {
-				if !strings.Contains(message(err), want) {
+			for _, want := range []string{"proxmox.vmids 9000-9099", cluster.VMIDRange{First: second, Last: second + 99}.String()} {
+				if !strings.Contains(clustertest.Message(err), want) {
 					t.Errorf("it does not name %s: %v", want, err)
 				}
 			}
@@ -97,7 +99,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 }
 
 // rivalVM is a claim with nobody alive behind it.
-func rivalVM(t *testing.T, id VMID, change func(*ClaimState)) VM {
+func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 	t.Helper()
 	s := claimantAt(nil, "r0", id).mine(4)
 	if change != nil {
@@ -107,23 +109,23 @@ func rivalVM(t *testing.T, id VMID, change func(*ClaimState)) VM {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return VM{ID: id, Name: ClaimVMName, Host: "pve1", Config: map[string]string{"name": ClaimVMName, "description": description}}
+	return cluster.VM{ID: id, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description}}
 }
 
 // parkingVM is one of a recast.yaml with other numbers.
-func parkingVM(t *testing.T, id VMID, rec Record) VM {
+func parkingVM(t *testing.T, id cluster.VMID, rec cluster.Record) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return VM{ID: id, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description}}
+	return cluster.VM{ID: id, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description}}
 }
 
 // leftover is what is there of a recast.yaml with other numbers, and what becomes of a
 // run beside it.
 type leftover struct {
-	vm    func(*testing.T) VM
+	vm    func(*testing.T) cluster.VM
 	dead  bool
 	prune bool
 	after time.Duration
@@ -131,58 +133,60 @@ type leftover struct {
 }
 
 func leftovers() map[string]leftover {
-	parked := func(id VMID, change func(*Record)) func(*testing.T) VM {
-		return func(t *testing.T) VM {
-			rec := Record{Cluster: "c1", Node: "wk1", Run: "r0", VMIDs: "9100-9199", VMID: 101}
+	parked := func(id cluster.VMID, change func(*cluster.Record)) func(*testing.T) cluster.VM {
+		return func(t *testing.T) cluster.VM {
+			rec := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r0", VMIDs: "9100-9199", VMID: 101}
 			change(&rec)
 			return parkingVM(t, id, rec)
 		}
 	}
 	return map[string]leftover{
 		"a claim that stands still": {
-			vm: func(t *testing.T) VM { return rivalVM(t, 9100, nil) }, after: 90 * time.Second,
+			vm: func(t *testing.T) cluster.VM { return rivalVM(t, 9100, nil) }, after: 90 * time.Second,
 			want: []string{"has given no sign of life for 1m30s", "proxmox.vmids 9100-9199", "9000-9099", "use the same proxmox.vmids", "takes the claim over"},
 		},
 		"a claim whose holder is dead": {
-			vm: func(t *testing.T) VM { return rivalVM(t, 9100, nil) }, dead: true,
+			vm: func(t *testing.T) cluster.VM { return rivalVM(t, 9100, nil) }, dead: true,
 			want: []string{"has ended without giving it back", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
 		"a claim of an older recast": {
-			vm:   func(t *testing.T) VM { return rivalVM(t, 9100, func(s *ClaimState) { s.VMIDs = "" }) },
+			vm:   func(t *testing.T) cluster.VM { return rivalVM(t, 9100, func(s *State) { s.VMIDs = "" }) },
 			dead: true, want: []string{"made with other proxmox.vmids", "9000-9099"},
 		},
 		"a claim that can't be read": {
-			vm:   func(*testing.T) VM { return VM{ID: 9100, Config: map[string]string{"description": claimMark + "{"}} },
+			vm: func(*testing.T) cluster.VM {
+				return cluster.VM{ID: 9100, Config: map[string]string{"description": claimMark + "{"}}
+			},
 			want: []string{"VM 9100", "can't be read"},
 		},
 		"of the same Talos cluster under another name": {
-			vm: func(t *testing.T) VM {
-				return rivalVM(t, 9100, func(s *ClaimState) { s.Cluster, s.Nodes = "c2", []VMID{101, 102} })
+			vm: func(t *testing.T) cluster.VM {
+				return rivalVM(t, 9100, func(s *State) { s.Cluster, s.Nodes = "c2", []cluster.VMID{101, 102} })
 			},
 			dead: true, want: []string{"cluster c2 there has VM 102 among its nodes, as cluster c1 here has", "one name"},
 		},
 		"of another Talos cluster": {
-			vm: func(t *testing.T) VM {
-				return rivalVM(t, 9100, func(s *ClaimState) { s.Cluster, s.Nodes = "c2", []VMID{101} })
+			vm: func(t *testing.T) cluster.VM {
+				return rivalVM(t, 9100, func(s *State) { s.Cluster, s.Nodes = "c2", []cluster.VMID{101} })
 			},
 		},
 		"an unfinished replacement": {
-			vm:   parked(9150, func(r *Record) { r.Open = true }),
+			vm:   parked(9150, func(r *cluster.Record) { r.Open = true }),
 			want: []string{"holds, in an unfinished replacement, the disks of node wk1 for run r0, with proxmox.vmids 9100-9199", "this one has proxmox.vmids 9000-9099", "9000-9150 holds them all"},
 		},
 		"an old system disk": {
-			vm: parked(9150, func(*Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
+			vm: parked(9150, func(*cluster.Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
 		"an old system disk of an older recast": {
-			vm: parked(8950, func(r *Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
+			vm: parked(8950, func(r *cluster.Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
 		},
-		"an old system disk, to be pruned": {vm: parked(9150, func(*Record) {}), prune: true},
-		"an old system disk in our range":  {vm: parked(9050, func(*Record) {})},
+		"an old system disk, to be pruned": {vm: parked(9150, func(*cluster.Record) {}), prune: true},
+		"an old system disk in our range":  {vm: parked(9050, func(*cluster.Record) {})},
 		"an unfinished replacement of our node, under another name": {
-			vm:   parked(9050, func(r *Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
+			vm:   parked(9050, func(r *cluster.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
 			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
 		},
-		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *Record) { r.Cluster, r.Open = "c2", true })},
+		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *cluster.Record) { r.Cluster, r.Open = "c2", true })},
 	}
 }
 
@@ -195,7 +199,7 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newClaimPVE(tc.vm(t))
 				c := claimantAt(p, "r1", 9000)
-				c.Nodes, c.Parked = []VMID{102}, tc.prune
+				c.Nodes, c.Parked = []cluster.VMID{102}, tc.prune
 				c.Dead = func(Holder) bool { return tc.dead }
 				start := time.Now()
 				h, err := c.Acquire(t.Context())
@@ -205,7 +209,7 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 					}
 					return
 				}
-				said := message(err) + strings.Join(fault.Hints(err), "\n")
+				said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
 				for _, want := range tc.want {
 					if !strings.Contains(said, want) {
 						t.Errorf("it lacks %q: %s", want, said)
@@ -223,12 +227,12 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 // a counter is; one that does not answer us may answer others.
 func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 	t.Parallel()
-	away := func(why string) *HostsAway {
-		return &HostsAway{Hosts: []AwayHost{{Name: "pve2", Why: why}}, VMs: []VM{{ID: 9100, Host: "pve2"}}}
+	away := func(why string) *cluster.HostsAway {
+		return &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: why}}, VMs: []cluster.VM{{ID: 9100, Host: "pve2"}}}
 	}
 	synctest.Test(t, func(t *testing.T) {
 		p := newClaimPVE()
-		p.away = away(IsOffline)
+		p.away = away(cluster.IsOffline)
 		start := time.Now()
 		h := acquire(t, claimantAt(p, "r1", 9000))
 		if took := time.Since(start); took != 90*time.Second {
@@ -239,11 +243,11 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		}
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "whether another run is at work can't be told: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be told: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
 			t.Errorf("online: %v, left %v", err, p.vms)
 		}
 		c := claimantAt(p, "r1", 9000)
-		c.Nodes = []VMID{9100} // it is a node's VM
+		c.Nodes = []cluster.VMID{9100} // it is a node's VM
 		h = acquire(t, c)
 		if err := h.Release(t.Context()); err != nil {
 			t.Error(err)
@@ -260,14 +264,14 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 		ctx, end := first.Within(t.Context())
 		defer end()
 		p.do(func() {
-			p.away = &HostsAway{Hosts: []AwayHost{{Name: "pve1", Why: IsOffline}}, VMs: []VM{{ID: 9000, Host: "pve1"}}}
+			p.away = &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve1", Why: cluster.IsOffline}}, VMs: []cluster.VM{{ID: 9000, Host: "pve1"}}}
 		})
 		c := claimantAt(p, "r2", 9100)
 		c.Host = "pve2"
 		second := acquire(t, c)
 		p.do(func() { p.away = nil })
 		time.Sleep(20 * time.Second) // a heartbeat arrives
-		if err := first.Check(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), "to run r2 (pid 7 on ci-r2)") || !strings.Contains(message(err), "which has begun meanwhile") {
+		if err := first.Check(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), "to run r2 (pid 7 on ci-r2)") || !strings.Contains(clustertest.Message(err), "which has begun meanwhile") {
 			t.Errorf("the first goes on: %v", err)
 		}
 		if err := second.Check(t.Context()); err != nil || context.Cause(ctx) == nil {
@@ -286,20 +290,20 @@ func TestCover(t *testing.T) {
 		p := newClaimPVE()
 		h := acquire(t, claimantAt(p, "r1", 9000))
 		p.do(func() { p.lose = map[string]int{"set": 1} })
-		if err := h.Cover(t.Context(), []VMID{101, 102}); err != nil {
+		if err := h.Cover(t.Context(), []cluster.VMID{101, 102}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
-		if s := p.state(t); !slices.Equal(s.Nodes, []VMID{101, 102}) || s.VMIDs != "9000-9099" {
+		if s := p.state(t); !slices.Equal(s.Nodes, []cluster.VMID{101, 102}) || s.VMIDs != "9000-9099" {
 			t.Errorf("the claim is %+v", s)
 		}
 		other := claimantAt(p, "r2", 9100)
-		other.Cluster, other.Nodes = "c2", []VMID{102}
+		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
 		if _, err := other.Acquire(t.Context()); fault.KindOf(err) != fault.Claimed {
 			t.Errorf("another name: %v", err)
 		}
 		n := len(p.changes)
-		if err := h.Cover(t.Context(), []VMID{102}); err != nil || len(p.changes) != n {
+		if err := h.Cover(t.Context(), []cluster.VMID{102}); err != nil || len(p.changes) != n {
 			t.Errorf("%v, %q", err, p.changes[n:])
 		}
 		if err := h.Release(t.Context()); err != nil {

@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -15,8 +16,8 @@ import (
 // with Release, with the context given to Acquire, or when the claim is lost.
 type Held struct {
 	claim  Claim
-	place  claimPlace
-	others claimPlace // where somebody else's may be; nil: nowhere
+	place  place
+	others place // where somebody else's may be; nil: nowhere
 	stop   context.CancelFunc
 	beats  sync.WaitGroup
 
@@ -33,7 +34,7 @@ type Held struct {
 	unseen    bool          // what is at others could not be read yet
 }
 
-func hold(ctx context.Context, c Claim, place, others claimPlace, sent time.Time) *Held {
+func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *Held {
 	ctx, cancel := context.WithCancel(ctx)
 	h := &Held{claim: c, place: place, others: others, stop: cancel, gone: make(chan struct{}), alive: sent, excluding: make(chan struct{}, 1)}
 	h.beats.Go(func() { h.beatOn(ctx) })
@@ -51,30 +52,30 @@ func (h *Held) Check(ctx context.Context) error {
 		if err == nil {
 			err = h.silence()
 		} else if !h.claim.InLease || h.isLost() != nil || fault.KindOf(err) == fault.Refused {
-			return &UnprovenError{err} // the client of Proxmox is patient by itself
+			return &cluster.UnprovenError{Err: err} // the client of Proxmox is patient by itself
 		}
 		if err == nil {
 			break
 		}
 		if time.Since(start) >= h.claim.watch() {
-			return &UnprovenError{err}
+			return &cluster.UnprovenError{Err: err}
 		}
 		select {
 		case <-ctx.Done():
-			return &UnprovenError{err}
+			return &cluster.UnprovenError{Err: err}
 		case <-time.After(h.claim.heartbeat() / 3):
 		}
 	}
 	if err := errors.Join(h.stillAlone(ctx), h.afterSilence(ctx)); err != nil {
-		return &UnprovenError{err}
+		return &cluster.UnprovenError{Err: err}
 	}
 	return nil
 }
 
 // Cover has the claim name these VMs as nodes, and looks for rivals again that name one
 // of them. It does nothing where the claim has them already.
-func (h *Held) Cover(ctx context.Context, nodes []VMID) error {
-	if !slices.ContainsFunc(nodes, func(id VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
+func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
+	if !slices.ContainsFunc(nodes, func(id cluster.VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
 		return nil
 	}
 	write := func() error {
@@ -88,7 +89,7 @@ func (h *Held) Cover(ctx context.Context, nodes []VMID) error {
 	}
 	err := write()
 	for range 2 {
-		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) { // by a heartbeat, or it may have arrived
+		if errors.Is(err, cluster.ErrChanged) || errors.Is(err, cluster.ErrLostAnswer) { // by a heartbeat, or it may have arrived
 			err = write()
 		}
 	}
@@ -149,7 +150,7 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	if !doubt {
 		return nil
 	}
-	err := h.claim.lookFor(ctx, !h.claim.InLease, func(rival ClaimState) error {
+	err := h.claim.lookFor(ctx, !h.claim.InLease, func(rival State) error {
 		return h.lose(fmt.Errorf("to %s, which has begun meanwhile (%s)", rival, rival.where()))
 	})
 	if err != nil {
@@ -161,18 +162,11 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	return nil
 }
 
-// UnprovenError is why something was not done: it is not known that the claim is ours.
-type UnprovenError struct{ Err error }
-
-func (e *UnprovenError) Error() string { return e.Err.Error() }
-
-func (e *UnprovenError) Unwrap() error { return e.Err }
-
 // silence is the error of a claim that no heartbeat has kept alive of late.
 func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	silent := Elapsed(h.alive)
+	silent := cluster.Elapsed(h.alive)
 	if silent <= h.claim.watch()/2 {
 		return nil
 	}
@@ -183,29 +177,22 @@ func (h *Held) silence() error {
 	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
 
-// Elapsed is the time since then by whichever clock says more: a monotonic
-// clock stands still while a machine sleeps, a wall clock can be set back.
-func Elapsed(then time.Time) time.Duration {
-	now := time.Now()
-	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
-}
-
 // current reads the claim if it is ours. Once it was not, it never is again.
-func (h *Held) current(ctx context.Context) (ClaimState, error) {
+func (h *Held) current(ctx context.Context) (State, error) {
 	if err := h.isLost(); err != nil {
-		return ClaimState{}, err
+		return State{}, err
 	}
 	s, err := h.place.read(ctx)
 	_, strange := errors.AsType[*strangeError](err)
 	switch {
-	case errors.Is(err, ErrNotFound):
-		return ClaimState{}, h.lose(fmt.Errorf("%s was deleted", h.place))
+	case errors.Is(err, cluster.ErrNotFound):
+		return State{}, h.lose(fmt.Errorf("%s was deleted", h.place))
 	case strange:
-		return ClaimState{}, h.lose(err)
+		return State{}, h.lose(err)
 	case err != nil:
-		return ClaimState{}, fmt.Errorf("read the claim of cluster %s: %w", h.claim.Cluster, err)
+		return State{}, fmt.Errorf("read the claim of cluster %s: %w", h.claim.Cluster, err)
 	case !s.heldBy(h.claim.Run, h.claim.Holder):
-		return ClaimState{}, h.lose(fmt.Errorf("to %s", s))
+		return State{}, h.lose(fmt.Errorf("to %s", s))
 	}
 	return s, nil
 }
@@ -269,12 +256,12 @@ func (h *Held) beat(ctx context.Context) error {
 		if err = h.place.write(ctx, s, next); err == nil {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.doubt = h.doubt || Elapsed(h.alive) > h.claim.watch()/2
+			h.doubt = h.doubt || cluster.Elapsed(h.alive) > h.claim.watch()/2
 			h.alive, h.fault = sent, nil
 			return nil
 		}
 	}
-	if errors.Is(err, ErrChanged) {
+	if errors.Is(err, cluster.ErrChanged) {
 		if _, lost := h.current(ctx); lost != nil {
 			err = lost
 		}
@@ -311,7 +298,7 @@ func (h *Held) giveBack(ctx context.Context) error {
 	err := h.release(ctx)
 	for range 2 {
 		// A heartbeat whose answer nobody waited for may still have arrived.
-		if errors.Is(err, ErrChanged) || errors.Is(err, ErrLostAnswer) {
+		if errors.Is(err, cluster.ErrChanged) || errors.Is(err, cluster.ErrLostAnswer) {
 			err = h.release(ctx)
 		}
 	}

@@ -1,10 +1,11 @@
-package cluster
+package claim
 
 import (
 	"context"
 	"errors"
 	"fmt"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -60,7 +61,7 @@ func (h *Held) awaitNoVM(ctx context.Context) error {
 	}, func(ctx context.Context) (bool, string, error) {
 		s, err := h.others.read(ctx)
 		switch f, forming := errors.AsType[*formingError](err); {
-		case errors.Is(err, ErrNotFound):
+		case errors.Is(err, cluster.ErrNotFound):
 			return true, "", nil
 		case forming:
 			return false, f.Error(), nil

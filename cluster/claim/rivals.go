@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -14,9 +15,9 @@ import (
 // rivals are the claims, by number, that exclude ours, wherever they are in the
 // Proxmox cluster: of a cluster with our name, or with one of our nodes among its own.
 // A claim at our own number is none of them.
-func (c *Claim) rivals(vms []VM) (rivals []ClaimState, err error) {
+func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	for _, vm := range vms {
-		s, ok, err := ReadClaim(vm)
+		s, ok, err := Read(vm)
 		switch {
 		case vm.ID == c.VMID:
 		case err != nil:
@@ -29,8 +30,8 @@ func (c *Claim) rivals(vms []VM) (rivals []ClaimState, err error) {
 }
 
 // shared are those of the nodes' VMs that the claim names as well.
-func (s ClaimState) shared(nodes []VMID) []VMID {
-	return slices.DeleteFunc(slices.Clone(nodes), func(id VMID) bool { return !slices.Contains(s.Nodes, id) })
+func (s State) shared(nodes []cluster.VMID) []cluster.VMID {
+	return slices.DeleteFunc(slices.Clone(nodes), func(id cluster.VMID) bool { return !slices.Contains(s.Nodes, id) })
 }
 
 // errYield says that a run with a lower number has begun at the same moment, so that
@@ -61,9 +62,9 @@ type surroundings struct {
 	*Claim
 	ours bool // our own claim is a VM, and is there
 
-	met      func(ClaimState) error // what any rival means; nil: it is watched
-	watching bool                   // a rival
-	seen     ClaimState
+	met      func(State) error // what any rival means; nil: it is watched
+	watching bool              // a rival
+	seen     State
 	since    time.Time // when it was first seen like this
 
 	away map[string]time.Time // since when hosts are as they are, by AwayHost.key
@@ -77,7 +78,7 @@ func (c *Claim) lookAround(ctx context.Context, ours bool) error {
 }
 
 // lookFor is lookAround that ends with what met says of a rival; nil: watch it.
-func (c *Claim) lookFor(ctx context.Context, ours bool, met func(ClaimState) error) error {
+func (c *Claim) lookFor(ctx context.Context, ours bool, met func(State) error) error {
 	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
 	return wait.Until(ctx, wait.For{
 		Name: "look for other claims of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: 4 * c.watch(),
@@ -116,23 +117,23 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 }
 
 // list reads every VM, but for those on hosts that do not answer.
-func (c *Claim) list(ctx context.Context) ([]VM, *HostsAway, error) {
+func (c *Claim) list(ctx context.Context) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := c.Proxmox.VMs(ctx)
-	away, lacking := errors.AsType[*HostsAway](err)
+	away, lacking := errors.AsType[*cluster.HostsAway](err)
 	if err != nil && !lacking {
 		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
 	}
 	return vms, away, nil
 }
 
-func (c *Claim) isOurs(vm VM) bool {
-	s, ok, err := ReadClaim(vm)
+func (c *Claim) isOurs(vm cluster.VM) bool {
+	s, ok, err := Read(vm)
 	return vm.ID == c.VMID && ok && err == nil && s.heldBy(c.Run, c.Holder)
 }
 
 // watchRival decides about a rival as acquisition.look does about who has our number,
 // but takes nothing over.
-func (s *surroundings) watchRival(r ClaimState, asked time.Time) (done bool, seen string, err error) {
+func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen string, err error) {
 	long := asked.Sub(s.since) >= s.watch()
 	standsBack := s.ours && s.VMID < r.VM.ID && !long // it may, and until its claim is deleted it counts on
 	switch {
@@ -151,19 +152,19 @@ func (s *surroundings) watchRival(r ClaimState, asked time.Time) (done bool, see
 	return false, fmt.Sprintf("%s is held by %s; watching for up to %s whether that run is alive", r.VM, r, s.watch()), nil
 }
 
-func (c *Claim) rivalAlive(r ClaimState) error {
+func (c *Claim) rivalAlive(r State) error {
 	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s): %s", r, r.where(), c.differs(r)))
 	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
 }
 
 // leftBy refuses because of a rival whose run does not go on.
-func (c *Claim) leftBy(r ClaimState, how string) error {
+func (c *Claim) leftBy(r State, how string) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of %s, which %s: %s", r.VM, r, how, c.differs(r)),
 		"if that run has ended, recast roll with its own recast.yaml takes the claim over, finishes what it left and deletes the claim; recast status shows what that is, recast runbook claim-held what to do without that file. Then %s", c.agree(r))
 }
 
 // differs says in what the two recast.yaml differ.
-func (c *Claim) differs(r ClaimState) string {
+func (c *Claim) differs(r State) string {
 	text := fmt.Sprintf("it was made with %s, and this recast.yaml has %s", madeWith(r.VMIDs), c.VMIDs)
 	if r.Cluster != c.Cluster {
 		text = fmt.Sprintf("%s: cluster %s there has %s among its nodes, as cluster %s here has", text, r.Cluster, ofNumbers(r.shared(c.Nodes)), c.Cluster)
@@ -173,7 +174,7 @@ func (c *Claim) differs(r ClaimState) string {
 
 // OfOtherRange says that a claim was made with other proxmox.vmids than ours, whose
 // first number is ours; nil where it was not, or where there is none.
-func (s ClaimState) OfOtherRange(ours VMID, vmids VMIDRange) error {
+func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	if s.VM.ID == 0 || s.VM.ID == ours {
 		return nil
 	}
@@ -182,19 +183,19 @@ func (s ClaimState) OfOtherRange(ours VMID, vmids VMIDRange) error {
 }
 
 // agree is what to change in the two recast.yaml.
-func (c *Claim) agree(r ClaimState) string {
+func (c *Claim) agree(r State) string {
 	if r.Cluster != c.Cluster {
 		return "give the Talos cluster one name, and the same proxmox.vmids, in every recast.yaml"
 	}
 	return "use the same proxmox.vmids in every recast.yaml of the cluster; another Talos cluster on this Proxmox cluster needs another name (cluster)"
 }
 
-func ofNumbers(ids []VMID) string {
-	var vms []VM
+func ofNumbers(ids []cluster.VMID) string {
+	var vms []cluster.VM
 	for _, id := range ids {
-		vms = append(vms, VM{ID: id})
+		vms = append(vms, cluster.VM{ID: id})
 	}
-	return numbers(vms)
+	return cluster.Numbers(vms)
 }
 
 // hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox
@@ -205,24 +206,24 @@ func ofNumbers(ids []VMID) string {
 // Watch, and looks around before it goes on (Held.Check). So once the host has been
 // offline for all of Watch, ours stands. A host that is online, and answers others
 // perhaps, may serve a rival: that is a refusal.
-func (s *surroundings) hostsAway(away *HostsAway, asked time.Time) (seen string, err error) {
+func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen string, err error) {
 	if away == nil || !s.ours && !s.InLease {
 		return "", nil // before the claim is there the look proves nothing anyway
 	}
-	unknown := away.without(s.Nodes)
+	unknown := away.Without(s.Nodes)
 	for host := range s.away {
-		if !slices.ContainsFunc(unknown.Hosts, func(h AwayHost) bool { return h.key() == host }) {
+		if !slices.ContainsFunc(unknown.Hosts, func(h cluster.AwayHost) bool { return h.Key() == host }) {
 			delete(s.away, host)
 		}
 	}
 	over, reachable := true, false
 	for _, h := range unknown.Hosts {
-		key := h.key()
+		key := h.Key()
 		if _, known := s.away[key]; !known {
 			s.away[key] = time.Now()
 		}
 		over = over && asked.Sub(s.away[key]) >= s.watch()
-		reachable = reachable || h.Why != IsOffline
+		reachable = reachable || h.Why != cluster.IsOffline
 	}
 	switch {
 	case len(unknown.Hosts) == 0:

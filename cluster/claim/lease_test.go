@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -11,40 +11,42 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // leases is a Kubernetes that has at most one Lease.
 type leases struct {
 	mu       sync.Mutex
-	lease    *Lease
+	lease    *cluster.Lease
 	revision int
 	lose     int   // so many writes are made, but not answered
 	fails    error // the answer to everything
 }
 
-func (l *leases) Lease(context.Context) (Lease, error) {
+func (l *leases) Lease(context.Context) (cluster.Lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.fails != nil:
-		return Lease{}, l.fails
+		return cluster.Lease{}, l.fails
 	case l.lease == nil:
-		return Lease{}, ErrNotFound
+		return cluster.Lease{}, cluster.ErrNotFound
 	}
 	return *l.lease, nil
 }
 
-func (l *leases) write(sent Lease, exists bool, next *Lease) error {
+func (l *leases) write(sent cluster.Lease, exists bool, next *cluster.Lease) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.fails != nil:
 		return l.fails
 	case !exists && l.lease != nil:
-		return ErrExists
+		return cluster.ErrExists
 	case exists && (l.lease == nil || l.lease.UID != sent.UID || l.lease.Revision != sent.Revision):
-		return ErrChanged
+		return cluster.ErrChanged
 	}
 	if next != nil {
 		l.revision++
@@ -56,7 +58,7 @@ func (l *leases) write(sent Lease, exists bool, next *Lease) error {
 	l.lease = next
 	if l.lose > 0 {
 		l.lose--
-		return ErrLostAnswer
+		return cluster.ErrLostAnswer
 	}
 	return nil
 }
@@ -68,9 +70,11 @@ func (l *leases) fail(err error) {
 	l.fails = err
 }
 
-func (l *leases) CreateLease(_ context.Context, n Lease) error { return l.write(n, false, &n) }
-func (l *leases) UpdateLease(_ context.Context, n Lease) error { return l.write(n, true, &n) }
-func (l *leases) DeleteLease(_ context.Context, n Lease) error { return l.write(n, true, nil) }
+func (l *leases) CreateLease(_ context.Context, n cluster.Lease) error { return l.write(n, false, &n) }
+
+func (l *leases) UpdateLease(_ context.Context, n cluster.Lease) error { return l.write(n, true, &n) }
+
+func (l *leases) DeleteLease(_ context.Context, n cluster.Lease) error { return l.write(n, true, nil) }
 
 // leaseClaimant keeps its claim as a Lease; vmClaimant looks for one.
 func leaseClaimant(p *claimPVE, l *leases, run string) *Claim {
@@ -98,7 +102,7 @@ func TestClaimAsLease(t *testing.T) {
 			t.Errorf("after an hour: %+v", l.lease)
 		}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"; fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), want) {
+		if want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"; fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), want) {
 			t.Errorf("a second one: %v", err)
 		}
 		s, held, err := PeekLease(t.Context(), l.Lease, "c1")
@@ -132,7 +136,7 @@ func TestClaimsInTwoPlaces(t *testing.T) {
 				p, l := newClaimPVE(), &leases{}
 				h := acquire(t, tc.first(p, l, "r1"))
 				_, err := tc.second(p, l, "r2").Acquire(t.Context())
-				if fault.KindOf(err) != fault.Claimed || !strings.Contains(message(err), tc.alive) {
+				if fault.KindOf(err) != fault.Claimed || !strings.Contains(clustertest.Message(err), tc.alive) {
 					t.Errorf("err = %v", err)
 				}
 				if err := h.Check(t.Context()); err != nil {
@@ -176,7 +180,7 @@ func TestClaimLeftElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, l := newClaimPVE(orphan(t, "r1")), &leases{}
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
-		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), want) || len(p.vms) != 1 || l.lease != nil {
+		if want := "is the claim of run r1 (pid 7 on ci-r1) since"; fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), want) || len(p.vms) != 1 || l.lease != nil {
 			t.Errorf("err = %v; VMs %v, Lease %+v", err, p.vms, l.lease)
 		}
 
@@ -205,7 +209,7 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 		err   error
 		taken bool
 	}{
-		"away":        {fmt.Errorf("%w from it", ErrNoAnswer), true},
+		"away":        {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
 		"forbidden":   {fault.Refusedf("leases is forbidden"), false},
 		"another one": {errors.New("unauthorized"), false},
 	} {
@@ -249,7 +253,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				l.fail(ErrNoAnswer)
+				l.fail(cluster.ErrNoAnswer)
 				second := acquire(t, vmClaimant(p, l, "r2"))
 				if err := first.Check(t.Context()); err == nil {
 					t.Error("the Lease was proven without an API")
@@ -300,7 +304,7 @@ func TestClaimOfOneWhoPrunes(t *testing.T) {
 		}
 		again := acquire(t, claimant(p, "r3"))
 		defer again.Release(t.Context())
-		if err := h.Check(t.Context()); err == nil || !strings.Contains(message(err), "run r3") {
+		if err := h.Check(t.Context()); err == nil || !strings.Contains(clustertest.Message(err), "run r3") {
 			t.Errorf("while it goes on: %v", err)
 		}
 	})
@@ -362,9 +366,9 @@ func TestStrangeLeases(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				l := &leases{lease: &Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
+				l := &leases{lease: &cluster.Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
 				_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), tc.want) || l.lease.Revision != "1" {
+				if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1" {
 					t.Errorf("err = %v", err)
 				}
 			})

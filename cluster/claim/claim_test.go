@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"errors"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -73,7 +75,7 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 		start := time.Now()
 		_, err := c.Acquire(t.Context())
 		want := `take the claim of cluster c1: held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z, which is alive (VM 9000 "recast-claim" on pve1)`
-		if message(err) != want || fault.KindOf(err) != fault.Claimed || len(fault.Hints(err)) == 0 {
+		if clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed || len(fault.Hints(err)) == 0 {
 			t.Errorf("err = %v, want %s", err, want)
 		}
 		if took := time.Since(start); took > 30*time.Second {
@@ -123,7 +125,7 @@ func TestClaimOfOneWhoEnded(t *testing.T) {
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	for name, vms := range map[string][]VM{"nobody has it": nil, "it stands still": {orphan(t, "r0")}} {
+	for name, vms := range map[string][]cluster.VM{"nobody has it": nil, "it stands still": {orphan(t, "r0")}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -166,14 +168,14 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 		// Its next heartbeat hangs between reading and writing.
 		p.do(func() {
 			p.onSet = func(set map[string]string) {
-				if s, _, _ := ReadClaim(VM{Config: set}); s.Run == "r1" {
+				if s, _, _ := Read(cluster.VM{Config: set}); s.Run == "r1" {
 					time.Sleep(5 * time.Minute)
 				}
 			}
 		})
 		time.Sleep(46 * time.Second)
 		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // it has waited for one
-		if err := slow.Check(t.Context()); message(err) != want || fault.KindOf(err) != fault.Refused {
+		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
 			t.Errorf("err = %v, want %s", err, want)
 		}
 		fast := acquire(t, claimant(p, "r2"))
@@ -181,7 +183,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 			t.Error("taken over too early")
 		}
 		want = "lost the claim of cluster c1: to run r2 (pid 7 on ci-r2) since 2000-01-01T00:03:46Z"
-		if err := slow.Check(t.Context()); message(err) != want || fault.KindOf(err) != fault.Claimed {
+		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
 			t.Errorf("err = %v, want %s", err, want)
 		}
 		time.Sleep(10 * time.Minute) // it wakes up, and its write comes too late
@@ -220,7 +222,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 				time.Sleep(time.Minute + time.Second) // between two heartbeats
 				p.do(func() { p.down = true })
 				time.Sleep(tc.outage)
-				if err := h.Check(t.Context()); message(err) != tc.during {
+				if err := h.Check(t.Context()); clustertest.Message(err) != tc.during {
 					t.Errorf("err = %v, want %s", err, tc.during)
 				}
 				p.do(func() { p.down = false })
@@ -274,9 +276,9 @@ func TestClaimBeingCreatedBySomebody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				half := VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
+				half := cluster.VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
 				p := newClaimPVE(half)
-				if _, found, err := PeekClaim([]VM{half}, "c1", 9000); found || err != nil {
+				if _, found, err := Peek([]cluster.VM{half}, "c1", 9000); found || err != nil {
 					t.Errorf("peeked: %t, %v", found, err)
 				}
 				if tc.after > 0 {
@@ -291,7 +293,7 @@ func TestClaimBeingCreatedBySomebody(t *testing.T) {
 					})
 				}
 				_, err := claimant(p, "r2").Acquire(t.Context())
-				if message(err) != tc.want || fault.KindOf(err) != tc.kind {
+				if clustertest.Message(err) != tc.want || fault.KindOf(err) != tc.kind {
 					t.Errorf("err = %v, want %s", err, tc.want)
 				}
 			})

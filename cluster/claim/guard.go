@@ -1,100 +1,101 @@
-package cluster
+package claim
 
 import (
 	"context"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
 )
 
 // Guard gives a Proxmox whose every change first checks that the claim is still ours.
-func (h *Held) Guard(px Proxmox) Proxmox {
+func (h *Held) Guard(px cluster.Proxmox) cluster.Proxmox {
 	return guarded{Access: px, Inventory: px, Tasks: px, px: px, held: h}
 }
 
 // guarded embeds only what reads: a method that changes something has to be
 // written here, or it does not compile.
 type guarded struct {
-	Access
-	Inventory
-	Tasks
-	px   Proxmox
+	cluster.Access
+	cluster.Inventory
+	cluster.Tasks
+	px   cluster.Proxmox
 	held *Held
 }
 
-var _ Proxmox = guarded{}
+var _ cluster.Proxmox = guarded{}
 
-func (g guarded) CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error {
+func (g guarded) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.CreateVM(ctx, host, id, config)
 }
 
-func (g guarded) SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error {
+func (g guarded) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.SetConfig(ctx, vm, set, del)
 }
 
-func (g guarded) FreeDisk(ctx context.Context, vm VM, key string) error {
+func (g guarded) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.FreeDisk(ctx, vm, key)
 }
 
-func (g guarded) DeleteVM(ctx context.Context, vm VM) error {
+func (g guarded) DeleteVM(ctx context.Context, vm cluster.VM) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.DeleteVM(ctx, vm)
 }
 
-func (g guarded) MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error {
+func (g guarded) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.MoveDisk(ctx, vm, key, to, toKey)
 }
 
-func (g guarded) SetFirewall(ctx context.Context, vm VM, want firewall.Config) error {
+func (g guarded) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.SetFirewall(ctx, vm, want)
 }
 
-func (g guarded) RemoveHA(ctx context.Context, id VMID) error {
+func (g guarded) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.RemoveHA(ctx, id)
 }
 
-func (g guarded) AddHA(ctx context.Context, r HAResource) error {
+func (g guarded) AddHA(ctx context.Context, r cluster.HAResource) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.AddHA(ctx, r)
 }
 
-func (g guarded) Start(ctx context.Context, vm VM) error {
+func (g guarded) Start(ctx context.Context, vm cluster.VM) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.Start(ctx, vm)
 }
 
-func (g guarded) Shutdown(ctx context.Context, vm VM, grace time.Duration) error {
+func (g guarded) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}
 	return g.px.Shutdown(ctx, vm, grace)
 }
 
-func (g guarded) Stop(ctx context.Context, vm VM) error {
+func (g guarded) Stop(ctx context.Context, vm cluster.VM) error {
 	if err := g.held.Check(ctx); err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -20,11 +22,11 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 	broken := orphan(t, "r1")
 	broken.Config["description"] = claimMark + `{"run":`
 	for name, tc := range map[string]struct {
-		vm   VM
+		vm   cluster.VM
 		want string
 	}{
 		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
-		"a stranger":              {VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"a stranger":              {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
 		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -32,10 +34,10 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newClaimPVE(tc.vm)
 				_, err := claimant(p, "r2").Acquire(t.Context())
-				if message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
+				if clustertest.Message(err) != "take the claim of cluster c1: "+tc.want || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1 {
 					t.Errorf("err = %v, want %s", err, tc.want)
 				}
-				if _, found, err := PeekClaim([]VM{tc.vm}, "c1", 9000); found || message(err) != tc.want {
+				if _, found, err := Peek([]cluster.VM{tc.vm}, "c1", 9000); found || clustertest.Message(err) != tc.want {
 					t.Errorf("peeked: %t, %v", found, err)
 				}
 				if len(p.changes) > 0 {
@@ -44,11 +46,11 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 			})
 		})
 	}
-	s, found, err := PeekClaim([]VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
+	s, found, err := Peek([]cluster.VM{{ID: 8999}, orphan(t, "r1")}, "c1", 9000)
 	if !found || err != nil || s.Run != "r1" || s.VM.ID != 9000 {
 		t.Errorf("peeked: %+v, %t, %v", s, found, err)
 	}
-	if _, found, err := PeekClaim([]VM{{ID: 8999}}, "c1", 9000); found || err != nil {
+	if _, found, err := Peek([]cluster.VM{{ID: 8999}}, "c1", 9000); found || err != nil {
 		t.Errorf("nobody holds it, yet: %t, %v", found, err)
 	}
 }
@@ -56,13 +58,13 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 func TestClaimIsNotDeletedBlindly(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		change func(*claimPVE, *VM)
+		change func(*claimPVE, *cluster.VM)
 		want   string
 	}{
-		"no quorum": {func(p *claimPVE, _ *VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
-		"running":   {func(_ *claimPVE, vm *VM) { vm.Running = true }, "is not as recast made it"},
-		"renamed":   {func(_ *claimPVE, vm *VM) { vm.Name = "mine" }, "is not as recast made it"},
-		"a drive":   {func(_ *claimPVE, vm *VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
+		"no quorum": {func(p *claimPVE, _ *cluster.VM) { p.noQuorum = true }, "the Proxmox cluster has no quorum"},
+		"running":   {func(_ *claimPVE, vm *cluster.VM) { vm.Running = true }, "is not as recast made it"},
+		"renamed":   {func(_ *claimPVE, vm *cluster.VM) { vm.Name = "mine" }, "is not as recast made it"},
+		"a drive":   {func(_ *claimPVE, vm *cluster.VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, "is not as recast made it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,7 +77,7 @@ func TestClaimIsNotDeletedBlindly(t *testing.T) {
 					p.vms[9000] = vm
 				})
 				err := h.Release(t.Context())
-				if !strings.Contains(message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
+				if !strings.Contains(clustertest.Message(err), tc.want) || len(p.vms) != 1 || slices.Contains(p.changes, "delete") {
 					t.Errorf("err = %v, want %s; changes %q", err, tc.want, p.changes)
 				}
 			})
@@ -117,7 +119,7 @@ func TestClaimDeletedByAPerson(t *testing.T) {
 		p.do(func() { delete(p.vms, 9000) })
 		time.Sleep(time.Minute)
 		want := "lost the claim of cluster c1: VM 9000 was deleted"
-		if err := h.Check(t.Context()); message(err) != want || fault.KindOf(err) != fault.Claimed {
+		if err := h.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Claimed {
 			t.Errorf("err = %v, want %s", err, want)
 		}
 		if err := h.Release(t.Context()); err != nil || len(p.changes) != 1 {
@@ -137,7 +139,7 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 			t.Errorf("while it is held: %v, %v", err, p.vms)
 		}
 		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on whatever it does not serve
-		for _, of := range []reflect.Type{reflect.TypeFor[Editor](), reflect.TypeFor[HA](), reflect.TypeFor[Power]()} {
+		for _, of := range []reflect.Type{reflect.TypeFor[cluster.Editor](), reflect.TypeFor[cluster.HA](), reflect.TypeFor[cluster.Power]()} {
 			for m := range of.Methods() {
 				f := reflect.ValueOf(px).MethodByName(m.Name)
 				args := []reflect.Value{reflect.ValueOf(t.Context())}
@@ -160,14 +162,14 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 // holds a claim exactly where it is one for who takes it.
 func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 	t.Parallel()
-	for why, refused := range map[string]bool{IsOffline: false, "does not answer": true} {
+	for why, refused := range map[string]bool{cluster.IsOffline: false, "does not answer": true} {
 		synctest.Test(t, func(t *testing.T) {
 			p := newClaimPVE()
 			h := acquire(t, claimantAt(p, "r1", 9000))
 			p.do(func() { p.down = true })
 			time.Sleep(time.Minute)
 			p.do(func() {
-				p.down, p.away = false, &HostsAway{Hosts: []AwayHost{{Name: "pve2", Why: why}}, VMs: []VM{{ID: 500, Host: "pve2"}}}
+				p.down, p.away = false, &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: why}}, VMs: []cluster.VM{{ID: 500, Host: "pve2"}}}
 			})
 			time.Sleep(20 * time.Second) // a heartbeat arrives
 			start := time.Now()

@@ -1,9 +1,11 @@
-package cluster
+package claim
 
 import (
 	"context"
 	"net/netip"
 	"sync"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // whileOurs makes one change if the claim is still ours.
@@ -15,19 +17,19 @@ func (h *Held) whileOurs(ctx context.Context, change func() error) error {
 }
 
 // GuardTalos gives a Talos whose every change first checks that the claim is still ours.
-func (h *Held) GuardTalos(t Talos) Talos {
+func (h *Held) GuardTalos(t cluster.Talos) cluster.Talos {
 	return guardedTalos{MachineReader: t, EtcdReader: t, talos: t, held: h}
 }
 
 // guardedTalos embeds only what reads, as guarded does.
 type guardedTalos struct {
-	MachineReader
-	EtcdReader
-	talos Talos
+	cluster.MachineReader
+	cluster.EtcdReader
+	talos cluster.Talos
 	held  *Held
 }
 
-var _ Talos = guardedTalos{}
+var _ cluster.Talos = guardedTalos{}
 
 func (g guardedTalos) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return g.held.whileOurs(ctx, func() error { return g.talos.EtcdForfeit(ctx, addr, uuid) })
@@ -45,7 +47,7 @@ func (g guardedTalos) PullInstaller(ctx context.Context, addr netip.Addr, uuid, 
 	return supported, err
 }
 
-func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error {
+func (g guardedTalos) PullImage(ctx context.Context, addr netip.Addr, uuid string, c cluster.Component, image string, say func(string)) error {
 	return g.held.whileOurs(ctx, func() error { return g.talos.PullImage(ctx, addr, uuid, c, image, say) })
 }
 
@@ -65,23 +67,23 @@ func (g guardedTalos) Rollback(ctx context.Context, addr netip.Addr, uuid string
 	return g.held.whileOurs(ctx, func() error { return g.talos.Rollback(ctx, addr, uuid) })
 }
 
-func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error {
+func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return g.held.whileOurs(ctx, func() error { return g.talos.ReplaceConfig(ctx, addr, uuid, config) })
 }
 
 // GuardMaintenance gives a Maintenance that applies a configuration only while the claim is still ours.
-func (h *Held) GuardMaintenance(m Maintenance) Maintenance {
+func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
 	return guardedMaintenance{maintenance: m, held: h}
 }
 
 type guardedMaintenance struct {
-	maintenance Maintenance
+	maintenance cluster.Maintenance
 	held        *Held
 }
 
-var _ Maintenance = guardedMaintenance{}
+var _ cluster.Maintenance = guardedMaintenance{}
 
-func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (Machine, error) {
+func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 	return g.maintenance.MaintenanceMachine(ctx, addr)
 }
 
@@ -89,27 +91,29 @@ func (g guardedMaintenance) Taken(ctx context.Context, addr netip.Addr) (string,
 	return g.maintenance.Taken(ctx, addr)
 }
 
-func (g guardedMaintenance) PatchConfig(config Secret, p ConfigPatch) (Secret, error) {
+func (g guardedMaintenance) PatchConfig(config cluster.Secret, p cluster.ConfigPatch) (cluster.Secret, error) {
 	return g.maintenance.PatchConfig(config, p)
 }
 
-func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error {
+func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return g.held.whileOurs(ctx, func() error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
 }
 
 // GuardKube gives a Kube whose every change first checks that the claim is still ours.
-func (h *Held) GuardKube(k Kube) Kube { return guardedKube{KubeReader: k, kube: k, held: h} }
+func (h *Held) GuardKube(k cluster.Kube) cluster.Kube {
+	return guardedKube{KubeReader: k, kube: k, held: h}
+}
 
 // guardedKube embeds only what reads, as guarded does.
 type guardedKube struct {
-	KubeReader
-	kube Kube
+	cluster.KubeReader
+	kube cluster.Kube
 	held *Held
 }
 
-var _ Kube = guardedKube{}
+var _ cluster.Kube = guardedKube{}
 
-func (g guardedKube) Cordon(ctx context.Context, node string, why Mark) error {
+func (g guardedKube) Cordon(ctx context.Context, node string, why cluster.Mark) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.Cordon(ctx, node, why) })
 }
 
@@ -121,11 +125,11 @@ func (g guardedKube) SetFailedBuild(ctx context.Context, node, build string) err
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetFailedBuild(ctx, node, build) })
 }
 
-func (g guardedKube) SetBooted(ctx context.Context, node string, b Booted) error {
+func (g guardedKube) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetBooted(ctx, node, b) })
 }
 
-func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error {
+func (g guardedKube) RestoreMetadata(ctx context.Context, node string, m cluster.NodeMetadata) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.RestoreMetadata(ctx, node, m) })
 }
 
@@ -135,7 +139,7 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 
 // Drain evicts pod after pod for minutes: it ends as well when a heartbeat finds
 // that the claim was lost meanwhile.
-func (g guardedKube) Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error {
+func (g guardedKube) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	return g.held.whileOurs(ctx, func() error {
 		ctx, cancel := context.WithCancel(ctx)
 		var watch sync.WaitGroup

@@ -1,4 +1,4 @@
-package cluster
+package claim
 
 import (
 	"context"
@@ -9,26 +9,28 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // claimPVE is a Proxmox cluster as far as a claim sees it: VMs with a digest
 // that every change moves on. It is a Proxmox with nothing behind the rest.
 type claimPVE struct {
-	Proxmox
+	cluster.Proxmox
 
 	mu       sync.Mutex
-	vms      map[VMID]VM
+	vms      map[cluster.VMID]cluster.VM
 	changes  []string
 	noQuorum bool
 	down     bool           // no answer to anything
 	lose     map[string]int // so many changes of a kind are made, but not answered
 	onSet    func(set map[string]string)
-	delay    time.Duration // of every change
-	away     *HostsAway    // what can't be listed
+	delay    time.Duration      // of every change
+	away     *cluster.HostsAway // what can't be listed
 }
 
-func newClaimPVE(vms ...VM) *claimPVE {
-	p := &claimPVE{vms: map[VMID]VM{}}
+func newClaimPVE(vms ...cluster.VM) *claimPVE {
+	p := &claimPVE{vms: map[cluster.VMID]cluster.VM{}}
 	for _, vm := range vms {
 		vm.Digest = "d0"
 		p.vms[vm.ID] = vm
@@ -38,24 +40,24 @@ func newClaimPVE(vms ...VM) *claimPVE {
 
 var errDown = errors.New("connection refused")
 
-func (p *claimPVE) VM(_ context.Context, id VMID) (VM, error) {
+func (p *claimPVE) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	vm, ok := p.vms[id]
 	_, away := p.away.VM(id)
 	switch {
 	case p.down:
-		return VM{}, errDown
+		return cluster.VM{}, errDown
 	case away:
-		return VM{}, p.away
+		return cluster.VM{}, p.away
 	case !ok:
-		return VM{}, ErrNotFound
+		return cluster.VM{}, cluster.ErrNotFound
 	}
 	vm.Config = maps.Clone(vm.Config)
 	return vm, nil
 }
 
-func (p *claimPVE) VMConfig(ctx context.Context, id VMID) (VM, error) {
+func (p *claimPVE) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.VM(ctx, id)
 	vm.Running = true
 	return vm, err
@@ -70,7 +72,7 @@ func (p *claimPVE) do(f func()) {
 	f()
 }
 
-func (p *claimPVE) change(what string, id VMID, f func(VM, bool) (VM, error)) error {
+func (p *claimPVE) change(what string, id cluster.VMID, f func(cluster.VM, bool) (cluster.VM, error)) error {
 	time.Sleep(p.delay)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,29 +96,29 @@ func (p *claimPVE) change(what string, id VMID, f func(VM, bool) (VM, error)) er
 	}
 	if p.lose[what] > 0 {
 		p.lose[what]--
-		return ErrLostAnswer
+		return cluster.ErrLostAnswer
 	}
 	return nil
 }
 
-func (p *claimPVE) CreateVM(_ context.Context, host string, id VMID, config map[string]string) error {
-	return p.change("create", id, func(_ VM, found bool) (VM, error) {
+func (p *claimPVE) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
+	return p.change("create", id, func(_ cluster.VM, found bool) (cluster.VM, error) {
 		if found {
-			return VM{}, ErrExists
+			return cluster.VM{}, cluster.ErrExists
 		}
-		return VM{ID: id, Host: host, Name: config["name"], Config: maps.Clone(config)}, nil
+		return cluster.VM{ID: id, Host: host, Name: config["name"], Config: maps.Clone(config)}, nil
 	})
 }
 
-func (p *claimPVE) SetConfig(_ context.Context, vm VM, set map[string]string, _ []string) error {
+func (p *claimPVE) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, _ []string) error {
 	var onSet func(map[string]string)
 	p.do(func() { onSet = p.onSet })
 	if onSet != nil {
 		onSet(set)
 	}
-	return p.change("set", vm.ID, func(now VM, found bool) (VM, error) {
+	return p.change("set", vm.ID, func(now cluster.VM, found bool) (cluster.VM, error) {
 		if !found || now.Digest != vm.Digest {
-			return VM{}, ErrChanged
+			return cluster.VM{}, cluster.ErrChanged
 		}
 		now.Config = maps.Clone(now.Config)
 		maps.Copy(now.Config, set)
@@ -124,20 +126,20 @@ func (p *claimPVE) SetConfig(_ context.Context, vm VM, set map[string]string, _ 
 	})
 }
 
-func (p *claimPVE) DeleteVM(_ context.Context, vm VM) error {
-	return p.change("delete", vm.ID, func(now VM, _ bool) (VM, error) {
+func (p *claimPVE) DeleteVM(_ context.Context, vm cluster.VM) error {
+	return p.change("delete", vm.ID, func(now cluster.VM, _ bool) (cluster.VM, error) {
 		if now.Config["protection"] == "1" {
-			return VM{}, fmt.Errorf("can't remove VM %d - protection mode enabled", vm.ID)
+			return cluster.VM{}, fmt.Errorf("can't remove VM %d - protection mode enabled", vm.ID)
 		}
-		return VM{}, nil
+		return cluster.VM{}, nil
 	})
 }
 
-func (p *claimPVE) state(t *testing.T) ClaimState {
+func (p *claimPVE) state(t *testing.T) State {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s, ok, err := ReadClaim(p.vms[9000])
+	s, ok, err := Read(p.vms[9000])
 	if !ok || err != nil {
 		t.Fatalf("no claim: %v, %v", p.vms[9000], err)
 	}
@@ -152,31 +154,31 @@ func claimant(p *claimPVE, run string) *Claim {
 }
 
 // orphan is a claim whose holder is gone.
-func orphan(t *testing.T, run string) VM {
+func orphan(t *testing.T, run string) cluster.VM {
 	t.Helper()
 	c := claimant(nil, run)
 	description, err := c.mine(4).Description()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return VM{ID: 9000, Name: ClaimVMName, Host: "pve1", Config: map[string]string{"name": ClaimVMName, "description": description + "\n"}}
+	return cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description + "\n"}}
 }
 
 // VMs lists what claimants of other numbers see.
-func (p *claimPVE) VMs(context.Context) ([]VM, error) {
+func (p *claimPVE) VMs(context.Context) ([]cluster.VM, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
 		return nil, errDown
 	}
-	var vms []VM
+	var vms []cluster.VM
 	for _, id := range slices.Sorted(maps.Keys(p.vms)) {
 		vm := p.vms[id]
 		vm.Config = maps.Clone(vm.Config)
 		vms = append(vms, vm)
 	}
 	if p.away != nil {
-		vms = slices.DeleteFunc(vms, func(vm VM) bool { _, there := p.away.VM(vm.ID); return there })
+		vms = slices.DeleteFunc(vms, func(vm cluster.VM) bool { _, there := p.away.VM(vm.ID); return there })
 		return vms, p.away
 	}
 	return vms, nil

@@ -1,0 +1,121 @@
+package claim
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+// Holder is the process that holds a claim.
+type Holder struct {
+	Host string `json:"host"`
+	Boot string `json:"boot"` // kernel boot ID of the host; "": unknown, and nobody can say that it is dead
+	PID  int    `json:"pid"`
+	// Namespace is the PID namespace that PID belongs to. A recast from before it was
+	// written had it behind Boot: such a holder is of no boot that anybody has now.
+	Namespace string `json:"pidNamespace,omitempty"`
+	Start     string `json:"start"` // when the process started, so that its PID is not mistaken for another's
+}
+
+func (h Holder) String() string { return foreign.Line(fmt.Sprintf("pid %d on %s", h.PID, h.Host)) }
+
+// State is what a claim's VM or Lease says about it.
+type State struct {
+	VM      cluster.VM    `json:"-"`
+	Lease   cluster.Lease `json:"-"` // where there is no VM
+	Cluster string        `json:"cluster"`
+	Run     string        `json:"run"`
+	Holder  Holder        `json:"holder"`
+	Since   time.Time     `json:"since"`
+	Beat    int           `json:"beat"` // goes up for as long as the holder lives
+	// VMIDs is proxmox.vmids of the holder's recast.yaml, and Nodes are the VMs of its
+	// nodes, as far as they were known. A recast from before has written neither.
+	VMIDs string         `json:"vmids,omitempty"`
+	Nodes []cluster.VMID `json:"nodes,omitempty"`
+}
+
+func (s State) String() string {
+	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
+}
+
+// where is what the claim is kept in.
+func (s State) where() string {
+	if s.VM.ID == 0 {
+		return "Lease " + s.Lease.Name
+	}
+	return s.VM.String()
+}
+
+func (s State) heldBy(run string, by Holder) bool { return s.Run == run && s.Holder == by }
+
+const (
+	VMName    = "recast-claim"
+	claimMark = "recast-claim: "
+)
+
+// Description renders the claim for people and, on its last line, for recast.
+func (s State) Description() (string, error) {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return "", fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
+	}
+	return fmt.Sprintf("Claim of recast: Talos cluster %s is being worked on by %s. Never start this VM; recast deletes it when the run ends.\n\n%s%s",
+		s.Cluster, s, claimMark, b), nil
+}
+
+// Read reads the claim that a VM stands for; ok is false for any other VM.
+func Read(vm cluster.VM) (s State, ok bool, err error) {
+	for line := range strings.Lines(vm.Config["description"]) {
+		b, found := strings.CutPrefix(strings.TrimSpace(line), claimMark)
+		if !found {
+			continue
+		}
+		if err := json.Unmarshal([]byte(b), &s); err != nil {
+			err = fault.ClaimHeld.Refusedf("%s: the claim in its description can't be read: %w", vm, err)
+			return State{}, true, fault.WithHint(err, "make sure that no run is at work, then delete that VM: qm set %[1]d --protection 0 && qm destroy %[1]d", vm.ID)
+		}
+		s.VM = vm
+		return s, true, nil
+	}
+	return State{}, false, nil
+}
+
+// ofVM reads a cluster's claim from the VM with the claim's VMID, and
+// refuses what else may be there.
+func ofVM(vm cluster.VM, cluster string) (State, error) {
+	s, ok, err := Read(vm)
+	switch {
+	case err != nil:
+		return State{}, err
+	case !ok:
+		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
+			"give recast numbers that nobody else uses: proxmox.vmids")
+	case s.Cluster != cluster:
+		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of cluster %s, not of %s", vm, s.Cluster, cluster),
+			"give each cluster proxmox.vmids of its own")
+	}
+	return s, nil
+}
+
+// Peek says who holds the claim of a cluster, whatever number it has; found is
+// false when nobody does yet. A VM with the number that our claim would have, and
+// which is none, is an error.
+func Peek(vms []cluster.VM, name string, id cluster.VMID) (s State, found bool, err error) {
+	for _, vm := range vms {
+		if vm.ID == id && !cluster.Forming(vm) {
+			s, err = ofVM(vm, name)
+			return s, err == nil, err
+		}
+	}
+	for _, vm := range vms {
+		if s, ok, err := Read(vm); ok && err == nil && s.Cluster == name {
+			return s, true, nil
+		}
+	}
+	return State{}, false, nil
+}
