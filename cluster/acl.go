@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -31,22 +30,3 @@ func (e ACLEntry) propagates() string {
 // Privileges are what a token holds at one path of Proxmox's access tree, each
 // with whether it holds at the paths below as well.
 type Privileges map[string]bool
-
-// Disks are what of the node is parked or attached again; of an unfinished
-// replacement by the names that they had on the node's VM, which say whose they are.
-func (n NodePlan) Disks() []DiskPlan {
-	var out []DiskPlan
-	if n.Found.Open() {
-		for _, d := range n.Found.Parking.Record.Disks {
-			out = append(out, DiskPlan{Key: d.Key, Volid: d.Volid})
-		}
-		return out
-	}
-	if n.Strategy != Reimage && n.Strategy != Rollback {
-		out = slices.Clone(n.Carried)
-	}
-	if n.System != nil {
-		out = append(out, *n.System)
-	}
-	return out
-}

@@ -1,11 +1,5 @@
 package cluster
 
-import (
-	"fmt"
-	"maps"
-	"slices"
-)
-
 // Batch is a part of a plan that ends before the next begins: its nodes in their
 // order, each as soon as the limit and its slots allow.
 type Batch struct {
@@ -14,87 +8,3 @@ type Batch struct {
 	Limit  int      `json:"limit"`            // how many of them are out at a time
 	Beside bool     `json:"beside,omitempty"` // rolled at the same time as the batch before it
 }
-
-// Arrange says how the nodes that something is done to are rolled: in which
-// batches, and which slots each of them holds meanwhile.
-func (p *Plan) Arrange() {
-	p.Batches, p.Room = nil, map[string]int{ControlPlane: 1}
-	for i := range p.Nodes {
-		n := &p.Nodes[i]
-		if n.Slots = nil; n.Strategy == "" {
-			continue
-		}
-		n.Slots = n.slots()
-		for _, slot := range n.Slots {
-			p.Room[slot] = 1
-		}
-		p.Room[hostSlot(n.Host)] = max(1, p.PerHost)
-		if last := len(p.Batches) - 1; last < 0 || p.Batches[last].Phase != n.Phase {
-			p.Batches = append(p.Batches, p.batch(n.Phase))
-		}
-		b := &p.Batches[len(p.Batches)-1]
-		b.Nodes = append(b.Nodes, n.Node)
-	}
-	p.TotalSeconds = int(p.Estimate().Seconds())
-}
-
-func (p *Plan) batch(phase Phase) Batch {
-	b := Batch{Phase: phase, Limit: 1}
-	if phase == Workers {
-		b.Limit = max(1, p.MaxUnavailable)
-	}
-	both := []Phase{ControlPlanes, Workers}
-	if last := len(p.Batches) - 1; p.WorkersBeside && !p.TakesAPIAway() && last >= 0 {
-		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
-	}
-	return b
-}
-
-// slots are what a node holds while it is out. Nodes that share a slot of room
-// one are never out at the same time.
-func (n NodePlan) slots() []string {
-	slots := []string{hostSlot(n.Host)}
-	if n.Role == ControlPlane {
-		slots = append(slots, ControlPlane)
-	}
-	for _, id := range n.holders() {
-		slots = append(slots, fmt.Sprintf("holder/%d", id))
-	}
-	slices.Sort(slots)
-	return slots
-}
-
-func hostSlot(host string) string { return "host/" + host }
-
-// holders are the VMs that own disks of the node, sorted: the one that is
-// configured, and whose disks its VM has or had when it was taken down.
-func (n NodePlan) holders() []VMID {
-	ids := map[VMID]bool{}
-	if n.Wanted.Holder != 0 {
-		ids[n.Wanted.Holder] = true
-	}
-	if vm := n.Found.VM; vm != nil {
-		disks, _ := vm.Disks() // what can't be read is refused elsewhere
-		for _, d := range disks {
-			if !d.CDROM && !d.CSI() && d.Owner != 0 && d.Owner != vm.ID {
-				ids[d.Owner] = true
-			}
-		}
-	}
-	if park := n.Found.Parking; park != nil {
-		for _, d := range park.Record.Disks {
-			if d.Holder != 0 {
-				ids[d.Holder] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(ids))
-}
-
-// Of lists the nodes of a batch.
-func (p Plan) Of(b Batch) []NodePlan {
-	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
-}
-
-// Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
-func (p Plan) Slots() map[string]int { return p.Room }

@@ -40,20 +40,20 @@ const (
 	ConfigInFile    ConfigPlace = "file" // of talos.machineConfigs, with the sum that the record has
 )
 
-// foundFile is a node's file as it was found.
-type foundFile struct {
+// FoundFile is a node's file as it was found.
+type FoundFile struct {
 	ConfigFile
-	sum string // of its bytes
-	err error  // why it can't be used, or not compared with what the node runs
+	Sum string // of its bytes
+	Err error  // why it can't be used, or not compared with what the node runs
 }
 
 // NeutralPatch is what recast sets itself, the same in every configuration, so that none
 // differs for it.
 var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
-// observeFiles reads the files of the nodes that a roll has something to do with, and
+// ObserveFiles reads the files of the nodes that a roll has something to do with, and
 // compares each with what its node runs. That one can't be used is an error of its node alone.
-func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Found) {
+func ObserveFiles(ctx context.Context, src Sources, wanted []Wanted, found []Found) {
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
 	}
@@ -64,7 +64,7 @@ func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Fou
 			continue
 		}
 		g.Go(func() error {
-			found[i].file = observeFile(ctx, src, wanted[i], &found[i])
+			found[i].File = observeFile(ctx, src, wanted[i], &found[i])
 			return nil
 		})
 	}
@@ -73,30 +73,30 @@ func observeFiles(ctx context.Context, src Sources, wanted []Wanted, found []Fou
 
 func nothingPast(string) ([]LockedExtension, bool) { return nil, false }
 
-func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *foundFile {
+func observeFile(ctx context.Context, src Sources, w Wanted, f *Found) *FoundFile {
 	text, there, err := src.MachineConfig(f.Name)
 	if err != nil {
-		return &foundFile{err: err}
+		return &FoundFile{Err: err}
 	}
 	if !there {
 		return nil
 	}
-	file := &foundFile{sum: ConfigSum(text)}
-	if file.Hash, file.err = Text(text); file.err != nil || f.Machine == nil {
+	file := &FoundFile{Sum: ConfigSum(text)}
+	if file.Hash, file.Err = Text(text); file.Err != nil || f.Machine == nil {
 		return file
 	}
 	runs, err := src.Talos.MachineConfig(ctx, f.Addr)
 	if err != nil {
-		file.err = fmt.Errorf("what the node runs can't be read: %w", err)
+		file.Err = fmt.Errorf("what the node runs can't be read: %w", err)
 		return file
 	}
 	file.Runs = ConfigSum(runs)
 	kubernetes, err := src.Talos.KubernetesImages(ctx, f.Addr)
 	if err != nil {
-		file.err = fmt.Errorf("which Kubernetes the node runs can't be read: %w", err)
+		file.Err = fmt.Errorf("which Kubernetes the node runs can't be read: %w", err)
 		return file
 	}
-	file.Changes, file.err = compareConfigs(src.Maintenance, runs, text, kubernetes.Images, w.Build.TalosVersion)
+	file.Changes, file.Err = compareConfigs(src.Maintenance, runs, text, kubernetes.Images, w.Build.TalosVersion)
 	return file
 }
 
@@ -131,35 +131,10 @@ func compareConfigs(m Maintenance, runs, file Secret, kubernetes KubernetesImage
 	return config.Compare(found, wanted), nil
 }
 
-// planFile shows what a node's file would change, where this strategy gives the node
-// what the file says, and notes that it does not where it does not.
-func (n *NodePlan) planFile() {
-	file, applies := n.Found.file, n.Strategy == Recreate || n.Strategy == Reimage || n.Strategy == Configure
-	switch {
-	case file == nil || !applies && n.Strategy != InPlace:
-	case n.Resume && applies && n.Found.configIn == ConfigInJournal:
-		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.sum {
-			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
-		}
-	case !applies:
-		n.noteFile(file)
-	case file.err != nil:
-		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.err.Error())
-	default:
-		n.Refused = append(n.Refused, n.Found.dropsVolumes(file.Changes)...)
-		shown := file.ConfigFile
-		shown.Applied = true
-		if n.Found.Machine == nil {
-			shown.Uncompared = n.Found.nothingToCompare()
-		}
-		n.ConfigFile = &shown
-	}
-}
-
-// dropsVolumes tells of the volumes on persistent disks that a file lacks the document of: Talos
+// DropsVolumes tells of the volumes on persistent disks that a file lacks the document of: Talos
 // would not mount them, pods would write to the system disk instead, and the node would never be
 // what it was.
-func (f *Found) dropsVolumes(changes []config.Change) []string {
+func (f *Found) DropsVolumes(changes []config.Change) []string {
 	if f.Machine == nil {
 		return nil
 	}
@@ -177,22 +152,8 @@ func (f *Found) dropsVolumes(changes []config.Change) []string {
 	return out
 }
 
-// noteFile tells of a file that an upgrade in place leaves unapplied.
-func (n *NodePlan) noteFile(file *foundFile) {
-	const stays = "; an upgrade in place leaves the configuration as it is"
-	switch {
-	case file.err != nil:
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.err.Error()+stays)
-	case n.Found.Machine == nil:
-	case len(file.Changes) > 0:
-		shown := file.ConfigFile
-		n.ConfigFile = &shown
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
-	}
-}
-
-// nothingToCompare is why there is no configuration to compare a file with.
-func (f *Found) nothingToCompare() string {
+// NothingToCompare is why there is no configuration to compare a file with.
+func (f *Found) NothingToCompare() string {
 	switch {
 	case f.Blank != nil:
 		return "the machine has no configuration"

@@ -20,23 +20,6 @@ func readBlank(ctx context.Context, src Sources, f *Found) *Machine {
 	return &m
 }
 
-// planConfigure gives a machine that was reset its configuration back. Nothing is
-// installed and no disk is touched: its system is there, which is why Talos leaves
-// the install disk of the configuration alone (v1alpha1_state.go, Installed).
-func planConfigure(n *NodePlan) {
-	f := n.Found
-	if f.Blank.Installable() || !f.ConfigKnown {
-		n.Why = "it could not be read"
-		return
-	}
-	if f.Node != nil && f.Node.ControlPlane {
-		n.Role = ControlPlane
-	}
-	n.Resume, n.Strategy, n.EtcdKept = true, Configure, true
-	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is looked at anew"
-	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
-}
-
 // Installable says whether the configuration would choose a disk to install on.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 

@@ -30,11 +30,11 @@ const IsOffline = "is offline"
 func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
 
 func (e *HostsAway) Error() string {
-	return fmt.Sprintf("%s, so %s can't be read", e.who(), Numbers(e.VMs))
+	return fmt.Sprintf("%s, so %s can't be read", e.Who(), Numbers(e.VMs))
 }
 
-// who names the hosts and what is the matter with each.
-func (e *HostsAway) who() string {
+// Who names the hosts and what is the matter with each.
+func (e *HostsAway) Who() string {
 	var parts []string
 	for _, h := range e.Hosts {
 		parts = append(parts, fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why))
@@ -42,8 +42,8 @@ func (e *HostsAway) who() string {
 	return strings.Join(parts, " and ")
 }
 
-// names lists the hosts.
-func (e *HostsAway) names() string {
+// Names lists the hosts.
+func (e *HostsAway) Names() string {
 	var names []string
 	for _, h := range e.Hosts {
 		names = append(names, h.Name)
@@ -100,22 +100,6 @@ func Numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// PlanAway is the plan for a node whose VM, or parking VM, is on a host that
-// does not answer, for all that can be told.
-func PlanAway(n *NodePlan, away *HostsAway) {
-	n.Why = "it could not be read"
-	n.Host = away.names()
-	if n.Found.Node != nil && n.Found.Node.ControlPlane {
-		n.Role = ControlPlane
-	}
-	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
-	if vm, known := away.VM(n.Wanted.VMID); known {
-		n.VMID, n.Host = vm.ID, vm.Host
-		where = fmt.Sprintf("its VM %d is on %s", vm.ID, vm.Host)
-	}
-	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.who(), away.names())}
-}
-
 // Hidden says why a system disk must not be exchanged while hosts do not answer:
 // nobody can tell what the configurations of their VMs name, or whether one is a
 // parking VM with an unfinished replacement of this very node. A volume on a
@@ -137,7 +121,7 @@ func (o Observation) Hidden(vm VM) []string {
 	}
 	if len(exposed) > 0 {
 		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be told: bring %s back first",
-			o.Away.Error(), strings.Join(exposed, ", "), o.Away.names()))
+			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
 	}
 	var numbered []VM
 	for _, there := range o.Away.VMs {
@@ -147,7 +131,7 @@ func (o Observation) Hidden(vm VM) []string {
 	}
 	if len(numbered) > 0 {
 		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
-			o.Away.who(), Numbers(numbered), o.Away.names()))
+			o.Away.Who(), Numbers(numbered), o.Away.Names()))
 	}
 	return out
 }
@@ -184,7 +168,7 @@ func (o Observation) namesakes(vm VM, storage string) []VM {
 // API2/Qemu.pm, move_vm_disk).
 func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	if there, known := away.VM(id); vm == nil && known {
-		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.who(), there.Host)
+		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)
 	}
 	var moved []VM
 	for _, m := range []*VM{vm, &park} {

@@ -2,8 +2,6 @@ package cluster
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -153,55 +151,6 @@ func TestMovedInTheMiddle(t *testing.T) {
 			t.Parallel()
 			if diff := cmp.Diff(tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101)); diff != "" {
 				t.Error(diff)
-			}
-		})
-	}
-}
-
-// A host that does not answer stops what its VMs decide, and nothing else.
-func TestPlanWhileAHostIsAway(t *testing.T) {
-	t.Parallel()
-	const (
-		down = "Proxmox host pve2 is offline, so VM 300 can't be read"
-		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be told: bring pve2 back first"
-	)
-	cases := map[string]struct {
-		change   func(w []Wanted, o *Observation)
-		strategy Strategy
-		want     []string
-		notes    string
-	}{
-		"local storage":  {change: func([]Wanted, *Observation) {}, strategy: Recreate},
-		"shared storage": {change: func(_ []Wanted, o *Observation) { o.Storages[0].Shared = true }, strategy: Recreate, want: []string{used}},
-		"shared storage, in place": {
-			change: func(w []Wanted, o *Observation) { o.Storages[0].Shared, w[1].Strategy = true, InPlace }, strategy: InPlace,
-			notes: "should it not come back, a reimage is not possible: " + used,
-		},
-		"a VM that may be a parking VM": {
-			change: func(_ []Wanted, o *Observation) { o.ParkingIDs = []VMID{300} }, strategy: Recreate,
-			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
-		},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			wanted, o := world()
-			o.Away = &HostsAway{Hosts: []AwayHost{{"pve2", "is offline"}}, VMs: []VM{{ID: 300, Host: "pve2"}}}
-			tc.change(wanted, &o)
-			o.PastBuilds = map[string]Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}
-			plan, err := NewPlan("c1", wanted, o, past, Policy{BootFailure: ReimageOnBootFailure})
-			if err != nil {
-				t.Fatal(err)
-			}
-			n := plan.Work()[0]
-			if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
-				t.Errorf("%s: %s", n.Strategy, diff)
-			}
-			if !strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes) {
-				t.Errorf("notes: %q", n.Notes)
-			}
-			if !slices.Contains(plan.Warn, down) {
-				t.Errorf("warnings: %q", plan.Warn)
 			}
 		})
 	}

@@ -42,8 +42,8 @@ func (k kubernetesFit) order() string {
 	return change + "the roll leaves it; " + upgrade + " brings it there, best after the roll"
 }
 
-// kubernetesOrder is what the plan says of Kubernetes, each thing once.
-func (o Observation) kubernetesOrder() (out []string) {
+// KubernetesOrder is what the plan says of Kubernetes, each thing once.
+func (o Observation) KubernetesOrder() (out []string) {
 	for _, f := range o.Found {
 		if f.fit == nil {
 			continue

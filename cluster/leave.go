@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"fmt"
 	"slices"
 )
 
@@ -12,22 +11,6 @@ var Leavers = []Strategy{
 	Reimage,
 	Rollback,
 	PutBack,
-}
-
-// AskLosses asks for the data of the system disk that is about to leave the
-// node, if one is: the plan shows what acceptLoss names and refuses the rest.
-func (n *NodePlan) AskLosses() {
-	c, leaves := Leaving(n.Strategy, n.Wanted, n.Found)
-	if !leaves {
-		return
-	}
-	for _, reason := range Texts(c.Irreplaceable()) {
-		if n.Found.Open() && n.Strategy != PutBack && n.Strategy != Rollback {
-			reason += fmt.Sprintf("; recast recover %s gives the replacement up instead", n.Node)
-		}
-		n.Refused = append(n.Refused, reason)
-	}
-	n.WillLose = append(n.WillLose, c.accepted()...)
 }
 
 // Leaving is the node with the system disk that a strategy takes away from it as
@@ -161,8 +144,8 @@ func (s Strategy) firstStage() Stage {
 	return ""
 }
 
-// accepted is the data of the system disk that may be lost, for the plan.
-func (c Candidate) accepted() []string {
+// Accepted is the data of the system disk that may be lost, for the plan.
+func (c Candidate) Accepted() []string {
 	var out []string
 	lost, _ := c.losses()
 	for _, l := range lost {

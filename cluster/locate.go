@@ -104,35 +104,17 @@ func observeMoves(ctx context.Context, px Inventory, found []Found) error {
 			continue
 		}
 		g.Go(func() (err error) {
-			f.dangling, err = f.Parking.Record.Dangling(ctx, px, f.vm(), f.Parking.VM)
+			f.Dangling, err = f.Parking.Record.Dangling(ctx, px, f.Vm(), f.Parking.VM)
 			return fault.Prefix("node "+f.Name, err)
 		})
 	}
 	return g.Wait()
 }
 
-// vm is the node's VM; zero while there is none.
-func (f *Found) vm() VM {
+// Vm is the node's VM; zero while there is none.
+func (f *Found) Vm() VM {
 	if f.VM == nil {
 		return VM{}
 	}
 	return *f.VM
-}
-
-// addNow adds a disk of an unfinished replacement by the name that it has now.
-func (n *NodePlan) addNow(d ParkedDisk, serial string, away *HostsAway) {
-	park := n.Found.Parking
-	now := park.Record.Locate(d, n.Found.vm(), park.VM, n.Found.dangling)
-	p := DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
-	switch _, unread := away.VM(park.Record.VMID); {
-	case now.Place == Lost && unread:
-		p.Volid, p.Where = "", fmt.Sprintf("not on parking VM %d; VM %d, which can't be read, may have it", park.VM.ID, park.Record.VMID)
-	case now.Place == Lost, now.Place == Unnamed:
-		p.Volid = ""
-	}
-	if d.System {
-		n.System = &p
-		return
-	}
-	n.Carried = append(n.Carried, p)
 }

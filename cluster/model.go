@@ -372,14 +372,14 @@ type Found struct {
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
 	Elsewhere []Parking
 
-	configIn ConfigPlace // where it is then
-	file     *foundFile  // in talos.machineConfigs; nil: there is none
+	ConfigIn ConfigPlace // where it is then
+	File     *FoundFile  // in talos.machineConfigs; nil: there is none
 
 	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
 	Away bool           // its VM may be on a host that does not answer
 
 	// dangling says that the source of the hand-over which was cut off names a volume that has another name by now.
-	dangling bool
+	Dangling bool
 }
 
 // Open says whether a replacement of the node was begun and not finished. It reads

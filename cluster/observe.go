@@ -76,7 +76,7 @@ func Observe(ctx context.Context, src Sources, wanted []Wanted) (Observation, er
 	err = g.Wait()
 	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
 	if err == nil {
-		observeFiles(ctx, src, wanted, o.Found)
+		ObserveFiles(ctx, src, wanted, o.Found)
 	}
 	return o, err
 }

@@ -50,8 +50,8 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w Wanted
 	if f.Open() {
 		rec = f.Parking.Record
 	}
-	f.configIn, err = src.ConfigKnown(f.Name, rec)
-	f.ConfigKnown = f.configIn != ConfigNowhere
+	f.ConfigIn, err = src.ConfigKnown(f.Name, rec)
+	f.ConfigKnown = f.ConfigIn != ConfigNowhere
 	if errors.Is(err, ErrConfigDamaged) {
 		f.ConfigDamaged, err = err, nil
 	}

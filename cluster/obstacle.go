@@ -31,7 +31,7 @@ func Texts(obstacles []Obstacle) []string {
 
 // toRecreate is what has to be lifted until a node is recreated, where nobody has asked
 // for anything else and it would not be.
-func (d decision) toRecreate(asked Strategy, against []Obstacle) []Obstacle {
+func (d Decision) toRecreate(asked Strategy, against []Obstacle) []Obstacle {
 	if asked != Auto && asked != Recreate || d.Strategy == Recreate && len(d.Refused) == 0 {
 		return nil
 	}

@@ -28,24 +28,6 @@ func largeWorld(nodes int) ([]Wanted, Observation) {
 	return wanted, o
 }
 
-// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: what a node costs
-// must not grow with how many there are.
-func BenchmarkNewPlan(b *testing.B) {
-	for _, nodes := range []int{100, 500} {
-		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
-			wanted, o := largeWorld(nodes)
-			b.ReportAllocs()
-			for b.Loop() {
-				plan, err := NewPlan("c1", wanted, o, past, Policy{})
-				if err != nil || len(plan.Work()) != nodes || len(plan.Work()[0].Refused) > 0 {
-					b.Fatalf("%v: %d of %d nodes, the first refused because of %q", err, len(plan.Work()), nodes, plan.Work()[0].Refused)
-				}
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*nodes), "ns/node")
-		})
-	}
-}
-
 // BenchmarkDiff compares 500 nodes with the lock.
 func BenchmarkDiff(b *testing.B) {
 	wanted, o := largeWorld(500)

@@ -1,54 +1,8 @@
 package cluster
 
 import (
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 )
-
-// tellOfVM says in the plan what a new system disk changes in the VM beside it.
-// system is the disk that goes.
-func (n *NodePlan) tellOfVM(disks []Disk, system Disk) {
-	vm := *n.Found.VM
-	if n.Strategy == Recreate {
-		n.Renewed = vm.madeAnew()
-		for _, d := range disks {
-			if d.Key != system.Key && d.Owner == vm.ID && !d.CDROM && !d.CSI() {
-				n.Renewed = append(n.Renewed, "volid of "+d.Key)
-			}
-		}
-	}
-	note := func(format string, args ...any) { n.Notes = append(n.Notes, fmt.Sprintf(format, args...)) }
-	if set := n.Found.BlankSetting(n.Wanted.Build); set != nil {
-		note("its blank machine gets the node's address from the VM's cloud-init drive: %s is %s for that boot, and as before at the end", set.Key, set.Value)
-	}
-	if vm.Config["protection"] == "1" {
-		note("the VM's protection is lifted meanwhile and set again at the end")
-	}
-	if cd := CDKey(vm.Config, disks); vm.Config[cd] != "" {
-		if d, err := ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
-			if _, ours := BootISO(d); !ours {
-				note("%s gets the boot ISO and is empty at the end: %s is taken out", cd, d.Volid)
-			}
-		}
-	}
-	media, _ := vm.OtherMedia() // what can't be read is refused
-	for _, key := range slices.Sorted(maps.Keys(media)) {
-		note("%s is empty until its node is healthy: %s is taken out, lest it configure the blank machine", key, media[key].Volid)
-	}
-	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && BootDevices(boot) == nil {
-		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)
-	}
-	have, want := system.SizeBytes(), uint64(max(n.Wanted.SystemGiB, 0))<<30
-	switch {
-	case n.System == nil || want == 0 || have == 0 || want == have:
-	case want < have:
-		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.Wanted.SystemGiB)
-	default:
-		n.System.NewSize = fmt.Sprintf("%dG", n.Wanted.SystemGiB)
-	}
-}
 
 // NewDisk is the blank system disk that a node gets; nil where its storage is not
 // listed, which is refused.
@@ -60,61 +14,5 @@ func (o Observation) NewDisk(w Wanted, host string, system Disk) *NewDisk {
 	return &NewDisk{
 		Node: w.Name, Host: host, Storage: o.Storages[i],
 		Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)),
-	}
-}
-
-// frees is what the node's roll gives back to a storage at its end. How much of a
-// disk that grows with its data was ever written can't be told: none of it counts.
-func (n NodePlan) frees(s Storage) (bytes int64) {
-	for _, f := range n.Frees {
-		d := Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
-		if s.Thick && d.Storage() == s.Name {
-			bytes += int64(d.SizeBytes())
-		}
-	}
-	return bytes
-}
-
-// space refuses the nodes for whose new system disk there is no room, all that
-// the plan takes together: the old disks stay parked.
-func (p *Plan) space(o Observation) {
-	var disks []NewDisk
-	for _, n := range p.Nodes {
-		if n.Space != nil && !n.Resume {
-			d := *n.Space
-			d.Freed = n.frees(d.Storage)
-			disks = append(disks, d)
-		}
-	}
-	for _, use := range SpaceUses(disks, o.Rooms) {
-		for i, lack := range use.Lacks(max(1, p.MaxUnavailable)) {
-			if lack == "" {
-				continue
-			}
-			at := slices.IndexFunc(p.Nodes, func(n NodePlan) bool { return n.Node == use.Disks[i].Node })
-			p.Nodes[at].Refused = append(p.Nodes[at].Refused, lack)
-		}
-		p.Warn = append(p.Warn, use.Warn()...)
-	}
-}
-
-// numbers refuses the nodes for whose parking VM no number is left, those before
-// them in the plan having taken one each: a parking VM stays with what it keeps.
-// A number that is free now and taken by then is met there.
-func (p *Plan) numbers(o Observation) {
-	free := slices.DeleteFunc(slices.Clone(o.ParkingIDs), func(id VMID) bool {
-		return slices.ContainsFunc(o.VMs, func(vm VM) bool { return vm.ID == id })
-	})
-	var need []*NodePlan
-	for i := range p.Nodes {
-		n := &p.Nodes[i]
-		replaces := n.Strategy == Recreate || n.Strategy == Reimage
-		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
-			need = append(need, n)
-		}
-	}
-	for _, n := range need[min(len(free), len(need)):] {
-		n.Refused = append(n.Refused, fmt.Sprintf("no VMID is left for its parking VM: this roll takes %d, and %d of proxmox.vmids are free: widen it, or leave nodes out with --exclude",
-			len(need), len(free)))
 	}
 }

@@ -41,61 +41,6 @@ func parkWK1(kept ...string) Parking { return prunePark(9900, "pve1", "wk1", kep
 
 func editedPark(p Parking, edit func(*Parking)) Parking { edit(&p); return p }
 
-func TestPlanFrees(t *testing.T) {
-	t.Parallel()
-	three := []string{"scsi30 r1", "scsi29 r2", "scsi28 r3"}
-	for name, tc := range map[string]struct {
-		strategy Strategy
-		refused  bool
-		keep     int
-		kept     []string
-		edit     func(*Parking)
-		others   []VM
-		want     []string
-		notes    int
-	}{
-		"the first roll":           {strategy: Recreate},
-		"the second":               {strategy: Recreate, kept: []string{"scsi30 r1"}, want: []string{"scsi30 fast:vm-9900-disk-0"}},
-		"two stay":                 {strategy: Reimage, keep: 2, kept: []string{"scsi30 r1"}},
-		"two of three stay":        {strategy: Reimage, keep: 2, kept: three, want: []string{"scsi30 fast:vm-9900-disk-0", "scsi29 fast:vm-9900-disk-1"}},
-		"never none":               {strategy: Recreate, keep: -3, kept: three, want: []string{"scsi30 fast:vm-9900-disk-0", "scsi29 fast:vm-9900-disk-1", "scsi28 fast:vm-9900-disk-2"}},
-		"a node that stays":        {kept: three},
-		"refused":                  {strategy: Recreate, refused: true, kept: three},
-		"a rollback":               {strategy: Rollback, kept: three},
-		"a put-back":               {strategy: PutBack, kept: three},
-		"in place":                 {strategy: InPlace, kept: three},
-		"in place, begun before":   {strategy: InPlace, kept: three, edit: func(p *Parking) { p.Record.Kept[0].Going = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
-		"begun, the drive is gone": {strategy: InPlace, kept: three, edit: func(p *Parking) { p.Record.Kept[0].Going = true; delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
-		"an unfinished one":        {strategy: Recreate, kept: []string{"scsi30 r1"}, edit: func(p *Parking) { p.Record.Open = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
-		"a drive that is gone":     {strategy: Recreate, keep: 2, kept: []string{"scsi30 r1", "scsi29 r2"}, edit: func(p *Parking) { delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
-		"somebody's":               {strategy: Recreate, kept: []string{"scsi30 r1"}, edit: func(p *Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-4,serial=other" }, notes: 1},
-		"named twice":              {strategy: Recreate, kept: []string{"scsi30 r1"}, others: []VM{{ID: 7, Config: map[string]string{"sata0": "fast:vm-9900-disk-0"}}}, notes: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := prunePark(9900, "pve1", "wk1", tc.kept...)
-			if tc.edit != nil {
-				tc.edit(&p)
-			}
-			n := NodePlan{Node: "wk1", Strategy: tc.strategy}
-			if tc.kept != nil {
-				n.Found.Parking = &p
-			}
-			if tc.refused {
-				n.Refused = []string{"no"}
-			}
-			n.planFrees(Observation{VMs: append(tc.others, p.vm(t))}, tc.keep)
-			var got []string
-			for _, f := range n.Frees {
-				got = append(got, f.Key+" "+f.Volid)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" || len(n.Notes) != tc.notes {
-				t.Errorf("frees (-want +got):\n%s\nnotes %q", diff, n.Notes)
-			}
-		})
-	}
-}
-
 // TestSupersededIsTidy: what a roll that was killed had begun to free is all that
 // there is to do, and no other reason for it.
 func TestSupersededIsTidy(t *testing.T) {

@@ -1,10 +1,5 @@
 package cluster
 
-import (
-	"context"
-	"slices"
-)
-
 // Pulse is how Kubernetes and etcd stood at one moment of a run.
 type Pulse struct {
 	Kubernetes bool     // its API has answered; else nothing is known of Nodes
@@ -20,27 +15,3 @@ func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
 
 // Well counts the members of etcd that answer, vote and know a leader.
 func (p Pulse) Well() int { return p.Members - len(p.Unwell) }
-
-// TakePulse looks once. Whoever does not answer is not known of: that is no error.
-func (p Plan) TakePulse(ctx context.Context, kube KubeReader, talos Talos) Pulse {
-	var pulse Pulse
-	if nodes, err := kube.Nodes(ctx); err == nil {
-		pulse.Kubernetes, pulse.Nodes = true, len(nodes)
-		for _, k := range nodes {
-			if !k.Ready {
-				pulse.NotReady = append(pulse.NotReady, k.Name)
-			}
-		}
-		slices.Sort(pulse.NotReady)
-	}
-	if v, err := ViewEtcd(ctx, talos, p.ControlPlanes); err == nil {
-		pulse.Etcd, pulse.Members = true, len(v.Members)
-		for _, m := range v.Members {
-			if s, known := v.Statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {
-				pulse.Unwell = append(pulse.Unwell, m.Label())
-			}
-		}
-		slices.Sort(pulse.Unwell)
-	}
-	return pulse
-}

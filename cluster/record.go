@@ -91,7 +91,7 @@ type Intent struct {
 
 const (
 	RecordMark = "recast-record: "
-	runMark    = "recast: run="
+	RunMark    = "recast: run="
 	// MaxDescription is Proxmox's limit for a VM's description, in characters.
 	MaxDescription = 8192
 )
@@ -144,7 +144,7 @@ func DescriptionChanged(vm VM, node string) error {
 func MarkDescription(description, run, build string) string {
 	var kept []string
 	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
-		if !strings.HasPrefix(line, runMark) {
+		if !strings.HasPrefix(line, RunMark) {
 			kept = append(kept, line)
 		}
 	}
@@ -152,13 +152,13 @@ func MarkDescription(description, run, build string) string {
 	if text != "" {
 		text += "\n"
 	}
-	return text + runMark + run + " build=" + build
+	return text + RunMark + run + " build=" + build
 }
 
 // MadeBy returns the run that created the VM, "" if no run of recast did.
 func (vm VM) MadeBy() string {
 	for line := range strings.Lines(vm.Config["description"]) {
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), runMark); ok {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
 			run, _, _ := strings.Cut(rest, " ")
 			return run
 		}

@@ -43,7 +43,7 @@ func requireFits(t *testing.T, cases map[string]fit) {
 				for _, change := range tc.change {
 					change(&w, &f)
 				}
-				want := decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
+				want := Decision{Strategy: s, Why: string(s) + ": as configured", Refused: append(append([]string(nil), tc.all...), tc.also[s]...)}
 				if len(want.Refused) == 0 {
 					want.Notes = tc.notes
 				}

@@ -19,7 +19,7 @@ func (r Record) Remembered() (VM, error) {
 // "" if none did.
 func (vm VM) MadeFrom() string {
 	for line := range strings.Lines(vm.Config["description"]) {
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), runMark); ok {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
 			_, build, _ := strings.Cut(rest, " build=")
 			build, _, _ = strings.Cut(build, " ")
 			return build

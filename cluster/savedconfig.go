@@ -26,15 +26,3 @@ func (r Record) CheckConfig(config []byte) error {
 	}
 	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", ErrConfigDamaged, words.Short(ConfigSum(config)), r.Run, words.Short(r.Config))
 }
-
-// Configured are the nodes that answer with a configuration of their own and that no
-// replacement has out: no journal needs to keep it for them.
-func (p Plan) Configured() []string {
-	var nodes []string
-	for _, n := range p.Nodes {
-		if f := n.Found; f.VM != nil && f.Machine != nil && f.Blank == nil && !f.Open() {
-			nodes = append(nodes, n.Node)
-		}
-	}
-	return nodes
-}

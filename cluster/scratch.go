@@ -20,7 +20,7 @@ func ScratchName(id VMID) string { return scratchPrefix + strconv.Itoa(int(id)) 
 
 // ScratchMark is the last line of a scratch VM's description.
 func ScratchMark(run, cluster, uuid string) string {
-	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", runMark, run, cluster, uuid)
+	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", RunMark, run, cluster, uuid)
 }
 
 // ScratchVMs are those of a cluster among all VMs. A copy, which has another UUID

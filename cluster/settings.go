@@ -156,9 +156,9 @@ func (c Candidate) keepCustom() string {
 	return c.VM.withoutCustom(gone...)
 }
 
-// madeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,
+// MadeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,
 // create_vm). A token can't write vmgenid, nobody can write meta.
-func (vm VM) madeAnew() []string {
+func (vm VM) MadeAnew() []string {
 	var out []string
 	switch vm.Config["vmgenid"] {
 	case "":

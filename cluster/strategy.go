@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// decision is how a stale node is brought to its wanted state, and why so.
-type decision struct {
+// Decision is how a stale node is brought to its wanted state, and why so.
+type Decision struct {
 	Strategy Strategy // Auto when none is possible
 	Why      string
 	Refused  []string // why it can't be done, each with what lifts it
@@ -26,8 +26,8 @@ var Strategies = []Strategy{Recreate, Reimage, InPlace}
 // Decide says how a stale node is brought to its wanted state, from nothing but
 // what was observed. system is its system disk, unless systemErr says that it
 // could not be proven.
-func Decide(w Wanted, f Found, o Observation, system Disk, systemErr error) decision {
-	d := decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
+func Decide(w Wanted, f Found, o Observation, system Disk, systemErr error) Decision {
+	d := Decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
 	if f.VM == nil || f.Machine == nil {
 		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
 		return d
@@ -52,7 +52,7 @@ func Decide(w Wanted, f Found, o Observation, system Disk, systemErr error) deci
 		d.Notes = append(d.Notes, c.changes()...)
 	}
 	if d.Strategy == Recreate || d.Strategy == Reimage {
-		d.WillLose = c.accepted()
+		d.WillLose = c.Accepted()
 	}
 	return d
 }

@@ -46,7 +46,7 @@ func staleNode() (Wanted, Found, Observation) {
 }
 
 // judge proves the system disk and decides, as the planner does.
-func judge(w Wanted, f Found, o Observation) decision {
+func judge(w Wanted, f Found, o Observation) Decision {
 	if f.VM == nil || f.Machine == nil {
 		return Decide(w, f, o, Disk{}, nil)
 	}
@@ -74,40 +74,40 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	for name, tc := range map[string]struct {
 		asked  Strategy
 		change []func(*Found)
-		want   decision
+		want   Decision
 	}{
-		"auto, all possible": {Auto, nil, decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
-		"auto, no recreate": {Auto, []func(*Found){args, password}, decision{
+		"auto, all possible": {Auto, nil, Decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
+		"auto, no recreate": {Auto, []func(*Found){args, password}, Decision{
 			Strategy: Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
 			ToRecreate: []Obstacle{noArgs, noPassword},
 		}},
-		"auto, no reimage": {Auto, []func(*Found){snapshot}, decision{
+		"auto, no reimage": {Auto, []func(*Found){snapshot}, Decision{
 			Strategy: InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + ")",
 			ToRecreate: []Obstacle{noSnapshots},
 		}},
-		"auto, neither, for several reasons": {Auto, []func(*Found){snapshot, args}, decision{
+		"auto, neither, for several reasons": {Auto, []func(*Found){snapshot, args}, Decision{
 			Strategy: InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + "), recreate also (" + argsText + ")",
 			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
-		"auto, none": {Auto, []func(*Found){snapshot, args, failed}, decision{
+		"auto, none": {Auto, []func(*Found){snapshot, args, failed}, Decision{
 			Strategy: Auto, Why: "no strategy is possible",
 			Refused:    []string{"recreate, reimage: " + snapshotText, "recreate: " + argsText, "in-place: " + failedText},
 			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
-		"a build that failed in place": {Auto, []func(*Found){failed}, decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
-		"recreate":                     {Recreate, nil, decision{Strategy: Recreate, Why: "recreate: as configured"}},
-		"recreate, impossible": {Recreate, []func(*Found){snapshot, args, failed}, decision{
+		"a build that failed in place": {Auto, []func(*Found){failed}, Decision{Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
+		"recreate":                     {Recreate, nil, Decision{Strategy: Recreate, Why: "recreate: as configured"}},
+		"recreate, impossible": {Recreate, []func(*Found){snapshot, args, failed}, Decision{
 			Strategy: Recreate, Why: "recreate: as configured", Refused: []string{snapshotText, argsText},
 			ToRecreate: []Obstacle{noSnapshots, noArgs},
 		}},
-		"reimage":              {Reimage, []func(*Found){args, failed}, decision{Strategy: Reimage, Why: "reimage: as configured"}},
-		"reimage, impossible":  {Reimage, []func(*Found){snapshot, args}, decision{Strategy: Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},
-		"in-place":             {InPlace, []func(*Found){snapshot, args}, decision{Strategy: InPlace, Why: "in-place: as configured"}},
-		"in-place, impossible": {InPlace, []func(*Found){failed}, decision{Strategy: InPlace, Why: "in-place: as configured", Refused: []string{failedText}}},
-		"not read": {InPlace, []func(*Found){func(f *Found) { f.Machine, f.Errs = nil, []error{errors.New("no answer")} }}, decision{
+		"reimage":              {Reimage, []func(*Found){args, failed}, Decision{Strategy: Reimage, Why: "reimage: as configured"}},
+		"reimage, impossible":  {Reimage, []func(*Found){snapshot, args}, Decision{Strategy: Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},
+		"in-place":             {InPlace, []func(*Found){snapshot, args}, Decision{Strategy: InPlace, Why: "in-place: as configured"}},
+		"in-place, impossible": {InPlace, []func(*Found){failed}, Decision{Strategy: InPlace, Why: "in-place: as configured", Refused: []string{failedText}}},
+		"not read": {InPlace, []func(*Found){func(f *Found) { f.Machine, f.Errs = nil, []error{errors.New("no answer")} }}, Decision{
 			Strategy: InPlace, Why: "it could not be read", Refused: []string{"its machine could not be read: no answer: bring it back first"},
 		}},
-		"no VM": {Auto, []func(*Found){func(f *Found) { f.VM = nil }}, decision{
+		"no VM": {Auto, []func(*Found){func(f *Found) { f.VM = nil }}, Decision{
 			Strategy: Auto, Why: "it could not be read", Refused: []string{"it has no VM"},
 		}},
 	} {
@@ -131,17 +131,17 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 		strategy Strategy
 		change   func(*Found)
 		accept   []string
-		want     decision
+		want     Decision
 	}{
-		"accepted": {Auto, nil, []string{"u-logs", "pv/pvc-1", "sda7"}, decision{
+		"accepted": {Auto, nil, []string{"u-logs", "pv/pvc-1", "sda7"}, Decision{
 			Strategy: Recreate, Why: "recreate: possible, every persistent disk can be carried over",
 			WillLose: []string{
 				"volume u-logs on the system disk will be lost", "partition sda7 on the system disk will be lost",
 				"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost",
 			},
 		}},
-		"nothing is lost in place": {InPlace, nil, []string{"u-logs"}, decision{Strategy: InPlace, Why: "in-place: as configured"}},
-		"what is not there": {InPlace, nil, []string{"u-data", "u-typo"}, decision{
+		"nothing is lost in place": {InPlace, nil, []string{"u-logs"}, Decision{Strategy: InPlace, Why: "in-place: as configured"}},
+		"what is not there": {InPlace, nil, []string{"u-data", "u-typo"}, Decision{
 			Strategy: InPlace, Why: "in-place: as configured",
 			Notes: []string{
 				"acceptLoss names u-data, but nothing of that name is on its system disk",

@@ -32,46 +32,10 @@ func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
 // Lately is how many earlier rolls an estimate is made from.
 const Lately = 5
 
-// Estimate expects of the node what its latest rolls by the same strategy took in
-// the median, else those of others of its role, else what is assumed.
-func (n *NodePlan) Estimate(past []Took) {
-	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
-	if n.Strategy == "" || n.Resume {
-		return // what is half done takes who knows how long
-	}
-	n.OutageFrom = "assumed"
-	for _, of := range n.Peers() {
-		var outages, wholes []int
-		for _, t := range past {
-			if t.Strategy == n.Strategy && of.Like(t) && len(outages) < Lately {
-				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
-			}
-		}
-		if count := len(outages); count > 0 {
-			n.OutageSeconds, n.WholeSeconds = Median(outages), Median(wholes)
-			n.OutageFrom = EarlierRolls(count, of.Who)
-			return
-		}
-	}
-}
-
 // Median is the middle value; of two the larger.
 func Median(values []int) int {
 	slices.Sort(values)
 	return values[len(values)/2]
-}
-
-func (n NodePlan) Peers() []peers {
-	return []peers{
-		{"it", func(t Took) bool { return t.Node == n.Node }},
-		{n.Role + "s", func(t Took) bool { return t.Role == n.Role }},
-	}
-}
-
-// peers are whose earlier rolls tell something about the node, the best first.
-type peers struct {
-	Who  string
-	Like func(Took) bool
 }
 
 func EarlierRolls(rolls int, who string) string {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -115,13 +116,13 @@ func (w *work) keepFates(j *journal.Journal) error {
 
 // asBefore moves nodes that were put back from done to left: they are in their state from
 // before the run, not in the wanted one.
-func asBefore(f cluster.Fates, now cluster.Plan, j *journal.Journal) cluster.Fates {
-	begun, err := fact[cluster.Plan](j, firstPlanKey)
+func asBefore(f cluster.Fates, now planning.Plan, j *journal.Journal) cluster.Fates {
+	begun, err := fact[planning.Plan](j, firstPlanKey)
 	if err != nil || begun == nil {
 		return f
 	}
 	for _, n := range now.Work() {
-		wanted := slices.ContainsFunc(begun.Work(), func(b cluster.NodePlan) bool { return b.Node == n.Node && b.Strategy != cluster.PutBack })
+		wanted := slices.ContainsFunc(begun.Work(), func(b planning.NodePlan) bool { return b.Node == n.Node && b.Strategy != cluster.PutBack })
 		if i := slices.Index(f.Done, n.Node); i >= 0 && wanted && n.Strategy == cluster.PutBack {
 			f.Done, f.Left = slices.Delete(f.Done, i, i+1), append(f.Left, n.Node)
 		}
@@ -135,7 +136,7 @@ func fatesBefore(j *journal.Journal) (f cluster.Fates) {
 	if noted, err := fact[cluster.Fates](j, fatesKey); err == nil && noted != nil {
 		return *noted
 	}
-	begun, err := fact[cluster.Plan](j, firstPlanKey)
+	begun, err := fact[planning.Plan](j, firstPlanKey)
 	if err != nil || begun == nil {
 		return f
 	}

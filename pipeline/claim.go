@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // vmids is the range for recast's own VMs.
@@ -17,7 +18,7 @@ func (p Project) vmids() cluster.VMIDRange {
 
 // nodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
 // of a plan.
-func (p Project) nodeVMs(plan cluster.Plan) []cluster.VMID {
+func (p Project) nodeVMs(plan planning.Plan) []cluster.VMID {
 	var ids []cluster.VMID
 	for _, n := range p.Config.Nodes {
 		ids = append(ids, cluster.VMID(n.VMID))

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
@@ -129,7 +130,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.lookAround(ctx, reached)
 	if reached {
 		d.proxmox(ctx)
-		d.res.Nodes = d.survey.Assess(d.wanted, d.policy(cluster.Policy{}))
+		d.res.Nodes = d.survey.Assess(d.wanted, d.policy(planning.Policy{}))
 		d.privileges(ctx)
 		d.say("the storages")
 		d.storages(ctx)

@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -119,7 +120,7 @@ func (d *checkup) claim() {
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
-	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
+	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(planning.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)
 	}
 	for _, p := range d.survey.Parking {

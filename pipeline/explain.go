@@ -3,19 +3,19 @@ package pipeline
 import (
 	"context"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // Explain makes the same plan as Plan, and returns the details of one node.
-func Explain(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool, node string) (cluster.Plan, explain.Explanation, error) {
+func Explain(ctx context.Context, p Project, m Machines, policy planning.Policy, rehearse *bool, node string) (planning.Plan, explain.Explanation, error) {
 	lock, err := p.lock()
 	if err != nil {
-		return cluster.Plan{}, explain.Explanation{}, err
+		return planning.Plan{}, explain.Explanation{}, err
 	}
 	past, err := p.History(lock)
 	if err != nil {
-		return cluster.Plan{}, explain.Explanation{}, err
+		return planning.Plan{}, explain.Explanation{}, err
 	}
 	policy.Rehearse = p.rehearsal(rehearse)
 	plan, o, err := p.planSeen(ctx, m, lock, past, policy)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/schematics"
@@ -22,7 +23,7 @@ type session struct {
 }
 
 // begin opens the journal of a run, like a roll that executes a plan.
-func begin(t *testing.T, p Project, pid int, plan cluster.Plan) session {
+func begin(t *testing.T, p Project, pid int, plan planning.Plan) session {
 	t.Helper()
 	j, err := journal.Open(p.runs(), journal.Options{Run: "r"})
 	if err != nil {
@@ -59,10 +60,10 @@ func (s session) finish(outcome string) {
 // sessions. While somebody continues it, it has not ended.
 func TestContinuedRun(t *testing.T) {
 	t.Parallel()
-	both := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{
+	both := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{
 		{Node: "wk1", Strategy: cluster.Recreate, Why: "it is stale"}, {Node: "wk2", Strategy: cluster.Recreate, Why: "it is stale"},
 	}}
-	rest := cluster.Plan{Cluster: "c1", Run: "r", Nodes: []cluster.NodePlan{{Node: "wk2", Strategy: cluster.Recreate, Resume: true, Why: "run r began to recreate it and did not finish"}}}
+	rest := planning.Plan{Cluster: "c1", Run: "r", Nodes: []planning.NodePlan{{Node: "wk2", Strategy: cluster.Recreate, Resume: true, Why: "run r began to recreate it and did not finish"}}}
 	for name, ends := range map[string]bool{"after it failed": true, "after it was killed": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,10 +114,10 @@ func TestContinuedRun(t *testing.T) {
 func TestTheRunsOwnPlan(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
-	reset := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Configure}}}
-	own := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk2", Strategy: cluster.Recreate}, {Node: "wk3", Strategy: cluster.Recreate}}}
-	back := cluster.Plan{Run: "r", Nodes: []cluster.NodePlan{{Node: "wk3", Strategy: cluster.PutBack}}}
-	session := func(plan cluster.Plan, fates map[string]step.Status, outcome string) {
+	reset := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Configure}}}
+	own := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk2", Strategy: cluster.Recreate}, {Node: "wk3", Strategy: cluster.Recreate}}}
+	back := planning.Plan{Run: "r", Nodes: []planning.NodePlan{{Node: "wk3", Strategy: cluster.PutBack}}}
+	session := func(plan planning.Plan, fates map[string]step.Status, outcome string) {
 		t.Helper()
 		s := begin(t, p, 1, plan)
 		for node, status := range fates {
@@ -147,13 +148,13 @@ func TestTheRunsOwnPlan(t *testing.T) {
 func TestTheLastFateOfANode(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
-	plan := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.InPlace}, {Node: "wk2", Strategy: cluster.InPlace}, {Node: "wk3", Strategy: cluster.InPlace}}}
+	plan := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.InPlace}, {Node: "wk2", Strategy: cluster.InPlace}, {Node: "wk3", Strategy: cluster.InPlace}}}
 	s := begin(t, p, 1, plan)
 	s.saw("roll/workers/wk1", step.Done)
 	s.saw("roll/workers/wk2", step.Failed)
 	s.finish("failed: x")
 	s.must(s.j.Close())
-	s = begin(t, p, 2, cluster.Plan{Run: "r", Nodes: plan.Nodes[:2]})
+	s = begin(t, p, 2, planning.Plan{Run: "r", Nodes: plan.Nodes[:2]})
 	s.saw("roll/unfinished/wk1", step.Failed)
 	s.saw("roll/unfinished/wk2", step.Done)
 	s.finish("failed: x")

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -27,7 +28,7 @@ type PastRun struct {
 	Result   string            `json:"result"`            // "done", "failed", "interrupted", "given up", "running", "killed", "running or killed"
 	Error    string            `json:"error,omitempty"`
 	About    *About            `json:"about,omitempty"`
-	Plan     *cluster.Plan     `json:"plan,omitempty"` // the original plan
+	Plan     *planning.Plan    `json:"plan,omitempty"` // the original plan
 	Fates    *cluster.Fates    `json:"fates,omitempty"`
 	Took     []cluster.Took    `json:"took,omitempty"`
 	Hooks    []roll.HookRun    `json:"hooks,omitempty"`
@@ -107,8 +108,8 @@ func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 	}
 	defer j.Close()
 	r.About = read[About](&r, j, aboutKey)
-	if r.Plan = read[cluster.Plan](&r, j, firstPlanKey); r.Plan == nil {
-		r.Plan = read[cluster.Plan](&r, j, planKey)
+	if r.Plan = read[planning.Plan](&r, j, firstPlanKey); r.Plan == nil {
+		r.Plan = read[planning.Plan](&r, j, planKey)
 	}
 	r.Fates = read[cluster.Fates](&r, j, fatesKey)
 	r.Upgrade = read[kubeupgrade.Plan](&r, j, upgradeKey)

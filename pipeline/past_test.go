@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -49,7 +50,7 @@ func TestPastRuns(t *testing.T) {
 		t.Errorf("of none: %v", err)
 	}
 	me, other := claim.Holder{Host: "h", Boot: "b", PID: 1}, claim.Holder{Host: "h", Boot: "b", PID: 2}
-	plan := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}}
+	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}}
 	about := About{
 		Command: "roll", By: me, Talos: "v1.13.9", Was: "v1.13.9",
 		Changes: []schematics.Change{{Moved: []schematics.Moved{{Old: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}, New: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}}}}},

@@ -7,38 +7,39 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/schematics"
 )
 
 // Plan returns what a roll would do now; rehearse is RollOptions.Rehearse. It changes nothing.
-func Plan(ctx context.Context, p Project, m Machines, policy cluster.Policy, rehearse *bool) (cluster.Plan, error) {
+func Plan(ctx context.Context, p Project, m Machines, policy planning.Policy, rehearse *bool) (planning.Plan, error) {
 	lock, err := p.lock()
 	if err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	policy.Rehearse = p.rehearsal(rehearse)
 	return p.plan(ctx, m, lock, policy)
 }
 
-func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy cluster.Policy) (cluster.Plan, error) {
+func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy planning.Policy) (planning.Plan, error) {
 	past, err := p.History(lock)
 	if err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	plan, _, err := p.planSeen(ctx, m, lock, past, policy)
 	return plan, err
 }
 
 // planSeen also returns the observation that the plan is based on.
-func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy cluster.Policy) (cluster.Plan, cluster.Observation, error) {
+func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, cluster.Observation, error) {
 	wanted := p.Wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
-		return cluster.Plan{}, o, err
+		return planning.Plan{}, o, err
 	}
 	var errTook error
 	o.Took, errTook = p.took()
-	plan, err := cluster.NewPlan(p.Config.Cluster, wanted, o, past, p.policy(policy))
+	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.policy(policy))
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())
 	}
@@ -64,7 +65,7 @@ func (p Project) unknownISOStorages(o cluster.Observation) []string {
 }
 
 // policy merges the command-line options with the configuration.
-func (p Project) policy(asked cluster.Policy) cluster.Policy {
+func (p Project) policy(asked planning.Policy) planning.Policy {
 	r := p.Config.Roll
 	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
 	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost

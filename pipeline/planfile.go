@@ -9,19 +9,19 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
 )
 
 // ReadPlan reads a plan file that recast plan -o json has written.
-func ReadPlan(file string) (*cluster.Plan, error) {
+func ReadPlan(file string) (*planning.Plan, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fault.WithHint(fault.Configf("read the plan: %w", err), "recast plan -o json > %s writes one", file)
 	}
-	plan, err := cluster.ReadPlan(b)
+	plan, err := planning.Read(b)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
@@ -29,26 +29,26 @@ func ReadPlan(file string) (*cluster.Plan, error) {
 }
 
 // follow makes the plan again, and checks that it is still the saved one.
-func (w *work) follow(ctx context.Context, lock schematics.Lock, saved cluster.Plan) (cluster.Plan, error) {
+func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.Plan) (planning.Plan, error) {
 	if was, is := saved.Config, w.Config.Hash(); was != is || saved.Lock != pinned(lock) || saved.Cluster != w.Config.Cluster {
-		now := cluster.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
+		now := planning.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
 		return now.Follow(saved, false) // another configuration can't tell which nodes exist
 	}
 	begun, err := w.begun(saved)
 	if err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	policy := saved.Policy()
 	policy.Rehearse = w.rehearsal()
 	now, err := w.Project.plan(ctx, w.machines, lock, policy)
 	if err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	return now.Follow(saved, begun)
 }
 
 // begun says whether a run of a saved plan was started on this machine, by the journal.
-func (p Project) begun(saved cluster.Plan) (bool, error) {
+func (p Project) begun(saved planning.Plan) (bool, error) {
 	runs, err := journal.Runs(p.runs())
 	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
 }

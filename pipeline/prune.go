@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
@@ -259,7 +260,7 @@ func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.R
 		return nil, err
 	}
 	c := &claim.Claim{
-		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), VMIDs: p.vmids(), Nodes: p.nodeVMs(cluster.Plan{}), Parked: true,
+		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), VMIDs: p.vmids(), Nodes: p.nodeVMs(planning.Plan{}), Parked: true,
 		Host: host, Holder: o.Holder, Run: id,
 		Dead: o.Dead, Say: func(text string) { run.Note("prune", text) },
 	}

@@ -5,11 +5,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // rehearsal says how boot ISOs are tested before the first node; nil: they are not. asked
 // is the command-line option, nil: use the configuration.
-func (p Project) rehearsal(asked *bool) *cluster.Rehearsal {
+func (p Project) rehearsal(asked *bool) *planning.Rehearsal {
 	on := p.Config.Roll.Rehearse.Enabled
 	if asked != nil {
 		on = *asked
@@ -21,7 +22,7 @@ func (p Project) rehearsal(asked *bool) *cluster.Rehearsal {
 }
 
 // rehearsal is the rehearsal of this run: a saved plan decides unless the option is given.
-func (w *work) rehearsal() *cluster.Rehearsal {
+func (w *work) rehearsal() *planning.Rehearsal {
 	asked := w.o.Rehearse
 	if asked == nil && w.o.Saved != nil {
 		asked = new(len(w.o.Saved.Trials) > 0)
@@ -30,8 +31,8 @@ func (w *work) rehearsal() *cluster.Rehearsal {
 }
 
 // rehearsalOn returns how scratch VMs are reached.
-func (p Project) rehearsalOn() cluster.Rehearsal {
-	var r cluster.Rehearsal
+func (p Project) rehearsalOn() planning.Rehearsal {
+	var r planning.Rehearsal
 	for _, a := range p.Config.Roll.Rehearse.Addresses {
 		if prefix, err := netip.ParsePrefix(a); err == nil { // the configuration was checked
 			r.Addresses = append(r.Addresses, prefix)

@@ -6,17 +6,18 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
 // RollOptions are the options of a roll.
 type RollOptions struct {
-	Policy cluster.Policy
+	Policy planning.Policy
 	// Saved is a saved plan; nil: roll every stale node.
-	Saved *cluster.Plan
+	Saved *planning.Plan
 	// Confirm is called with every plan before anything is taken down. Its error, or
 	// false, ends the roll.
-	Confirm func(cluster.Plan) (bool, error)
+	Confirm func(planning.Plan) (bool, error)
 	// RunID makes the ID of a new run; nil: journal.NewRunID.
 	RunID func() (string, error)
 	// JournalSync is journal.Options.Sync; nil in production.

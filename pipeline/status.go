@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
@@ -138,7 +139,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
-	res.problem(claim.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(cluster.Plan{})))
+	res.problem(claim.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(planning.Plan{})))
 	builds, err := p.lockedBuilds()
 	res.problem(err)
 	open := map[string]bool{}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
@@ -138,7 +139,7 @@ func (g *gathering) keys(id string) {
 	g.problem("journal of run "+id, err)
 	g.out.Text(filepath.Join("runs", id, "keys.txt"), []byte(strings.Join(keys, "\n")+"\n"))
 	for key, file := range map[string]string{planKey: "plan.json", firstPlanKey: "plan-first.json"} {
-		var plan cluster.Plan
+		var plan planning.Plan
 		if found, err := j.Get(key, &plan); err != nil {
 			g.problem("plan of run "+id, err)
 		} else if found {

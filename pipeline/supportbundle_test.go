@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/config"
@@ -77,7 +78,7 @@ func plantRun(t *testing.T, p Project) {
 	}
 	vm := map[string]any{"VM": map[string]any{"Config": map[string]string{"cipassword": planted["cipassword"], "sshkeys": planted["sshkeys"], "description": planted["notes of a VM"]}}}
 	refused := fmt.Sprintf("the SMBIOS serial %q would configure the blank machine", "ds=nocloud;s=http:"+planted["a serial's URL"])
-	plan := cluster.Plan{Cluster: "c1", ID: "abcd", Nodes: []cluster.NodePlan{{Node: "wk1", Refused: []string{refused}}}, Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
+	plan := planning.Plan{Cluster: "c1", ID: "abcd", Nodes: []planning.NodePlan{{Node: "wk1", Refused: []string{refused}}}, Hooks: cluster.Hooks{BeforeNode: []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"./silence.sh", planted["an argument of a hook"]}}}}}}
 	log := strings.Join([]string{
 		`{"time":"t","msg":"request","method":"POST","path":"/nodes/pve1/qemu","header":"` + planted["a header"] + `","step":"roll/workers/wk1/take-down/stop"}`,
 		`{"msg":"step","step":"roll/workers/wk1/bring-up/configure","error":"sent Authorization: PVEAPIToken=root@pam!roll=` + planted["another token"] + ` and got 401","code":"credentials"}`,

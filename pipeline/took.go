@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -27,18 +28,18 @@ func TakesAway(below []string) bool {
 // later plans use it as an estimate.
 type stopwatch struct {
 	journal *journal.Journal
-	nodes   map[string]cluster.NodePlan // by path
-	began   map[string]time.Time        // of steps, by path
-	away    map[string]time.Time        // since when, by path of the node
+	nodes   map[string]planning.NodePlan // by path
+	began   map[string]time.Time         // of steps, by path
+	away    map[string]time.Time         // since when, by path of the node
 	outage  map[string]time.Duration
 	steps   map[string]map[string]int
 	err     error // the first error of the journal
 }
 
 // watchClock makes a stopwatch see the events of a runner until unwatch is called.
-func watchClock(run *step.Runner, plan cluster.Plan, j *journal.Journal) (s *stopwatch, unwatch func()) {
+func watchClock(run *step.Runner, plan planning.Plan, j *journal.Journal) (s *stopwatch, unwatch func()) {
 	s = &stopwatch{
-		journal: j, nodes: map[string]cluster.NodePlan{}, began: map[string]time.Time{}, away: map[string]time.Time{},
+		journal: j, nodes: map[string]planning.NodePlan{}, began: map[string]time.Time{}, away: map[string]time.Time{},
 		outage: map[string]time.Duration{}, steps: map[string]map[string]int{},
 	}
 	for _, n := range plan.Work() {
@@ -93,7 +94,7 @@ func (s *stopwatch) lap(path, step string, took time.Duration) {
 	}
 }
 
-func (s *stopwatch) keep(n cluster.NodePlan, path string) {
+func (s *stopwatch) keep(n planning.NodePlan, path string) {
 	if s.outage[path] == 0 {
 		return // it was only cleaned up
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -20,7 +21,7 @@ type Running struct {
 	ID      string
 	Dir     string // of its journal and its log
 	Started time.Time
-	Plan    *cluster.Plan // nil: there is none yet
+	Plan    *planning.Plan // nil: there is none yet
 }
 
 // RunningHere finds the newest run, if it was started on this machine and has not ended.
@@ -35,7 +36,7 @@ func (p Project) RunningHere() (Running, bool, error) {
 		return Running{}, false, err
 	}
 	defer j.Close()
-	var plan cluster.Plan
+	var plan planning.Plan
 	found, err := j.Get("plan", &plan)
 	if found {
 		r.Plan = &plan

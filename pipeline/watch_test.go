@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -106,7 +107,7 @@ func TestRunningHere(t *testing.T) {
 	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.runs(), "r1") || r.Plan != nil {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
-	if err := j.Put("plan", cluster.Plan{Cluster: "c1", TotalSeconds: 60}); err != nil {
+	if err := j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}); err != nil {
 		t.Fatal(err)
 	}
 	if r, here, err = p.RunningHere(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {

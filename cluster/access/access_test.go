@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -74,7 +75,7 @@ func TestNeedsByStrategy(t *testing.T) {
 	use, share := []string{"SDN.Use"}, []string{"Mapping.Use"}
 	for name, tc := range map[string]struct {
 		strategy cluster.Strategy
-		change   func(*cluster.NodePlan)
+		change   func(*planning.NodePlan)
 		want     map[string][]string
 	}{
 		"in-place": {cluster.InPlace, nil, map[string][]string{"/": audit, "/vms": claim}},
@@ -88,13 +89,13 @@ func TestNeedsByStrategy(t *testing.T) {
 			"/": {"Sys.Audit", "Sys.Modify"}, "/vms": recreate, "/storage/fast": space, "/storage/bulk": space,
 			"/sdn/zones/localnetwork/vmbr0": use, "/mapping/dir/share": share,
 		}},
-		"HA": {cluster.Reimage, func(n *cluster.NodePlan) { n.Found.VM.HA = true }, map[string][]string{
+		"HA": {cluster.Reimage, func(n *planning.NodePlan) { n.Found.VM.HA = true }, map[string][]string{
 			"/": {"Sys.Audit", "Sys.Console"}, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
 		}},
-		"HA, taken out already": {cluster.Reimage, func(n *cluster.NodePlan) { n.Found.VM, n.Found.Ties.HA = nil, &cluster.HAResource{} }, map[string][]string{
+		"HA, taken out already": {cluster.Reimage, func(n *planning.NodePlan) { n.Found.VM, n.Found.Ties.HA = nil, &cluster.HAResource{} }, map[string][]string{
 			"/": {"Sys.Audit", "Sys.Console"}, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
 		}},
-		"HA in place": {cluster.InPlace, func(n *cluster.NodePlan) { n.Found.VM.HA = true }, map[string][]string{"/": audit, "/vms": claim}},
+		"HA in place": {cluster.InPlace, func(n *planning.NodePlan) { n.Found.VM.HA = true }, map[string][]string{"/": audit, "/vms": claim}},
 		"a holder's disk, while the VM stays": {cluster.Reimage, withHolder, map[string][]string{
 			"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso,
 		}},
@@ -109,7 +110,7 @@ func TestNeedsByStrategy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := cluster.NodePlan{
+			n := planning.NodePlan{
 				Strategy: tc.strategy, VMID: 9002,
 				Carried: []cluster.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
 				System:  &cluster.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
@@ -121,7 +122,7 @@ func TestNeedsByStrategy(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&n)
 			}
-			needs := NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{n}}, false)
+			needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
 			if diff := cmp.Diff(tc.want, byPath(needs)); diff != "" {
 				t.Error(diff)
 			}
@@ -134,7 +135,7 @@ func TestNeedsByStrategy(t *testing.T) {
 	}
 }
 
-func withSettings(n *cluster.NodePlan) {
+func withSettings(n *planning.NodePlan) {
 	n.Found.Ties.Tags = []string{"gold"}
 	n.Found.VM.Config = map[string]string{
 		"cpu": "custom-talos,flags=+aes", "vmstatestorage": "states", "ide0": "cdrom,media=cdrom", "ide2": "old:iso/talos.iso,media=cdrom",
@@ -143,14 +144,14 @@ func withSettings(n *cluster.NodePlan) {
 	}
 }
 
-func withHolder(n *cluster.NodePlan) {
+func withHolder(n *planning.NodePlan) {
 	n.Found.VM.Config = nil
 	n.Carried = []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}}
 }
 
 func TestNeedsOfNoWork(t *testing.T) {
 	t.Parallel()
-	if needs := NeedsOf(cluster.Plan{}, false); len(needs) > 0 {
+	if needs := NeedsOf(planning.Plan{}, false); len(needs) > 0 {
 		t.Errorf("nothing to do needs %v", needs)
 	}
 }
@@ -159,11 +160,11 @@ func TestNeedsOfNoWork(t *testing.T) {
 // deleted and made anew, and their own entries go with them.
 func TestPropagation(t *testing.T) {
 	t.Parallel()
-	n := cluster.NodePlan{
+	n := planning.NodePlan{
 		Strategy: cluster.Recreate, Host: "pve1", Wanted: cluster.Wanted{VMID: 9002}, Carried: []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
 		Found: cluster.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
 	}
-	needs := NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{n}}, false)
+	needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
 	held := func(change func(tree)) tree {
 		all := func(n Needs, path string) cluster.Privileges {
 			out := cluster.Privileges{}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // TestPlanTellsTheBlankMachineItsAddress: what is set, and what it takes.
@@ -18,7 +19,7 @@ func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 		o.Found[1].Machine.Platform = "nocloud"
 		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
 		clustertest.Static(&o.Found[1])
-		p, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{Only: []string{"wk1"}})
+		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,19 +5,20 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 func TestFreeingNeeds(t *testing.T) {
 	t.Parallel()
-	idle := cluster.NodePlan{Node: "wk1", Strategy: cluster.InPlace, Host: "pve1"}
+	idle := planning.NodePlan{Node: "wk1", Strategy: cluster.InPlace, Host: "pve1"}
 	tidy := idle
 	tidy.Frees = []cluster.FreePlan{{Key: "scsi30", Volid: "fast:vm-9900-disk-0"}}
 	for name, tc := range map[string]struct {
 		needs Needs
 		want  bool
 	}{
-		"a roll that frees":     {NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{tidy}}, false), true},
-		"a roll that does not":  {NeedsOf(cluster.Plan{Nodes: []cluster.NodePlan{idle}}, false), false},
+		"a roll that frees":     {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{tidy}}, false), true},
+		"a roll that does not":  {NeedsOf(planning.Plan{Nodes: []planning.NodePlan{idle}}, false), false},
 		"prune":                 {NeedsToFree([]string{"fast"}), true},
 		"prune without a disk":  {NeedsToFree(nil), false},
 		"prune of ISOs":         {NeedsToPrune([]string{"fast"}), false},

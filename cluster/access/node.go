@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // bridge: with a VLAN tag Proxmox looks one level deeper, with trunks too, at
@@ -183,7 +184,7 @@ func (n *Needs) see() {
 
 // NeedsOf derives what a plan's work takes, by each node's strategy; inLease says
 // that the claim of the run is kept in Kubernetes.
-func NeedsOf(p cluster.Plan, inLease bool) Needs {
+func NeedsOf(p planning.Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
 		needs.Common([]string{n.Host})

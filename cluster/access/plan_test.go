@@ -5,13 +5,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestNeedsAreCheckedByPath(t *testing.T) {
 	t.Parallel()
 	wanted, o := clustertest.World()
-	plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{})
+	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestNeedsAreCheckedByPath(t *testing.T) {
 	o.Found[1].VM.Config["net0"] = "virtio=AA:BB:CC:DD:EE:FF,bridge=vmbr0,tag=7"
 	o.Found[1].VM.Config["hostpci0"] = "mapping=gpu,pcie=1"
 	o.Found[1].VM.Config["startup"] = "order=2"
-	if plan, err = cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{}); err != nil {
+	if plan, err = planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}); err != nil {
 		t.Fatal(err)
 	}
 	want = "the Proxmox token lacks privileges: Sys.Modify on /; Mapping.Use on /mapping/pci/gpu; SDN.Use on /sdn/zones/localnetwork/vmbr0"

@@ -5,12 +5,13 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 )
 
 // NeedsToRehearse is what the trials of a plan take, by the scratch VMs that are
 // made for them. Most of it a roll by recreate takes as well.
-func NeedsToRehearse(p cluster.Plan) Needs {
+func NeedsToRehearse(p planning.Plan) Needs {
 	var needs Needs
 	for _, t := range p.Trials {
 		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
@@ -25,7 +26,7 @@ var scratchPrivileges = []string{
 	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 }
 
-func (n *Needs) scratch(t cluster.Trial) {
+func (n *Needs) scratch(t planning.Trial) {
 	const why = "try boot ISOs out on scratch VMs"
 	at := spot{path: "/vms", below: true}
 	if pool := t.Model.Found.VM.Pool; pool != "" {

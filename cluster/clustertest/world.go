@@ -99,3 +99,26 @@ func Message(err error) string {
 	}
 	return err.Error()
 }
+
+// LargeWorld is one of so many workers, every one of them stale.
+func LargeWorld(nodes int) ([]cluster.Wanted, cluster.Observation) {
+	_, o := World()
+	o.VMs, o.Found = make([]cluster.VM, nodes), make([]cluster.Found, nodes)
+	wanted := make([]cluster.Wanted, nodes)
+	for i := range nodes {
+		name, id, host := fmt.Sprint("wk", i), cluster.VMID(1000+i), fmt.Sprint("pve", i%9)
+		m := InSync()
+		m.UUID, m.SystemDisk = "u-"+name, "sda"
+		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
+		m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + OldHash}
+		o.VMs[i] = cluster.VM{ID: id, Name: name, Host: host, Running: true, Digest: "d" + name, Config: map[string]string{
+			"smbios1": "uuid=u-" + name,
+			"scsi0":   cluster.Disk{Volid: Volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
+			"scsi1":   cluster.Disk{Volid: Volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
+		}}
+		o.Found[i] = cluster.Found{Name: name, VM: &o.VMs[i], Machine: &m}
+		o.Rooms[host] = o.Rooms["pve1"]
+		wanted[i] = cluster.Wanted{Name: name, Build: WantedBuild(), Strategy: cluster.Auto, ISOStorages: []string{"isos"}}
+	}
+	return wanted, o
+}

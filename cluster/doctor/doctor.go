@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // Assessment is what could be done to one node if it were stale.
@@ -55,7 +56,7 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 }
 
 // etcd adds what it forbids to do to a control plane.
-func (a Assessment) etcd(m cluster.Machine, o cluster.Observation, p cluster.Policy) {
+func (a Assessment) etcd(m cluster.Machine, o cluster.Observation, p planning.Policy) {
 	onSystem, err := cluster.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
 		refused, _ := cluster.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
@@ -115,7 +116,7 @@ type Survey struct {
 
 // Assess says of every node what forbids which strategy. Without a lock the
 // wanted builds are empty, and what depends on them is left out.
-func (s Survey) Assess(wanted []cluster.Wanted, p cluster.Policy) []Assessment {
+func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment {
 	out := make([]Assessment, len(wanted))
 	for i, w := range wanted {
 		out[i] = Assess(w, s.Found[i], s.Observation, p)
@@ -214,7 +215,7 @@ func (s Survey) unseen(a Assessment) bool {
 }
 
 // Assess says of one node what forbids which strategy.
-func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p cluster.Policy) Assessment {
+func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.VM == nil {
 		a.Unread = true
@@ -230,7 +231,7 @@ func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p cluster.
 	}
 	c.Machine = *f.Machine
 	c.System, c.SystemErr = cluster.ProveSystemDisk(c.VM, c.Machine, w.SystemDisk)
-	n := cluster.NodePlan{Node: w.Name, Role: cluster.Worker, Wanted: w, Found: f}
+	n := planning.NodePlan{Node: w.Name, Role: cluster.Worker, Wanted: w, Found: f}
 	if c.Machine.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
@@ -240,7 +241,7 @@ func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p cluster.
 	}
 	d := cluster.Decide(w, f, o, c.System, c.SystemErr)
 	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
-		d = cluster.PlanEtcd(&n, o, p, d, c.System, c.SystemErr)
+		d = planning.PlanEtcd(&n, o, p, d, c.System, c.SystemErr)
 	}
 	a.Role, a.Strategy, a.Why, a.Refused, a.WillLose, a.Notes = n.Role, d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
 	a.disks, a.System, a.ToRecreate = c.Disks, c.System.Key, d.ToRecreate
@@ -264,14 +265,14 @@ func readNodes(ctx context.Context, kube cluster.Kube) ([]cluster.KubeNode, erro
 }
 
 // NeedsToRehearse is that of a plan that renews all of these nodes.
-func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h cluster.Rehearsal) access.Needs {
-	var p cluster.Plan
+func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) access.Needs {
+	var p planning.Plan
 	for i, w := range wanted {
 		f := s.Found[i]
 		if f.VM == nil || assessments[i].Strategy == cluster.InPlace || w.Strategy == cluster.InPlace {
 			continue
 		}
-		p.Nodes = append(p.Nodes, cluster.NodePlan{Node: w.Name, Strategy: cluster.Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, Wanted: w, Found: f})
+		p.Nodes = append(p.Nodes, planning.NodePlan{Node: w.Name, Strategy: cluster.Recreate, Host: f.VM.Host, Addr: f.Addr, VMID: f.VM.ID, Wanted: w, Found: f})
 	}
 	p.Trials = p.TrialsOf(h)
 	return access.NeedsToRehearse(p)

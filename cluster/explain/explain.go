@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -22,13 +23,13 @@ type Explanation struct {
 	Turn int `json:"turn,omitempty"`
 	Of   int `json:"of"`
 	// Batch is the one that it goes with; nil: nothing is done to it.
-	Batch      *cluster.Batch   `json:"batch,omitempty"`
-	Plan       cluster.NodePlan `json:"plan"`                 // as recast plan has it
-	Compared   []Comparison     `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
-	Asked      cluster.Strategy `json:"asked"`                // the strategy that the configuration asks for
-	Strategies []StrategyChoice `json:"strategies,omitempty"` // in the order in which auto tries them; none where what was begun decides
-	Disks      []DiskFate       `json:"disks,omitempty"`
-	Steps      []StepOutline    `json:"steps,omitempty"` // what a roll does to it, in this order
+	Batch      *cluster.Batch    `json:"batch,omitempty"`
+	Plan       planning.NodePlan `json:"plan"`                 // as recast plan has it
+	Compared   []Comparison      `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
+	Asked      cluster.Strategy  `json:"asked"`                // the strategy that the configuration asks for
+	Strategies []StrategyChoice  `json:"strategies,omitempty"` // in the order in which auto tries them; none where what was begun decides
+	Disks      []DiskFate        `json:"disks,omitempty"`
+	Steps      []StepOutline     `json:"steps,omitempty"` // what a roll does to it, in this order
 }
 
 // Comparison is one property of a node as it is wanted and as it was found.
@@ -83,8 +84,8 @@ type StepOutline struct {
 }
 
 // Explain says all about one node of a plan that was made of this observation.
-func Explain(ctx context.Context, p cluster.Plan, node string, o cluster.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
-	i := slices.IndexFunc(p.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
+func Explain(ctx context.Context, p planning.Plan, node string, o cluster.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
+	i := slices.IndexFunc(p.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
 	}
@@ -94,7 +95,7 @@ func Explain(ctx context.Context, p cluster.Plan, node string, o cluster.Observa
 		Compared: compareNode(n, o, past), Asked: n.Wanted.Strategy, Strategies: weigh(n, o, p.AcceptOutage), Disks: fatesOf(n), Steps: outlineOf(ctx, p, n, o, t),
 	}
 	if n.Strategy != "" {
-		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w cluster.NodePlan) bool { return w.Node == node })
+		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w planning.NodePlan) bool { return w.Node == node })
 		if b := slices.IndexFunc(p.Batches, func(b cluster.Batch) bool { return slices.Contains(b.Nodes, node) }); b >= 0 {
 			e.Batch = &p.Batches[b]
 		}
@@ -104,12 +105,12 @@ func Explain(ctx context.Context, p cluster.Plan, node string, o cluster.Observa
 
 // weigh says of each strategy what speaks against it; of a node that is as wanted,
 // what would, were it stale. What was begun is finished as it was begun.
-func weigh(n cluster.NodePlan, o cluster.Observation, acceptOutage bool) []StrategyChoice {
+func weigh(n planning.NodePlan, o cluster.Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
 	}
 	system, systemErr := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
-	against := doctor.Assess(n.Wanted, n.Found, o, cluster.Policy{AcceptOutage: acceptOutage}).Against
+	against := doctor.Assess(n.Wanted, n.Found, o, planning.Policy{AcceptOutage: acceptOutage}).Against
 	var out []StrategyChoice
 	for _, s := range cluster.Strategies {
 		w := n.Wanted
@@ -124,7 +125,7 @@ func weigh(n cluster.NodePlan, o cluster.Observation, acceptOutage bool) []Strat
 }
 
 // fatesOf says what becomes of each drive of the VM.
-func fatesOf(n cluster.NodePlan) []DiskFate {
+func fatesOf(n planning.NodePlan) []DiskFate {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
 		return fatesOfRecord(n)
@@ -145,7 +146,7 @@ func fatesOf(n cluster.NodePlan) []DiskFate {
 	return out
 }
 
-func fateOf(n cluster.NodePlan, d cluster.Disk) (Fate, string) {
+func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 	replaces := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage
 	system := n.System != nil && n.System.Key == d.Key
 	switch {
@@ -168,7 +169,7 @@ func fateOf(n cluster.NodePlan, d cluster.Disk) (Fate, string) {
 }
 
 // fatesOfRecord are those of the drives that an unfinished replacement had parked.
-func fatesOfRecord(n cluster.NodePlan) []DiskFate {
+func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	back := func(d cluster.DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
 	}
@@ -187,7 +188,7 @@ func fatesOfRecord(n cluster.NodePlan) []DiskFate {
 }
 
 // compareNode puts what is wanted of a node beside what was found.
-func compareNode(n cluster.NodePlan, o cluster.Observation, past cluster.History) []Comparison {
+func compareNode(n planning.NodePlan, o cluster.Observation, past cluster.History) []Comparison {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
 		return nil

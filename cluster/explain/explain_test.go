@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -22,7 +23,7 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *cluster.O
 	if change != nil {
 		change(wanted, &o)
 	}
-	plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{})
+	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func TestExplainTheRest(t *testing.T) {
 		}
 	}
 	wanted, o := clustertest.World()
-	plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{Only: []string{"wk1"}})
+	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,13 +5,14 @@ import (
 	"path"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // outlineOf lists the steps by which a roll of the plan would go about a node: those
 // of the tree that it runs, with no world to ask what is done already.
-func outlineOf(ctx context.Context, p cluster.Plan, n cluster.NodePlan, o cluster.Observation, t roll.Timing) []StepOutline {
+func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o cluster.Observation, t roll.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
 		return nil
 	}
@@ -55,7 +56,7 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 
 // tookAt is how long a step took in the latest rolls of the node by the same
 // strategy, in the median, else in those of others of its role.
-func tookAt(n cluster.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
+func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
 	for _, of := range n.Peers() {
 		var each []int
 		for _, t := range past {

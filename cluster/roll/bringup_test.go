@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // rebootingMachine answers once with the cluster's certificates, and then reboots.
@@ -27,7 +28,7 @@ func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machin
 // the last look of configure and the one at its goal.
 func TestConfiguredStaysSo(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{Roller: &Roller{Talos: &rebootingMachine{}}, plan: cluster.NodePlan{UUID: "u"}})
+	n := wired(&node{Roller: &Roller{Talos: &rebootingMachine{}}, plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
 		if got, err := n.bringUp.configured(t.Context()); err != nil || got != want {
 			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
@@ -39,7 +40,7 @@ func TestConfiguredStaysSo(t *testing.T) {
 // booted does not say that it is for this machine, or keys were not enrolled.
 func TestBlankMachineOfAnotherKind(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{plan: cluster.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
+	n := wired(&node{plan: planning.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
 	n.want.Build.SecureBoot = true
 	for name, tc := range map[string]struct {
 		change func(*cluster.Machine)

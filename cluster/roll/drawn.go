@@ -6,12 +6,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // DrawnSteps are the steps by which a roll of p would go about n, to be listed only: they have no
 // world to ask what is done already.
-func DrawnSteps(p cluster.Plan, n cluster.NodePlan, t Timing) ([]step.Step, error) {
+func DrawnSteps(p planning.Plan, n planning.NodePlan, t Timing) ([]step.Step, error) {
 	drawn, err := exchangeOf(n)
 	if err != nil {
 		return nil, err
@@ -26,7 +27,7 @@ func DrawnSteps(p cluster.Plan, n cluster.NodePlan, t Timing) ([]step.Step, erro
 
 // exchangeOf is that of the node's VM as it would be remembered now; nil where its
 // strategy has none.
-func exchangeOf(n cluster.NodePlan) (*exchange.Replace, error) {
+func exchangeOf(n planning.NodePlan) (*exchange.Replace, error) {
 	switch {
 	case n.Resume && n.Found.Parking != nil && n.Found.Parking.Record.Open:
 		park := *n.Found.Parking

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -72,7 +73,7 @@ func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VM, error
 func drainedNode(k *drainedKube) *node {
 	return wired(&node{
 		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
-		plan:   cluster.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}},
+		plan:   planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}},
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // TestWayBackIsPublished: what a node is upgraded to in place is what the failure of
@@ -14,7 +15,7 @@ func TestWayBackIsPublished(t *testing.T) {
 	for policy, want := range map[cluster.BootFailure]int{cluster.StopOnBootFailure: 0, cluster.RollbackOnBootFailure: 0, cluster.ReimageOnBootFailure: 1} {
 		wanted, o := clustertest.World()
 		wanted[1].Strategy = cluster.InPlace
-		plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{Only: []string{"wk1"}, BootFailure: policy})
+		plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy})
 		if err != nil {
 			t.Fatal(err)
 		}

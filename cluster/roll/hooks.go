@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -212,7 +213,7 @@ func (n hookPoints) env(p cluster.HookPoint) []string {
 }
 
 // withBatchHooks puts the hooks of a batch before and behind its nodes.
-func (r *Roller) withBatchHooks(p cluster.Plan, b cluster.Batch, steps []step.Step) []step.Step {
+func (r *Roller) withBatchHooks(p planning.Plan, b cluster.Batch, steps []step.Step) []step.Step {
 	phase := b.Phase
 	call := func(point cluster.HookPoint, id string) HookCall {
 		return HookCall{

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -31,7 +32,7 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 			if o.Found[2], err = cluster.MatchNodes(wanted[2], &o, nil); err != nil {
 				t.Fatal(err)
 			}
-			plan, err := cluster.NewPlan("c1", wanted, o, clustertest.Past, cluster.Policy{})
+			plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
 			if err != nil {
 				t.Fatal(err)
 			}

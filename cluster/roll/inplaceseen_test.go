@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // countedTalos is a machine that runs one system, and counts how often it is asked.
@@ -54,7 +55,7 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
 				n := wired(&node{
 					Roller: &Roller{Talos: machine, Kube: markedNode{}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }},
-					plan:   cluster.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b},
+					plan:   planning.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b},
 				})
 				for range 2 {
 					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {

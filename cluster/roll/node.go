@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // node is one node in a roll (DESIGN §9): what the plan says of it, and what only this process can
@@ -12,7 +13,7 @@ import (
 // by name: n.etcd.leave, n.power.stop.
 type node struct {
 	*Roller
-	plan  cluster.NodePlan
+	plan  planning.NodePlan
 	want  cluster.Wanted
 	gates []cluster.UserGate
 	hooks cluster.Hooks

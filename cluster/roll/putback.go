@@ -7,15 +7,16 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // PlanRecover plans to give the unfinished replacement of one node up.
-func PlanRecover(clusterName string, wanted []cluster.Wanted, o cluster.Observation, node string) (cluster.Plan, error) {
-	plan := cluster.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
-	if err := (cluster.Policy{Only: []string{node}}).Check(wanted); err != nil {
-		return cluster.Plan{}, err
+func PlanRecover(clusterName string, wanted []cluster.Wanted, o cluster.Observation, node string) (planning.Plan, error) {
+	plan := planning.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
+	if err := (planning.Policy{Only: []string{node}}).Check(wanted); err != nil {
+		return planning.Plan{}, err
 	}
 	for i, w := range wanted {
 		f := o.Found[i]
@@ -23,22 +24,22 @@ func PlanRecover(clusterName string, wanted []cluster.Wanted, o cluster.Observat
 			continue
 		}
 		if f.Away {
-			return cluster.Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
+			return planning.Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
 		}
 		if !f.Open() {
-			return cluster.Plan{}, nothingToRecover(node, f)
+			return planning.Plan{}, nothingToRecover(node, f)
 		}
 		if f.Parking.Record.Strategy == cluster.Rollback {
-			return cluster.Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
+			return planning.Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
 		}
-		n := cluster.PlanNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, cluster.Policy{})
+		n := planning.ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, planning.Policy{})
 		if n.Strategy != cluster.PutBack {
 			n.PutBack("recast recover asked for it")
 		}
 		n.AskLosses()
-		plan.Run, plan.Nodes = n.Run, []cluster.NodePlan{n}
+		plan.Run, plan.Nodes = n.Run, []planning.NodePlan{n}
 	}
-	plan.Order(cluster.Policy{})
+	plan.Order(planning.Policy{})
 	plan.Arrange()
 	return plan, nil
 }

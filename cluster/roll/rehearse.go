@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -55,7 +56,7 @@ func (r *Roller) clearScratch(left []cluster.LeftScratch) step.Step {
 	}
 }
 
-func (r *Roller) rehearseHost(host string, trials []cluster.Trial) step.Step {
+func (r *Roller) rehearseHost(host string, trials []planning.Trial) step.Step {
 	var steps []step.Step
 	for _, t := range trials {
 		run := &rehearsal{Trial: t, node: wired(&node{Roller: r, plan: t.Model, want: t.Model.Wanted, path: "roll/rehearse/" + host})}
@@ -73,7 +74,7 @@ func (r *Roller) rehearseHost(host string, trials []cluster.Trial) step.Step {
 
 // rehearseSteps are what comes before any node is looked at: scratch VMs of killed
 // runs go, as they were made or not at all, and the boot ISOs are tried out.
-func (r *Roller) rehearseSteps(p cluster.Plan) []step.Step {
+func (r *Roller) rehearseSteps(p planning.Plan) []step.Step {
 	var steps []step.Step
 	if len(p.Scratch) > 0 {
 		steps = append(steps, r.clearScratch(p.Scratch))
@@ -82,7 +83,7 @@ func (r *Roller) rehearseSteps(p cluster.Plan) []step.Step {
 		return steps
 	}
 	var branches []step.Step
-	byHost := map[string][]cluster.Trial{}
+	byHost := map[string][]planning.Trial{}
 	for _, t := range p.Trials {
 		byHost[t.Host] = append(byHost[t.Host], t)
 	}
@@ -97,7 +98,7 @@ func (r *Roller) rehearseSteps(p cluster.Plan) []step.Step {
 
 // rehearsal is one trial in progress.
 type rehearsal struct {
-	cluster.Trial
+	planning.Trial
 	*node // of the node that it is modelled on, which is only read
 
 	vmid cluster.VMID // that was asked for; 0: none

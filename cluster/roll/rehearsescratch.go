@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -169,7 +170,7 @@ func (t *rehearsal) cloudInitStorage() string {
 }
 
 // ScratchTakes is what trying t out takes: the storages that get volumes, and the settings of the VM.
-func ScratchTakes(t cluster.Trial) (storages []string, config map[string]string, err error) {
+func ScratchTakes(t planning.Trial) (storages []string, config map[string]string, err error) {
 	r := &rehearsal{Trial: t, node: wired(&node{Roller: &Roller{}, plan: t.Model, want: t.Model.Wanted})}
 	config, err = r.config(0, "none")
 	return r.scratchStorages(), config, err

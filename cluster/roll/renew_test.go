@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // oneNode is a Kubernetes with one Node.
@@ -53,7 +54,7 @@ func TestCutOffInstallation(t *testing.T) {
 			t.Parallel()
 			vm := cluster.VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
 			kubeNode := cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r1"}}
-			n := wired(&node{Roller: &Roller{Run: "r1"}, plan: cluster.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
+			n := wired(&node{Roller: &Roller{Run: "r1"}, plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
 			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []cluster.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -67,7 +68,7 @@ type Roller struct {
 
 // Steps derives the tree of a roll from its plan: a branch per phase, in it one
 // per node, in the plan's order.
-func (r *Roller) Steps(p cluster.Plan) step.Step {
+func (r *Roller) Steps(p planning.Plan) step.Step {
 	work := p.Work()
 	return step.Step{
 		ID:    "roll",
@@ -75,7 +76,7 @@ func (r *Roller) Steps(p cluster.Plan) step.Step {
 		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
 			steps := r.rehearseSteps(p)
-			if slices.ContainsFunc(work, cluster.NodePlan.NeedsSnapshot) {
+			if slices.ContainsFunc(work, planning.NodePlan.NeedsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}
 			for _, b := range p.Batches {
@@ -90,7 +91,7 @@ func (r *Roller) Steps(p cluster.Plan) step.Step {
 	}
 }
 
-func (r *Roller) phase(p cluster.Plan, b cluster.Batch) (step.Step, error) {
+func (r *Roller) phase(p planning.Plan, b cluster.Batch) (step.Step, error) {
 	var steps, first []step.Step
 	ahead := min(b.Limit+1, maxAhead)
 	for i, n := range p.Of(b) {

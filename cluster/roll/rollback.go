@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -17,28 +18,28 @@ import (
 // PlanRollback plans to boot each of the nodes (all that can be, if none is
 // named) from the system disk that it had before. Where that is not possible,
 // the way back is a roll to the previous lock; each refusal says so.
-func PlanRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p cluster.Policy) (cluster.Plan, error) {
-	plan := cluster.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+func PlanRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) (planning.Plan, error) {
+	plan := planning.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := p.Check(wanted); err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	for i, w := range wanted {
 		f := o.Found[i]
 		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {
 		case f.Open():
-			return cluster.Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
+			return planning.Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
 		case f.Unfinished():
-			return cluster.Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
+			return planning.Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
 		}
 		if !p.Selects(w.Name) {
 			continue
 		}
-		n := cluster.NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Wanted: w, Found: f, EtcdKept: true}
+		n := planning.NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Wanted: w, Found: f, EtcdKept: true}
 		if f.VM != nil {
 			n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
 		}
 		if err := planRollback(ctx, &n, o, talos, m, p); err != nil {
-			return cluster.Plan{}, fmt.Errorf("node %s: %w", w.Name, err)
+			return planning.Plan{}, fmt.Errorf("node %s: %w", w.Name, err)
 		}
 		if n.Strategy == "" && len(p.Only) == 0 {
 			n.Refused = nil // nobody asked for this one
@@ -78,11 +79,11 @@ func (n order) rolledBackTo(rec cluster.Record) string {
 	return "it runs its earlier system again"
 }
 
-func planRollback(ctx context.Context, n *cluster.NodePlan, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p cluster.Policy) error {
+func planRollback(ctx context.Context, n *planning.NodePlan, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) error {
 	kept, on, ok := n.Found.LastKept()
 	switch {
 	case n.Found.Away:
-		cluster.PlanAway(n, o.Away)
+		planning.PlanAway(n, o.Away)
 		return nil
 	case !ok:
 		n.Why = "no earlier system disk of it is parked"
@@ -150,7 +151,7 @@ func planRollback(ctx context.Context, n *cluster.NodePlan, o cluster.Observatio
 
 // planRollbackEtcd lets a control plane go back only where its old disk holds no
 // data of etcd, because it had left before: data of a removed member never joins again.
-func planRollbackEtcd(ctx context.Context, n *cluster.NodePlan, o cluster.Observation, talos cluster.Talos, p cluster.Policy, kept cluster.KeptDisk) error {
+func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o cluster.Observation, talos cluster.Talos, p planning.Policy, kept cluster.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {

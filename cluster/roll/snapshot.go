@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/etcddb"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -23,7 +24,7 @@ import (
 const snapshotKey = "etcd-snapshot"
 
 // snapshotStep saves etcd before the first control plane is touched.
-func (r *Roller) snapshotStep(p cluster.Plan) step.Step {
+func (r *Roller) snapshotStep(p planning.Plan) step.Step {
 	all := wired(&node{Roller: r, path: "roll"}) // of the nodes
 	return all.repeating("snapshot-etcd", step.Step{
 		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
@@ -42,7 +43,7 @@ func (r *Roller) snapshotStep(p cluster.Plan) step.Step {
 	})
 }
 
-func (r *Roller) takeSnapshot(ctx context.Context, p cluster.Plan) error {
+func (r *Roller) takeSnapshot(ctx context.Context, p planning.Plan) error {
 	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
 	for _, e := range p.ControlPlanes {

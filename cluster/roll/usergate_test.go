@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -112,19 +113,19 @@ func TestStepsOfGates(t *testing.T) {
 	cordoned, media := cluster.Drift{Reasons: []cluster.Reason{{Code: "cordoned"}}}, cluster.Drift{Reasons: []cluster.Reason{{Code: "boot-media"}}}
 	cases := map[string]struct {
 		gates []cluster.UserGate
-		plan  cluster.NodePlan
+		plan  planning.NodePlan
 		want  string
 	}{
-		"none":                                  {nil, cluster.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
-		"recreate":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
-		"in place":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
-		"before only":                           {[]cluster.UserGate{before}, cluster.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
-		"rollback":                              {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
-		"what is out already":                   {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
-		"what was reset":                        {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.Configure, Drift: stale}, "ask-gates-again"},
-		"what is given up":                      {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.PutBack, Drift: stale}, ""},
-		"what was out, and is to be uncordoned": {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
-		"what never was out":                    {[]cluster.UserGate{both}, cluster.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
+		"none":                                  {nil, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
+		"recreate":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
+		"in place":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
+		"before only":                           {[]cluster.UserGate{before}, planning.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
+		"rollback":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
+		"what is out already":                   {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
+		"what was reset":                        {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Configure, Drift: stale}, "ask-gates-again"},
+		"what is given up":                      {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.PutBack, Drift: stale}, ""},
+		"what was out, and is to be uncordoned": {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
+		"what never was out":                    {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -207,7 +208,7 @@ func failing(names ...string) cluster.Judged {
 
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
 	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: Timing{Poll: time.Second}, Say: func(string, string) {}}
-	return wired(&node{Roller: r, plan: cluster.NodePlan{Node: "wk1", Strategy: cluster.Recreate}, gates: gates})
+	return wired(&node{Roller: r, plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}, gates: gates})
 }
 
 // judgeFunc answers what it likes.

@@ -8,13 +8,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // selection adds the flags that choose nodes.
-func selection(c *cobra.Command, p *cluster.Policy) {
+func selection(c *cobra.Command, p *planning.Policy) {
 	c.Flags().StringSliceVar(&p.Only, "only", nil, "`nodes` to look at (default: all)")
 	c.Flags().StringSliceVar(&p.Exclude, "exclude", nil, "`nodes` to leave out")
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
@@ -33,7 +34,7 @@ func (l labels) Set(text string) (err error) {
 }
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
-	var policy cluster.Policy
+	var policy planning.Policy
 	var out, explain string
 	var exitCode, rehearse bool
 	c := &cobra.Command{
@@ -96,7 +97,7 @@ shows on which hosts and how, and which scratch VMs of killed runs are removed f
 type planAsk struct {
 	out      string
 	node     string // to explain; "": none
-	policy   cluster.Policy
+	policy   planning.Policy
 	rehearse *bool
 	exitCode bool
 }
@@ -104,7 +105,7 @@ type planAsk struct {
 // answer makes the plan and prints it, or the details of one node. It returns the exit
 // code.
 func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
-	var plan cluster.Plan
+	var plan planning.Plan
 	var e explain.Explanation
 	if a.node == "" {
 		plan, err = pipeline.Plan(ctx, p, m, a.policy, a.rehearse)

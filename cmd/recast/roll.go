@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -87,7 +87,7 @@ second one stops at once.`,
 }
 
 // savedPlan reads the plan that --plan names; nil without it.
-func savedPlan(c *cobra.Command, file string) (*cluster.Plan, error) {
+func savedPlan(c *cobra.Command, file string) (*planning.Plan, error) {
 	if !c.Flags().Changed("plan") {
 		return nil, nil
 	}
@@ -101,8 +101,8 @@ func savedPlan(c *cobra.Command, file string) (*cluster.Plan, error) {
 
 // rollFlags are the flags of every command that changes nodes.
 type rollFlags struct {
-	policy cluster.Policy
-	saved  *cluster.Plan
+	policy planning.Policy
+	saved  *planning.Plan
 	yes    bool
 	out    string
 }
@@ -132,7 +132,7 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		rep, err := do(ctx, p, m, run, pipeline.RollOptions{
 			Policy: f.policy, Saved: f.saved, Holder: holder(), Dead: dead, Notify: tell, Began: s.telemetry.Began,
 			Pulsed: s.telemetry.Pulsed, Version: version,
-			Confirm: func(plan cluster.Plan) (bool, error) {
+			Confirm: func(plan planning.Plan) (bool, error) {
 				if s.interrupts.forget() { // pressed while an earlier run was being finished
 					return false, nil
 				}

@@ -9,7 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
@@ -106,7 +106,7 @@ func (t *stepDisplay) hold() (goOn func()) {
 }
 
 // plan sets the plan that the display shows.
-func (t *stepDisplay) plan(p cluster.Plan) {
+func (t *stepDisplay) plan(p planning.Plan) {
 	if t.view != nil {
 		t.view.Plan(p)
 	}

@@ -71,18 +71,19 @@ var table = []row{
 	{pkg: "images", allow: []string{"schematics", "internal/bootimage", "internal/step", "internal/wait", "internal/fault", ggcr, errgroup}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/firewall", "internal/foreign", "internal/wait", "internal/fault"}},
+	{pkg: "cluster/planning", allow: []string{"cluster", "cluster/config", "internal/wait", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/exchange", allow: []string{"cluster", "cluster/firewall", "cluster/reach", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words"}},
-	{pkg: "cluster/access", allow: []string{"cluster", "cluster/roll", "internal/fault", "internal/words", errgroup}},
-	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/access", "cluster/roll", "internal/fault", "internal/words", errgroup}},
-	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/firewall", "cluster/exchange", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/reach", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/roll", allow: []string{"cluster", "cluster/planning", "cluster/exchange", "cluster/reach", "internal/step", "internal/wait", "internal/etcddb", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/prune", allow: []string{"cluster", "cluster/planning", "cluster/exchange", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words"}},
+	{pkg: "cluster/access", allow: []string{"cluster", "cluster/planning", "cluster/roll", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/planning", "cluster/access", "cluster/roll", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/planning", "cluster/firewall", "cluster/exchange", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
+	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/planning", "cluster/reach", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/..."}},
-	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/roll", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
-	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/claim", "internal/fault", errgroup}},
-	{pkg: "cluster/provenance", allow: []string{"cluster", "internal/words"}},
+	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/planning", "cluster/roll", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
+	{pkg: "cluster/discover", allow: []string{"cluster", "cluster/planning", "cluster/claim", "internal/fault", errgroup}},
+	{pkg: "cluster/provenance", allow: []string{"cluster", "cluster/planning", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters nor Talos
 	{pkg: "cluster/firewall"}, // a leaf, too
 	{pkg: "cluster/reach"},    // a leaf, too

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
@@ -75,7 +76,7 @@ func NewBoard(title string, began time.Time) *Board {
 }
 
 // Plan replaces the board's content by what is planned from then on.
-func (b *Board) Plan(at time.Time, plan cluster.Plan) {
+func (b *Board) Plan(at time.Time, plan planning.Plan) {
 	b.forget()
 	b.began = at
 	b.total = time.Duration(plan.TotalSeconds) * time.Second

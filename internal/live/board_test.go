@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -29,10 +30,10 @@ type testBoard struct{ *Board }
 
 func rollOf(workers int) testBoard {
 	b := NewBoard("recast roll", begun)
-	p := cluster.Plan{TotalSeconds: 240 * (workers + 1)}
-	p.Nodes = append(p.Nodes, cluster.NodePlan{Node: "cp1", Phase: cluster.ControlPlanes, Strategy: cluster.InPlace, OutageSeconds: 120})
+	p := planning.Plan{TotalSeconds: 240 * (workers + 1)}
+	p.Nodes = append(p.Nodes, planning.NodePlan{Node: "cp1", Phase: cluster.ControlPlanes, Strategy: cluster.InPlace, OutageSeconds: 120})
 	for i := range workers {
-		p.Nodes = append(p.Nodes, cluster.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: cluster.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
+		p.Nodes = append(p.Nodes, planning.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: cluster.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
 	}
 	b.Plan(begun, p)
 	return testBoard{b}

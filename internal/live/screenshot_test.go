@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 const (
@@ -54,7 +54,7 @@ func replay(t *testing.T, node, seen string) (*Board, time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var plan cluster.Plan
+	var plan planning.Plan
 	if err := json.Unmarshal(text, &plan); err != nil {
 		t.Fatal(err)
 	}

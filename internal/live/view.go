@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -90,7 +91,7 @@ func (v *View) tell(what func(*Board)) {
 }
 
 // Plan sets what is planned.
-func (v *View) Plan(plan cluster.Plan) {
+func (v *View) Plan(plan planning.Plan) {
 	at := time.Now()
 	v.tell(func(b *Board) { b.Plan(at, plan) })
 }

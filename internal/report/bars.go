@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -252,7 +252,7 @@ func legendOf(cards []card) []legend {
 }
 
 // outageOf is the expected outage of a node, for the plan.
-func outageOf(n cluster.NodePlan) string {
+func outageOf(n planning.NodePlan) string {
 	if n.OutageSeconds == 0 {
 		return ""
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/story"
 )
 
@@ -26,7 +26,7 @@ type view struct {
 	Legend              []legend // kinds of stages that occur
 	Others              []stage  // steps that belong to no node
 	Charts              []chart
-	Work, Idle          []cluster.NodePlan
+	Work, Idle          []planning.NodePlan
 	Notes               []story.Said
 	Said                []story.Said
 	Unsaid              int // number of omitted lines
@@ -61,7 +61,7 @@ func look(r Run) view {
 	v.Legend, v.Others = legendOf(v.Cards), v.others()
 	if p := r.Past.Plan; p != nil {
 		v.Work = p.Work()
-		v.Idle = slices.DeleteFunc(slices.Clone(p.Nodes), func(n cluster.NodePlan) bool { return n.Strategy != "" })
+		v.Idle = slices.DeleteFunc(slices.Clone(p.Nodes), func(n planning.NodePlan) bool { return n.Strategy != "" })
 	}
 	v.Unsaid = max(0, len(r.Story.Said)-mostSaid)
 	v.Said = r.Story.Said[v.Unsaid:]

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -67,13 +68,13 @@ func number(is bool) float64 {
 }
 
 // Planned records what a roll would do.
-func (t *Telemetry) Planned(plan cluster.Plan) {
+func (t *Telemetry) Planned(plan planning.Plan) {
 	if t != nil {
 		t.answer(func(p *page) { planned(p, plan) })
 	}
 }
 
-func planned(p *page, plan cluster.Plan) {
+func planned(p *page, plan planning.Plan) {
 	nodes := p.gauge("recast_plan_nodes", "Nodes of the plan by strategy: none if nothing is to be done, refused if it can't be done.", "strategy")
 	outage := p.gauge("recast_plan_outage_seconds", "How long the node is expected to be away.", "node", "strategy")
 	count := map[string]float64{"none": 0, "refused": 0}

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
@@ -329,7 +330,7 @@ func TestNilTelemetry(t *testing.T) {
 	tele.Cluster("x")
 	tele.Began("x", "/nowhere")
 	tele.Drifted(pipeline.DriftResult{})
-	tele.Planned(cluster.Plan{})
+	tele.Planned(planning.Plan{})
 	tele.Rolled(pipeline.Report{}, ui.Fared{})
 	tele.Examined(pipeline.DoctorResult{})
 	tele.End(t.Context(), 0, nil)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
@@ -88,7 +89,7 @@ func TestForeignTextInReports(t *testing.T) {
 		t.Errorf("%q: %v", again.Nodes[0].Talos, err)
 	}
 	var plan bytes.Buffer
-	p := cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Drift: drift, Strategy: cluster.Recreate, Why: words, WillLose: []string{words}, Notes: []string{words}}}, Warn: []string{words}}
+	p := planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Drift: drift, Strategy: cluster.Recreate, Why: words, WillLose: []string{words}, Notes: []string{words}}}, Warn: []string{words}}
 	if err := WritePlan(&plan, "markdown", p); err != nil {
 		t.Fatal(err)
 	}

@@ -5,11 +5,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // drawGates prints the user's gates.
-func drawGates(p *page, plan cluster.Plan) {
+func drawGates(p *page, plan planning.Plan) {
 	lines := gateLines(plan)
 	if len(lines) == 0 {
 		return
@@ -22,8 +22,8 @@ func drawGates(p *page, plan cluster.Plan) {
 }
 
 // gateLines returns the gates of a plan that does something.
-func gateLines(plan cluster.Plan) []string {
-	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+func gateLines(plan planning.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
 		return nil
 	}
 	var lines []string

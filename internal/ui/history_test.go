@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/story"
@@ -23,12 +24,12 @@ func pastRuns() []pipeline.PastRun {
 	return []pipeline.PastRun{
 		{
 			ID: "20261122-0421-beef", Started: at.Add(24 * time.Hour), Result: "killed",
-			Plan: &cluster.Plan{Nodes: []cluster.NodePlan{{Node: "cp1", Strategy: cluster.InPlace}}},
+			Plan: &planning.Plan{Nodes: []planning.NodePlan{{Node: "cp1", Strategy: cluster.InPlace}}},
 		},
 		{
 			ID: "20261121-0421-3f2a", Started: at, Finished: at.Add(1871 * time.Second), Result: "done",
 			About: &pipeline.About{Command: "roll", By: claim.Holder{Host: "ci", PID: 7}, Recast: "v0.9.0", Was: "v1.13.8", Talos: "v1.13.9", Before: "a", Lock: "b"},
-			Plan:  &cluster.Plan{Nodes: []cluster.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}},
+			Plan:  &planning.Plan{Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate}, {Node: "wk2"}}},
 			Fates: &cluster.Fates{Done: []string{"wk1"}},
 			Took:  []cluster.Took{{Node: "wk1", Strategy: cluster.Recreate, OutageSeconds: 192}},
 		},

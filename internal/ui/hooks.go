@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 )
 
@@ -16,7 +17,7 @@ var hookPoints = map[cluster.HookPoint]string{
 }
 
 // drawHooks prints the user's hooks.
-func drawHooks(p *page, plan cluster.Plan) {
+func drawHooks(p *page, plan planning.Plan) {
 	lines := hookLines(plan)
 	if len(lines) == 0 {
 		return
@@ -29,8 +30,8 @@ func drawHooks(p *page, plan cluster.Plan) {
 }
 
 // hookLines returns the hooks of a plan that does something.
-func hookLines(plan cluster.Plan) []string {
-	if !slices.ContainsFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Strategy != "" }) {
+func hookLines(plan planning.Plan) []string {
+	if !slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" }) {
 		return nil
 	}
 	var lines []string

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -21,8 +22,8 @@ func TestPlanDrawsHooks(t *testing.T) {
 	told := run("./freeze.sh", "on")
 	told.Description = "freeze deployments"
 	drawn(t, "plan-hooks", func(b *bytes.Buffer) error {
-		return WritePlan(b, "text", cluster.Plan{
-			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
+		return WritePlan(b, "text", planning.Plan{
+			Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
 			Hooks: cluster.Hooks{BeforeRun: []cluster.Hook{told, run("date")}, AfterBatch: []cluster.Hook{run("sync")}, AfterNode: []cluster.Hook{run("sh", "-c", "a\nb\n")}},
 		})
 	})

@@ -8,18 +8,19 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
 // WritePlan prints what a roll would do.
-func WritePlan(w io.Writer, format string, plan cluster.Plan) error {
+func WritePlan(w io.Writer, format string, plan planning.Plan) error {
 	if format == "markdown" {
 		return write(w, format, plan, func(p *page) { writeMarkdown(p, plan) })
 	}
 	return write(w, format, plan, func(p *page) { drawPlan(p, plan) })
 }
 
-func drawPlan(p *page, plan cluster.Plan) {
+func drawPlan(p *page, plan planning.Plan) {
 	drawRehearsal(p, plan)
 	var columns table
 	for _, n := range plan.Nodes {
@@ -55,7 +56,7 @@ func drawPlan(p *page, plan cluster.Plan) {
 }
 
 // drawRehearsal prints which VMs are deleted and created before any node is touched.
-func drawRehearsal(p *page, plan cluster.Plan) {
+func drawRehearsal(p *page, plan planning.Plan) {
 	if len(plan.Scratch)+len(plan.Trials) == 0 {
 		return
 	}
@@ -70,10 +71,10 @@ func drawRehearsal(p *page, plan cluster.Plan) {
 }
 
 // acts says whether the plan has more to say about a node than that it stays.
-func acts(n cluster.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
+func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
 // phases lists the phases of a plan that have something to do, in order.
-func phases(plan cluster.Plan) []cluster.Phase {
+func phases(plan planning.Plan) []cluster.Phase {
 	var out []cluster.Phase
 	for _, n := range plan.Nodes {
 		if acts(n) && !slices.Contains(out, n.Phase) {
@@ -83,11 +84,11 @@ func phases(plan cluster.Plan) []cluster.Phase {
 	return out
 }
 
-func ofPhase(plan cluster.Plan, phase cluster.Phase) []cluster.NodePlan {
-	return slices.DeleteFunc(slices.Clone(plan.Nodes), func(n cluster.NodePlan) bool { return !acts(n) || n.Phase != phase })
+func ofPhase(plan planning.Plan, phase cluster.Phase) []planning.NodePlan {
+	return slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) || n.Phase != phase })
 }
 
-func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
+func heading(plan planning.Plan, phase cluster.Phase, nodes int) string {
 	switch phase {
 	case cluster.Unfinished:
 		if plan.Run == "" {
@@ -106,7 +107,7 @@ func heading(plan cluster.Plan, phase cluster.Phase, nodes int) string {
 }
 
 // beside says that a batch does not wait for the one before it.
-func beside(plan cluster.Plan, phase cluster.Phase) string {
+func beside(plan planning.Plan, phase cluster.Phase) string {
 	i := slices.IndexFunc(plan.Batches, func(b cluster.Batch) bool { return b.Phase == phase })
 	if i < 1 || !plan.Batches[i].Beside {
 		return ""
@@ -115,7 +116,7 @@ func beside(plan cluster.Plan, phase cluster.Phase) string {
 }
 
 // nodeRow is the line of a node that is changed or refused.
-func nodeRow(p *page, n cluster.NodePlan) []string {
+func nodeRow(p *page, n planning.NodePlan) []string {
 	what := p.paint(yellow, string(n.Strategy))
 	if len(n.Refused) > 0 {
 		what = p.paint(red, "refused")
@@ -123,7 +124,7 @@ func nodeRow(p *page, n cluster.NodePlan) []string {
 	return []string{what, n.Node, n.Role, vmOf(n), awayOf(n)}
 }
 
-func vmOf(n cluster.NodePlan) string {
+func vmOf(n planning.NodePlan) string {
 	if n.VMID == 0 {
 		return "no VM that can be read"
 	}
@@ -131,7 +132,7 @@ func vmOf(n cluster.NodePlan) string {
 }
 
 // awayOf says how long a node is expected to be down, and the source of the estimate.
-func awayOf(n cluster.NodePlan) string {
+func awayOf(n planning.NodePlan) string {
 	switch {
 	case n.OutageSeconds == 0 || len(n.Refused) > 0:
 		return ""
@@ -151,7 +152,7 @@ const several = 10
 
 // drawIdle prints a line for each node that stays as it is. Many equal nodes without
 // notes share a line.
-func drawIdle(p *page, plan cluster.Plan) {
+func drawIdle(p *page, plan planning.Plan) {
 	rest := slices.DeleteFunc(slices.Clone(plan.Nodes), acts)
 	if len(rest) == 0 {
 		return
@@ -177,15 +178,15 @@ func drawIdle(p *page, plan cluster.Plan) {
 	p.line("")
 }
 
-func idleRow(p *page, n cluster.NodePlan) []string {
+func idleRow(p *page, n planning.NodePlan) []string {
 	return []string{idleState(p, n), n.Node, idleWhy(n)}
 }
 
-func idleWhy(n cluster.NodePlan) string {
+func idleWhy(n planning.NodePlan) string {
 	return foreign.Line(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
 }
 
-func idleState(p *page, n cluster.NodePlan) string {
+func idleState(p *page, n planning.NodePlan) string {
 	switch {
 	case n.Paused != "":
 		return p.paint(yellow, "paused")
@@ -198,7 +199,7 @@ func idleState(p *page, n cluster.NodePlan) string {
 }
 
 // drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.
-func drawSum(p *page, plan cluster.Plan) {
+func drawSum(p *page, plan planning.Plan) {
 	refused := 0
 	var losing []string
 	var order []cluster.Strategy
@@ -241,7 +242,7 @@ func drawSum(p *page, plan cluster.Plan) {
 }
 
 // longest says how long a single node is down at most, if there are several.
-func longest(plan cluster.Plan) string {
+func longest(plan planning.Plan) string {
 	var most time.Duration
 	for _, n := range plan.Work() {
 		most = max(most, outage(n))
@@ -252,7 +253,7 @@ func longest(plan cluster.Plan) string {
 	return fmt.Sprintf(", each node away for at most %s", minutes(most))
 }
 
-func inAll(plan cluster.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
+func inAll(plan planning.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
 
 func then(s, separator string) string {
 	if s == "" {
@@ -261,7 +262,7 @@ func then(s, separator string) string {
 	return s + separator
 }
 
-func outage(n cluster.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
+func outage(n planning.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
 
 // minutes rounds an estimate to minutes.
 func minutes(d time.Duration) string {

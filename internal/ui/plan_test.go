@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -47,20 +48,20 @@ var (
 	}}
 )
 
-func node(name string, id cluster.VMID, phase cluster.Phase, s cluster.Strategy, seconds int) cluster.NodePlan {
-	n := cluster.NodePlan{Node: name, Role: "worker", Phase: phase, Strategy: s, VMID: id, Host: "pve1", OutageSeconds: seconds, Drift: stale}
+func node(name string, id cluster.VMID, phase cluster.Phase, s cluster.Strategy, seconds int) planning.NodePlan {
+	n := planning.NodePlan{Node: name, Role: "worker", Phase: phase, Strategy: s, VMID: id, Host: "pve1", OutageSeconds: seconds, Drift: stale}
 	if phase == cluster.ControlPlanes {
 		n.Role = "control-plane"
 	}
 	return n
 }
 
-func inSync(name string) cluster.NodePlan {
-	return cluster.NodePlan{Node: name, Role: "worker", Phase: cluster.Workers, Why: "runs v1.13.9 build abcdef012345"}
+func inSync(name string) planning.NodePlan {
+	return planning.NodePlan{Node: name, Role: "worker", Phase: cluster.Workers, Why: "runs v1.13.9 build abcdef012345"}
 }
 
 // everyPhase is a plan with a node in every state.
-func everyPhase() cluster.Plan {
+func everyPhase() planning.Plan {
 	resumed := node("wk3", 9033, cluster.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
 		"its machine configuration is nowhere but on the old system disk"
@@ -81,8 +82,8 @@ func everyPhase() cluster.Plan {
 	kept.Drift = cluster.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
 	unread := inSync("wk7")
 	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
-	return cluster.Plan{
-		Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []cluster.NodePlan{resumed, canary, cp, losing, back, kept, unread},
+	return planning.Plan{
+		Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []planning.NodePlan{resumed, canary, cp, losing, back, kept, unread},
 		Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},
 	}
 }
@@ -103,15 +104,15 @@ func TestWritePlan(t *testing.T) {
 	left := inSync("wk8")
 	left.Why, left.Paused, left.Drift = "paused: @ops | see #12 <b>*now*</b>\nor later", "x", stale
 
-	for name, plan := range map[string]cluster.Plan{
+	for name, plan := range map[string]planning.Plan{
 		"plan-paused": {
-			Cluster: "c1", ID: "0123456789abcdef", Nodes: []cluster.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
+			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
 			Batches: []cluster.Batch{{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: cluster.Workers, Nodes: []string{"wk2"}, Limit: 1}},
 		},
-		"plan-nothing":     {Nodes: []cluster.NodePlan{inSync("wk1"), inSync("wk2")}},
+		"plan-nothing":     {Nodes: []planning.NodePlan{inSync("wk1"), inSync("wk2")}},
 		"plan-every-phase": every,
 		"plan-gates": {
-			Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Gates: []cluster.UserGate{
 				{TimeoutSeconds: 3600, Description: "Ceph is whole", Objects: &cluster.ObjectGate{
 					APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Expr: "now - timestamp(status.ceph.lastChecked) < duration('5m') &&\n(status.ceph.health == 'HEALTH_OK')",
@@ -120,14 +121,14 @@ func TestWritePlan(t *testing.T) {
 			},
 		},
 		"plan-rehearsal": {
-			Cluster: "c1", Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Scratch: []cluster.LeftScratch{{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve2", Run: "20261120-0300-aaaa"}},
-			Trials: []cluster.Trial{
+			Trials: []planning.Trial{
 				{Host: "pve1", Firmware: "OVMF, q35, CPU host", ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso", Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},
 				{Host: "pve2", Firmware: "SeaBIOS, i440fx, CPU kvm64", ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso", Schematic: "storage", Nodes: []string{"wk3"}},
 			},
 		},
-		"plan-refused": {Nodes: []cluster.NodePlan{refused, inSync("wk1")}, MaxUnavailable: 1, PerHost: 1},
+		"plan-refused": {Nodes: []planning.NodePlan{refused, inSync("wk1")}, MaxUnavailable: 1, PerHost: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -139,12 +140,12 @@ func TestWritePlan(t *testing.T) {
 
 func TestPlanAsJSONIsThePlan(t *testing.T) {
 	t.Parallel()
-	plan := cluster.Plan{Cluster: "c1", Nodes: []cluster.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
+	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
 	var out bytes.Buffer
 	if err := WritePlan(&out, "json", plan); err != nil {
 		t.Fatal(err)
 	}
-	var got cluster.Plan
+	var got planning.Plan
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got.Nodes[0].Strategy != cluster.Recreate || got.Nodes[0].OutageSeconds != 240 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -155,7 +156,7 @@ func TestLossesAreRed(t *testing.T) {
 	var out bytes.Buffer
 	n := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
 	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
-	drawPlan(&page{w: &out, colour: true}, cluster.Plan{Nodes: []cluster.NodePlan{n}, TotalSeconds: 240})
+	drawPlan(&page{w: &out, colour: true}, planning.Plan{Nodes: []planning.NodePlan{n}, TotalSeconds: 240})
 	for _, want := range []string{"\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q does not hold %q", out.String(), want)

@@ -3,8 +3,8 @@ package ui
 import (
 	"fmt"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -15,7 +15,7 @@ const mostChanges = 8
 const widestValue = 100
 
 // fileFacts returns what the node's file in talos.machineConfigs changes.
-func fileFacts(n cluster.NodePlan) []fact {
+func fileFacts(n planning.NodePlan) []fact {
 	file := n.ConfigFile
 	switch {
 	case file == nil || !file.Applied:
@@ -64,7 +64,7 @@ func cut(text string) string {
 }
 
 // drawFile lists everything that a node's file changes, or would change.
-func drawFile(p *page, n cluster.NodePlan) {
+func drawFile(p *page, n planning.NodePlan) {
 	if n.ConfigFile == nil || len(n.ConfigFile.Changes) == 0 {
 		return
 	}
@@ -80,7 +80,7 @@ func drawFile(p *page, n cluster.NodePlan) {
 }
 
 // reconfigured returns the nodes whose files change their configuration.
-func reconfigured(plan cluster.Plan) []string {
+func reconfigured(plan planning.Plan) []string {
 	var names []string
 	for _, n := range plan.Nodes {
 		if f := n.ConfigFile; f != nil && f.Applied && len(f.Changes) > 0 && len(n.Refused) == 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // changes are differences of every kind, and then more of one.
@@ -28,7 +29,7 @@ func changes(more int) []config.Change {
 	return out
 }
 
-func withFile(n cluster.NodePlan, f cluster.ConfigFile) cluster.NodePlan {
+func withFile(n planning.NodePlan, f cluster.ConfigFile) planning.NodePlan {
 	n.ConfigFile = &f
 	return n
 }
@@ -45,9 +46,9 @@ func TestWriteConfigFiles(t *testing.T) {
 	many := withFile(node("wk4", 9034, cluster.Canary, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(10)})
 	same := withFile(node("wk5", 9035, cluster.Workers, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true})
 	same.Phase = cluster.Reset
-	plan := cluster.Plan{
+	plan := planning.Plan{
 		Run: "20261120-0300-aaaa", MaxUnavailable: 1, PerHost: 1, TotalSeconds: 960,
-		Nodes: []cluster.NodePlan{
+		Nodes: []planning.NodePlan{
 			away, same, many, inPlace,
 			withFile(node("wk2", 9032, cluster.Workers, cluster.Recreate, 240), few), withFile(node("wk3", 9033, cluster.Workers, cluster.Recreate, 240), few),
 		},

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -49,7 +50,7 @@ func (f fact) colour() string {
 
 // factsOf lists the facts of a node: why it is stale and why it gets its strategy, then what
 // that costs, then what happens to its disks.
-func factsOf(n cluster.NodePlan) []fact {
+func factsOf(n planning.NodePlan) []fact {
 	var out []fact
 	add := func(label string, texts ...string) {
 		for _, text := range texts {
@@ -81,14 +82,14 @@ func factsOf(n cluster.NodePlan) []fact {
 
 // unreadOf returns unread parts only for nodes that are checked again later: for others, no
 // plan could be made.
-func unreadOf(n cluster.NodePlan) []string {
+func unreadOf(n planning.NodePlan) []string {
 	if acts(n) {
 		return nil
 	}
 	return n.Drift.Unread
 }
 
-func diskFacts(n cluster.NodePlan) []fact {
+func diskFacts(n planning.NodePlan) []fact {
 	var out []fact
 	carried := factCarried
 	if n.Strategy == cluster.PutBack {
@@ -113,7 +114,7 @@ func diskFacts(n cluster.NodePlan) []fact {
 }
 
 // shared returns the facts that all of several nodes have; they are printed once.
-func shared(nodes []cluster.NodePlan) []fact {
+func shared(nodes []planning.NodePlan) []fact {
 	if len(nodes) < 2 {
 		return nil
 	}

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -15,7 +15,7 @@ const largest = 60_000
 
 // writeMarkdown prints a plan as a comment on a pull request. For hundreds of changed nodes
 // it counts the disks instead of listing them.
-func writeMarkdown(p *page, plan cluster.Plan) {
+func writeMarkdown(p *page, plan planning.Plan) {
 	var text strings.Builder
 	drawMarkdown(&page{w: &text}, plan, false)
 	if text.Len() > largest {
@@ -25,9 +25,9 @@ func writeMarkdown(p *page, plan cluster.Plan) {
 	p.lines(strings.TrimSuffix(text.String(), "\n"))
 }
 
-func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
+func drawMarkdown(p *page, plan planning.Plan, brief bool) {
 	p.line("### recast plan of %s: %s", escape(plan.Cluster), summary(plan))
-	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n cluster.NodePlan) bool { return !acts(n) && n.Paused == "" }))
+	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) && n.Paused == "" }))
 	batches(p, plan)
 	before(p, plan)
 	for _, l := range []struct{ label, heading string }{
@@ -63,7 +63,7 @@ func drawMarkdown(p *page, plan cluster.Plan, brief bool) {
 	}
 }
 
-func summary(plan cluster.Plan) string {
+func summary(plan planning.Plan) string {
 	work, refused := len(plan.Work()), 0
 	for _, n := range plan.Nodes {
 		if len(n.Refused) > 0 {
@@ -81,7 +81,7 @@ func summary(plan cluster.Plan) string {
 }
 
 // rows prints the table of nodes that have facts; nodes with the same facts share a row.
-func rows(p *page, nodes []cluster.NodePlan) {
+func rows(p *page, nodes []planning.NodePlan) {
 	if len(nodes) == 0 {
 		return
 	}
@@ -103,7 +103,7 @@ func rows(p *page, nodes []cluster.NodePlan) {
 }
 
 // rowOf returns the table cells of one node after its name, escaped.
-func rowOf(n cluster.NodePlan) []string {
+func rowOf(n planning.NodePlan) []string {
 	var changes []string
 	for _, r := range n.Drift.Reasons {
 		text := escape(r.Text)
@@ -128,7 +128,7 @@ func rowOf(n cluster.NodePlan) []string {
 }
 
 // batches prints the order of the nodes.
-func batches(p *page, plan cluster.Plan) {
+func batches(p *page, plan planning.Plan) {
 	if len(plan.Work()) < 2 || len(plan.Batches) == 0 {
 		return
 	}
@@ -143,7 +143,7 @@ func batches(p *page, plan cluster.Plan) {
 }
 
 // before prints which VMs are deleted and created before any node is touched.
-func before(p *page, plan cluster.Plan) {
+func before(p *page, plan planning.Plan) {
 	if len(plan.Scratch)+len(plan.Trials) == 0 {
 		return
 	}
@@ -158,7 +158,7 @@ func before(p *page, plan cluster.Plan) {
 }
 
 // list prints the facts of nodes with one label under a heading, if there are any.
-func list(p *page, heading string, nodes []cluster.NodePlan, label string) {
+func list(p *page, heading string, nodes []planning.NodePlan, label string) {
 	var order []string
 	names := map[string][]string{}
 	for _, n := range nodes {
@@ -182,7 +182,7 @@ func list(p *page, heading string, nodes []cluster.NodePlan, label string) {
 }
 
 // count prints the length of a list that is too long to be shown.
-func count(p *page, heading string, nodes []cluster.NodePlan, label string) {
+func count(p *page, heading string, nodes []planning.NodePlan, label string) {
 	facts, of := 0, 0
 	for _, n := range nodes {
 		mine := 0
@@ -201,7 +201,7 @@ func count(p *page, heading string, nodes []cluster.NodePlan, label string) {
 }
 
 // idle lists the nodes that stay as they are, except paused ones, which are in the table.
-func idle(p *page, plan cluster.Plan) {
+func idle(p *page, plan planning.Plan) {
 	var order []string
 	names := map[string][]string{}
 	for _, n := range plan.Nodes {

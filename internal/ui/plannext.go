@@ -4,11 +4,11 @@ import (
 	"io"
 	"slices"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // AdvisePlan prints what to type next below a plan.
-func AdvisePlan(w io.Writer, plan cluster.Plan) error {
+func AdvisePlan(w io.Writer, plan planning.Plan) error {
 	p := newPage(w)
 	for _, text := range afterPlan(plan) {
 		p.wrapped("next: ", "      ", text)
@@ -17,9 +17,9 @@ func AdvisePlan(w io.Writer, plan cluster.Plan) error {
 }
 
 // afterPlan returns what to do next about a plan.
-func afterPlan(plan cluster.Plan) []string {
+func afterPlan(plan planning.Plan) []string {
 	var out []string
-	refused := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return len(n.Refused) > 0 })
+	refused := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return len(n.Refused) > 0 })
 	switch work := plan.Work(); {
 	case refused >= 0:
 		name := plan.Nodes[refused].Node

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // drawnAt draws for a terminal with that many columns.
@@ -63,8 +64,8 @@ func TestPlanInColours(t *testing.T) {
 }
 
 // many is a plan of a large cluster in which that many workers change.
-func many(nodes, changing int) cluster.Plan {
-	plan := cluster.Plan{Cluster: "c1", ID: "0123456789abcdef", MaxUnavailable: 5, PerHost: 1, TotalSeconds: 240 * ((changing + 4) / 5)}
+func many(nodes, changing int) planning.Plan {
+	plan := planning.Plan{Cluster: "c1", ID: "0123456789abcdef", MaxUnavailable: 5, PerHost: 1, TotalSeconds: 240 * ((changing + 4) / 5)}
 	batch := cluster.Batch{Phase: cluster.Workers, Limit: 5}
 	for i := range nodes {
 		name := fmt.Sprintf("wk%03d", i)
@@ -87,7 +88,7 @@ func many(nodes, changing int) cluster.Plan {
 // common.
 func TestPlanOfManyNodes(t *testing.T) {
 	t.Parallel()
-	for name, plan := range map[string]cluster.Plan{"plan-of-500": many(500, 3), "plan-of-30": many(30, 30)} {
+	for name, plan := range map[string]planning.Plan{"plan-of-500": many(500, 3), "plan-of-30": many(30, 30)} {
 		drawn(t, name, func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })
 		drawn(t, name+".md", func(b *bytes.Buffer) error { return WritePlan(b, "markdown", plan) })
 	}
@@ -142,7 +143,7 @@ func TestAfterPlan(t *testing.T) {
 	refused := many(2, 1)
 	refused.Nodes[0].Refused = []string{"no"}
 	for name, c := range map[string]struct {
-		plan cluster.Plan
+		plan planning.Plan
 		want string
 	}{
 		"nothing":    {many(2, 0), ""},

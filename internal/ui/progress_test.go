@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -166,7 +167,7 @@ func TestWriteReport(t *testing.T) {
 	work.Drift.Build, work.Carried = "abcdef0123456789", []cluster.DiskPlan{data}
 	inPlace := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
 	inPlace.Drift.Build = "abcdef0123456789"
-	plan := cluster.Plan{Nodes: []cluster.NodePlan{work, inPlace, inSync("wk2")}}
+	plan := planning.Plan{Nodes: []planning.NodePlan{work, inPlace, inSync("wk2")}}
 	report := func(outcome string) pipeline.Report {
 		return pipeline.Report{Run: "20261121-0421-3f2a", Started: begun, Ended: begun.Add(16 * time.Minute), Plan: plan, Outcome: outcome}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -65,7 +66,7 @@ var done = map[cluster.Strategy]string{
 	cluster.Configure: "got its configuration back",
 }
 
-func drawFared(p *page, n NodeFared, plan cluster.Plan) {
+func drawFared(p *page, n NodeFared, plan planning.Plan) {
 	parts := []string{fate(p, n, plan)}
 	if n.AwaySeconds > 0 {
 		parts = append(parts, "away for "+(time.Duration(n.AwaySeconds)*time.Second).String()+expected(n, plan))
@@ -77,8 +78,8 @@ func drawFared(p *page, n NodeFared, plan cluster.Plan) {
 }
 
 // expected is the plan's estimate of a node's outage; "" if there is none.
-func expected(n NodeFared, plan cluster.Plan) string {
-	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node && string(w.Phase) == n.Phase })
+func expected(n NodeFared, plan planning.Plan) string {
+	i := slices.IndexFunc(plan.Work(), func(w planning.NodePlan) bool { return w.Node == n.Node && string(w.Phase) == n.Phase })
 	if i < 0 || plan.Work()[i].OutageFrom == "" {
 		return ""
 	}
@@ -88,7 +89,7 @@ func expected(n NodeFared, plan cluster.Plan) string {
 // achieved includes the build if the plan has it: not for unfinished nodes of an earlier
 // run, which are finished with that run's build.
 // fate is the result of a node's branch.
-func fate(p *page, n NodeFared, plan cluster.Plan) string {
+func fate(p *page, n NodeFared, plan planning.Plan) string {
 	colour, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
 		colour, gates, hooks = yellow, "stopped while its gates were checked", "stopped while its hooks ran"
@@ -112,9 +113,9 @@ func fate(p *page, n NodeFared, plan cluster.Plan) string {
 	return p.paint(colour, n.Strategy+" "+string(n.Outcome))
 }
 
-func achieved(n NodeFared, plan cluster.Plan) string {
+func achieved(n NodeFared, plan planning.Plan) string {
 	text := cmp.Or(done[cluster.Strategy(n.Strategy)], n.Strategy)
-	i := slices.IndexFunc(plan.Work(), func(w cluster.NodePlan) bool { return w.Node == n.Node })
+	i := slices.IndexFunc(plan.Work(), func(w planning.NodePlan) bool { return w.Node == n.Node })
 	if i < 0 || n.Phase == string(cluster.Unfinished) {
 		return text
 	}

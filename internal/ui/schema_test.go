@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -31,7 +32,7 @@ var answers = map[string]struct {
 	title string
 	of    any
 }{
-	"plan":    {"recast plan -o json", &cluster.Plan{}},
+	"plan":    {"recast plan -o json", &planning.Plan{}},
 	"explain": {"recast plan --explain NODE -o json", &explain.Explanation{}},
 	"drift":   {"recast drift -o json", &pipeline.DriftResult{}},
 	"status":  {"recast status -o json", &pipeline.StatusResult{}},

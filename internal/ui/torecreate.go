@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
@@ -16,7 +17,7 @@ type toRecreate struct {
 	obstacles  []cluster.Obstacle
 }
 
-func toRecreateOf(plan cluster.Plan) []toRecreate {
+func toRecreateOf(plan planning.Plan) []toRecreate {
 	var out []toRecreate
 	for _, n := range plan.Nodes {
 		if len(n.ToRecreate) > 0 {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -265,7 +266,7 @@ func (p *play) nextRun() string {
 	return fmt.Sprintf("20000101-0000-%04x", p.res.Runs)
 }
 
-func (p *play) policy() cluster.Policy { return cluster.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
+func (p *play) policy() planning.Policy { return planning.Policy{AcceptOutage: p.c.ControlPlanes == 2} }
 
 // kill kills the running process, if any; away says that the next one runs on another
 // machine.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/simtest"
 )
 
@@ -29,7 +30,7 @@ func (p *play) twin() {
 	if c == nil {
 		return
 	}
-	c.Confirm = func(cluster.Plan) (bool, error) {
+	c.Confirm = func(planning.Plan) (bool, error) {
 		if p.heldMeanwhile() != "" {
 			sleep(p.ctx, beats)
 		}

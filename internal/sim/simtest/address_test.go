@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -86,7 +87,7 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 				whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
 				lab.Patch(everywhere)
 				before := lab.settings()
-				policy := cluster.Policy{Only: []string{"wk1"}}
+				policy := planning.Policy{Only: []string{"wk1"}}
 				const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
 				if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 					t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
@@ -141,7 +142,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				policy := cluster.Policy{Only: []string{"wk1"}}
+				policy := planning.Policy{Only: []string{"wk1"}}
 				lab.lockImages("platform: metal")
 				lab.addressed(t, staticAddress, false)
 				const reason = onlyHere + platform + ", and " + drive + orByDHCP

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -99,7 +100,7 @@ func TestBadInput(t *testing.T) {
 				c := lab.Client()
 				bad.spoil(lab, c)
 				before := len(lab.Recorder.Calls())
-				_, err := c.Roll(t.Context(), cluster.Policy{})
+				_, err := c.Roll(t.Context(), planning.Policy{})
 				if err == nil {
 					t.Fatal("the roll succeeded")
 				}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -53,7 +53,7 @@ func TestCanaryOfARejectedConfig(t *testing.T) {
 		lab.Patch(everywhere)
 		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: "yaml: unmarshal errors:\n  line 4: cannot unmarshal !!str `" + b.TrustdInfo.Token + "` into []string\n" +
 			"unknown keys found during decoding:\ncluster:\n    sercet: " + b.Cluster.Secret + "\n    token: " + b.Secrets.BootstrapToken + "\n"}))
-		err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		err := lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 		if err == nil || !strings.Contains(err.Error(), "the machine rejects the configuration: ") {
 			t.Errorf("error %v", err)
 		}

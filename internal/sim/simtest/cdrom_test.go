@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
 
@@ -49,7 +50,7 @@ func TestConfigurationOnACD(t *testing.T) {
 					volid, _, _ := strings.Cut(vm.Config["ide3"], ",")
 					return fmt.Sprint(strings.Contains(vm.Config["ide2"], "recast-"), " ", volid)
 				}
-				policy := cluster.Policy{Only: []string{"wk1"}}
+				policy := planning.Policy{Only: []string{"wk1"}}
 				const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, lest it configure the blank machine"
 				if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 					t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
@@ -101,7 +102,7 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 		if n = planOf(t, lab, "wk1"); n.Strategy != cluster.Recreate || !slices.Contains(n.Renewed, "arch (left out: its host is x86_64)") {
 			t.Errorf("lifted: %s: %s; renewed %q", n.Strategy, n.Why, n.Renewed)
 		}
-		_, err = lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		_, err = lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		must(t, err)
 		requireDrift(t, lab, "cp1")
 		if s := lab.settings(); s["affinity"] != "" || s["arch"] != "" {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -27,7 +28,7 @@ type rolled struct {
 }
 
 // rolling starts a roll without waiting for it.
-func rolling(ctx context.Context, c *Client, policy cluster.Policy) <-chan rolled {
+func rolling(ctx context.Context, c *Client, policy planning.Policy) <-chan rolled {
 	ended := make(chan rolled, 1)
 	go func() {
 		start := time.Now()
@@ -68,12 +69,12 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 	t.Helper()
 	asked, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	c.Confirm = func(cluster.Plan) (bool, error) {
+	c.Confirm = func(planning.Plan) (bool, error) {
 		once.Do(func() { close(asked) })
 		<-goOn
 		return true, nil
 	}
-	ended := rolling(ctx, c, cluster.Policy{})
+	ended := rolling(ctx, c, planning.Policy{})
 	select {
 	case <-asked:
 	case r := <-ended:
@@ -98,7 +99,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 				}
 				var ended []<-chan rolled
 				for _, c := range clients {
-					ended = append(ended, rolling(t.Context(), c, cluster.Policy{}))
+					ended = append(ended, rolling(t.Context(), c, planning.Policy{}))
 				}
 				var lost []string
 				for i, e := range ended {
@@ -144,7 +145,7 @@ func TestASecondRollChangesNothing(t *testing.T) {
 				}
 				answer := atPrompt(t, t.Context(), first)
 				before := len(lab.Recorder.Calls())
-				_, err := second.Roll(t.Context(), cluster.Policy{})
+				_, err := second.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "held by run "+first.Run+" (pid ") {
 					t.Errorf("err = %v", err)
 				}
@@ -193,9 +194,9 @@ func TestTakeOver(t *testing.T) {
 				cancel()
 				var asked time.Time
 				second.Elsewhere = c.elsewhere
-				second.Confirm = func(cluster.Plan) (bool, error) { asked = time.Now(); return true, nil }
+				second.Confirm = func(planning.Plan) (bool, error) { asked = time.Now(); return true, nil }
 				start := time.Now()
-				if _, err := second.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := second.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				// The images exist already: the time until the plan is due to the claim alone.
@@ -230,7 +231,7 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 		}, nil)
 		defer lab.Recorder.Hooks(nil, nil)
 		for range 3 {
-			if _, err := second.Roll(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Claimed {
+			if _, err := second.Roll(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Claimed {
 				t.Errorf("err = %v", err)
 			}
 			time.Sleep(20 * time.Second)
@@ -256,10 +257,10 @@ func TestTheClaimEndsWithItsRun(t *testing.T) {
 			lab.World.FailNext("qmstop", "no")
 		}, fault.Failed},
 		"a declined plan": {func(_ *Lab, c *Client, _ context.CancelFunc) {
-			c.Confirm = func(cluster.Plan) (bool, error) { return false, nil }
+			c.Confirm = func(planning.Plan) (bool, error) { return false, nil }
 		}, fault.Interrupted},
 		"Ctrl-C at the prompt": {func(_ *Lab, c *Client, cancel context.CancelFunc) {
-			c.Confirm = func(cluster.Plan) (bool, error) { cancel(); return false, nil }
+			c.Confirm = func(planning.Plan) (bool, error) { cancel(); return false, nil }
 		}, fault.Interrupted},
 		"Ctrl-C twice": {func(_ *Lab, c *Client, cancel context.CancelFunc) {
 			c.Emit = whenStarted("wk1/take-down/park", func() { c.Runner.Stop(); cancel() })
@@ -276,12 +277,12 @@ func TestTheClaimEndsWithItsRun(t *testing.T) {
 				defer cancel()
 				first := lab.Client()
 				c.spoil(lab, first, cancel)
-				_, err := first.Roll(ctx, cluster.Policy{})
+				_, err := first.Roll(ctx, planning.Policy{})
 				if err == nil || fault.KindOf(err) != c.kind {
 					t.Errorf("kind %d, want %d: %v", fault.KindOf(err), c.kind, err)
 				}
 				requireNoClaim(t, lab)
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -314,7 +315,7 @@ func TestTheClaimsNumber(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				lab.DefineVM(claimVM, c.config)
 				before := lab.Recorder.Mutations()
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("err = %v", err)
 				}

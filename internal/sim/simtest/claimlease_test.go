@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -36,7 +37,7 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		if err != nil || status.Claim == nil || status.Claim.Run != c.Run || status.Claim.Lease != "kube-system/recast" {
 			t.Errorf("status: %+v, %v", status.Claim, err)
 		}
-		_, err = lab.second().Roll(t.Context(), cluster.Policy{})
+		_, err = lab.second().Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "(Lease kube-system/recast)") {
 			t.Errorf("the token that may make VMs: %v", err)
 		}
@@ -72,7 +73,7 @@ func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 				if poor {
 					next.Token = token
 				}
-				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -97,7 +98,7 @@ func killPoor(t *testing.T, lab *Lab, token cluster.Secret) {
 		}
 		return nil
 	}, nil)
-	if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+	if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 		t.Fatal("it was not killed")
 	}
 	lab.Recorder.Hooks(nil, nil)
@@ -112,11 +113,11 @@ func TestLeaseOfTheOnlyControlPlane(t *testing.T) {
 		lab.inPlace()
 		c := lab.Client()
 		c.Token = lab.poorToken()
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "which is lost with the only control plane") {
 			t.Errorf("all nodes: %v", err)
 		}
-		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 			t.Errorf("the worker alone: %v", err)
 		}
 		requireNoClaim(t, lab)

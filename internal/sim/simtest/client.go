@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/command"
@@ -42,9 +43,9 @@ type Client struct {
 	Dir string // its working directory
 	Run string // ID of the run that a roll starts
 
-	Saved   *cluster.Plan                    // for its roll; nil: none
-	Runner  step.Runner                      // for its roll, with the client's Emit
-	Confirm func(cluster.Plan) (bool, error) // asked like a person; nil says yes
+	Saved   *planning.Plan                    // for its roll; nil: none
+	Runner  step.Runner                       // for its roll, with the client's Emit
+	Confirm func(planning.Plan) (bool, error) // asked like a person; nil says yes
 	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
 	Elsewhere bool                     // on another machine, which can't see this one's processes
@@ -261,13 +262,13 @@ func (c *Client) Provenance(ctx context.Context, node string) (provenance.Proven
 }
 
 // Plan is recast plan.
-func (c *Client) Plan(ctx context.Context, policy cluster.Policy) (cluster.Plan, error) {
+func (c *Client) Plan(ctx context.Context, policy planning.Policy) (planning.Plan, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
-		return cluster.Plan{}, err
+		return planning.Plan{}, err
 	}
 	defer s.end()
-	return checked[cluster.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
+	return checked[planning.Plan](c.lab)(pipeline.Plan(ctx, s.project, s.machines, policy, c.Rehearse))
 }
 
 // Publish is recast publish.
@@ -293,7 +294,7 @@ func (c *Client) Status(ctx context.Context) (pipeline.StatusResult, error) {
 }
 
 // Roll is recast roll --yes.
-func (c *Client) Roll(ctx context.Context, policy cluster.Policy) (pipeline.Report, error) {
+func (c *Client) Roll(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
 		return pipeline.Report{}, err
@@ -312,7 +313,7 @@ func (c *Client) Recover(ctx context.Context, node string) (pipeline.Report, err
 	}
 	defer s.end()
 	c.Runner.Emit = c.emit
-	return checked[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(cluster.Policy{}), node))
+	return checked[pipeline.Report](c.lab)(pipeline.Recover(ctx, s.project, s.machines, &c.Runner, c.rollOptions(planning.Policy{}), node))
 }
 
 // Backup is recast backup.
@@ -334,12 +335,12 @@ func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.Resto
 	defer s.end()
 	c.Runner.Emit = c.emit
 	return checked[pipeline.RestoreReport](c.lab)(pipeline.Restore(ctx, s.project, s.machines, s.talos, &c.Runner, pipeline.RestoreOptions{
-		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(cluster.Policy{}),
+		File: file, Node: node, Confirm: func(pipeline.RestoreReport) (bool, error) { return true, nil }, Claim: c.rollOptions(planning.Policy{}),
 	}))
 }
 
 // Rollback is recast rollback --yes.
-func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.Report, error) {
+func (c *Client) Rollback(ctx context.Context, policy planning.Policy) (pipeline.Report, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
 		return pipeline.Report{}, err
@@ -349,7 +350,7 @@ func (c *Client) Rollback(ctx context.Context, policy cluster.Policy) (pipeline.
 	return checked[pipeline.Report](c.lab)(pipeline.Rollback(ctx, s.project, s.machines, &c.Runner, c.rollOptions(policy)))
 }
 
-func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
+func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
 		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Confirm: c.Confirm,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
@@ -357,7 +358,7 @@ func (c *Client) rollOptions(policy cluster.Policy) pipeline.RollOptions {
 		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Version: "devel",
 	}
 	if o.Confirm == nil {
-		o.Confirm = func(cluster.Plan) (bool, error) { return true, nil }
+		o.Confirm = func(planning.Plan) (bool, error) { return true, nil }
 	}
 	if c.Elsewhere {
 		o.Holder.Host, o.Dead = "elsewhere", nil

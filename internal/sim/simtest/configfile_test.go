@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/ui"
@@ -69,7 +70,7 @@ func (f configFiles) secret(node string) {
 	).Replace(string(f[node])))
 }
 
-var onlyWorker = cluster.Policy{Only: []string{"wk1"}}
+var onlyWorker = planning.Policy{Only: []string{"wk1"}}
 
 // TestAFileIsShown: the plan to confirm shows what a file would change, in every form and without secrets,
 // and then the node gets it. What recast sets itself is not shown.
@@ -80,8 +81,8 @@ func TestAFileIsShown(t *testing.T) {
 		files.secret("wk1")
 		files["wk1"] = cluster.Secret(strings.ReplaceAll(string(files["wk1"]), "v1.35.4", "v1.36.1")) // a roll never changes Kubernetes
 		user := with(lab.Client(), "20000101-0000-feed", files)
-		var asked cluster.NodePlan
-		user.Confirm = func(p cluster.Plan) (bool, error) {
+		var asked planning.NodePlan
+		user.Confirm = func(p planning.Plan) (bool, error) {
 			asked = p.Work()[0]
 			for _, format := range []string{"text", "markdown", "json"} {
 				var out bytes.Buffer
@@ -140,7 +141,7 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 				files := staleFile(t, lab)
 				user := with(lab.Client(), "20000101-0000-feed", files)
 				from := 0
-				user.Confirm = func(cluster.Plan) (bool, error) {
+				user.Confirm = func(planning.Plan) (bool, error) {
 					c.meanwhile(t, lab, files)
 					from = len(lab.Recorder.Calls())
 					return true, nil
@@ -168,7 +169,7 @@ func TestAFileThatAppears(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		stale, files := staleFile(t, lab), configFiles{}
 		user := with(lab.Client(), "20000101-0000-feed", files)
-		user.Confirm = func(cluster.Plan) (bool, error) { files["wk1"] = stale["wk1"]; return true, nil }
+		user.Confirm = func(planning.Plan) (bool, error) { files["wk1"] = stale["wk1"]; return true, nil }
 		_, err := user.Roll(t.Context(), onlyWorker)
 		requireRefused(t, err, "node wk1: it has a file in talos.machineConfigs now since the plan was made")
 	})
@@ -187,12 +188,12 @@ func TestASavedPlanKnowsTheFile(t *testing.T) {
 		files.label(t, "wk1", "fresh")
 		user.Saved = &plan
 		from := len(lab.Recorder.Calls())
-		_, err = user.Roll(t.Context(), cluster.Policy{})
+		_, err = user.Roll(t.Context(), planning.Policy{})
 		requireRefused(t, err, "wk1: its file in talos.machineConfigs: ")
 		lab.requireLeftAlone(from, "wk1")
 		files["wk1"] = was
 		files.comment("wk1")
-		_, err = user.Roll(t.Context(), cluster.Policy{})
+		_, err = user.Roll(t.Context(), planning.Policy{})
 		must(t, err)
 	})
 }
@@ -210,7 +211,7 @@ func TestInPlaceLeavesTheFile(t *testing.T) {
 			!strings.Contains(strings.Join(p.Notes, "\n"), "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is") {
 			t.Errorf("planned as %s: %+v, notes %q", p.Strategy, p.ConfigFile, p.Notes)
 		}
-		user.Confirm = func(cluster.Plan) (bool, error) { files.label(t, "wk1", "fresh"); return true, nil }
+		user.Confirm = func(planning.Plan) (bool, error) { files.label(t, "wk1", "fresh"); return true, nil }
 		must(t, user.roll(onlyWorker)(t.Context()))
 		runs, _, err := lab.machineConfigs()("wk1")
 		must(t, err)
@@ -263,7 +264,7 @@ func TestResumeKeepsToTheFile(t *testing.T) {
 				}
 				second := with(lab.Client(), "20000101-0000-beef", files)
 				var said []string
-				second.Confirm = func(p cluster.Plan) (bool, error) {
+				second.Confirm = func(p planning.Plan) (bool, error) {
 					n := p.Work()[0]
 					about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
 					if n.ConfigFile != nil {
@@ -297,7 +298,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
 		user := with(lab.Client(), "20000101-0000-feed", files)
-		user.Confirm = func(p cluster.Plan) (bool, error) {
+		user.Confirm = func(p planning.Plan) (bool, error) {
 			n := p.Work()[0]
 			if f := n.ConfigFile; n.Strategy != cluster.Configure || f == nil || !f.Applied || f.Uncompared != "the machine has no configuration" {
 				t.Errorf("%s: %+v", n.Strategy, f)

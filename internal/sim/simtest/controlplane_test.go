@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -21,7 +22,7 @@ import (
 
 // killWhen kills a roll right after the first matching changing call has had its effect,
 // before the answer is sent.
-func (l *Lab) killWhen(is func(record.Call) bool, p cluster.Policy) {
+func (l *Lab) killWhen(is func(record.Call) bool, p planning.Policy) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
@@ -89,7 +90,7 @@ func TestControlPlanesByCount(t *testing.T) {
 				for _, n := range lab.Nodes[:min(c.planes, 2)] { // a sample
 					names = append(names, n.Name)
 				}
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: names, AcceptOutage: c.accept})
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: names, AcceptOutage: c.accept})
 				if c.refused != "" {
 					requireRefused(t, err, c.refused)
 					for _, name := range names {
@@ -140,7 +141,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 				if name == "one of two" {
 					planes = 2
 				}
-				only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: planes == 2}
+				only := planning.Policy{Only: []string{"cp1"}, AcceptOutage: planes == 2}
 				inLab(t, sim.Options{ControlPlanes: planes, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 					lab.Patch(everywhere)
 					members := lab.memberIDs()
@@ -191,7 +192,7 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 				}
 				lab.Replace("recast.yaml", "roll:\n", roll)
 				lab.Patch(everywhere)
-				lab.mustRoll("20000101-0000-0001", cluster.Policy{}) // to a build locked by recast
+				lab.mustRoll("20000101-0000-0001", planning.Policy{}) // to a build locked by recast
 				if err := lab.Client().Publish(t.Context()); err != nil {
 					t.Fatal(err)
 				}
@@ -204,7 +205,7 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 				lab.BreakImage(lock.Schematics["default"].SchematicID, talosapi.Hangs)
 				c := lab.Client()
 				c.Run = "20000101-0000-0002"
-				_, err = c.Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				_, err = c.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if err == nil || !strings.Contains(err.Error(), "cp1 did not come back from its upgrade") || !strings.Contains(err.Error(), text) {
 					t.Errorf("err = %v\nhints %q", err, fault.Hints(err))
 				}
@@ -228,7 +229,7 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 		t.Run(fmt.Sprint(planes), func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: planes, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
-				only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+				only := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 				lab.killWhen(func(c record.Call) bool { return c.Proto == "kubernetes" && c.Target == "cp1" }, only)
 				if err := lab.World.PowerOff(9001); err != nil {
 					t.Fatal(err)

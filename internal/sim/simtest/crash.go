@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -68,11 +68,11 @@ func (k *killer) point(what string) error {
 // rollKilledAt kills a roll at a point; 0 lets it finish. It returns the points that were
 // passed and the promises that were broken.
 func (l *Lab) rollKilledAt(ctx context.Context, at int) (points, broken []string, err error) {
-	return l.rollKilled(ctx, cluster.Policy{}, at, "")
+	return l.rollKilled(ctx, planning.Policy{}, at, "")
 }
 
 // rollKilled is rollKilledAt with a policy; it also kills after the first call whose name contains after.
-func (l *Lab) rollKilled(ctx context.Context, policy cluster.Policy, at int, after string) (points, broken []string, err error) {
+func (l *Lab) rollKilled(ctx context.Context, policy planning.Policy, at int, after string) (points, broken []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := l.Client()

@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -120,7 +120,7 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 		requireDrift(t, lab)
 		members := fmt.Sprint(lab.EtcdMembers())
 		w.prepare(lab)
-		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
 		if err != nil || len(plan.Work()) != wholeNodes() {
 			t.Fatalf("plan %+v, %v", plan, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
@@ -65,12 +66,12 @@ func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 // shortest is the minimum duration of a roll with these spans: phase after phase, in each
 // phase in the plan's order, as many at a time as the plan allows, and each node prepared
 // as soon as the roll begins.
-func shortest(p cluster.Plan, spans map[string]span) time.Duration {
+func shortest(p planning.Plan, spans map[string]span) time.Duration {
 	var now, begin time.Duration
 	var before cluster.Phase
 	for work := p.Work(); len(work) > 0; {
 		phase := work[0].Phase
-		nodes := slices.DeleteFunc(slices.Clone(work), func(n cluster.NodePlan) bool { return n.Phase != phase })
+		nodes := slices.DeleteFunc(slices.Clone(work), func(n planning.NodePlan) bool { return n.Phase != phase })
 		work = work[len(nodes):]
 		limit := 1
 		if phase == cluster.Workers {
@@ -86,7 +87,7 @@ func shortest(p cluster.Plan, spans map[string]span) time.Duration {
 	return now
 }
 
-func inPhase(nodes []cluster.NodePlan, begin time.Duration, limit, perHost int, spans map[string]span) (end time.Duration) {
+func inPhase(nodes []planning.NodePlan, begin time.Duration, limit, perHost int, spans map[string]span) (end time.Duration) {
 	free := slices.Repeat([]time.Duration{begin}, limit)
 	hosts := map[string][]time.Duration{}
 	end = begin
@@ -107,7 +108,7 @@ func inPhase(nodes []cluster.NodePlan, begin time.Duration, limit, perHost int, 
 // criticalPath is the minimum duration of a roll between two moments, given the world's
 // delay for each step. drained is when each node's drain began: earlier work can overlap
 // with other nodes.
-func (l *Lab) criticalPath(p cluster.Plan, from, to time.Time, drained map[string]time.Time) time.Duration {
+func (l *Lab) criticalPath(p planning.Plan, from, to time.Time, drained map[string]time.Time) time.Duration {
 	delays := l.byNode(l.Recorder.Timeline.Delays())
 	spans := map[string]span{}
 	for _, node := range slices.Sorted(maps.Keys(drained)) {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -38,7 +39,7 @@ func TestRecreateOnEveryBus(t *testing.T) {
 					lab.Patch(sim.PatchedExtension)
 					c := lab.Client()
 					c.Run = run
-					rep, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+					rep, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 					if err != nil || rep.Outcome != "done" {
 						t.Fatalf("%s: %s, %v", run, rep.Outcome, err)
 					}
@@ -64,7 +65,7 @@ func TestDrivesWrittenByHand(t *testing.T) {
 				lab.World.WriteByHand(wk1, "scsi0", "iothread=on,discard=on,ssd=yes,file="+wk1System+",serial=sys-wk1,backup=no,size=10G")
 				lab.World.WriteByHand(wk1, "scsi1", "volume="+wk1Data+",iothread=on,discard=on,ssd=TRUE,serial=data-wk1,backup=on,size=20480M")
 				lab.Patch(sim.PatchedExtension)
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				if err != nil || rep.Outcome != "done" {
 					t.Fatalf("%s, %v", rep.Outcome, err)
 				}
@@ -82,7 +83,7 @@ func TestReimageLeavesADeviceOfTheHost(t *testing.T) {
 		change("scsi2=" + rawDisk + ",serial=nvme-1")(lab)
 		lab.Patch(sim.PatchedExtension)
 		n := planOf(t, lab, "wk1")
-		rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		if err != nil || rep.Outcome != "done" || n.Strategy != cluster.Reimage {
 			t.Fatalf("%s: %s, %v", n.Strategy, rep.Outcome, err)
 		}

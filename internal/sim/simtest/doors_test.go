@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -41,13 +42,13 @@ func byRecover(c *Client) leaveFunc {
 
 func byRollback(c *Client) leaveFunc {
 	return func(ctx context.Context) (pipeline.Report, error) {
-		return c.Rollback(ctx, cluster.Policy{Only: []string{"wk1"}})
+		return c.Rollback(ctx, planning.Policy{Only: []string{"wk1"}})
 	}
 }
 
 func byRoll(c *Client) leaveFunc {
 	return func(ctx context.Context) (pipeline.Report, error) {
-		return c.Roll(ctx, cluster.Policy{Only: []string{"wk1"}})
+		return c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
 	}
 }
 
@@ -84,7 +85,7 @@ func (d door) try(t *testing.T, lab *Lab) {
 		acceptLoss("pv/pvc-1")(lab)
 	}
 	first := lab.as(firstRun)
-	roll := first.roll(cluster.Policy{Only: []string{"wk1"}})
+	roll := first.roll(planning.Policy{Only: []string{"wk1"}})
 	if d.at == (moment{}) {
 		must(t, roll(t.Context()))
 	} else {
@@ -117,7 +118,7 @@ func (d door) try(t *testing.T, lab *Lab) {
 	acceptLoss(accept...)(lab)
 	var shown []string
 	c := lab.as(thirdRun)
-	c.Confirm = func(p cluster.Plan) (bool, error) {
+	c.Confirm = func(p planning.Plan) (bool, error) {
 		if n := p.Nodes[0]; shown == nil && n.Strategy == d.plan {
 			shown = n.WillLose
 		}
@@ -134,7 +135,7 @@ func (d door) try(t *testing.T, lab *Lab) {
 
 func (d door) requireRefused(t *testing.T, rep pipeline.Report, err error) {
 	t.Helper()
-	i := slices.IndexFunc(rep.Plan.Nodes, func(n cluster.NodePlan) bool { return n.Node == "wk1" })
+	i := slices.IndexFunc(rep.Plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
 	if fault.KindOf(err) != fault.Refused || i < 0 {
 		t.Fatalf("err = %v, plan %+v", err, rep.Plan)
 	}
@@ -171,7 +172,7 @@ func TestBoundMeanwhile(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				first := lab.as(firstRun)
-				roll := first.roll(cluster.Policy{Only: []string{"wk1"}})
+				roll := first.roll(planning.Policy{Only: []string{"wk1"}})
 				switch {
 				case c.finished:
 					must(t, roll(t.Context()))
@@ -188,7 +189,7 @@ func TestBoundMeanwhile(t *testing.T) {
 					}
 				}
 				if c.at == (moment{}) {
-					second.Confirm = func(cluster.Plan) (bool, error) { bind(); return true, nil }
+					second.Confirm = func(planning.Plan) (bool, error) { bind(); return true, nil }
 				} else {
 					second.Emit = func(e step.Event) {
 						if c.at.is(e) {
@@ -247,11 +248,11 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 			}
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
-			p := lab.planOf(lab.Client(), "wk1", cluster.Policy{})
+			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
 			if len(p.Frees) != 1 || !p.Frees[0].GivenUp || !strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up") {
 				t.Errorf("frees %+v", p.Frees)
 			}
-			must(t, lab.as(thirdRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+			must(t, lab.as(thirdRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 			lab.requireKept(1)
 		},
 	} {
@@ -259,7 +260,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				c := lab.as(firstRun)
-				c.killedAt(t, before("finish/keep"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+				c.killedAt(t, before("finish/keep"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 				media := lab.media(volidOf(lab, wk1, "scsi0"))
 				must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
 				res, err := lab.Client().Status(t.Context())
@@ -303,8 +304,8 @@ func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 				if c.cut {
 					lab.World.StopNextMove(world.AfterRename, false)
 				}
-				first.killedAt(t, c.at, first.roll(cluster.Policy{Only: []string{"wk1"}}))
-				n := lab.planOf(lab.Client(), "wk1", cluster.Policy{})
+				first.killedAt(t, c.at, first.roll(planning.Policy{Only: []string{"wk1"}}))
+				n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
 				unnamed := 0
 				for _, d := range append(n.Carried, *n.System) {
 					switch {

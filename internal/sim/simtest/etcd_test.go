@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -112,7 +113,7 @@ func (l *Lab) nameOf(addr string) string {
 }
 
 // mustRoll is a roll that must succeed.
-func (l *Lab) mustRoll(run string, p cluster.Policy) cluster.Plan {
+func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
 	c := l.Client()
 	c.Run = run
@@ -141,7 +142,7 @@ func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
 		lab.Patch(everywhere)
 		a = account{etcdWatch: lab.watchEtcd(), strategy: s, kept: onData || s == cluster.InPlace, who: lab.identities()}
-		lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
+		lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
 		a.after, a.whoAfter = lab.memberIDs(), lab.identities()
 		requireMembers(t, lab, "", false)
 		if s != cluster.InPlace {
@@ -277,7 +278,7 @@ func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
 				lab.Patch(everywhere)
 				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{AcceptOutage: true})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
 				requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
 				lab.requireLeftAlone(from, "cp1")
 				lab.requireLeftAlone(from, "wk1")

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -51,7 +51,7 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 						time.AfterFunc(c.mended, func() { lab.breakEtcd(talosapi.EtcdFault{}, c.node) })
 					}
 				})
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if c.text == "" {
 					if err != nil {
 						t.Fatal(err)
@@ -63,7 +63,7 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 					lab.requireLeftAlone(len(lab.Recorder.Calls()), "cp2")
 					lab.breakEtcd(talosapi.EtcdFault{}, c.node)
 					time.Sleep(time.Minute)
-					lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp1"}})
+					lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp1"}})
 				}
 				if voters := slices.Sorted(maps.Keys(lab.memberIDs())); !slices.Equal(voters, controlPlanes) {
 					t.Errorf("voting members of etcd: %q", voters)
@@ -95,7 +95,7 @@ func (l *Lab) resetOnceItLeft(t *testing.T, id int) func(record.Call) {
 // not be lost with its disk: it leaves once more, here and in the run after a kill.
 func TestResetAfterItLeft(t *testing.T) {
 	long(t)
-	only := cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}
+	only := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 	for name, c := range map[string]struct {
 		planes      int
 		killed, off bool   // the run dies then; the machine goes down after it has joined again
@@ -164,7 +164,7 @@ func TestReplacementResetAfterItLeft(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				begun := lab.Client()
-				begun.killedAt(t, before("finish/keep"), begun.roll(cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
+				begun.killedAt(t, before("finish/keep"), begun.roll(planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
 				time.Sleep(3 * time.Minute)
 				replacement := lab.memberIDs()["cp1"]
 				lab.Recorder.Hooks(func(call record.Call) error {

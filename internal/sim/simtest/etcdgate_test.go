@@ -12,7 +12,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -81,44 +81,44 @@ func (l *Lab) requireLeftAlone(from int, name string) {
 // etcdTrouble is a fault of etcd when cp1 is about to be rolled.
 type etcdTrouble struct {
 	spoil  func(l *Lab)
-	policy cluster.Policy
+	policy planning.Policy
 	text   []string // in the error; none: the roll works
 }
 
 func etcdTroubles() map[string]etcdTrouble {
 	return map[string]etcdTrouble{
 		"another member is down": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") }, cluster.Policy{}, []string{"etcd would not survive losing cp1", "cp2 does not answer"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2") }, planning.Policy{}, []string{"etcd would not survive losing cp1", "cp2 does not answer"},
 		},
 		"another member is out of space": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp3"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3") }, planning.Policy{}, []string{"alarm NOSPACE on member cp3"},
 		},
 		"its own member is out of space": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1") }, cluster.Policy{}, []string{"alarm NOSPACE on member cp1"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1") }, planning.Policy{}, []string{"alarm NOSPACE on member cp1"},
 		},
 		"the members do not hold the same data": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp2") }, cluster.Policy{}, []string{"alarm CORRUPT on member cp2"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Corrupt: true}, "cp2") }, planning.Policy{}, []string{"alarm CORRUPT on member cp2"},
 		},
 		"another member is hung": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp3") }, cluster.Policy{}, []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Hung: true}, "cp3") }, planning.Policy{}, []string{"cp3 does not answer: 127.42.7.13: gave up after 15s: read etcd's status"},
 		},
 		"another member is of another age": {
 			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Version: "3.4.27"}, "cp3") },
-			cluster.Policy{},
+			planning.Policy{},
 			[]string{"its members are more than one minor version apart: cp3 runs 3.4.27, cp2 runs 3."},
 		},
 		"another member is a learner": {
 			func(l *Lab) {
 				l.leaveAndReboot("cp2", func() { l.breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2") })
 			},
-			cluster.Policy{},
+			planning.Policy{},
 			[]string{"cp2 is a learner: it does not vote yet"},
 		},
 		"nobody leads": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2", "cp3") }, cluster.Policy{}, []string{"request timed out", "no control plane says who the members of etcd are"},
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2", "cp3") }, planning.Policy{}, []string{"request timed out", "no control plane says who the members of etcd are"},
 		},
 		"a member that the others do not know": {
-			splitBrain, cluster.Policy{AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+			splitBrain, planning.Policy{AcceptOutage: true}, []string{"the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
 		},
 		"it is no member, and its data is to be kept": {
 			func(l *Lab) {
@@ -127,11 +127,11 @@ func etcdTroubles() map[string]etcdTrouble {
 					return c.EtcdRemoveMemberByID(ctx, &machineapi.EtcdRemoveMemberByIDRequest{MemberId: id})
 				})
 			},
-			cluster.Policy{},
+			planning.Policy{},
 			[]string{"cp1 is no member of etcd (cp2, cp3 are), and with the data that it has it can never join again"},
 		},
 		"only its own member is down": {
-			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp1") }, cluster.Policy{}, nil,
+			func(l *Lab) { l.breakEtcd(talosapi.EtcdFault{Down: true}, "cp1") }, planning.Policy{}, nil,
 		},
 	}
 }
@@ -150,7 +150,7 @@ func TestGateOfEtcd(t *testing.T) {
 						lab.breakEtcd(talosapi.EtcdFault{}, "cp1") // the faulty member ends with the machine
 					}
 				})
-				user.Confirm = func(cluster.Plan) (bool, error) {
+				user.Confirm = func(planning.Plan) (bool, error) {
 					c.spoil(lab)
 					time.Sleep(time.Minute)
 					from = len(lab.Recorder.Calls())
@@ -183,7 +183,7 @@ func TestGateOfTheOnlyMember(t *testing.T) {
 		lab.Patch(everywhere)
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp1")
 		from := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 		requireRefused(t, err, "cp1: alarm NOSPACE on member cp1")
 		lab.requireLeftAlone(from, "cp1")
 	})
@@ -198,7 +198,7 @@ func TestWorkersDoNotWaitForEtcd(t *testing.T) {
 		lab.Patch(everywhere)
 		lab.breakEtcd(talosapi.EtcdFault{Down: true}, "cp2")
 		from := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		requireRefused(t, err, "roll/control-planes/cp1/gate: etcd would not survive losing cp1: cp2 does not answer")
 		for _, name := range controlPlanes {
 			lab.requireLeftAlone(from, name)

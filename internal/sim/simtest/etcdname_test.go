@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -52,7 +52,7 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 				lab.Patch(everywhere)
 				c.spoil(t, lab)
 				from := len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}})
 				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
 					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
 				}

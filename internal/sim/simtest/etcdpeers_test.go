@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -26,7 +27,7 @@ func TestPeers18AWorkersFailureIsItsOwn(t *testing.T) {
 		lab.Patch(everywhere)
 		lab.Budget(0)
 		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/drain: drain wk1") {
 			t.Errorf("err = %v", err)
 		}
@@ -47,12 +48,12 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 		t.Run(kept, func(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
-				lab.mustRoll("20000101-0000-0001", cluster.Policy{Only: []string{"cp1"}})
+				lab.mustRoll("20000101-0000-0001", planning.Policy{Only: []string{"cp1"}})
 				lab.editRecord("cp1", func(rec *cluster.Record) { rec.Kept[0].Etcd = kept })
 				from := len(lab.Recorder.Calls())
 				c := lab.Client()
 				c.Run = "20000101-0000-0002"
-				_, err := c.Rollback(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				_, err := c.Rollback(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if !refused {
 					if err != nil {
 						t.Error(err)
@@ -108,12 +109,12 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 	cases := map[string]struct {
 		planes int
 		off    []string
-		policy cluster.Policy
+		policy planning.Policy
 		text   string
 	}{
-		"one of three is off":  {3, []string{"cp2"}, cluster.Policy{Only: []string{"cp1"}}, "other nodes are not Ready: cp2"},
-		"two of three are off": {3, []string{"cp2", "cp3"}, cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}, "etcd"},
-		"one of two is off":    {2, []string{"cp2"}, cluster.Policy{Only: []string{"cp1"}, AcceptOutage: true}, "etcd"},
+		"one of three is off":  {3, []string{"cp2"}, planning.Policy{Only: []string{"cp1"}}, "other nodes are not Ready: cp2"},
+		"two of three are off": {3, []string{"cp2", "cp3"}, planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}, "etcd"},
+		"one of two is off":    {2, []string{"cp2"}, planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}, "etcd"},
 	}
 	for name, c := range cases {
 		for _, between := range []bool{false, true} {
@@ -131,7 +132,7 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 					}
 					user := lab.Client()
 					if between {
-						user.Confirm = func(cluster.Plan) (bool, error) { off(); return true, nil }
+						user.Confirm = func(planning.Plan) (bool, error) { off(); return true, nil }
 					} else {
 						off()
 					}
@@ -188,7 +189,7 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 					return addr
 				}
 				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := user.Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if err == nil || !strings.Contains(err.Error(), c.text) {
 					t.Errorf("err = %v, want %q", err, c.text)
 				}
@@ -199,7 +200,7 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 				wrong.Store(false)
 				c := lab.Client()
 				c.Run = "20000101-0000-0002"
-				if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}}); err != nil {
+				if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}}); err != nil {
 					t.Fatal(err)
 				}
 				requireMembers(t, lab, "", false)

@@ -10,7 +10,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -33,7 +33,7 @@ func TestRemovedMember(t *testing.T) {
 				if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
 					t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
 				}
-				plan := lab.planOf(lab.Client(), "cp2", cluster.Policy{Only: []string{"cp2"}})
+				plan := lab.planOf(lab.Client(), "cp2", planning.Policy{Only: []string{"cp2"}})
 				if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
 					return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
 				}) {
@@ -41,11 +41,11 @@ func TestRemovedMember(t *testing.T) {
 				}
 
 				from := len(lab.Recorder.Calls())
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}}); onData {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); onData {
 					requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
 					lab.requireLeftAlone(from, "cp2")
 					lab.reset("cp2", "EPHEMERAL") // as the hint says
-					lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp2"}})
+					lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp2"}})
 				} else if err != nil {
 					t.Fatal(err)
 				}

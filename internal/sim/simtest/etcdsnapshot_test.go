@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -80,7 +80,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 					}
 					return nil
 				}, nil)
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
 					t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
 				}
@@ -109,14 +109,14 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1, EtcdOnData: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension) // only workers have it
-		lab.mustRoll("20000101-0000-0001", cluster.Policy{})
+		lab.mustRoll("20000101-0000-0001", planning.Policy{})
 		if files := lab.snapshotFiles(); len(files) > 0 {
 			t.Errorf("a roll of workers left %q", files)
 		}
 		var want []string
 		for _, run := range []string{"20000101-0000-0002", "20000101-0000-0003"} {
 			lab.Patch(everywhere)
-			lab.mustRoll(run, cluster.Policy{})
+			lab.mustRoll(run, planning.Policy{})
 			want = append(want, "etcd-lab-"+run+".db")
 			if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
@@ -140,13 +140,13 @@ func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 				lab.killWhen(func(c record.Call) bool {
 					return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown")
 				},
-					cluster.Policy{Only: controlPlanes})
+					planning.Policy{Only: controlPlanes})
 				file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
 				if spoil {
 					lab.Write(file, lab.Read(file)[:5000])
 				}
 				before := len(lab.Recorder.Calls())
-				lab.mustRoll("20000101-0000-feed", cluster.Policy{Only: controlPlanes})
+				lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
 				asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
 				if spoil != (len(asked) == 1) {
 					t.Errorf("asked for a snapshot again: %+v", asked)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -22,7 +23,7 @@ func (c *Client) Explain(t *testing.T, node string) explain.Explanation {
 		t.Fatal(err)
 	}
 	defer s.end()
-	_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, cluster.Policy{}, nil, node)
+	_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 						got[node] = append(got[node], at)
 					}
 				}
-				if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				for _, name := range nodes {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -27,7 +27,7 @@ type watched struct {
 	lab         *Lab
 	began, end  time.Time
 	rolling     time.Time // when the plan was complete
-	plan        cluster.Plan
+	plan        planning.Plan
 	drained     map[string]time.Time // when a node's drain began
 	empty       map[string]time.Time // when it ended
 	ready       map[string]time.Time // when the node was healthy again
@@ -62,7 +62,7 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 		return nil
 	}, nil)
 	w.began = time.Now()
-	rep, err := c.Roll(t.Context(), cluster.Policy{})
+	rep, err := c.Roll(t.Context(), planning.Policy{})
 	w.end, w.plan = time.Now(), rep.Plan
 	w.dials = c.dialer.Dials()
 	lab.Recorder.Hooks(nil, nil)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -49,7 +50,7 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if !started {
@@ -85,7 +86,7 @@ func TestAnInvalidFirewallIsDetected(t *testing.T) {
 					lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
 				}
 				began := lab.boots()
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if !strings.Contains(fmt.Sprint(err), tc.want) {
 					t.Errorf("err = %v, want %q", err, tc.want)
 				}
@@ -117,12 +118,12 @@ func TestAFirewallThatChangesMeanwhile(t *testing.T) {
 						lab.World.SetFirewall(of, other)
 					}
 				})
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), "the firewall of ") {
 					t.Fatalf("changed %t, err = %v", changed, err)
 				}
 				lab.World.SetFirewall(of, wholeFirewall())
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -143,9 +144,9 @@ func TestALateRule(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				strategy(cluster.Recreate)(lab)
 				lab.World.SetFirewall(wk1, wholeFirewall())
-				x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), cluster.Policy{})
+				x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
 				x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(exchange.LateQueue)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -27,14 +28,14 @@ func newForeignRoll(t *testing.T, way foreignWay) (*foreignScene, *Lab) {
 	lab.Patch(sim.PatchedExtension)
 	c := lab.as(secondRun)
 	c.Emit = s.listen
-	s.act = c.roll(cluster.Policy{})
+	s.act = c.roll(planning.Policy{})
 	switch way.strategy {
 	case cluster.Rollback:
 		must(t, lab.rollInTime(t, firstRun))
 		s.act = c.goBack("wk1")
 	case cluster.PutBack:
 		first := lab.as(firstRun)
-		first.killedAt(t, after("bring-up/start"), first.roll(cluster.Policy{}))
+		first.killedAt(t, after("bring-up/start"), first.roll(planning.Policy{}))
 		s.act = func(ctx context.Context) error {
 			_, err := c.Recover(ctx, "wk1")
 			return err

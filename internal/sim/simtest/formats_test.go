@@ -3,7 +3,7 @@ package simtest
 import (
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -30,7 +30,7 @@ func TestFormatsThatOneReleaseShows(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: recreate")
 				lab.wantTalos(c.from, c.to)
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab, "cp1")

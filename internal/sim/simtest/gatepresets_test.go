@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
@@ -96,7 +97,7 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	}
 	l.Write("recast.yaml", config)
 	l.Replace("recast.yaml", "roll:\n", "roll:\n"+gates)
-	plan, err := l.Client().Plan(l.t.Context(), cluster.Policy{})
+	plan, err := l.Client().Plan(l.t.Context(), planning.Policy{})
 	if err != nil {
 		l.t.Fatalf("%s: %v", file, err)
 	}

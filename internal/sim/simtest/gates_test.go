@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -71,7 +72,7 @@ func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
 		lab.volume("pvc-1", "degraded")
 		seen := lab.watchOutage()
 		start := time.Now()
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		const want = `roll/workers/wk1/ask-gates: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded: `
 		if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), want) || time.Since(start) < 2*time.Minute {
 			t.Errorf("after %s, kind %d: %v", time.Since(start), fault.KindOf(err), err)
@@ -83,7 +84,7 @@ func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
 		requireDrift(t, lab, "wk1")
 
 		lab.volume("pvc-1", "healthy")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -105,7 +106,7 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		})
 		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
 		c.Emit = func(e step.Event) { note(e); breaks(e); heals(e); goes(e) }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
@@ -130,7 +131,7 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 				lab.setRoll("strategy: " + strategy)
 				c := lab.Client()
 				c.Emit = whenStarted("wk1/gate", func() { lab.volume("pvc-1", "degraded") })
-				_, err := c.Roll(t.Context(), cluster.Policy{})
+				_, err := c.Roll(t.Context(), planning.Policy{})
 				const want = `roll/canary/wk1/ask-gates-again: wk1 is done and takes pods, but no other node is to follow: gate "longhorn.io/v1beta2 Volume": gave up after 2m0s; last seen: 1 of 1: `
 				if fault.KindOf(err) != fault.Failed || !strings.HasPrefix(message(err), want) {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
@@ -141,7 +142,7 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 					t.Errorf("wk1 does not take pods: %v", err)
 				}
 
-				_, err = lab.second().Roll(t.Context(), cluster.Policy{})
+				_, err = lab.second().Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Refused || !strings.HasPrefix(message(err), "roll/workers/wk2/ask-gates: gate ") {
 					t.Errorf("the next roll: kind %d: %v", fault.KindOf(err), err)
 				}
@@ -150,7 +151,7 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 				lab.volume("pvc-1", "healthy")
 				third := lab.Client()
 				third.Run = "20000101-0000-cafe"
-				if _, err := third.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := third.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -186,7 +187,7 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 				lab.setRoll(c.gate)
 				lab.Patch(sim.PatchedExtension)
 				start := time.Now()
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				switch {
 				case c.want == "" && err != nil:
 					t.Fatal(err)
@@ -220,7 +221,7 @@ func TestCtrlCInAGate(t *testing.T) {
 					lab.volume("pvc-1", "faulted")
 					time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 				})
-				_, err := c.Roll(t.Context(), cluster.Policy{})
+				_, err := c.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
 					t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
 				}
@@ -245,7 +246,7 @@ func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
 			time.AfterFunc(70*time.Second, func() { lab.volume("pvc-1", "healthy"); c.Mend() })
 		})
 		c.Emit = func(e step.Event) { note(e); flaps(e) }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if len(said) < 2 || !strings.Contains(said[0], "robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
@@ -266,14 +267,14 @@ func TestGateOfACommand(t *testing.T) {
 		}
 		lab.setRoll("gates: [{description: it is fine, command: [./check.sh], timeout: 5s}]")
 		lab.Patch(sim.PatchedExtension)
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		const want = `roll/workers/wk1/ask-gates: gate "it is fine": gave up after 5s; last seen: ./check.sh ended with 3: token none; not fine: context deadline exceeded`
 		if fault.KindOf(err) != fault.Refused || message(err) != want {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
 		lab.Write("fine", nil)
 		lab.Write("asked", nil)
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if asked := string(lab.Read("asked")); asked != "before wk1 recreate\nafter wk1 recreate\n" {
@@ -287,7 +288,7 @@ func TestGateOfACommand(t *testing.T) {
 func TestPlanShowsGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
-		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +299,7 @@ func TestPlanShowsGates(t *testing.T) {
 			t.Error(diff)
 		}
 		lab.Replace("recast.yaml", "status.robustness ==", "statu.robustness ==")
-		if _, err := lab.Client().Plan(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Config || !strings.Contains(message(err), "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'") {
+		if _, err := lab.Client().Plan(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Config || !strings.Contains(message(err), "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'") {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
 	})

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -27,7 +27,7 @@ func TestReportOfAResumedRun(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.logged(lab.Client())
 		c.Emit = whenStarted("wk2/bring-up", func() { lab.World.FailNext("qmcreate", "no space left") })
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		if err == nil {
 			t.Fatal("it did not fail")
 		}
@@ -45,7 +45,7 @@ func TestReportOfAResumedRun(t *testing.T) {
 		again := lab.logged(lab.second())
 		var midway pipeline.PastRun
 		again.Emit = whenStarted("unfinished/wk2", func() { midway, _, _ = lab.past(c.Run) })
-		_, err = again.Roll(t.Context(), cluster.Policy{})
+		_, err = again.Roll(t.Context(), planning.Policy{})
 		must(t, err)
 		again.Telemetry.End(t.Context(), 0, nil)
 		if got, want := inShort(midway), "running or killed, 1 of 2, ended false, wk2 because "+why; got != want {
@@ -70,7 +70,7 @@ func TestHistoryOfAFailedHookAfterTheRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, _ := withHooks(lab, failAt("afterRun"))
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 			t.Fatal("it did not fail")
 		}
 		run, _, _ := lab.past(c.Run)

@@ -9,6 +9,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -88,7 +89,7 @@ func TestAVMUnderHA(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				cl, removed := lab.Client(), false
 				cl.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
-				if _, err := cl.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := cl.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				if removed != (c.strategy != cluster.InPlace) {
@@ -124,7 +125,7 @@ func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 				if !journal {
 					next = lab.elsewhere()
 				}
-				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("the next roll: %v", err)
 				}
 				requireManaged(t, lab, resources, rules)
@@ -142,7 +143,7 @@ func TestHAThatMayNotBeChanged(t *testing.T) {
 		lab.World.AddHA(world.HAResource{SID: worker1HA, State: "started"})
 		lab.Patch(sim.PatchedExtension)
 		before := lab.Recorder.Mutations()
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "lacks privileges: Sys.Console on /") ||
 			!strings.Contains(strings.Join(fault.Hints(err), ""), "pveum acl modify / ") {
 			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
@@ -168,7 +169,7 @@ func TestAStopThatFails(t *testing.T) {
 				resources, rules := lab.World.HA(), lab.World.HARules()
 				lab.Patch(sim.PatchedExtension)
 				lab.World.FailNext(c.fail, "not now")
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/stop: "+c.text) {
 					t.Errorf("err = %v", err)
 				}
@@ -178,7 +179,7 @@ func TestAStopThatFails(t *testing.T) {
 				}
 				requireManaged(t, lab, resources, rules)
 				requireDrift(t, lab, "wk1")
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireManaged(t, lab, resources, rules)
@@ -210,7 +211,7 @@ func TestAHostThatReboots(t *testing.T) {
 				if c.alive {
 					cl := lab.Client()
 					cl.Emit = whenStarted(c.at, func() { lab.World.CrashHost("pve2") })
-					if _, err := cl.Roll(t.Context(), cluster.Policy{}); err == nil {
+					if _, err := cl.Roll(t.Context(), planning.Policy{}); err == nil {
 						t.Fatal("the roll succeeded without its host")
 					}
 				} else {
@@ -224,7 +225,7 @@ func TestAHostThatReboots(t *testing.T) {
 				if vm, err := lab.World.LookupVM("pve2", worker1); err == nil && vm.Running {
 					t.Error("the VM was started")
 				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				vm, err := lab.World.LookupVM("pve2", worker1)
@@ -250,7 +251,7 @@ func TestParkingOnEveryHost(t *testing.T) {
 					lab.Patch(sim.PatchedExtension)
 					c := lab.Client()
 					c.Run = run
-					if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+					if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -90,7 +91,7 @@ func (w window) interrupt(t *testing.T, lab *Lab) error {
 	lab.beforeMove(w.move, func() { lab.World.StopNextMove(w.stop, w.crash) })
 	defer lab.Recorder.Hooks(nil, nil)
 	c := lab.Client()
-	_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+	_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 	if err == nil {
 		t.Fatal("the roll succeeded")
 	}
@@ -127,7 +128,7 @@ func TestCutOffHandOver(t *testing.T) {
 				if !w.journal {
 					lab.loseJournal()
 				}
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				lab.RequireIntact()
@@ -149,7 +150,7 @@ func (l *Lab) waitReady(t *testing.T) error {
 		}
 		for _, c := range node.Status.Conditions {
 			if c.Type == "Ready" && c.Status == "True" {
-				if _, err := l.Client().Plan(t.Context(), cluster.Policy{}); err == nil {
+				if _, err := l.Client().Plan(t.Context(), planning.Policy{}); err == nil {
 					return nil
 				}
 			}
@@ -170,7 +171,7 @@ func TestHandOverLosesQuorum(t *testing.T) {
 				resumption{strategy: cluster.Recreate}.prepare(lab)
 				lab.beforeMove(move, func() { lab.World.SetQuorum(false) })
 				c := lab.Client()
-				_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				if err == nil || !strings.Contains(err.Error(), "Permission denied") {
 					t.Fatalf("err = %v", err)
 				}
@@ -180,12 +181,12 @@ func TestHandOverLosesQuorum(t *testing.T) {
 					t.Fatalf("without a name: %q", lab.strays())
 				}
 				mutations := lab.Recorder.Mutations()
-				_, err = lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				_, err = lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no quorum") || lab.Recorder.Mutations() != mutations {
 					t.Errorf("without quorum: %v; %d changes were sent", err, lab.Recorder.Mutations()-mutations)
 				}
 				lab.World.SetQuorum(true)
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab, "cp1")
@@ -252,7 +253,7 @@ func TestHandOverWithStrays(t *testing.T) {
 					lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
 					requireInTheWay(t, lab, volid)
 				}
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab, "cp1")
@@ -269,7 +270,7 @@ func TestHandOverWithStrays(t *testing.T) {
 func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 	t.Helper()
 	before := lab.machinesDump()
-	_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+	_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), " volumes could be it: ") ||
 		!strings.Contains(err.Error(), lost) || !strings.Contains(err.Error(), fresh) {
 		t.Fatalf("err = %v; want %s and %s named", err, lost, fresh)
@@ -287,7 +288,7 @@ func requireUndecided(t *testing.T, lab *Lab, to int, lost, fresh string) {
 // delete, and is not deleted with it. Then a person frees it.
 func requireInTheWay(t *testing.T, lab *Lab, fresh string) {
 	t.Helper()
-	_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+	_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), " has scsi1 ("+fresh+",") || !strings.Contains(err.Error(), "only one of them is the disk") {
 		t.Fatalf("kind %d: %v; want %s named", fault.KindOf(err), err, fresh)
 	}

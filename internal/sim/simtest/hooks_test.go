@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
@@ -105,7 +106,7 @@ func TestHooks(t *testing.T) {
 		lab.setRoll(strings.ReplaceAll(everyHook, "[h]", "[./hook.sh]"))
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		plan, err := c.Plan(t.Context(), cluster.Policy{})
+		plan, err := c.Plan(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +125,7 @@ func TestHooks(t *testing.T) {
 				paths = append(paths, e.Path)
 			}
 		}
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +189,7 @@ func TestAHookBefore(t *testing.T) {
 				c, h := withHooks(lab, failAt(at))
 				seen := lab.watchOutage()
 				before := len(lab.Recorder.Calls())
-				rep, err := c.Roll(t.Context(), cluster.Policy{})
+				rep, err := c.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Refused || message(err) != want.err || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "was touched") && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "not touched") {
 					t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
 				}
@@ -212,7 +213,7 @@ func TestAHookBefore(t *testing.T) {
 				h.do = nil
 				again := lab.second()
 				again.Commands = h
-				if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
@@ -231,7 +232,7 @@ func TestAHookAfterANode(t *testing.T) {
 			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 				lab.setRoll("canary: false", "strategy: "+strategy)
 				c, h := withHooks(lab, failAt("afterNode wk1"))
-				_, err := c.Roll(t.Context(), cluster.Policy{})
+				_, err := c.Roll(t.Context(), planning.Policy{})
 				const want = `roll/workers/wk1/run-hooks-again: wk1 is done and takes pods, but no other node is to follow: hook "h": h ended with 3: at afterNode wk1`
 				if fault.KindOf(err) != fault.Failed || message(err) != want {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
@@ -244,7 +245,7 @@ func TestAHookAfterANode(t *testing.T) {
 				h.do = nil
 				again := lab.second()
 				again.Commands = h
-				if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
@@ -269,7 +270,7 @@ func TestHooksOfABatch(t *testing.T) {
 			}
 			return 0, nil
 		})
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		got := strings.Join(h.ran, ", ")
@@ -289,7 +290,7 @@ func TestAHookAfterTheRun(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, _ := withHooks(lab, failAt("afterRun"))
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		const want = `every node is done: after-run: hook "h": h ended with 3: at afterRun`
 		if fault.KindOf(err) != fault.Failed || message(err) != want || rep.Outcome != "failed: "+want {
 			t.Errorf("kind %d, %q: %v", fault.KindOf(err), rep.Outcome, err)
@@ -304,7 +305,7 @@ func TestTwoHooksFail(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c, _ := withHooks(lab, func(context.Context, string) (int, error) { return 3, nil })
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "before-run: hook \"h\": h ended with 3: at beforeRun\nafter-run: hook \"h\": h ended with 3: at afterRun"
 		if fault.KindOf(err) != fault.Refused || message(err) != want || len(fault.Hints(err)) != 2 {
 			t.Errorf("kind %d: %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
@@ -324,7 +325,7 @@ func TestAHookThatHangs(t *testing.T) {
 			return 0, nil
 		})
 		start := time.Now()
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || message(err) != `roll/workers/wk1/run-hooks: hook "h": h was stopped: its timeout of 1m0s is over` {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}

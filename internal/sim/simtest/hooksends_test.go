@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
@@ -34,13 +35,13 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
-		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 			t.Fatal("it was not killed")
 		}
 		h.ran = nil
 		again := lab.second()
 		again.Commands = h
-		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
@@ -61,7 +62,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 			c, h := withHooks(lab, nil)
 			c.Emit = whenStarted("wk1/bring-up", func() { c.Runner.Stop() })
-			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 				t.Fatal(err)
 			}
 			h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
@@ -82,7 +83,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			})
 			lab.Patch(everywhere)
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
-			_, err := c.Roll(t.Context(), cluster.Policy{})
+			_, err := c.Roll(t.Context(), planning.Policy{})
 			if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "roll/control-planes/cp1/run-hooks") {
 				t.Errorf("kind %d: %v", fault.KindOf(err), err)
 			}
@@ -120,7 +121,7 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				c, h := withHooks(lab, nil)
 				end(lab, c)
-				_, err := c.Roll(t.Context(), cluster.Policy{})
+				_, err := c.Roll(t.Context(), planning.Policy{})
 				hints := strings.Join(fault.Hints(err), "\n")
 				if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
 					t.Errorf("%v; hints %q", err, hints)
@@ -142,7 +143,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 			}
 			return 0, nil
 		})
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || message(err) != "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced" {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
@@ -182,7 +183,7 @@ func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
 						}
 					}
 				}
-				rep, err := client.Roll(ctx, cluster.Policy{})
+				rep, err := client.Roll(ctx, planning.Policy{})
 				if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
 					t.Errorf("%v; told %+v", err, told.got)
 				}

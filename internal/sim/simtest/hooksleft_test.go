@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -39,7 +39,7 @@ func TestCtrlCInAHook(t *testing.T) {
 						return 0, nil
 					}
 				})
-				_, err := client.Roll(t.Context(), cluster.Policy{})
+				_, err := client.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Interrupted {
 					t.Errorf("kind %d: %v", fault.KindOf(err), err)
 				}
@@ -70,7 +70,7 @@ func TestCtrlCTwiceInTheLastHook(t *testing.T) {
 			<-within.Done()
 			return 0, context.Cause(within)
 		})
-		_, err := c.Roll(ctx, cluster.Policy{})
+		_, err := c.Roll(ctx, planning.Policy{})
 		if took := time.Since(pressed); err == nil || took < 29*time.Second || took > 2*time.Minute {
 			t.Errorf("after %s: %v", took, err)
 		}
@@ -89,13 +89,13 @@ func TestHooksOfAKilledRun(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				c.Emit = whenStarted(at, func() { c.Kill(); cancel() })
-				if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+				if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 					t.Fatal("it was not killed")
 				}
 				h.ran = nil
 				again := lab.second()
 				again.Commands = h
-				rep, err := again.Roll(t.Context(), cluster.Policy{})
+				rep, err := again.Roll(t.Context(), planning.Policy{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -118,13 +118,13 @@ func TestAHookBeforeUnfinishedWork(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
-		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 			t.Fatal("it was not killed")
 		}
 		h.do = failAt("beforeNode wk1")
 		again := lab.second()
 		again.Commands = h
-		_, err := again.Roll(t.Context(), cluster.Policy{})
+		_, err := again.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(strings.Join(fault.Hints(err), "\n"), "wk1 is as the earlier run had left it") {
 			t.Errorf("kind %d: %v; %q", fault.KindOf(err), err, fault.Hints(err))
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -50,7 +51,7 @@ func TestAHostIsDown(t *testing.T) {
 		began, c := time.Now(), lab.Client()
 		const down = "Proxmox host pve3 is offline"
 
-		plan, err := c.Plan(t.Context(), cluster.Policy{})
+		plan, err := c.Plan(t.Context(), planning.Policy{})
 		must(t, err)
 		const waits = "wk1: other nodes are not Ready: wk2: bring them back first; one more out would be one too many. A worker that is to stay away: kubectl cordon it, or name it in roll.ignoreNodes\n"
 		want := "wk2: its VM 9032 is on pve3, and " + down + ": bring pve3 back, or leave the node out with --exclude"
@@ -77,18 +78,18 @@ func TestAHostIsDown(t *testing.T) {
 		}
 
 		before := lab.Recorder.Mutations()
-		hostsRefused(t, "roll", func() error { _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); return err }, want)
+		hostsRefused(t, "roll", func() error { _, err := lab.Client().Roll(t.Context(), planning.Policy{}); return err }, want)
 		if n := lab.Recorder.Mutations() - before; n > 0 {
 			t.Errorf("%d changing requests were sent", n)
 		}
 		hostsRefused(t, "roll --exclude wk2", func() error {
-			_, err := lab.Client().Roll(t.Context(), cluster.Policy{Exclude: []string{"wk2"}})
+			_, err := lab.Client().Roll(t.Context(), planning.Policy{Exclude: []string{"wk2"}})
 			return err
 		}, "other nodes are not Ready: wk2")
 
 		lab.World.BootHost("pve3")
 		must(t, lab.WaitReady(t.Context()))
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -105,7 +106,7 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -116,7 +117,7 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		must(t, lab.World.DefineVM("pve3", 9077, map[string]string{"name": "nobody-knows"}, nil))
 		lab.World.CrashHost("pve3")
 		lab.Patch(sim.PatchedExtension)
-		hostsRefused(t, "roll beside what may be a parking VM", func() error { _, err := lab.second().Roll(t.Context(), cluster.Policy{}); return err },
+		hostsRefused(t, "roll beside what may be a parking VM", func() error { _, err := lab.second().Roll(t.Context(), planning.Policy{}); return err },
 			"wk1: Proxmox host pve3 is offline: VM 9077 may be a parking VM with an unfinished replacement of this node: bring pve3 back first")
 	})
 }
@@ -136,12 +137,12 @@ func TestResumeWhileAHostIsDown(t *testing.T) {
 					time.Sleep(2 * time.Minute)
 					if own {
 						down := "Proxmox host pve2 is offline"
-						hostsRefused(t, "roll", func() error { _, err := lab.second().Roll(t.Context(), cluster.Policy{}); return err }, down)
+						hostsRefused(t, "roll", func() error { _, err := lab.second().Roll(t.Context(), planning.Policy{}); return err }, down)
 						hostsRefused(t, "recover", func() error { _, err := lab.second().Recover(t.Context(), "wk1"); return err }, down)
 						lab.World.BootHost(host)
 						time.Sleep(5 * time.Minute)
 					}
-					if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+					if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatal(err)
 					}
 					if !own {
@@ -248,7 +249,7 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 					lab := r.lab(t)
 					c := lab.Client()
 					c.Emit = whenStarted("bring-up/wait-healthy", func() { time.AfterFunc(12*time.Second, func() { lab.World.RebootHost("pve2", r.off) }) })
-					if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+					if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 						t.Fatal("the roll succeeded without its host")
 					}
 					time.Sleep(10 * time.Minute)
@@ -262,12 +263,12 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 							cancel()
 						}
 					})
-					_, err := next.Roll(ctx, cluster.Policy{})
+					_, err := next.Roll(ctx, planning.Policy{})
 					lab.Recorder.Hooks(nil, nil)
 					if !killed {
 						t.Fatalf("it was not killed: %v", err)
 					}
-					if _, err := lab.as("20000101-0000-cafe").Roll(t.Context(), cluster.Policy{}); err != nil {
+					if _, err := lab.as("20000101-0000-cafe").Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatal(err)
 					}
 					requireDrift(t, lab)
@@ -299,7 +300,7 @@ func (r hostsReboot) points(t *testing.T) (points int) {
 	lab := r.lab(t)
 	hostsChanges(lab, func(n int, _ record.Call) { points = n })
 	defer lab.Recorder.Hooks(nil, nil)
-	if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+	if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 		t.Fatal(err)
 	}
 	return points
@@ -313,7 +314,7 @@ func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(
 		lab.World.CrashHost("pve2")
 		time.AfterFunc(r.off, func() { lab.World.BootHost("pve2") })
 	})
-	_, err := c.Roll(t.Context(), cluster.Policy{})
+	_, err := c.Roll(t.Context(), planning.Policy{})
 	lab.Recorder.Hooks(nil, nil)
 	time.Sleep(10 * time.Minute)
 	var where string
@@ -329,9 +330,9 @@ func (r hostsReboot) run(t *testing.T, arm func(lab *Lab, c *Client, crash func(
 	if broken := hostsStarts(lab); broken != nil {
 		t.Errorf("%s: %v", where, broken)
 	}
-	_, next := lab.second().Roll(t.Context(), cluster.Policy{})
+	_, next := lab.second().Roll(t.Context(), planning.Policy{})
 	if hostsHalfMade(lab, next) {
-		_, next = lab.as("20000101-0000-cafe").Roll(t.Context(), cluster.Policy{})
+		_, next = lab.as("20000101-0000-cafe").Roll(t.Context(), planning.Policy{})
 	}
 	if next != nil {
 		t.Fatalf("%s (%v): the next roll: %v", where, err, next)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -85,7 +86,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 				roll := func(run string) {
 					t.Helper()
 					lab.Patch(sim.PatchedExtension)
-					if _, err := lab.as(run).Roll(t.Context(), cluster.Policy{}); err != nil {
+					if _, err := lab.as(run).Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -104,14 +105,14 @@ func TestANodeThatWasMoved(t *testing.T) {
 					t.Errorf("wk1 is on %s", lab.hostOf(worker1))
 				}
 
-				if _, err := lab.as("20000101-0020-aaaa").Rollback(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := lab.as("20000101-0020-aaaa").Rollback(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				requireParked("pve2:1 pve3:1")
 				requireDrift(t, lab, "wk1") // it runs the previous lock
 				lab.migrate(worker1, "pve2")
 				hostsRefused(t, "rollback", func() error {
-					_, err := lab.as("20000101-0030-aaaa").Rollback(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+					_, err := lab.as("20000101-0030-aaaa").Rollback(t.Context(), planning.Policy{Only: []string{"wk1"}})
 					return err
 				}, "the system disk that run 20000101-0020-aaaa replaced is scsi", `"recast-parking-wk1" on pve3, and VM 9031 "wk1" on pve2 was moved since: on pve2: qm migrate 9031 pve3 --online --with-local-disks brings them together`)
 
@@ -158,7 +159,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 				lab.migrate(id, "pve3")
 				before := len(lab.Recorder.Calls())
 				for what, run := range map[string]func(*Client) error{
-					"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), cluster.Policy{}); return err },
+					"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), planning.Policy{}); return err },
 					"recover": func(c *Client) error { _, err := c.Recover(t.Context(), "wk1"); return err },
 				} {
 					c := lab.second()
@@ -171,7 +172,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 					t.Errorf("changes: %q", changes)
 				}
 				lab.migrate(id, "pve2")
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -208,7 +209,7 @@ func TestHAMovesTheVM(t *testing.T) {
 		says string
 	}{
 		"between plan and gate": {func(lab *Lab, c *Client) {
-			c.Confirm = func(cluster.Plan) (bool, error) { move(lab); return true, nil }
+			c.Confirm = func(planning.Plan) (bool, error) { move(lab); return true, nil }
 		}, `VM 9031 "wk1" on pve3 was on pve2 when the plan was made`},
 		"between gate and drain": {func(lab *Lab, c *Client) {
 			c.Emit = whenStarted("take-down/remember", func() { move(lab) })
@@ -226,7 +227,7 @@ func TestHAMovesTheVM(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				c := lab.Client()
 				tc.arm(lab, c)
-				if _, err := c.Roll(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
+				if _, err := c.Roll(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
 					t.Errorf("err = %v, want %s", err, tc.says)
 				}
 				requireOnHost(t, lab, "pve3", resources, rules)
@@ -234,7 +235,7 @@ func TestHAMovesTheVM(t *testing.T) {
 				if err != nil || node.Spec.Unschedulable || !isReady(node) {
 					t.Errorf("wk1 does not serve any more (%v)", err)
 				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireOnHost(t, lab, "pve3", resources, rules)
@@ -268,7 +269,7 @@ func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
 				if starts := startedByHA(lab); len(starts) > 0 {
 					t.Errorf("it was started: %q", starts)
 				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireOnHost(t, lab, "pve2", resources, rules)

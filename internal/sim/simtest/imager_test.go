@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/imager"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -75,7 +75,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 		must(t, err)
 		_, err = client.Lock(t.Context(), pipeline.LockOptions{})
 		must(t, err)
-		_, err = client.Roll(t.Context(), cluster.Policy{})
+		_, err = client.Roll(t.Context(), planning.Policy{})
 		must(t, err)
 		lab.RequireIntact()
 		requireDrift(t, lab)

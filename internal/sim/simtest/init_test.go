@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -82,7 +83,7 @@ func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	if _, err := me.Lock(t.Context(), pipeline.LockOptions{Update: true}); err != nil {
 		t.Fatal(err)
 	}
-	rep, err := me.Roll(t.Context(), cluster.Policy{})
+	rep, err := me.Roll(t.Context(), planning.Policy{})
 	if err != nil || rep.Outcome != "done" || len(rep.Plan.Work()) != len(l.Nodes) {
 		t.Errorf("a roll by what init has written: %v, %+v", err, rep.Outcome)
 	}
@@ -123,7 +124,7 @@ func requireInitInSync(t *testing.T, me *Client) {
 	if !drift.InSync {
 		t.Errorf("drift: %+v", drift.Nodes)
 	}
-	plan, err := me.Plan(t.Context(), cluster.Policy{})
+	plan, err := me.Plan(t.Context(), planning.Policy{})
 	if err != nil {
 		t.Fatal(err)
 	}

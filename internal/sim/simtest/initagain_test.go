@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -22,7 +22,7 @@ func TestInitAfterARoll(t *testing.T) {
 		lab.Write("schematics/storage.yaml", append(lab.Read("schematics/storage.yaml"), "  extraKernelArgs: [talos.environment=http_proxy=http://me:hunter2@proxy.example]\n"...))
 		lab.Patch(sim.PatchedExtension)
 		requireMode(t, lab.Dir, "recast.lock", 0o600)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireMode(t, lab.Dir, ".recast/.gitignore", 0o600)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -118,7 +119,7 @@ func TestInPlaceUpgrade(t *testing.T) {
 					lab.Patch(everywhere)
 				}
 				old, since := lab.machine(c.node), len(lab.Recorder.Calls())
-				must(t, lab.Client().roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.Client().roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
 					t.Errorf("calls:\n%s", diff)
 				}
@@ -157,7 +158,7 @@ func TestInPlaceKilled(t *testing.T) {
 				inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 					lab.inPlace()
 					lab.Patch(everywhere)
-					only := cluster.Policy{Only: []string{"wk1"}}
+					only := planning.Policy{Only: []string{"wk1"}}
 					since := len(lab.Recorder.Calls())
 					c := lab.Client()
 					c.killedAt(t, at, c.roll(only))
@@ -196,7 +197,7 @@ func TestInPlaceBesideAnotherInstallation(t *testing.T) {
 		lab.Patch(everywhere) // meanwhile the lock changes
 		requireDrift(t, lab, "cp1", "wk1")
 		since := len(lab.Recorder.Calls())
-		err := lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		err := lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is installed and waits for a reboot, and another installation could remove the running system: reboot it first") {
 			t.Errorf("err = %v", err)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -45,7 +46,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 				lab.Patch(everywhere)
 				broken := lab.locked("wk1").SchematicID
 				lab.BreakImage(broken, c.defect)
-				only := cluster.Policy{Only: []string{"wk1"}}
+				only := planning.Policy{Only: []string{"wk1"}}
 				old, since := lab.builds(), len(lab.Recorder.Calls())
 				err := lab.as(firstRun).roll(only)(t.Context())
 				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
@@ -90,15 +91,15 @@ func TestInPlaceUnderAuto(t *testing.T) {
 		lab.Patch(everywhere)
 		broken := lab.locked("wk1").SchematicID
 		lab.BreakImage(broken, talosapi.RollsBack)
-		if err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()); err == nil {
+		if err := lab.as(firstRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()); err == nil {
 			t.Fatal("the roll succeeded")
 		}
 		lab.BreakImage(broken, talosapi.Sound)
 		lab.Replace("recast.yaml", "strategy: in-place", "strategy: auto")
-		if p := lab.planOf(lab.Client(), "wk1", cluster.Policy{Only: []string{"wk1"}}); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
+		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{Only: []string{"wk1"}}); p.Strategy != cluster.Recreate || len(p.Refused) > 0 {
 			t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
 		}
-		must(t, lab.as(secondRun).roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.as(secondRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		requireDrift(t, lab, "cp1")
 		lab.requireServing("wk1")
 	})
@@ -140,7 +141,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 				lab.Patch(everywhere)
 				broken := lab.locked("wk1").SchematicID
 				lab.BreakImage(broken, c.defect)
-				only := cluster.Policy{Only: []string{"wk1"}}
+				only := planning.Policy{Only: []string{"wk1"}}
 				if notes := strings.Join(lab.planOf(lab.Client(), "wk1", only).Notes, "\n"); !strings.Contains(notes, c.note) {
 					t.Errorf("notes %q lack %q", notes, c.note)
 				}
@@ -190,7 +191,7 @@ func TestInPlaceBackButNotHealthy(t *testing.T) {
 		since := len(lab.Recorder.Calls())
 		c := lab.as(firstRun)
 		c.Emit = whenStarted("upgrade/reboot", func() { must(t, lab.BreakEtcd("cp2", talosapi.EtcdFault{Down: true})) })
-		err := c.roll(cluster.Policy{Only: []string{"cp2"}})(t.Context())
+		err := c.roll(planning.Policy{Only: []string{"cp2"}})(t.Context())
 		if fault.KindOf(err) != fault.Failed || !strings.Contains(err.Error(), "it came back as its old system, but that is not healthy") {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}

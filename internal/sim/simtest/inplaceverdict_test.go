@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -17,7 +17,7 @@ import (
 
 // cutOffAt rolls as a process that is killed while it sends that request, which has no
 // effect.
-func (l *Lab) cutOffAt(call string, only cluster.Policy) {
+func (l *Lab) cutOffAt(call string, only planning.Policy) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
@@ -45,7 +45,7 @@ func TestOldUpgradeCutOffInItsPull(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		lab.cutOffAt("MachineService/Upgrade", only)
 		since := len(lab.Recorder.Calls())
 		must(t, lab.as(secondRun).roll(only)(t.Context()))
@@ -65,7 +65,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
 		lab.inPlace()
 		lab.Patch(everywhere)
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		lab.cutOffAt("MachineService/Upgrade", only)
 
 		var away atomic.Bool
@@ -97,7 +97,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 		lab.Patch(everywhere)
 		c := lab.Client()
 		c.Emit = whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) })
-		must(t, c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		requireDrift(t, lab, "cp1")
 		lab.requireServing("wk1")
 	})
@@ -133,7 +133,7 @@ func TestInstallerAtWorkUnseen(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		err := c.roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		err := c.roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		<-installed
 		must(t, err)
@@ -161,7 +161,7 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 			lab.removeMember(lab.memberIDs()["cp2"])
 			return errKilled
 		}, nil)
-		err := lab.as(firstRun).roll(cluster.Policy{Only: []string{"cp2"}})(t.Context())
+		err := lab.as(firstRun).roll(planning.Policy{Only: []string{"cp2"}})(t.Context())
 		lab.Recorder.Hooks(nil, nil)
 		must(t, err)
 		if !left {

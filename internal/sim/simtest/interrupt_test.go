@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
@@ -35,7 +35,7 @@ func (l *Lab) rollKilledWhen(at string) {
 	defer cancel()
 	c, killed := l.Client(), false
 	c.Emit = whenStarted(at, func() { killed = true; c.Kill(); cancel() })
-	if _, err := c.Roll(ctx, cluster.Policy{}); err == nil || !killed {
+	if _, err := c.Roll(ctx, planning.Policy{}); err == nil || !killed {
 		l.t.Fatalf("killed at %s: %t, %v", at, killed, err)
 	}
 }
@@ -87,7 +87,7 @@ func TestCtrlCOnce(t *testing.T) {
 				press := &interrupter{at: at, press: c.Runner.Stop}
 				c.Emit = press.emit
 				seen := lab.watchOutage()
-				rep, err := c.Roll(t.Context(), cluster.Policy{})
+				rep, err := c.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Interrupted || !strings.HasPrefix(message(err), "stopped; not started: roll/workers/wk") {
 					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
 				}
@@ -102,7 +102,7 @@ func TestCtrlCOnce(t *testing.T) {
 					t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
 				}
 				requireNoClaim(t, lab)
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -133,7 +133,7 @@ func TestCtrlCTwice(t *testing.T) {
 				var pressed time.Time
 				press := &interrupter{at: at, press: func() { c.Runner.Stop(); cancel(); pressed = time.Now() }}
 				c.Emit = press.emit
-				_, err := c.Roll(ctx, cluster.Policy{})
+				_, err := c.Roll(ctx, planning.Policy{})
 				if fault.KindOf(err) != fault.Interrupted {
 					t.Errorf("pressed at %s: kind %d: %v", press.pressed, fault.KindOf(err), err)
 				}
@@ -142,7 +142,7 @@ func TestCtrlCTwice(t *testing.T) {
 				}
 				requireNoClaim(t, lab)
 				// Proxmox and the machines continue what they were told to do.
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
 				}
 				requireDrift(t, lab)
@@ -163,9 +163,9 @@ func TestCtrlCBeforeTheFirstNode(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		c.Confirm = func(cluster.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
+		c.Confirm = func(planning.Plan) (bool, error) { c.Runner.Stop(); return true, nil }
 		before := len(lab.Recorder.Calls())
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Interrupted {
 			t.Errorf("err = %v", err)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -23,7 +24,7 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 	defer s.end()
 	c.Runner.Emit = c.emit
 	return checked[pipeline.UpgradeKubernetesReport](c.lab)(pipeline.UpgradeKubernetes(ctx, s.project, s.machines, &c.Runner, pipeline.UpgradeKubernetesOptions{
-		To: to, DryRun: dryRun, Claim: c.rollOptions(cluster.Policy{}),
+		To: to, DryRun: dryRun, Claim: c.rollOptions(planning.Policy{}),
 		Confirm: func(p kubeupgrade.Plan) (bool, error) {
 			if c.Upgrades == nil {
 				return true, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -151,7 +152,7 @@ func TestARollKeepsKubernetes(t *testing.T) {
 					config, found, err := files(node)
 					return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
 				}
-				if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("%v, hints %q", err, fault.Hints(err))
 				}
 				lab.requireKubernetes("v1.36.1")
@@ -178,7 +179,7 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 		lab.Patch("iscsi-tools")
 		c := lab.Client()
 		c.Run, c.MachineConfig = "20000101-0001-feed", files
-		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 			t.Fatalf("%v, hints %q", err, fault.Hints(err))
 		}
 		if after := lab.versions(); after["wk1"] != half["wk1"] {

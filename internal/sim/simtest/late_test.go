@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -27,7 +27,7 @@ type late struct {
 
 // rollKilledBy rolls, and kills that run when it has sent the first matching request,
 // which Proxmox does not process before deliver.
-func (l *Lab) rollKilledBy(is func(record.Call) bool, p cluster.Policy) *late {
+func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	l.t.Helper()
 	return l.killedBy(is, func(ctx context.Context, c *Client) error {
 		_, err := c.Roll(ctx, p)
@@ -90,14 +90,14 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 // has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *Client) (pipeline.Report, error){
-		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, cluster.Policy{}) },
+		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, planning.Policy{}) },
 		"recover": func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(sim.PatchedExtension)
 				before := lab.Disks()
-				x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), cluster.Policy{})
+				x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
 				x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
 				if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
 					t.Errorf("report %+v, %v", rep, err)
@@ -129,10 +129,10 @@ const stopTimeout = time.Minute
 func TestLateShutdown(t *testing.T) {
 	for name, c := range map[string]struct {
 		first  string // recast's next action on cp1 after its sender's death
-		policy cluster.Policy
+		policy planning.Policy
 	}{
-		"finished": {"", cluster.Policy{Only: []string{"cp1", "cp2"}}},
-		"put back": {"cp1", cluster.Policy{Only: []string{"cp2"}}},
+		"finished": {"", planning.Policy{Only: []string{"cp1", "cp2"}}},
+		"put back": {"cp1", planning.Policy{Only: []string{"cp2"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.first != "" {
@@ -140,7 +140,7 @@ func TestLateShutdown(t *testing.T) {
 			}
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
-				x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
+				x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), planning.Policy{Only: []string{"cp1"}})
 				x.deliverBefore(func(call record.Call) bool {
 					return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
 				}, stopTimeout+exchange.LateQueue)
@@ -169,7 +169,7 @@ func TestLateRequestIsTold(t *testing.T) {
 	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
-		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), planning.Policy{Only: []string{"cp1"}})
 		told := func() []string {
 			res, err := lab.Client().Status(t.Context())
 			if err != nil {
@@ -191,7 +191,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		if got := told(); len(got) != 1 {
 			t.Errorf("once its record is closed status tells of %q", got)
 		}
-		if _, err := lab.as("20000101-0000-0002").Roll(t.Context(), cluster.Policy{Only: []string{"cp2"}}); err != nil {
+		if _, err := lab.as("20000101-0000-0002").Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); err != nil {
 			t.Error(err)
 		}
 		if got := told(); len(got) != 0 {
@@ -207,7 +207,7 @@ func TestLateStart(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		before := lab.machinesDump()
-		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), cluster.Policy{})
+		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
 		if rep, err := lab.Client().Recover(t.Context(), "wk1"); err != nil || rep.Outcome != "done" {
 			t.Errorf("%s, %v", rep.Outcome, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/layouts"
 )
 
@@ -30,8 +31,8 @@ const (
 // verdict is recast's result for a layout.
 type verdict struct {
 	layouts.Layout
-	plan   cluster.NodePlan
-	lifted *cluster.NodePlan // after the layout's remedy; nil: not needed, or there is none
+	plan   planning.NodePlan
+	lifted *planning.NodePlan // after the layout's remedy; nil: not needed, or there is none
 }
 
 // TestLayouts plans a roll of every layout, as it is and after its remedy, and compares
@@ -109,7 +110,7 @@ func judge(t *testing.T, l *layoutLab) verdict {
 }
 
 // requirePrinted fails the test unless the plan contains all the manual steps, word for word.
-func (l *layoutLab) requirePrinted(plan cluster.NodePlan) {
+func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 	l.t.Helper()
 	var commands, config []string
 	for _, o := range plan.ToRecreate {
@@ -186,7 +187,7 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 }
 
 // readyLayout plans, applies a remedy if it helps, and returns the final plan.
-func readyLayout(t *testing.T, l *layoutLab) cluster.NodePlan {
+func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
 	t.Helper()
 	v := judge(t, l)
 	if v.lifted != nil {
@@ -195,7 +196,7 @@ func readyLayout(t *testing.T, l *layoutLab) cluster.NodePlan {
 	return v.plan
 }
 
-func (l *layoutLab) policy() cluster.Policy { return cluster.Policy{Only: []string{l.of.Node}} }
+func (l *layoutLab) policy() planning.Policy { return planning.Policy{Only: []string{l.of.Node}} }
 
 // requireRolled fails the test unless the node runs the new build on the same VM, and no
 // promise was broken.

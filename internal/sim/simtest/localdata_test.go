@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -160,7 +161,7 @@ func TestWhatPodsWriteIsNotLostUnasked(t *testing.T) {
 			t.Fatalf("beside a log collector: %s, refused %q", n.Strategy, n.Refused)
 		}
 		daemons("default", "agent", "/var/lib/agent")(lab)
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		if _, err := lab.Client().Roll(t.Context(), only); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "or name hostpath/var/lib/agent in nodes[].acceptLoss") {
 			t.Fatalf("err = %v", err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -36,7 +37,7 @@ func TestRollWithLostAnswers(t *testing.T) {
 				before := lab.Disks()
 				lab.Patch(sim.PatchedExtension)
 				lost := lab.loseEvery(k)
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				lab.Recorder.Hooks(nil, nil)
 				if err != nil || rep.Outcome != "done" || lost.Load() < 3 {
 					t.Fatalf("report %+v, %d answers lost, error %v", rep, lost.Load(), err)
@@ -72,7 +73,7 @@ func TestRollWithLostChanges(t *testing.T) {
 				}, nil)
 				var err error
 				for run := range 20 {
-					_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), cluster.Policy{})
+					_, err = lab.as(fmt.Sprintf("20000101-0000-%04d", run)).Roll(t.Context(), planning.Policy{})
 					if !errors.Is(err, cluster.ErrLostAnswer) {
 						break
 					}

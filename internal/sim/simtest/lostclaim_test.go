@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -81,7 +82,7 @@ func TestALostClaim(t *testing.T) {
 						lab.seize(c.Run, "20000101-0000-face")
 						seized = len(lab.Recorder.Calls())
 					})
-					_, err := c.Roll(t.Context(), cluster.Policy{})
+					_, err := c.Roll(t.Context(), planning.Policy{})
 					if seized == 0 {
 						t.Fatalf("the roll never came to that step: %v", err)
 					}
@@ -93,7 +94,7 @@ func TestALostClaim(t *testing.T) {
 					}
 					// The new holder is dead: nothing has beaten for it.
 					next := lab.second()
-					if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+					if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatalf("the next run: %v", err)
 					}
 					requireDrift(t, lab)
@@ -115,7 +116,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		c := lab.Client()
 		draining := make(chan struct{})
 		c.Emit = whenStarted("take-down/drain", func() { close(draining) })
-		ended := rolling(t.Context(), c, cluster.Policy{})
+		ended := rolling(t.Context(), c, planning.Policy{})
 		<-draining
 		time.Sleep(time.Minute)
 		lab.seize(c.Run, "20000101-0000-face")
@@ -128,7 +129,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 			t.Errorf("it kept draining for %s", took)
 		}
 		lab.Budget(1)
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -148,9 +149,9 @@ func TestANetworkThatComesBack(t *testing.T) {
 				second.Token = lab.otherToken()
 				cut := make(chan struct{})
 				first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
-				ended := rolling(t.Context(), first, cluster.Policy{})
+				ended := rolling(t.Context(), first, planning.Policy{})
 				<-cut
-				finished := rolling(t.Context(), second, cluster.Policy{})
+				finished := rolling(t.Context(), second, planning.Policy{})
 				time.Sleep(2 * time.Minute)
 				first.Mend()
 				mended := len(lab.Recorder.Calls())

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -18,7 +18,7 @@ func TestRollFromAMirror(t *testing.T) {
 		const mirror = "127.0.0.1:5000/acme/talos"
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+mirror+"\n")
 		lab.Patch(sim.PatchedExtension)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)

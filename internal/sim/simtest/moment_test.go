@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
@@ -92,7 +93,7 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 }
 
 // roll is Roll without its report.
-func (c *Client) roll(policy cluster.Policy) func(context.Context) error {
+func (c *Client) roll(policy planning.Policy) func(context.Context) error {
 	return func(ctx context.Context) error {
 		_, err := c.Roll(ctx, policy)
 		return err
@@ -129,13 +130,13 @@ func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 }
 
 // planOf is what a roll would do to one node now.
-func (l *Lab) planOf(c *Client, node string, policy cluster.Policy) cluster.NodePlan {
+func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
 	l.t.Helper()
 	plan, err := c.Plan(l.t.Context(), policy)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	i := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
+	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -37,7 +38,7 @@ func benchmarkNodeRoll(b *testing.B, o sim.Options, strategy cluster.Strategy) {
 			l.Patch(sim.CommonExtension)
 			lab += processorTime(t) - begin
 			before := len(l.Recorder.Calls())
-			rep, err := l.Client().Roll(t.Context(), cluster.Policy{})
+			rep, err := l.Client().Roll(t.Context(), planning.Policy{})
 			if err != nil || len(rep.Plan.Work()) != len(l.Nodes) {
 				t.Fatalf("rolled %d nodes: %v", len(rep.Plan.Work()), err)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -124,7 +125,7 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "the persistent volume u-data with partition UUID") ||
 			!strings.Contains(err.Error(), "is on sdc, and not on sdb, which is scsi1") || applied.Load() || !swapped.Load() {
 			t.Fatalf("swapped %t, configured %t: %v", swapped.Load(), applied.Load(), err)
@@ -134,7 +135,7 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 		}
 		lab.Recorder.Hooks(nil, nil)
 		swap()
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)

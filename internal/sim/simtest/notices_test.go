@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -73,7 +74,7 @@ func TestNotices(t *testing.T) {
 				gone = time.Now()
 			}
 		}
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 			t.Fatal("no failure")
 		}
 		if took := gone.Sub(began); gone.IsZero() || took > time.Minute {
@@ -86,7 +87,7 @@ func TestNotices(t *testing.T) {
 		h.do, told.takes = nil, 0
 		again := lab.second()
 		again.Commands, again.Notify = h, told
-		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has started, to do: wk2`,
@@ -95,7 +96,7 @@ func TestNotices(t *testing.T) {
 		// With nothing to do there is no notice.
 		idle := lab.second()
 		idle.Notify = told
-		if _, err := idle.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := idle.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		told.require(t)
@@ -109,7 +110,7 @@ func TestNoticesThatDoNotArrive(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.Notify = &chat{err: errors.New("webhook h: notice: it answers with 500\nwebhook i: it is not set")}
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		if err != nil || rep.Outcome != "done" {
 			t.Errorf("%q: %v", rep.Outcome, err)
 		}
@@ -129,12 +130,12 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 		told := &chat{}
 		c := lab.Client()
 		c.Notify = told
-		c.Confirm = func(cluster.Plan) (bool, error) { return false, nil }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err == nil {
+		c.Confirm = func(planning.Plan) (bool, error) { return false, nil }
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err == nil {
 			t.Fatal("it was confirmed")
 		}
 		told.require(t)
-		if _, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk9"}}); err == nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk9"}}); err == nil {
 			t.Fatal("there is a wk9")
 		}
 		told.require(t, `failure roll  failed {[] [] []} "no node \"wk9\" in the configuration": recast roll of lab: failed`)
@@ -146,7 +147,7 @@ func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
 		c.Notify = told
 		var pressed time.Time
 		c.Emit = whenStarted("wk1/bring-up", func() { pressed = time.Now(); cancel() })
-		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 			t.Fatal("it was not interrupted")
 		}
 		if took := time.Since(pressed); took > time.Minute {

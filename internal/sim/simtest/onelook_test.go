@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -41,7 +41,7 @@ func TestOneLook(t *testing.T) {
 		most mostAsked
 	}{
 		"plan": {
-			func(c *Client, t *testing.T) error { _, err := c.Plan(t.Context(), cluster.Policy{}); return err },
+			func(c *Client, t *testing.T) error { _, err := c.Plan(t.Context(), planning.Policy{}); return err },
 			mostAsked{proxmox: 16, ofNode: 6, bytesOfNode: 3 << 10, talos: 1},
 		},
 		"doctor": {

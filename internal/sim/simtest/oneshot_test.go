@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -20,14 +20,14 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c, said := lab.Client(), ""
 		c.Emit = func(e step.Event) { said += e.Text + "\n" }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(said, "it says that it booted") {
 			t.Error("nothing was said of the entry")
 		}
 		requireDrift(t, lab)
-		rep, err := lab.as(secondRun).Roll(t.Context(), cluster.Policy{})
+		rep, err := lab.as(secondRun).Roll(t.Context(), planning.Policy{})
 		if err != nil || rep.Outcome != "nothing to do" {
 			t.Errorf("the next roll: %s, %v", rep.Outcome, err)
 		}

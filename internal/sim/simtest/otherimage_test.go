@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -37,7 +38,7 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 		} {
 			strategy(s)(lab)
 			before := len(lab.Recorder.Calls())
-			rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+			rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 			if diff := cmp.Diff([]string{"wk1: " + refused}, rep.Plan.Refused()); diff != "" || fault.KindOf(err) != fault.Refused {
 				t.Errorf("%s: err = %v (-want +got):\n%s", s, err, diff)
 			}
@@ -70,7 +71,7 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 					t.Errorf("with a fixed address (-want +got):\n%s", diff)
 				}
 				whileOff(change("ipconfig0=ip=dhcp"))(lab)
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/sim"
@@ -44,7 +45,7 @@ func (l *Lab) editNode(name, key, value string, label bool) {
 func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
 
 // save makes a plan and reads it back from the output of recast plan -o json.
-func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
+func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	l.t.Helper()
 	plan, err := l.Client().Plan(l.t.Context(), policy)
 	if err != nil {
@@ -54,7 +55,7 @@ func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	saved, err := cluster.ReadPlan(b)
+	saved, err := planning.Read(b)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -62,10 +63,10 @@ func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
 }
 
 // rollOf rolls by a saved plan.
-func (l *Lab) rollOf(saved *cluster.Plan) error {
+func (l *Lab) rollOf(saved *planning.Plan) error {
 	c := l.second()
 	c.Saved = saved
-	_, err := c.Roll(l.t.Context(), cluster.Policy{})
+	_, err := c.Roll(l.t.Context(), planning.Policy{})
 	return err
 }
 
@@ -74,12 +75,12 @@ func TestRollByLabel(t *testing.T) {
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		lab.editNode("wk2", "zone", "b", true)
-		zone := func(text string) cluster.Policy {
+		zone := func(text string) planning.Policy {
 			s, err := kube.ParseSelector(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return cluster.Policy{Labels: s}
+			return planning.Policy{Labels: s}
 		}
 		if _, err := lab.Client().Roll(t.Context(), zone("zone=c")); fault.KindOf(err) != fault.Config {
 			t.Errorf("err = %v", err)
@@ -100,7 +101,7 @@ func TestPauseDuringARoll(t *testing.T) {
 		seen := lab.watchOutage()
 		c := lab.Client()
 		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "somebody works on it") })
-		_, err := c.Roll(t.Context(), cluster.Policy{})
+		_, err := c.Roll(t.Context(), planning.Policy{})
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: somebody works on it"
 		if fault.KindOf(err) != fault.Refused || message(err) != want {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
@@ -108,12 +109,12 @@ func TestPauseDuringARoll(t *testing.T) {
 		if diff := cmp.Diff([]string{"wk1"}, seen.order); diff != "" {
 			t.Errorf("nodes that were out (-want +got):\n%s", diff)
 		}
-		if rep, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil || rep.Outcome != "nothing to do" {
+		if rep, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil || rep.Outcome != "nothing to do" {
 			t.Errorf("%s, %v", rep.Outcome, err)
 		}
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -127,7 +128,7 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "somebody works on it")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -147,7 +148,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 				lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
 				lab.Patch(sim.PatchedExtension)
 				seen := lab.watchOutage()
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -168,7 +169,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 func TestRollOfASavedPlan(t *testing.T) {
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
-		saved := lab.save(cluster.Policy{Only: []string{"wk2"}})
+		saved := lab.save(planning.Policy{Only: []string{"wk2"}})
 		if err := lab.rollOf(saved); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,7 @@ func TestRollOfASavedPlan(t *testing.T) {
 		if err != nil || !strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) || len(runs.LastRun.Took) != 1 || runs.LastRun.Took[0].OutageSeconds == 0 {
 			t.Errorf("%+v, %v", runs.LastRun, err)
 		}
-		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
 		if err != nil || plan.Work()[0].OutageFrom != "an earlier roll of workers" || plan.Work()[0].OutageSeconds != runs.LastRun.Took[0].OutageSeconds {
 			t.Errorf("%+v, %v", plan.Work(), err)
 		}
@@ -203,7 +204,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 			inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 				lab.setRoll("canary: false")
 				lab.Patch(sim.PatchedExtension)
-				saved := lab.save(cluster.Policy{})
+				saved := lab.save(planning.Policy{})
 				c.move(lab)
 				seen := lab.watchOutage()
 				err := lab.rollOf(saved)
@@ -221,20 +222,20 @@ func TestASavedPlanIsRefused(t *testing.T) {
 
 func (l *Lab) rollOnly(node string) {
 	l.t.Helper()
-	if _, err := l.Client().Roll(l.t.Context(), cluster.Policy{Only: []string{node}}); err != nil {
+	if _, err := l.Client().Roll(l.t.Context(), planning.Policy{Only: []string{node}}); err != nil {
 		l.t.Fatal(err)
 	}
 }
 
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
-func (l *Lab) killSaved(saved *cluster.Plan, at string) {
+func (l *Lab) killSaved(saved *planning.Plan, at string) {
 	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
 	c := l.Client()
 	c.Saved = saved
 	c.Emit = whenStarted(at, func() { c.Kill(); cancel() })
-	if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+	if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 		l.t.Fatal("it was not killed")
 	}
 }
@@ -260,7 +261,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 					c.before(lab)
 				}
 				lab.Patch(everywhere)
-				saved := lab.save(cluster.Policy{Only: []string{"wk1"}})
+				saved := lab.save(planning.Policy{Only: []string{"wk1"}})
 				lab.killSaved(saved, c.at)
 				if err := lab.rollOf(saved); err != nil {
 					t.Fatal(err)
@@ -278,7 +279,7 @@ func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		lab.Patch(everywhere)
-		if err := lab.rollOf(lab.save(cluster.Policy{AcceptOutage: true})); err != nil {
+		if err := lab.rollOf(lab.save(planning.Policy{AcceptOutage: true})); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -290,7 +291,7 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 	inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
-		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
+		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -316,7 +317,7 @@ func TestASavedPlanResumes(t *testing.T) {
 					inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 						lab.setRoll("canary: false", "strategy: "+string(strategy))
 						lab.Patch(sim.PatchedExtension)
-						saved := lab.save(cluster.Policy{})
+						saved := lab.save(planning.Policy{})
 						lab.killSaved(saved, moment)
 						again := lab.second()
 						again.Saved = saved
@@ -326,7 +327,7 @@ func TestASavedPlanResumes(t *testing.T) {
 								t.Fatal(err)
 							}
 						}
-						_, err := again.Roll(t.Context(), cluster.Policy{})
+						_, err := again.Roll(t.Context(), planning.Policy{})
 						lab.RequireIntact()
 						refused := map[string]string{
 							// Nothing shows who upgraded it.

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -52,7 +53,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 				t.Errorf("detach: %v", err)
 			}
 		}()
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		if _, _, err := lab.rollKilled(t.Context(), only, 0, "/qemu/9031/status/start"); err == nil {
 			t.Fatal("the roll was not killed")
 		}
@@ -97,7 +98,7 @@ func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 						}()
 					})
 				}
-				_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1", "wk2"}})
+				_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
 				if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
 					t.Fatal(err)
 				}

@@ -3,7 +3,7 @@ package simtest
 import (
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -16,7 +16,7 @@ func TestRecreatedInItsPool(t *testing.T) {
 			t.Fatal(err)
 		}
 		lab.Patch(sim.CommonExtension)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 			t.Fatal(err)
 		}
 		in := map[string]string{}

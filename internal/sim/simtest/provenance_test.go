@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim"
@@ -78,7 +79,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		if files != provenance.Proven || p.Origin != provenance.FromLock || p.Build == p.Wanted || p.Contradicted() {
 			t.Errorf("before the roll: files %s, %+v", files, p)
 		}
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if got := deepDrift(t, lab); len(got) > 0 {

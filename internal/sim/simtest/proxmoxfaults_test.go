@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -137,7 +138,7 @@ func TestRollThroughTroubles(t *testing.T) {
 func (l *Lab) rollInTime(t *testing.T, run string) error {
 	t.Helper()
 	start := time.Now()
-	_, err := l.as(run).Roll(t.Context(), cluster.Policy{})
+	_, err := l.as(run).Roll(t.Context(), planning.Policy{})
 	if took := time.Since(start); took > longestRoll {
 		t.Errorf("the roll took %s: %v", took, err)
 	}
@@ -203,8 +204,7 @@ func TestRollWithSlowReads(t *testing.T) {
 	}
 }
 
-// TestRollWithADeadEntryNode: the API of the first of two endpoints is down, from the
-// beginning or from some change on. The other one is used.
+// The API of the first of two endpoints is down, from some change on. The other one is used.
 func TestRollWithADeadEntryNode(t *testing.T) {
 	long(t)
 	for _, n := range []int64{0, 3, 12, 31} {
@@ -236,7 +236,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 						return addr
 					}
 					start := time.Now()
-					_, err = c.Roll(t.Context(), cluster.Policy{})
+					_, err = c.Roll(t.Context(), planning.Policy{})
 					if took := time.Since(start); took > longestRoll {
 						t.Errorf("the roll took %s: %v", took, err)
 					}
@@ -382,7 +382,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 							}
 						}
 					}
-					_, err := first.Roll(t.Context(), cluster.Policy{})
+					_, err := first.Roll(t.Context(), planning.Policy{})
 					requireSaid(t, err, []string{says})
 					node, err := lab.Kube.Node(t.Context(), "wk1")
 					if must(t, err); node.Spec.Unschedulable || !isReady(node) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -47,9 +48,9 @@ func TestTwoFilesOfOneCluster(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				clients := []*Client{lab.Client(), lab.withRange("9100-9199")}
 				clients[1].Token = lab.otherToken()
-				first := rolling(t.Context(), clients[0], cluster.Policy{})
+				first := rolling(t.Context(), clients[0], planning.Policy{})
 				time.Sleep(late)
-				ended := []rolled{{}, <-rolling(t.Context(), clients[1], cluster.Policy{})}
+				ended := []rolled{{}, <-rolling(t.Context(), clients[1], planning.Policy{})}
 				ended[0] = <-first
 				lost := 0
 				for i, r := range ended {
@@ -83,13 +84,13 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		defer cancel()
 		other, me := lab.withRange("9100-9199"), lab.Client()
 		other.Emit = whenStarted("take-down/park/scsi1", func() { other.Kill(); cancel() })
-		if _, err := other.Roll(ctx, cluster.Policy{}); err == nil {
+		if _, err := other.Roll(ctx, planning.Policy{}); err == nil {
 			t.Fatal("it was not killed")
 		}
 		refused := func(what string, wants ...string) {
 			t.Helper()
 			before := lab.Recorder.Mutations()
-			_, err := me.Roll(t.Context(), cluster.Policy{})
+			_, err := me.Roll(t.Context(), planning.Policy{})
 			said := fmt.Sprint(err, fault.Hints(err))
 			for _, want := range append(wants, "9000-9099", "9100-9199", "use the same proxmox.vmids") {
 				if fault.KindOf(err) != fault.Refused || !strings.Contains(said, want) {
@@ -109,7 +110,7 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		}
 		next := lab.withRange("9100-9199")
 		next.Run = "20000101-0000-cafe"
-		if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -117,7 +118,7 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		requireNoClaims(t, lab)
 		refused("beside an old system disk", "keeps old system disks of node wk1", "9000-9101 holds them all")
 		must(t, me.setRange("9000-9199"))
-		if _, err := me.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := me.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		lab.RequireIntact()
@@ -145,7 +146,7 @@ func TestALostClaimEndsARunAtOnce(t *testing.T) {
 					lost = time.Now()
 					lab.EditVM(claimVM, "description", `recast-claim: {"cluster":"lab","run":"20000101-0000-beef","holder":{"host":"ci"},"beat":3}`)
 				})
-				rep, err := first.Roll(t.Context(), cluster.Policy{})
+				rep, err := first.Roll(t.Context(), planning.Policy{})
 				if fault.KindOf(err) != fault.Claimed || fault.CodeOf(err) != fault.ClaimLost || rep.Code != fault.ClaimLost || !strings.HasPrefix(rep.Outcome, "failed: lost the claim") {
 					t.Errorf("kind %d, code %s, outcome %s: %v", fault.KindOf(err), fault.CodeOf(err), rep.Outcome, err)
 				}

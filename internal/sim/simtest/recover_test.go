@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -121,7 +122,7 @@ func TestRecover(t *testing.T) {
 				lab := r.lab(t)
 				before := lab.machinesDump()
 				c := lab.Client()
-				c.killedAt(t, r.at, c.roll(cluster.Policy{Only: []string{r.node}}))
+				c.killedAt(t, r.at, c.roll(planning.Policy{Only: []string{r.node}}))
 				if !r.journal {
 					lab.loseJournal()
 				}
@@ -187,11 +188,11 @@ func TestRecoverKilled(t *testing.T) {
 				lab := c.lab(t)
 				dump := lab.machinesDump()
 				begun := lab.Client()
-				begun.killedAt(t, c.at, begun.roll(cluster.Policy{Only: []string{c.node}}))
+				begun.killedAt(t, c.at, begun.roll(planning.Policy{Only: []string{c.node}}))
 				second := lab.Client()
 				second.killedAt(t, c.then, second.giveUp(c.node))
 				lab.loseJournal()
-				p := lab.planOf(lab.Client(), c.node, cluster.Policy{})
+				p := lab.planOf(lab.Client(), c.node, planning.Policy{})
 				if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "somebody asked for the old system disk") {
 					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 				}
@@ -202,7 +203,7 @@ func TestRecoverKilled(t *testing.T) {
 				}
 				third := lab.Client()
 				third.Run = "20000101-0000-beef"
-				must(t, third.roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, third.roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				requireDrift(t, lab, lab.others(c.node)...)
 				lab.RequireIntact()
 				lab.requireKept(1)
@@ -246,7 +247,7 @@ func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 	lab := r.lab(t)
 	dump := lab.machinesDump()
 	c := lab.Client()
-	c.killedAt(t, r.at, c.roll(cluster.Policy{Only: []string{r.node}}))
+	c.killedAt(t, r.at, c.roll(planning.Policy{Only: []string{r.node}}))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	c = lab.Client()
@@ -288,15 +289,15 @@ func TestRecoverRefused(t *testing.T) {
 			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast status says what is unfinished",
 		},
 		"a finished roll": {
-			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(cluster.Policy{})(t.Context())) },
+			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { must(t, lab.Client().roll(planning.Policy{})(t.Context())) },
 			"node wk1: no replacement of it is unfinished", "recast rollback wk1",
 		},
 		"a rollback": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
-				must(t, lab.Client().roll(cluster.Policy{})(t.Context()))
+				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 				c := lab.Client()
 				c.Run = "20000101-0000-beef"
-				c.killedAt(t, after("restore-disk"), func(ctx context.Context) error { _, err := c.Rollback(ctx, cluster.Policy{}); return err })
+				c.killedAt(t, after("restore-disk"), func(ctx context.Context) error { _, err := c.Rollback(ctx, planning.Policy{}); return err })
 			},
 			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
 		},
@@ -304,7 +305,7 @@ func TestRecoverRefused(t *testing.T) {
 			sim.Options{ControlPlanes: 3, Workers: 1},
 			"cp2", func(t *testing.T, lab *Lab) {
 				c := lab.Client()
-				c.killedAt(t, onServer("EtcdLeaveCluster"), c.roll(cluster.Policy{Only: []string{"cp2"}}))
+				c.killedAt(t, onServer("EtcdLeaveCluster"), c.roll(planning.Policy{Only: []string{"cp2"}}))
 			},
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
@@ -333,7 +334,7 @@ func TestRecoverRefused(t *testing.T) {
 				}
 				next := lab.Client()
 				next.Run = "20000101-0000-cafe"
-				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("the roll after that: %v", err)
 				}
 				requireDrift(t, lab)

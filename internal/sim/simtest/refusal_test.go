@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -61,7 +62,7 @@ func TestEveryRefusal(t *testing.T) {
 				for _, r := range list {
 					requireRefusal(t, lab, r)
 				}
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("with everything lifted: %v", err)
 				}
 				requireDrift(t, lab)
@@ -133,7 +134,7 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 		return
 	}
 	before := len(lab.Recorder.Calls())
-	rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+	rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 	var got []string
 	for _, n := range rep.Plan.Nodes {
 		for _, reason := range n.Refused {
@@ -154,9 +155,9 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 	}
 }
 
-func planOf(t *testing.T, lab *Lab, node string) cluster.NodePlan {
+func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
 	t.Helper()
-	plan, err := lab.Client().Plan(t.Context(), cluster.Policy{Only: []string{node}})
+	plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{node}})
 	if err != nil {
 		t.Fatal(err)
 	}

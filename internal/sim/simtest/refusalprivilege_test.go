@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -66,7 +67,7 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				strategy(s)(lab)
 				lab.World.AddRole("Recast", privileges...)
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)

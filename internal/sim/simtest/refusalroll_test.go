@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
@@ -35,7 +36,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Reimage {
 			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
 		}
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -66,7 +67,7 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.InPlace {
 			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
 		}
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -93,7 +94,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		volume("pvc-2", local("/var/mnt/data/pvc-2"))(lab)
 		longhorn("/var/lib/longhorn")(lab)
 		acceptLoss("u-cache", "scratch", "pv/pvc-1")(lab)
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatalf("one of the losses is not accepted, so it is rolled in place: %v", err)
 		}
@@ -104,7 +105,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
 		c := lab.Client()
 		c.Run = "20000101-0000-beef"
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +138,7 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 		const would = ", which would configure the blank machine before recast can: remove it and roll in-place once"
 		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
 		schematic(customization)(lab)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		plainSchematic(customization)(lab)
@@ -148,7 +149,7 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 		requireRefusal(t, lab, refusal{name: "booted with kernel arguments", bring: func(*Lab) {}, both: reasons, lift: func(l *Lab) {
 			c := l.Client()
 			c.Run = "20000101-0000-beef"
-			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 				t.Fatal(err)
 			}
 			requireDrift(t, l)
@@ -170,7 +171,7 @@ func TestAMachineOfOmniIsRefused(t *testing.T) {
 		)
 		customization := "  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n"
 		schematic(customization)(lab)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		plainSchematic(customization)(lab)
@@ -192,7 +193,7 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
 			lift: configuration("vmid: 9031", "vmid: 9031, holder: 9201"),
 		})
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -226,7 +227,7 @@ func TestNothingIsPossible(t *testing.T) {
 		lab.Write("recast.yaml", brought)
 		noSnapshot("before")(lab)
 		lift(lab)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -264,7 +265,7 @@ func TestEtcdRefusesANewSystemDisk(t *testing.T) {
 func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 	t.Helper()
 	before := len(lab.Recorder.Calls())
-	_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+	_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), text) {
 		t.Errorf("err = %v, want %q", err, text)
 	}
@@ -315,8 +316,8 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 		} {
 			c := lab.Client()
 			c.Run = fmt.Sprintf("20000101-0000-000%d", i)
-			c.Confirm = func(cluster.Plan) (bool, error) { tc.bring(lab); return true, nil }
-			_, err := c.Roll(t.Context(), cluster.Policy{})
+			c.Confirm = func(planning.Plan) (bool, error) { tc.bring(lab); return true, nil }
+			_, err := c.Roll(t.Context(), planning.Policy{})
 			if text := "recreate became impossible for wk1 since the plan was made: " + tc.text; fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), text) {
 				t.Errorf("err = %v, want %q", err, text)
 			}
@@ -327,7 +328,7 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 		}
 		c := lab.Client()
 		c.Run = "20000101-0000-beef"
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -77,7 +77,7 @@ func TestRehearse(t *testing.T) {
 				order = append(order, e.Path)
 			}
 		}
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +135,7 @@ func TestRehearseFirmware(t *testing.T) {
 						made = call
 					}
 				})
-				rep, err := client.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				lab.Recorder.Hooks(nil, nil)
 				if err != nil {
 					t.Fatal(err)
@@ -191,7 +191,7 @@ func TestRehearsalFails(t *testing.T) {
 		}, fault.Refused, "127.42.7.251 is to be the address of a scratch VM, and a host that refuses connections to 127.42.7.251:50000 has it"},
 		"no number is free": {func(t *testing.T, l *Lab) {
 			// That of parked disks exists already, and is the last.
-			_, err := l.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+			_, err := l.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 			must(t, err)
 			l.Patch(everywhere)
 			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9002")
@@ -203,7 +203,7 @@ func TestRehearsalFails(t *testing.T) {
 				lab.Patch(everywhere)
 				c.bring(t, lab)
 				boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
-				rep, err := lab.rehearsing().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+				rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 				lab.Silence(nil)
 				if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
 					t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
@@ -247,7 +247,7 @@ func TestRehearsalKilled(t *testing.T) {
 				if err == nil || errors.Is(err, errNotReached) {
 					t.Fatalf("killed at %s: %v", points[at-1], err)
 				}
-				if err := lab.second().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()); err != nil {
+				if err := lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()); err != nil {
 					t.Errorf("killed at %s: the next roll: %v", points[at-1], err)
 				}
 				lab.requireNoScratch()
@@ -269,7 +269,7 @@ func (l *Lab) rehearsalKilledAt(t *testing.T, at int) (points []string, err erro
 	c := l.rehearsing()
 	k := l.watch(c, at, cancel)
 	defer l.Recorder.Hooks(nil, nil)
-	_, err = c.Roll(ctx, cluster.Policy{Only: []string{"wk1"}})
+	_, err = c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
 	if at != 0 && !k.dead {
 		err = errors.Join(err, errNotReached)
 	}
@@ -306,7 +306,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 						}
 					})
 					before := len(lab.Recorder.Calls())
-					_, err := c.Roll(ctx, cluster.Policy{})
+					_, err := c.Roll(ctx, planning.Policy{})
 					lab.Recorder.Hooks(nil, nil)
 					if fault.KindOf(err) != fault.Interrupted || pressed.IsZero() {
 						t.Errorf("kind %d: %v", fault.KindOf(err), err)
@@ -329,9 +329,9 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.rehearsing()
-		c.killedAt(t, onServer("/9099/status/start POST"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+		c.killedAt(t, onServer("/9099/status/start POST"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=somebody")
-		err := lab.second().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context())
+		err := lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "is none of the drives that it was made with") {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -19,7 +19,7 @@ import (
 func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
-	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+	c.killedAt(t, onServer("/9099/status/start POST"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 	if left := l.scratches(); len(left) != 1 {
 		t.Fatalf("left: %q", left)
 	}
@@ -38,7 +38,7 @@ func TestPruneScratchVMs(t *testing.T) {
 		if !warned {
 			t.Error("doctor says nothing of it")
 		}
-		inSync := cluster.Policy{Only: []string{"cp1"}}
+		inSync := planning.Policy{Only: []string{"cp1"}}
 		plan, err := second.Plan(t.Context(), inSync)
 		if err != nil || len(plan.Scratch) > 0 || !strings.Contains(strings.Join(plan.Warn, ""), `VM 9099 "recast-rehearse-9099" on pve1, which run`) {
 			t.Errorf("planned to clear %v, warned %q, %v", plan.Scratch, plan.Warn, err)
@@ -81,7 +81,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		must(t, lab.Client().Publish(t.Context()))
-		planner, only := lab.second(), cluster.Policy{Only: []string{"wk1"}}
+		planner, only := lab.second(), planning.Policy{Only: []string{"wk1"}}
 		without, err := planner.Plan(t.Context(), only)
 		if err != nil || len(without.Trials) > 0 || len(without.Scratch) != 1 {
 			t.Errorf("planned %v, to clear %v, %v", without.Trials, without.Scratch, err)
@@ -101,13 +101,13 @@ func TestPlanOfARehearsal(t *testing.T) {
 		}
 		var file bytes.Buffer
 		must(t, json.NewEncoder(&file).Encode(plan))
-		saved, err := cluster.ReadPlan(file.Bytes())
+		saved, err := planning.Read(file.Bytes())
 		must(t, err)
 		_, err = lab.second().pruneDisks(t.Context(), -1, nil)
 		must(t, err)
 		roller := lab.second()
 		roller.Saved = &saved
-		rep, err := roller.Roll(t.Context(), cluster.Policy{})
+		rep, err := roller.Roll(t.Context(), planning.Policy{})
 		if err != nil || len(rep.Rehearsed) != 1 || rep.Plan.ID != saved.ID {
 			t.Errorf("rehearsed %+v by plan %s of %s, %v", rep.Rehearsed, rep.Plan.ID, saved.ID, err)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -35,7 +36,7 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 				lab.World.AddReplication(job)
 				must(t, lab.World.RunReplication(id))
 				resumption{strategy: c.strategy}.prepare(lab)
-				only := cluster.Policy{Only: []string{"wk1"}}
+				only := planning.Policy{Only: []string{"wk1"}}
 				_, err := lab.Client().Roll(t.Context(), only)
 				if fault.CodeOf(err) != fault.PlanRefused || !strings.Contains(err.Error(), "replication 9031-0 of the VM") {
 					t.Fatalf("with the job: %v", err)

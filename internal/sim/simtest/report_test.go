@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/sim"
@@ -97,7 +97,7 @@ func TestReportOfARoll(t *testing.T) {
 		lab.Patch(everywhere)
 		c := lab.logged(lab.Client())
 		c.Commands = &hooker{do: nil}
-		rep, err := c.Roll(t.Context(), cluster.Policy{})
+		rep, err := c.Roll(t.Context(), planning.Policy{})
 		must(t, err)
 		c.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past("")
@@ -180,7 +180,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 			must(t, err)
 			size = info.Size()
 		})
-		if _, err := c.Roll(ctx, cluster.Policy{}); err == nil {
+		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
 			t.Fatal("it was not killed")
 		}
 		// A dead process would not have written the end; its last line is unfinished.
@@ -195,7 +195,7 @@ func TestReportOfAKilledRun(t *testing.T) {
 		}
 
 		again := lab.logged(lab.second())
-		_, err := again.Roll(t.Context(), cluster.Policy{})
+		_, err := again.Roll(t.Context(), planning.Policy{})
 		must(t, err)
 		again.Telemetry.End(t.Context(), 0, nil)
 		run, told, _ = lab.past(c.Run)

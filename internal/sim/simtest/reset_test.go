@@ -15,7 +15,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"google.golang.org/grpc"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -43,11 +43,11 @@ func TestResetMachine(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				configs := lab.machineConfigs()
 				lab.Patch(everywhere)
-				only := cluster.Policy{Only: []string{c.node}}
+				only := planning.Policy{Only: []string{c.node}}
 				lab.reset(c.node, c.labels...)
 				user := lab.Client()
 				var plans []string
-				user.Confirm = func(p cluster.Plan) (bool, error) {
+				user.Confirm = func(p planning.Plan) (bool, error) {
 					for _, n := range p.Work() {
 						plans = append(plans, n.Node+" "+string(n.Strategy))
 					}
@@ -121,7 +121,7 @@ func TestResetToNothing(t *testing.T) {
 		config := lab.configOf("wk1")
 		lab.Patch(everywhere)
 		lab.reset("wk1")
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		from := len(lab.Recorder.Calls())
 		_, err := lab.Client().Roll(t.Context(), only)
 		hints := strings.Join(fault.Hints(err), "\n")

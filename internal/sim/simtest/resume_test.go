@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 )
 
@@ -39,7 +40,7 @@ func (r resumption) options() sim.Options {
 	return sim.Options{ControlPlanes: 3, Workers: 1}
 }
 
-func (r resumption) policy() cluster.Policy { return cluster.Policy{Only: []string{r.node}} }
+func (r resumption) policy() planning.Policy { return planning.Policy{Only: []string{r.node}} }
 
 func (r resumption) prepare(lab *Lab) {
 	lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(r.strategy)+"\n")
@@ -189,7 +190,7 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(sim.PatchedExtension)
 				first := lab.Client()
-				first.killedAt(t, c.at, first.roll(cluster.Policy{}))
+				first.killedAt(t, c.at, first.roll(planning.Policy{}))
 				lab.Patch(sim.PatchedExtension)
 				if !c.journal {
 					lab.loseJournal()
@@ -197,11 +198,11 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 				second := lab.Client()
 				second.Run = "20000101-0000-beef"
 				second.MachineConfig = nil
-				p := lab.planOf(second, "wk1", cluster.Policy{})
+				p := lab.planOf(second, "wk1", planning.Policy{})
 				if !p.Resume || !strings.Contains(p.Why, c.why) {
 					t.Errorf("plan: %s: %s", p.Strategy, p.Why)
 				}
-				rep, err := second.Roll(t.Context(), cluster.Policy{})
+				rep, err := second.Roll(t.Context(), planning.Policy{})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -25,7 +26,7 @@ func TestRetention(t *testing.T) {
 			long(t)
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(strategy)+"\n")
-				worker := cluster.Policy{Only: []string{"wk1"}}
+				worker := planning.Policy{Only: []string{"wk1"}}
 				volumes := len(lab.diskVolumes())
 				for i, run := range []string{firstRun, secondRun, thirdRun} {
 					lab.Patch(everywhere)
@@ -83,7 +84,7 @@ func (l *Lab) pruneTheRest(t *testing.T, volumes int) {
 func TestRetentionCannotFree(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		worker := cluster.Policy{Only: []string{"wk1"}}
+		worker := planning.Policy{Only: []string{"wk1"}}
 		lab.Patch(everywhere)
 		must(t, lab.as(firstRun).roll(worker)(t.Context()))
 		lab.Patch(everywhere)
@@ -168,7 +169,7 @@ func TestCrashRetention(t *testing.T) {
 // retained rolls a worker twice, the second time killed at a point and run again.
 func (l *Lab) retained(t *testing.T, at int, journal bool) (points []string, dump string) {
 	t.Helper()
-	worker := cluster.Policy{Only: []string{"wk1"}}
+	worker := planning.Policy{Only: []string{"wk1"}}
 	l.Patch(everywhere)
 	must(t, l.as(firstRun).roll(worker)(t.Context()))
 	l.Patch(everywhere)

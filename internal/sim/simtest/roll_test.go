@@ -5,7 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -45,7 +45,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		if r := res.Nodes[1].Reasons; len(r) != 1 || r[0].Code != "extension-digest" || !strings.Contains(r[0].Text, "iscsi-tools v0.2.0: sha256:") {
 			t.Errorf("wk1 is stale because of %+v", r)
 		}
-		rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 				t.Errorf("disk %s: %s before, %s after", serial, sum, after[serial])
 			}
 		}
-		again, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		again, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err != nil || again.Outcome != "nothing to do" || again.Run != "" {
 			t.Errorf("a second roll: %+v, %v", again, err)
 		}
@@ -74,7 +74,7 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 			lab.Patch(sim.PatchedExtension)
 			c := lab.Client()
 			c.Run = run
-			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 				t.Fatal(err)
 			}
 			requireDrift(t, lab)
@@ -96,7 +96,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 			t.Fatal(err)
 		}
 		lab.SwapISOs()
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it booted v1.13.9 with schematic") {
 			t.Fatalf("err = %v", err)
 		}
@@ -107,7 +107,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
 		}
 		lab.SwapISOs() // somebody restores the right content
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -135,7 +135,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 		lab.Replace("recast.yaml", "roll:\n", "roll:\n  drain: {timeout: 1m}\n")
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err == nil || !strings.Contains(err.Error(), "PodDisruptionBudget default/web") {
 			t.Fatalf("err = %v", err)
 		}
@@ -152,7 +152,7 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 		lab.Patch(sim.PatchedExtension) // to another build than the one that failed
 		c := lab.Client()
 		c.Run = "20000101-0000-beef"
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab)
@@ -165,7 +165,7 @@ func TestANodeThatSomebodyCordonedStaysCordoned(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 			t.Fatal(err)
 		}
 		if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {

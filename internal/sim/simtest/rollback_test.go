@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -17,7 +18,7 @@ import (
 // goBack is Rollback without its report.
 func (c *Client) goBack(nodes ...string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		_, err := c.Rollback(ctx, cluster.Policy{Only: nodes})
+		_, err := c.Rollback(ctx, planning.Policy{Only: nodes})
 		return err
 	}
 }
@@ -62,10 +63,10 @@ func TestRollback(t *testing.T) {
 				members := lab.EtcdMembers()
 				old := lab.builds()
 				lab.Patch(everywhere)
-				must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				rolled := lab.builds()
 
-				rep, err := lab.as(secondRun).Rollback(t.Context(), cluster.Policy{Only: []string{c.node}})
+				rep, err := lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -124,24 +125,24 @@ func TestRollbackKilled(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				old := lab.builds()
 				lab.Patch(everywhere)
-				must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				second := lab.as(secondRun)
 				second.killedAt(t, c.at, second.goBack(c.node))
 				if !c.journal {
 					lab.loseJournal()
 				}
-				p := lab.planOf(lab.Client(), c.node, cluster.Policy{Only: []string{c.node}})
+				p := lab.planOf(lab.Client(), c.node, planning.Policy{Only: []string{c.node}})
 				if p.Strategy != cluster.Rollback || !p.Resume || len(p.Refused) > 0 || !strings.Contains(p.Why, "run "+secondRun+" began to roll it back") {
 					t.Errorf("planned as %s: %s; %q", p.Strategy, p.Why, p.Refused)
 				}
 				// Only the unfinished work: afterwards the node is stale, and would be rolled again.
 				third := lab.as(thirdRun)
 				confirmed := 0
-				third.Confirm = func(p cluster.Plan) (bool, error) {
+				third.Confirm = func(p planning.Plan) (bool, error) {
 					confirmed++
 					return p.Run == secondRun, nil
 				}
-				if err := third.roll(cluster.Policy{Only: []string{c.node}})(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
+				if err := third.roll(planning.Policy{Only: []string{c.node}})(t.Context()); fault.KindOf(err) != fault.Interrupted || confirmed != 2 {
 					t.Fatalf("confirmed %d plans: %v", confirmed, err)
 				}
 				if diff := cmp.Diff(old, lab.builds()); diff != "" {
@@ -173,7 +174,7 @@ func TestRollbackRefused(t *testing.T) {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				c := lab.as(secondRun)
-				c.killedAt(t, after("park/scsi0"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+				c.killedAt(t, after("park/scsi0"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 			}, "node wk1: an earlier run is not finished", "recast roll finishes it, recast recover wk1 gives it up",
 		},
 		"the machine configuration has changed": {
@@ -206,7 +207,7 @@ func TestRollbackRefused(t *testing.T) {
 			inLab(t, c.o, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				if c.node != "cp1" {
-					must(t, lab.as(firstRun).roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+					must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				}
 				if c.spoil != nil {
 					c.spoil(t, lab)

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -96,7 +97,7 @@ func TestOrder(t *testing.T) {
 		options sim.Options
 		roll    []string
 		before  string // rolled separately before
-		policy  cluster.Policy
+		policy  planning.Policy
 		order   []string
 		stale   []string // afterwards
 	}{
@@ -106,8 +107,8 @@ func TestOrder(t *testing.T) {
 		"workers first":                       {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
 		"no canary":                           {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
 		"somebody runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
-		"only":                                {policy: cluster.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
-		"exclude":                             {policy: cluster.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"only":                                {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"exclude":                             {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -115,7 +116,7 @@ func TestOrder(t *testing.T) {
 				lab.setRoll(c.roll...)
 				lab.Patch(everywhere)
 				if c.before != "" {
-					if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{c.before}}); err != nil {
+					if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{c.before}}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -144,7 +145,7 @@ func TestAFailingCanary(t *testing.T) {
 		lab.Patch(everywhere)
 		lab.Budget(0)
 		seen := lab.watchOutage()
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if err == nil || !strings.HasPrefix(err.Error(), "roll/canary/wk1/take-down/drain: drain wk1: ") {
 			t.Errorf("err = %v", err)
 		}
@@ -176,7 +177,7 @@ func TestWorkersAtATime(t *testing.T) {
 				lab.setRoll("canary: false")
 				lab.Patch(sim.PatchedExtension)
 				start := time.Now()
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1", "wk2"}}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}}); err != nil {
 					t.Fatal(err)
 				}
 				serial := 2 * time.Since(start) // of four
@@ -184,7 +185,7 @@ func TestWorkersAtATime(t *testing.T) {
 				lab.setRoll("maxUnavailable: " + c.at)
 				seen := lab.watchOutage()
 				start = time.Now()
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				took := time.Since(start)
@@ -224,7 +225,7 @@ func TestOneOfThreeFails(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				lab.World.FailNext(c.fail, "the disk is on fire")
 				seen := lab.watchOutage()
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/") || !strings.Contains(err.Error(), "the disk is on fire") {
 					t.Errorf("err = %v", err)
 				}
@@ -240,7 +241,7 @@ func TestOneOfThreeFails(t *testing.T) {
 				if seen.isOut("wk1") != c.down {
 					t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
 				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				requireDrift(t, lab)
@@ -259,7 +260,7 @@ func TestAForeignCordonStays(t *testing.T) {
 				lab.setRoll("strategy: " + string(s))
 				lab.Patch(sim.PatchedExtension)
 				lab.Cordon("wk1", true)
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
@@ -316,7 +317,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 				lab.Patch(everywhere)
 				c.spoil(lab)
 				time.Sleep(2 * time.Minute) // until Kubernetes reports it
-				only := cluster.Policy{Only: []string{c.only}}
+				only := planning.Policy{Only: []string{c.only}}
 				plan, err := lab.Client().Plan(t.Context(), only)
 				must(t, err)
 				if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
@@ -348,12 +349,12 @@ func TestAnotherNodeGoesDownAfterThePlan(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
 		user := lab.Client()
-		user.Confirm = func(cluster.Plan) (bool, error) {
+		user.Confirm = func(planning.Plan) (bool, error) {
 			must(t, lab.World.PowerOff(9032))
 			time.Sleep(2 * time.Minute)
 			return true, nil
 		}
-		_, err := user.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "other nodes are not Ready: wk2") {
 			t.Errorf("err = %v", err)
 		}
@@ -385,7 +386,7 @@ func TestSettle(t *testing.T) {
 						done = time.Now()
 					}
 				}
-				if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
+				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatal(err)
 				}
 				if took := done.Sub(settling); settling.IsZero() || took < 90*time.Second || took > 100*time.Second {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -35,7 +36,7 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				lab.Patch(sim.PatchedExtension)
 				c := lab.Client()
-				c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+				c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 				files := lab.savedConfigs()
 				if len(files) != 1 {
 					t.Fatalf("the journal has %q", files)
@@ -46,11 +47,11 @@ func TestDamagedConfigIsNotApplied(t *testing.T) {
 
 				second := lab.Client()
 				second.Run = "20000101-0000-beef"
-				p := lab.planOf(second, "wk1", cluster.Policy{})
+				p := lab.planOf(second, "wk1", planning.Policy{})
 				if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
 					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 				}
-				if _, err := second.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := second.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				lab.RequireIntact()
@@ -69,12 +70,12 @@ func TestRecordWithoutASum(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{"wk1"}}))
+		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
 		lab.editRecord("wk1", func(rec *cluster.Record) { rec.Config = "" })
-		if p := lab.planOf(lab.Client(), "wk1", cluster.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
+		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}
-		must(t, lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		lab.RequireIntact()
 	})
 }
@@ -103,7 +104,7 @@ func (c *Client) killedWriting(t *testing.T, point string, do func(ctx context.C
 // TestConfigsAreForgotten checks that no machine configurations are left in the journals
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
-	only := cluster.Policy{Only: []string{"wk1"}}
+	only := planning.Policy{Only: []string{"wk1"}}
 	for name, end := range map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int

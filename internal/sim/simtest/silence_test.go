@@ -18,6 +18,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -150,9 +151,9 @@ func (v silentVerb) again(l *Lab, err error) func(context.Context) error {
 // finish makes a roll finish what another command had begun, and nothing else.
 func (v silentVerb) finish(l *Lab) func(context.Context) error {
 	c := l.as(thirdRun)
-	c.Confirm = func(p cluster.Plan) (bool, error) { return p.Run == secondRun, nil }
+	c.Confirm = func(p planning.Plan) (bool, error) { return p.Run == secondRun, nil }
 	return func(ctx context.Context) error {
-		err := c.roll(cluster.Policy{Only: []string{v.node}})(ctx)
+		err := c.roll(planning.Policy{Only: []string{v.node}})(ctx)
 		if fault.KindOf(err) == fault.Interrupted {
 			return nil
 		}
@@ -264,7 +265,7 @@ func silentVerbs() map[string]silentVerb {
 					l.setRoll("strategy: " + string(s))
 					l.Patch(everywhere)
 				},
-				do: func(c *Client) func(context.Context) error { return c.roll(cluster.Policy{Only: []string{node}}) },
+				do: func(c *Client) func(context.Context) error { return c.roll(planning.Policy{Only: []string{node}}) },
 			}
 		}
 	}
@@ -279,7 +280,7 @@ func halfway(node string) func(*testing.T, *Lab) {
 	return func(t *testing.T, l *Lab) {
 		l.Patch(everywhere)
 		c := l.as(firstRun)
-		c.killedAt(t, after("delete-vm"), c.roll(cluster.Policy{Only: []string{node}}))
+		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{node}}))
 	}
 }
 
@@ -287,7 +288,7 @@ func halfway(node string) func(*testing.T, *Lab) {
 func rolledBefore(node string) func(*testing.T, *Lab) {
 	return func(t *testing.T, l *Lab) {
 		l.Patch(everywhere)
-		must(t, l.as(firstRun).roll(cluster.Policy{Only: []string{node}})(t.Context()))
+		must(t, l.as(firstRun).roll(planning.Policy{Only: []string{node}})(t.Context()))
 	}
 }
 
@@ -297,7 +298,7 @@ func silentReads() map[string]func(context.Context, *Client) (any, error) {
 	return map[string]func(context.Context, *Client) (any, error){
 		"drift":        func(ctx context.Context, c *Client) (any, error) { return c.Drift(ctx) },
 		"drift --deep": func(ctx context.Context, c *Client) (any, error) { return c.DeepDrift(ctx) },
-		"plan":         func(ctx context.Context, c *Client) (any, error) { return c.Plan(ctx, cluster.Policy{}) },
+		"plan":         func(ctx context.Context, c *Client) (any, error) { return c.Plan(ctx, planning.Policy{}) },
 		"provenance":   func(ctx context.Context, c *Client) (any, error) { return c.Provenance(ctx, "cp2") },
 		"status":       func(ctx context.Context, c *Client) (any, error) { return c.Status(ctx) },
 		"doctor":       func(ctx context.Context, c *Client) (any, error) { return c.Doctor(ctx) },

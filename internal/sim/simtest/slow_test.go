@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/step"
@@ -47,7 +48,7 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 			}
 			strike(l, c)
 		}
-		_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{s.node}})
+		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{s.node}})
 		must(t, err)
 		requireDrift(t, l, l.others(s.node)...)
 		l.requireServing(s.node)

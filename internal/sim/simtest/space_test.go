@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -49,7 +49,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.Preallocate(sim.DiskStorage)
-		only := cluster.Policy{Only: []string{"wk1"}}
+		only := planning.Policy{Only: []string{"wk1"}}
 		lab.Patch(sim.PatchedExtension)
 		if _, err := lab.Client().Roll(t.Context(), only); err != nil {
 			t.Fatal(err)
@@ -88,9 +88,9 @@ func TestNoSpaceAtTheGate(t *testing.T) {
 		lab.World.Preallocate(sim.DiskStorage)
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
-		c.Confirm = func(cluster.Plan) (bool, error) { spaceLeave(lab, 1<<30); return true, nil }
+		c.Confirm = func(planning.Plan) (bool, error) { spaceLeave(lab, 1<<30); return true, nil }
 		before := lab.vm(wk1)
-		_, err := c.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		const want = "no room for the new system disk of wk1: storage fast on pve1 has 1024 MiB free"
 		if err == nil || !strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Refused {
 			t.Errorf("a roll whose room was taken ends with: %v", err)

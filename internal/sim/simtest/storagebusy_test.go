@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -40,7 +41,7 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 				var said []string
 				client := lab.Client()
 				client.Emit = notes(c.step, &said)
-				if _, err := client.Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+				if _, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 					t.Fatal(err)
 				}
 				if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
@@ -67,7 +68,7 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 			since = time.Now()
 			lab.World.BusyStorage(sim.DiskStorage, -1, world.RenameBusy)
 		})
-		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 		took := time.Since(since)
 		if fault.CodeOf(err) != fault.StorageBusy || !strings.Contains(err.Error(), "dataset is busy") {
 			t.Fatalf("err = %v, code %s", err, fault.CodeOf(err))
@@ -80,7 +81,7 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		}
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
 			t.Fatal(err)
 		}
 		requireDrift(t, lab, "cp1")

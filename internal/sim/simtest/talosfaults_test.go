@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -98,7 +99,7 @@ func (f *talosFault) run(t *testing.T) {
 	s.requireWell(members)
 }
 
-func (s *talosScene) only() cluster.Policy { return cluster.Policy{Only: []string{s.rolls}} }
+func (s *talosScene) only() planning.Policy { return planning.Policy{Only: []string{s.rolls}} }
 
 // strike begins the fault at its time.
 func (s *talosScene) strike() {

@@ -28,7 +28,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -120,7 +120,7 @@ func TestTelemetryOfARoll(t *testing.T) {
 		progress := ui.NewProgress(io.Discard)
 		c.Emit = progress.Emit
 		calls := len(lab.Recorder.Calls())
-		rep, err := c.Roll(ctx, cluster.Policy{})
+		rep, err := c.Roll(ctx, planning.Policy{})
 		must(t, err)
 		c.Telemetry.Cluster("lab")
 		c.Telemetry.Rolled(rep, progress.Fared())
@@ -317,7 +317,7 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 				}
 				c, ctx, warned := lab.observed(t, e)
 				began := time.Now()
-				_, err := c.Roll(ctx, cluster.Policy{})
+				_, err := c.Roll(ctx, planning.Policy{})
 				must(t, err)
 				took[name] = time.Since(began)
 				began = time.Now()
@@ -348,7 +348,7 @@ func TestTelemetryKeepsSecrets(t *testing.T) {
 		must(t, lab.Trouble("wk1", talosapi.Trouble{Refuses: fmt.Sprintf("line 4: cannot unmarshal !!str `%s` into []string", token)}))
 		_, exporter := collect(t, lab)
 		c, ctx, _ := lab.observed(t, exporter)
-		_, err := c.Roll(ctx, cluster.Policy{Only: []string{"wk1"}})
+		_, err := c.Roll(ctx, planning.Policy{Only: []string{"wk1"}})
 		c.Telemetry.End(ctx, 1, err)
 		if err == nil || !strings.Contains(string(lab.Read("log.jsonl")), `"method":"machine.MachineService/ApplyConfiguration","code":"InvalidArgument"`) {
 			t.Errorf("%v\n%s", err, lab.Read("log.jsonl"))

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 )
@@ -29,7 +29,7 @@ func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 		lab.rollKilledWhen("wk1/take-down/stop")
 		next := lab.second()
 		next.Emit = whenStarted("wk1/bring-up/finish", func() { lab.Replace("recast.lock", "", "") })
-		_, err := next.Roll(t.Context(), cluster.Policy{})
+		_, err := next.Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Config {
 			t.Errorf("err = %v", err)
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old
@@ -20,7 +21,7 @@ func TestUndoRollByHand(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 				resumption{strategy: cluster.Recreate}.prepare(lab)
 				old := lab.builds()
-				only := cluster.Policy{Only: []string{"wk1"}}
+				only := planning.Policy{Only: []string{"wk1"}}
 				c := lab.as(firstRun)
 				c.killedAt(t, at, c.roll(only))
 				park := lab.parkingID(t)

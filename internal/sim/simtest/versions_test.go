@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
@@ -66,7 +67,7 @@ func TestVersions(t *testing.T) {
 					lab.wantTalos(c.from, c.to)
 				}
 				before := lab.machine(c.node)
-				must(t, lab.Client().roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				must(t, lab.Client().roll(planning.Policy{Only: []string{c.node}})(t.Context()))
 				m := lab.machine(c.node)
 				if m.TalosVersion != want || m.BootID == before.BootID || m.FromISO || m.Schematic.LockHash() != lab.locked(c.node).LockHash {
 					t.Errorf("before %+v, now %+v", before, m)
@@ -119,7 +120,7 @@ func TestUnsupportedVersions(t *testing.T) {
 					from = sim.TalosVersion
 				}
 				lab.wantTalos(from, c.to)
-				only := cluster.Policy{Only: []string{"wk1"}}
+				only := planning.Policy{Only: []string{"wk1"}}
 				plan, err := lab.Client().Plan(t.Context(), only)
 				must(t, err)
 				if got := strings.Join(plan.Refused(), "\n"); !strings.Contains(got, c.plan) || c.plan == "" && got != "" {

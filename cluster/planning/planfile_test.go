@@ -1,4 +1,4 @@
-package cluster
+package planning
 
 import (
 	"encoding/json"
@@ -7,22 +7,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // sealed is a plan for stale wk1 and wk2 of the paused world, and how it was made.
-func sealed(t *testing.T, edit func([]Wanted, *Observation), p Policy) Plan {
+func sealed(t *testing.T, edit func([]cluster.Wanted, *cluster.Observation), p Policy) Plan {
 	t.Helper()
 	wanted, o := paused(nil)
 	if edit != nil {
 		edit(wanted, &o)
 	}
 	p.Only = []string{"wk1", "wk2"}
-	plan, err := NewPlan("c1", wanted, o, past, p)
+	plan, err := New("c1", wanted, o, clustertest.Past, p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan.Gates = []UserGate{{TimeoutSeconds: 60, Command: &CommandGate{Args: []string{"true"}, Dir: "/somewhere"}}}
+	plan.Gates = []cluster.UserGate{{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"true"}, Dir: "/somewhere"}}}
 	plan.Seal("sha256-lock", "sha256-config")
 	return plan
 }
@@ -40,7 +42,7 @@ func TestPlanReadsBack(t *testing.T) {
 	t.Parallel()
 	plan := sealed(t, nil, Policy{})
 	b := asJSON(t, plan)
-	got, err := ReadPlan(b)
+	got, err := Read(b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func TestPlanIsReadStrictly(t *testing.T) {
 		"edited":             {strings.Replace(whole, `"recreate"`, `"in-place"`, 1), "it was changed after it was made: ", fault.Refused},
 		"begins with a rest": {string(asJSON(t, resumed)), "it begins with " + resumed.Nodes[0].Node + ", which was left unfinished then", fault.Refused},
 	} {
-		_, err := ReadPlan([]byte(tc.text))
+		_, err := Read([]byte(tc.text))
 		if err == nil || fault.KindOf(err) != tc.kind || !strings.HasPrefix(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -78,14 +80,14 @@ func TestPlanIsReadStrictly(t *testing.T) {
 
 func TestFollow(t *testing.T) {
 	t.Parallel()
-	saved, err := ReadPlan(asJSON(t, sealed(t, nil, Policy{})))
+	saved, err := Read(asJSON(t, sealed(t, nil, Policy{})))
 	if err != nil {
 		t.Fatal(err)
 	}
-	inSyncNow := func(name string) func([]Wanted, *Observation) {
-		return func(_ []Wanted, o *Observation) {
+	inSyncNow := func(name string) func([]cluster.Wanted, *cluster.Observation) {
+		return func(_ []cluster.Wanted, o *cluster.Observation) {
 			for i := range o.Found {
-				if m := inSync(); o.Found[i].Name == name {
+				if m := clustertest.InSync(); o.Found[i].Name == name {
 					m.UUID, m.SystemDisk, m.Disks = o.Found[i].Machine.UUID, o.Found[i].Machine.SystemDisk, o.Found[i].Machine.Disks
 					o.Found[i].Machine = &m
 				}
@@ -93,34 +95,34 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		edit  func([]Wanted, *Observation)
+		edit  func([]cluster.Wanted, *cluster.Observation)
 		begun bool
 		mine  bool // wk1's VM was made by a run of the plan
 		want  string
 	}{
 		"nothing moved": {},
-		"estimates differ": {edit: func(_ []Wanted, o *Observation) {
-			o.Took = []Took{{Node: "wk1", Role: Worker, Strategy: Recreate, OutageSeconds: 9}}
+		"estimates differ": {edit: func(_ []cluster.Wanted, o *cluster.Observation) {
+			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
 		}},
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
 		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
 		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
-		"the VM was changed":          {edit: func(_ []Wanted, o *Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
-		"changed, though a run began": {edit: func(_ []Wanted, o *Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
-		"moved to another host":       {edit: func(_ []Wanted, o *Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
-		"another strategy":            {edit: func(w []Wanted, _ *Observation) { w[1].Strategy = Reimage }, want: "wk1: what is done: recreate → reimage"},
-		"another build":               {edit: func(w []Wanted, _ *Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + wantedBuild().ID + " → b2"},
-		"paused since":                {edit: func(_ []Wanted, o *Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
-		"in use by now":               {edit: func(_ []Wanted, o *Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
+		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"moved to another host":       {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
+		"another strategy":            {edit: func(w []cluster.Wanted, _ *cluster.Observation) { w[1].Strategy = cluster.Reimage }, want: "wk1: what is done: recreate → reimage"},
+		"another build":               {edit: func(w []cluster.Wanted, _ *cluster.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
+		"paused since":                {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
+		"in use by now":               {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			now := sealed(t, func(w []Wanted, o *Observation) {
+			now := sealed(t, func(w []cluster.Wanted, o *cluster.Observation) {
 				if tc.edit != nil {
 					tc.edit(w, o)
 				}
 				if tc.mine {
-					o.VMs[1].Config["description"] = runMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
+					o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
 				}
 			}, Policy{})
 			got, err := now.Follow(saved, tc.begun)

@@ -1,4 +1,4 @@
-package cluster
+package planning
 
 import (
 	"strings"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host
@@ -14,7 +16,7 @@ func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
 	var nodes []NodePlan
 	for i, host := range strings.Fields(hosts) {
 		host, holder, _ := strings.Cut(host, "+")
-		n := NodePlan{Node: "n" + string(rune('1'+i)), Role: role, Strategy: Recreate, Host: host, OutageSeconds: int(outage.Seconds())}
+		n := NodePlan{Node: "n" + string(rune('1'+i)), Role: role, Strategy: cluster.Recreate, Host: host, OutageSeconds: int(outage.Seconds())}
 		if holder != "" {
 			n.Wanted.Holder = 9200
 		}
@@ -42,7 +44,7 @@ func TestSpread(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got []string
-			for _, n := range spread(onHosts(tc.hosts, Worker, time.Minute), tc.limit, tc.perHost) {
+			for _, n := range spread(onHosts(tc.hosts, cluster.Worker, time.Minute), tc.limit, tc.perHost) {
 				got = append(got, n.Node)
 			}
 			if s := strings.Join(got, " "); s != tc.want {
@@ -54,9 +56,9 @@ func TestSpread(t *testing.T) {
 
 func TestEstimate(t *testing.T) {
 	t.Parallel()
-	workers := func(hosts string) []NodePlan { return onHosts(hosts, Worker, 4*time.Minute) }
-	controls := func(hosts string) []NodePlan { return onHosts(hosts, ControlPlane, 2*time.Minute) }
-	three := make([]Endpoint, 3)
+	workers := func(hosts string) []NodePlan { return onHosts(hosts, cluster.Worker, 4*time.Minute) }
+	controls := func(hosts string) []NodePlan { return onHosts(hosts, cluster.ControlPlane, 2*time.Minute) }
+	three := make([]cluster.Endpoint, 3)
 	for name, tc := range map[string]struct {
 		nodes  []NodePlan
 		plan   Plan
@@ -91,21 +93,21 @@ func TestEstimate(t *testing.T) {
 func TestBatches(t *testing.T) {
 	t.Parallel()
 	p := Plan{
-		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, ControlPlanes: make([]Endpoint, 3),
-		Nodes: append(onHosts("a b", ControlPlane, time.Minute), onHosts("a b+9200", Worker, time.Minute)...),
+		WorkersBeside: true, MaxUnavailable: 2, PerHost: 3, ControlPlanes: make([]cluster.Endpoint, 3),
+		Nodes: append(onHosts("a b", cluster.ControlPlane, time.Minute), onHosts("a b+9200", cluster.Worker, time.Minute)...),
 	}
 	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"
 	p.Order(Policy{Canary: true, CanaryNode: "n4"})
 	p.Arrange()
-	want := []Batch{
-		{Phase: Canary, Nodes: []string{"n4"}, Limit: 1},
-		{Phase: ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
-		{Phase: Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
+	want := []cluster.Batch{
+		{Phase: cluster.Canary, Nodes: []string{"n4"}, Limit: 1},
+		{Phase: cluster.ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
+		{Phase: cluster.Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
 	}
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(map[string]int{ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
+	if diff := cmp.Diff(map[string]int{cluster.ControlPlane: 1, "host/a": 3, "host/b": 3, "holder/9200": 1}, p.Slots()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"holder/9200", "host/b"}, p.Nodes[0].Slots); diff != "" {
@@ -117,14 +119,14 @@ func TestBatches(t *testing.T) {
 // goes before it or beside it, the canary neither.
 func TestBegunGoesFirst(t *testing.T) {
 	t.Parallel()
-	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", Worker, time.Minute)}
-	p.Nodes[2].Found.Node = &KubeNode{Mark: &Mark{Run: "r1", Strategy: InPlace}}
+	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", cluster.Worker, time.Minute)}
+	p.Nodes[2].Found.Node = &cluster.KubeNode{Mark: &cluster.Mark{Run: "r1", Strategy: cluster.InPlace}}
 	p.Order(Policy{Canary: true, CanaryNode: "n3"})
 	p.Arrange()
-	want := []Batch{
-		{Phase: Unfinished, Nodes: []string{"n3"}, Limit: 1},
-		{Phase: Canary, Nodes: []string{"n1"}, Limit: 1},
-		{Phase: Workers, Nodes: []string{"n2"}, Limit: 2},
+	want := []cluster.Batch{
+		{Phase: cluster.Unfinished, Nodes: []string{"n3"}, Limit: 1},
+		{Phase: cluster.Canary, Nodes: []string{"n1"}, Limit: 1},
+		{Phase: cluster.Workers, Nodes: []string{"n2"}, Limit: 2},
 	}
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)
@@ -141,13 +143,13 @@ func TestQuorumOnOneHost(t *testing.T) {
 		"a a":       "", // two never do without one
 		"a a a":     "", // there is no other host
 	} {
-		var o Observation
-		for _, n := range onHosts(hosts, ControlPlane, 0) {
-			vm := VM{Host: n.Host}
+		var o cluster.Observation
+		for _, n := range onHosts(hosts, cluster.ControlPlane, 0) {
+			vm := cluster.VM{Host: n.Host}
 			o.VMs = append(o.VMs, vm)
-			o.Found = append(o.Found, Found{Name: n.Node, VM: &vm, Machine: &Machine{ControlPlane: true}})
+			o.Found = append(o.Found, cluster.Found{Name: n.Node, VM: &vm, Machine: &cluster.Machine{ControlPlane: true}})
 		}
-		if got := strings.Join(o.quorumOnOneHost(), "; "); got != want {
+		if got := strings.Join(o.QuorumOnOneHost(), "; "); got != want {
 			t.Errorf("%s: %q, want %q", hosts, got, want)
 		}
 	}

@@ -1,22 +1,27 @@
-package cluster
+package planning
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
 
 // Two schematics with the same extensions have the same lock hash: the way back
 // is to the image that runs, not to its sister.
 func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	t.Parallel()
-	wanted, o := world()
-	wanted[1].Strategy = InPlace
+	wanted, o := clustertest.World()
+	wanted[1].Strategy = cluster.InPlace
 	runs := o.Found[1].Machine
-	o.PastBuilds = map[string]Build{}
+	o.PastBuilds = map[string]cluster.Build{}
 	for id, schematic := range map[string]string{"b-sister1": "id-other", "b-runs": runs.Schematic.ID, "b-sister2": "id-another"} {
-		o.PastBuilds[id] = Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Arch: runs.Arch, Platform: runs.Platform, Installer: "x@sha256:1"}
+		o.PastBuilds[id] = cluster.Build{ID: id, SchematicID: schematic, LockHash: runs.Schematic.LockHash(), TalosVersion: runs.TalosVersion, Arch: runs.Arch, Platform: runs.Platform, Installer: "x@sha256:1"}
 	}
 	elsewhere := o.PastBuilds["b-runs"]
 	elsewhere.ID, elsewhere.Platform = "b-metal", "metal"
 	o.PastBuilds["b-metal"] = elsewhere
-	plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure})
+	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +29,7 @@ func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 		t.Errorf("way back to %+v: %q", back, plan.Nodes[0].Notes)
 	}
 	delete(o.PastBuilds, "b-runs")
-	if plan, err = NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}, BootFailure: ReimageOnBootFailure}); err != nil {
+	if plan, err = New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}, BootFailure: cluster.ReimageOnBootFailure}); err != nil {
 		t.Fatal(err)
 	}
 	if back := plan.Nodes[0].Previous; back != nil {

@@ -1,4 +1,4 @@
-package cluster
+package planning
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // Rehearsal says how a roll tries its boot ISOs out before it takes a node out:
@@ -50,7 +52,7 @@ type firmware struct {
 	keys               bool   // Secure Boot keys come with it
 }
 
-func firmwareOf(vm VM) firmware {
+func firmwareOf(vm cluster.VM) firmware {
 	or := func(key, otherwise string) string {
 		if v := vm.Config[key]; v != "" {
 			return v
@@ -58,8 +60,8 @@ func firmwareOf(vm VM) firmware {
 		return otherwise
 	}
 	f := firmware{bios: or("bios", "seabios"), machine: or("machine", "i440fx"), cpu: or("cpu", "kvm64")} // Proxmox' defaults
-	if d, err := ParseDisk("efidisk0", vm.Config["efidisk0"]); err == nil {
-		f.efi, f.keys = strings.Join(WithoutOption(d, "size").Options, ","), d.Flag("pre-enrolled-keys")
+	if d, err := cluster.ParseDisk("efidisk0", vm.Config["efidisk0"]); err == nil {
+		f.efi, f.keys = strings.Join(cluster.WithoutOption(d, "size").Options, ","), d.Flag("pre-enrolled-keys")
 	}
 	return f
 }
@@ -90,7 +92,7 @@ func (f firmware) id(schematic string) string {
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
-		if n.Strategy != Recreate && n.Strategy != Reimage || n.Resume || n.Found.VM == nil {
+		if n.Strategy != cluster.Recreate && n.Strategy != cluster.Reimage || n.Resume || n.Found.VM == nil {
 			continue
 		}
 		f, of := firmwareOf(*n.Found.VM), byHost[n.Host]

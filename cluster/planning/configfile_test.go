@@ -1,4 +1,4 @@
-package cluster
+package planning
 
 import (
 	"context"
@@ -12,33 +12,35 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/config"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // configReader has the configurations that machines run, by address.
 type configReader struct {
-	Talos
+	cluster.Talos
 	runs map[netip.Addr]string
 }
 
-func (r configReader) MachineConfig(_ context.Context, addr netip.Addr) (Secret, error) {
+func (r configReader) MachineConfig(_ context.Context, addr netip.Addr) (cluster.Secret, error) {
 	text, found := r.runs[addr]
 	if !found {
 		return nil, errors.New("no route")
 	}
-	return Secret(text), nil
+	return cluster.Secret(text), nil
 }
 
-func (configReader) KubernetesImages(context.Context, netip.Addr) (MachineKubernetes, error) {
-	return MachineKubernetes{Images: KubernetesImages{Kubelet: "kubelet:v1.35.4"}}, nil
+func (configReader) KubernetesImages(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
+	return cluster.MachineKubernetes{Images: cluster.KubernetesImages{Kubelet: "kubelet:v1.35.4"}}, nil
 }
 
 // patchesNothing is an adapter that refuses a configuration with the word refused, and
 // changes nothing in others.
-type patchesNothing struct{ Maintenance }
+type patchesNothing struct{ cluster.Maintenance }
 
-func (patchesNothing) PatchConfig(config Secret, _ ConfigPatch) (Secret, error) {
+func (patchesNothing) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
 	if strings.Contains(string(config), "refused") {
 		return nil, fault.MachineConfig.Refusedf("Talos would refuse it: refused")
 	}
@@ -46,14 +48,14 @@ func (patchesNothing) PatchConfig(config Secret, _ ConfigPatch) (Secret, error) 
 }
 
 // filed is the paused world with a file of wk1, as Observe has it; edit changes what was found of wk1.
-func filed(t *testing.T, runs, file string, edit func(*Found)) func([]Wanted, *Observation) {
+func filed(t *testing.T, runs, file string, edit func(*cluster.Found)) func([]cluster.Wanted, *cluster.Observation) {
 	t.Helper()
-	return func(wanted []Wanted, o *Observation) {
+	return func(wanted []cluster.Wanted, o *cluster.Observation) {
 		f := &o.Found[1]
-		src := Sources{
+		src := cluster.Sources{
 			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
-			MachineConfig: func(node string) (Secret, bool, error) {
-				return Secret(file), node == "wk1" && file != "", nil
+			MachineConfig: func(node string) (cluster.Secret, bool, error) {
+				return cluster.Secret(file), node == "wk1" && file != "", nil
 			},
 		}
 		if runs == "" {
@@ -62,7 +64,7 @@ func filed(t *testing.T, runs, file string, edit func(*Found)) func([]Wanted, *O
 		if edit != nil {
 			edit(f)
 		}
-		observeFiles(t.Context(), src, wanted, o.Found)
+		cluster.ObserveFiles(t.Context(), src, wanted, o.Found)
 	}
 }
 
@@ -79,11 +81,13 @@ func TestPlanShowsTheFile(t *testing.T) {
 		{Document: "v1alpha1", Path: "machine.nodeLabels.a", Kind: config.Changed, Found: "x", Wanted: "y"},
 		{Document: "v1alpha1", Path: "machine.token", Kind: config.Changed, Found: config.Hidden, Wanted: config.Hidden},
 	}
-	asked := func(s Strategy) func(w []Wanted) { return func(w []Wanted) { w[1].Strategy = s } }
+	asked := func(s cluster.Strategy) func(w []cluster.Wanted) {
+		return func(w []cluster.Wanted) { w[1].Strategy = s }
+	}
 	for name, tc := range map[string]struct {
 		runs, file string
-		wanted     func(w []Wanted)
-		edit       func(*Found)
+		wanted     func(w []cluster.Wanted)
+		edit       func(*cluster.Found)
 		applied    bool
 		changes    []config.Change
 		note       string
@@ -92,16 +96,16 @@ func TestPlanShowsTheFile(t *testing.T) {
 		"no file":          {runs: hasToken},
 		"the same":         {runs: hasToken, file: "# from git\n" + hasToken, applied: true},
 		"recreate":         {runs: hasToken, file: hasOther, applied: true, changes: changes},
-		"reimage":          {runs: hasToken, file: hasOther, wanted: asked(Reimage), applied: true, changes: changes},
-		"in place":         {runs: hasToken, file: hasOther, wanted: asked(InPlace), changes: changes, note: "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"},
-		"in place, same":   {runs: hasToken, file: hasToken, wanted: asked(InPlace)},
-		"in place, unread": {file: hasToken, wanted: asked(InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; an upgrade in place leaves the configuration as it is"},
+		"reimage":          {runs: hasToken, file: hasOther, wanted: asked(cluster.Reimage), applied: true, changes: changes},
+		"in place":         {runs: hasToken, file: hasOther, wanted: asked(cluster.InPlace), changes: changes, note: "its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"},
+		"in place, same":   {runs: hasToken, file: hasToken, wanted: asked(cluster.InPlace)},
+		"in place, unread": {file: hasToken, wanted: asked(cluster.InPlace), note: "its file in talos.machineConfigs was not compared with what it runs: what the node runs can't be read: no route; an upgrade in place leaves the configuration as it is"},
 		"unread":           {file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be read: no route"},
 		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
 		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
 		"no YAML":          {runs: hasToken, file: "{", refused: "its file in talos.machineConfigs can't be applied: not a machine configuration: line 2: not valid YAML"},
-		"in sync, so unread": {file: hasOther, edit: func(f *Found) {
-			m := inSync()
+		"in sync, so unread": {file: hasOther, edit: func(f *cluster.Found) {
+			m := clustertest.InSync()
 			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
 			f.Machine = &m
 		}},
@@ -113,19 +117,19 @@ func TestPlanShowsTheFile(t *testing.T) {
 				tc.wanted(wanted)
 			}
 			filed(t, tc.runs, tc.file, tc.edit)(wanted, &o)
-			plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+			plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			n := plan.Nodes[0]
-			var shown ConfigFile
+			var shown cluster.ConfigFile
 			if n.ConfigFile != nil {
 				shown = *n.ConfigFile
 			}
 			if diff := cmp.Diff(tc.changes, shown.Changes); diff != "" || shown.Applied != tc.applied {
 				t.Errorf("applied %t, (-want +got):\n%s", shown.Applied, diff)
 			}
-			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != ConfigSum([]byte(tc.runs))) {
+			if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
 				t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
 			}
 			for _, text := range []struct {
@@ -148,16 +152,16 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk sdb: put that document back"
 	for name, tc := range map[string]struct {
 		document string
-		volume   Volume
+		volume   cluster.Volume
 		want     string
 	}{
-		"user volume":        {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, fmt.Sprintf(refused, "UserVolumeConfig data")},
-		"raw volume":         {"kind: RawVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "r-data", Phase: "ready"}, fmt.Sprintf(refused, "RawVolumeConfig data")},
-		"swap":               {"kind: SwapVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "s-data", Phase: "ready"}, fmt.Sprintf(refused, "SwapVolumeConfig data")},
-		"another volume's":   {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-dat", Phase: "ready"}, ""},
-		"not managed":        {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sdb", Label: "u-data"}, ""},
-		"on the system disk": {"kind: UserVolumeConfig\nname: data", Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, ""},
-		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
+		"user volume":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, fmt.Sprintf(refused, "UserVolumeConfig data")},
+		"raw volume":         {"kind: RawVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "r-data", Phase: "ready"}, fmt.Sprintf(refused, "RawVolumeConfig data")},
+		"swap":               {"kind: SwapVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "s-data", Phase: "ready"}, fmt.Sprintf(refused, "SwapVolumeConfig data")},
+		"another volume's":   {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-dat", Phase: "ready"}, ""},
+		"not managed":        {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sdb", Label: "u-data"}, ""},
+		"on the system disk": {"kind: UserVolumeConfig\nname: data", cluster.Volume{Disk: "sda", Label: "u-data", Phase: "ready"}, ""},
+		"a field of it":      {"kind: UserVolumeConfig\nname: data\nsize: 1GiB\n---\nkind: Other", cluster.Volume{Disk: "sdb", Label: "u-data", Phase: "ready"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -166,12 +170,12 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 			if name == "a field of it" {
 				file += "\n---\nkind: UserVolumeConfig\nname: data\nsize: 2GiB"
 			}
-			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *Found) {
+			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *cluster.Found) {
 				m := *f.Machine
 				m.Volumes = append(slices.Clone(m.Volumes), tc.volume)
 				f.Machine = &m
 			})(wanted, &o)
-			plan, err := NewPlan("c1", wanted, o, past, Policy{Only: []string{"wk1"}})
+			plan, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk1"}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +213,7 @@ func TestSavedPlanIsBoundToTheFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ReadPlan(b); err != nil || got.ID != saved.ID {
+	if got, err := Read(b); err != nil || got.ID != saved.ID {
 		t.Errorf("it does not read back: %v", err)
 	}
 	if other := sealed(t, filed(t, hasToken, hasToken, nil), Policy{}); other.ID == saved.ID {

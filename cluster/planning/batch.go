@@ -1,0 +1,93 @@
+package planning
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// holders are the VMs that own disks of the node, sorted: the one that is
+// configured, and whose disks its VM has or had when it was taken down.
+func (n NodePlan) holders() []cluster.VMID {
+	ids := map[cluster.VMID]bool{}
+	if n.Wanted.Holder != 0 {
+		ids[n.Wanted.Holder] = true
+	}
+	if vm := n.Found.VM; vm != nil {
+		disks, _ := vm.Disks() // what can't be read is refused elsewhere
+		for _, d := range disks {
+			if !d.CDROM && !d.CSI() && d.Owner != 0 && d.Owner != vm.ID {
+				ids[d.Owner] = true
+			}
+		}
+	}
+	if park := n.Found.Parking; park != nil {
+		for _, d := range park.Record.Disks {
+			if d.Holder != 0 {
+				ids[d.Holder] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(ids))
+}
+
+// slots are what a node holds while it is out. Nodes that share a slot of room
+// one are never out at the same time.
+func (n NodePlan) slots() []string {
+	slots := []string{hostSlot(n.Host)}
+	if n.Role == cluster.ControlPlane {
+		slots = append(slots, cluster.ControlPlane)
+	}
+	for _, id := range n.holders() {
+		slots = append(slots, fmt.Sprintf("holder/%d", id))
+	}
+	slices.Sort(slots)
+	return slots
+}
+
+// Arrange says how the nodes that something is done to are rolled: in which
+// batches, and which slots each of them holds meanwhile.
+func (p *Plan) Arrange() {
+	p.Batches, p.Room = nil, map[string]int{cluster.ControlPlane: 1}
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Slots = nil; n.Strategy == "" {
+			continue
+		}
+		n.Slots = n.slots()
+		for _, slot := range n.Slots {
+			p.Room[slot] = 1
+		}
+		p.Room[hostSlot(n.Host)] = max(1, p.PerHost)
+		if last := len(p.Batches) - 1; last < 0 || p.Batches[last].Phase != n.Phase {
+			p.Batches = append(p.Batches, p.batch(n.Phase))
+		}
+		b := &p.Batches[len(p.Batches)-1]
+		b.Nodes = append(b.Nodes, n.Node)
+	}
+	p.TotalSeconds = int(p.Estimate().Seconds())
+}
+
+// Of lists the nodes of a batch.
+func (p Plan) Of(b cluster.Batch) []NodePlan {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
+}
+
+// Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
+func (p Plan) Slots() map[string]int { return p.Room }
+
+func (p *Plan) batch(phase cluster.Phase) cluster.Batch {
+	b := cluster.Batch{Phase: phase, Limit: 1}
+	if phase == cluster.Workers {
+		b.Limit = max(1, p.MaxUnavailable)
+	}
+	both := []cluster.Phase{cluster.ControlPlanes, cluster.Workers}
+	if last := len(p.Batches) - 1; p.WorkersBeside && !p.TakesAPIAway() && last >= 0 {
+		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
+	}
+	return b
+}
+
+func hostSlot(host string) string { return "host/" + host }

@@ -1,0 +1,200 @@
+package planning
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Disks are what of the node is parked or attached again; of an unfinished
+// replacement by the names that they had on the node's VM, which say whose they are.
+func (n NodePlan) Disks() []cluster.DiskPlan {
+	var out []cluster.DiskPlan
+	if n.Found.Open() {
+		for _, d := range n.Found.Parking.Record.Disks {
+			out = append(out, cluster.DiskPlan{Key: d.Key, Volid: d.Volid})
+		}
+		return out
+	}
+	if n.Strategy != cluster.Reimage && n.Strategy != cluster.Rollback {
+		out = slices.Clone(n.Carried)
+	}
+	if n.System != nil {
+		out = append(out, *n.System)
+	}
+	return out
+}
+
+// PlanAway is the plan for a node whose VM, or parking VM, is on a host that
+// does not answer, for all that can be told.
+func PlanAway(n *NodePlan, away *cluster.HostsAway) {
+	n.Why = "it could not be read"
+	n.Host = away.Names()
+	if n.Found.Node != nil && n.Found.Node.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
+	if vm, known := away.VM(n.Wanted.VMID); known {
+		n.VMID, n.Host = vm.ID, vm.Host
+		where = fmt.Sprintf("its VM %d is on %s", vm.ID, vm.Host)
+	}
+	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.Who(), away.Names())}
+}
+
+// AskLosses asks for the data of the system disk that is about to leave the
+// node, if one is: the plan shows what acceptLoss names and refuses the rest.
+func (n *NodePlan) AskLosses() {
+	c, leaves := cluster.Leaving(n.Strategy, n.Wanted, n.Found)
+	if !leaves {
+		return
+	}
+	for _, reason := range cluster.Texts(c.Irreplaceable()) {
+		if n.Found.Open() && n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback {
+			reason += fmt.Sprintf("; recast recover %s gives the replacement up instead", n.Node)
+		}
+		n.Refused = append(n.Refused, reason)
+	}
+	n.WillLose = append(n.WillLose, c.Accepted()...)
+}
+
+// addNow adds a disk of an unfinished replacement by the name that it has now.
+func (n *NodePlan) addNow(d cluster.ParkedDisk, serial string, away *cluster.HostsAway) {
+	park := n.Found.Parking
+	now := park.Record.Locate(d, n.Found.Vm(), park.VM, n.Found.Dangling)
+	p := cluster.DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
+	switch _, unread := away.VM(park.Record.VMID); {
+	case now.Place == cluster.Lost && unread:
+		p.Volid, p.Where = "", fmt.Sprintf("not on parking VM %d; VM %d, which can't be read, may have it", park.VM.ID, park.Record.VMID)
+	case now.Place == cluster.Lost, now.Place == cluster.Unnamed:
+		p.Volid = ""
+	}
+	if d.System {
+		n.System = &p
+		return
+	}
+	n.Carried = append(n.Carried, p)
+}
+
+// Build is the ID of the build that the node is being brought to.
+func (n NodePlan) Build() string {
+	if n.Restore != nil {
+		return n.Restore.Build
+	}
+	return n.Wanted.Build.ID
+}
+
+func (n *NodePlan) PutBack(because string) {
+	n.Strategy = cluster.PutBack
+	n.Why += "; its old system disk is put back: " + because
+}
+
+// planReboot finishes an upgrade in place that an earlier run had installed, or
+// whose machine is away. It says false where that is better planned afresh: the
+// machine answers, and nobody here knows the build that it was to get.
+func planReboot(n *NodePlan, o cluster.Observation) bool {
+	mark := n.Found.Node.Mark
+	build, known := o.Build(n.Wanted, mark.Build)
+	if !known && n.Found.Machine != nil {
+		return false
+	}
+	n.Resume, n.Run, n.Strategy, n.EtcdKept = true, mark.Run, cluster.InPlace, true
+	n.Why = fmt.Sprintf("run %s began to upgrade it in place and did not finish", mark.Run)
+	if n.Found.Node.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	if known {
+		n.Wanted.Build = build
+	}
+	return true
+}
+
+// planResume finishes what a run began, with the build that its record names;
+// where that can't be done the old system disk is put back.
+func planResume(n *NodePlan, o cluster.Observation) {
+	rec := n.Found.Parking.Record
+	n.Resume, n.Run, n.Strategy, n.Restore = true, rec.Run, cmp.Or(rec.Strategy, cluster.Recreate), rec.Restore
+	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.OnIt())
+	n.VMID, n.UUID, n.Host = rec.VMID, rec.UUID, n.Found.Parking.VM.Host
+	if !n.Addr.IsValid() {
+		n.Addr = rec.Addr
+	}
+	for _, d := range rec.Disks {
+		disk, err := cluster.ParseDisk(d.Key, cluster.JoinOptions(d.Volid, d.Options))
+		if err != nil {
+			n.Refused = append(n.Refused, fmt.Sprintf("record of run %s: %v", rec.Run, err))
+			continue
+		}
+		n.addNow(d, disk.Option("serial"), o.Away)
+	}
+	mem, err := rec.ReadMemory(n.Found.Parking.VM)
+	if err != nil {
+		n.Refused = append(n.Refused, err.Error())
+		return
+	}
+	if moved := cluster.OnOtherHosts(n.Found.VM, n.Found.Parking.VM, mem.VM.Host, o.Away, rec.VMID); moved != "" {
+		n.Refused = append(n.Refused, moved)
+	}
+	n.EtcdKept = mem.EtcdKept
+	if mem.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	build, known := o.Build(n.Wanted, rec.Build)
+	switch {
+	case rec.PutBack:
+		n.PutBack("somebody asked for the old system disk")
+	case n.Strategy == cluster.Rollback:
+	case !known:
+		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
+	case n.Found.ConfigDamaged != nil && n.Found.Machine == nil:
+		n.PutBack(n.Found.ConfigDamaged.Error())
+	case !n.Found.ConfigKnown && n.Found.Machine == nil && n.Found.File != nil:
+		n.PutBack(fmt.Sprintf("its file in talos.machineConfigs is not the configuration that run %s remembered", rec.Run))
+	case !n.Found.ConfigKnown && n.Found.Machine == nil:
+		n.PutBack("its machine configuration is nowhere but on the old system disk")
+	}
+	if known {
+		n.Wanted.Build = build
+	}
+}
+
+// noteFile tells of a file that an upgrade in place leaves unapplied.
+func (n *NodePlan) noteFile(file *cluster.FoundFile) {
+	const stays = "; an upgrade in place leaves the configuration as it is"
+	switch {
+	case file.Err != nil:
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
+	case n.Found.Machine == nil:
+	case len(file.Changes) > 0:
+		shown := file.ConfigFile
+		n.ConfigFile = &shown
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
+	}
+}
+
+// planFile shows what a node's file would change, where this strategy gives the node
+// what the file says, and notes that it does not where it does not.
+func (n *NodePlan) planFile() {
+	file, applies := n.Found.File, n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Configure
+	switch {
+	case file == nil || !applies && n.Strategy != cluster.InPlace:
+	case n.Resume && applies && n.Found.ConfigIn == cluster.ConfigInJournal:
+		if rec := n.Found.Parking.Record; rec.Config != "" && rec.Config != file.Sum {
+			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
+		}
+	case !applies:
+		n.noteFile(file)
+	case file.Err != nil:
+		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.Err.Error())
+	default:
+		n.Refused = append(n.Refused, n.Found.DropsVolumes(file.Changes)...)
+		shown := file.ConfigFile
+		shown.Applied = true
+		if n.Found.Machine == nil {
+			shown.Uncompared = n.Found.NothingToCompare()
+		}
+		n.ConfigFile = &shown
+	}
+}

@@ -1,0 +1,183 @@
+package planning
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// takes is how long the node holds its slots, as far as that is known.
+func (n NodePlan) takes() time.Duration {
+	return time.Duration(max(n.OutageSeconds, n.WholeSeconds)) * time.Second
+}
+
+// Estimate is how long the plan is expected to take: its nodes go in their order,
+// each as soon as there is room.
+func (p Plan) Estimate() time.Duration {
+	var start, end time.Duration
+	for rest := p.Batches; len(rest) > 0; start = end {
+		together := 1
+		for together < len(rest) && rest[together].Beside {
+			together++
+		}
+		end = start + p.estimate(rest[:together])
+		rest = rest[together:]
+	}
+	return end
+}
+
+// estimate is how long batches take that are rolled at the same time.
+func (p Plan) estimate(batches []cluster.Batch) (whole time.Duration) {
+	room := maps.Clone(p.Room)
+	if room == nil {
+		room = map[string]int{}
+	}
+	queues := make([][]NodePlan, len(batches))
+	for i, b := range batches {
+		room[lane+string(b.Phase)] = b.Limit
+		queues[i] = p.Of(b)
+	}
+	at := newTimeline(room)
+	slots := func(i int) []string { return append(slices.Clone(queues[i][0].Slots), lane+string(batches[i].Phase)) }
+	for {
+		next := -1
+		for i, q := range queues {
+			if len(q) > 0 && (next < 0 || at.earliest(slots(i)) < at.earliest(slots(next))) {
+				next = i
+			}
+		}
+		if next < 0 {
+			return whole
+		}
+		whole = max(whole, at.take(slots(next), queues[next][0].takes()))
+		queues[next] = queues[next][1:]
+	}
+}
+
+// spread orders control planes, and workers, among themselves.
+func (p *Plan) spread() {
+	for _, phase := range []cluster.Phase{cluster.ControlPlanes, cluster.Workers} {
+		limit := 1
+		if phase == cluster.Workers {
+			limit = max(1, p.MaxUnavailable)
+		}
+		var at []int
+		var nodes []NodePlan
+		for i, n := range p.Nodes {
+			if n.Phase == phase && n.Strategy != "" {
+				at, nodes = append(at, i), append(nodes, n)
+			}
+		}
+		for i, n := range spread(nodes, limit, p.PerHost) {
+			p.Nodes[at[i]] = n
+		}
+	}
+}
+
+// tellShared notes on nodes that are never out at the same time, and why.
+func (p *Plan) tellShared() {
+	by := map[cluster.VMID][]string{}
+	for _, n := range p.Work() {
+		for _, id := range n.holders() {
+			by[id] = append(by[id], n.Node)
+		}
+	}
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		for _, id := range n.holders() {
+			others := slices.DeleteFunc(slices.Clone(by[id]), func(name string) bool { return name == n.Node })
+			if len(others) > 0 && n.Strategy != "" {
+				n.Notes = append(n.Notes, fmt.Sprintf("VM %d owns disks of it and of %s: they are never out at the same time", id, strings.Join(others, ", ")))
+			}
+		}
+	}
+}
+
+// lane is the slot that stands for the limit of a batch.
+const lane = "lane"
+
+func newTimeline(room map[string]int) *timeline {
+	return &timeline{room: room, free: map[string][]time.Duration{}}
+}
+
+// spread orders the nodes of one batch so that as many are out at a time as its
+// limit allows, in spite of the slots that they share: always the first that could
+// go, were all of them out for equally long; of several one on another Proxmox host
+// than the one before it, then one on the host with most to come, else the first.
+func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
+	room := map[string]int{lane: limit}
+	like := map[string][]NodePlan{} // in their order, by what decides
+	toCome := map[string]int{}
+	var kinds []string
+	for _, n := range nodes {
+		room[hostSlot(n.Host)] = max(1, perHost)
+		toCome[n.Host]++
+		kind := strings.Join(n.slots(), " ")
+		if like[kind] == nil {
+			kinds = append(kinds, kind)
+		}
+		like[kind] = append(like[kind], n)
+	}
+	at := newTimeline(room)
+	var out []NodePlan
+	for len(out) < len(nodes) {
+		best := ""
+		better := func(a, b NodePlan) bool {
+			started := at.earliest(append(a.slots(), lane)) - at.earliest(append(b.slots(), lane))
+			if started != 0 {
+				return started < 0
+			}
+			if last := len(out) - 1; last >= 0 && (a.Host == out[last].Host) != (b.Host == out[last].Host) {
+				return b.Host == out[last].Host
+			}
+			return toCome[a.Host] > toCome[b.Host]
+		}
+		for _, kind := range kinds {
+			if len(like[kind]) > 0 && (best == "" || better(like[kind][0], like[best][0])) {
+				best = kind
+			}
+		}
+		next := like[best][0]
+		like[best] = like[best][1:]
+		toCome[next.Host]--
+		at.take(append(next.slots(), lane), time.Minute)
+		out = append(out, next)
+	}
+	return out
+}
+
+// timeline is when the slots of a plan are free again, each as often as it has room.
+type timeline struct {
+	room map[string]int
+	free map[string][]time.Duration
+}
+
+// earliest is when all these slots are free.
+func (t *timeline) earliest(slots []string) time.Duration {
+	var at time.Duration
+	for _, name := range slots {
+		at = max(at, slices.Min(t.slot(name)))
+	}
+	return at
+}
+
+func (t *timeline) slot(name string) []time.Duration {
+	if t.free[name] == nil {
+		t.free[name] = make([]time.Duration, max(1, t.room[name]))
+	}
+	return t.free[name]
+}
+
+// take has the slots from when all of them are free, for so long.
+func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration) {
+	end = t.earliest(slots) + lasts
+	for _, name := range slots {
+		free := t.slot(name)
+		free[slices.Index(free, slices.Min(free))] = end
+	}
+	return end
+}

@@ -1,0 +1,343 @@
+package planning
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// New decides what to do about every wanted node, by what was observed and
+// nothing else. It fails only where the question itself makes no sense: an
+// unknown node name, a node that could not be read. While something is
+// unfinished the others may be unread: they are planned again after that.
+func New(cluster string, wanted []cluster.Wanted, o cluster.Observation, past cluster.History, p Policy) (Plan, error) {
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
+		return Plan{}, err
+	}
+	var unread []error
+	for i, w := range wanted {
+		if !p.picks(w.Name, o.Found[i]) && !o.Found[i].Unfinished() {
+			continue
+		}
+		n := ForNode(w, o.Found[i], o, past, p)
+		if o.Found[i].Open() {
+			n.AskLosses()
+		}
+		n.planFrees(o, p.KeepDisks)
+		if n.Resume {
+			plan.Run = cmp.Or(plan.Run, n.Run)
+		}
+		if o.Found[i].Machine == nil && !n.Resume && !o.Found[i].Away {
+			unread = append(unread, o.Unread(w, o.Found[i]))
+		}
+		plan.Nodes = append(plan.Nodes, n)
+	}
+	if err := errors.Join(unread...); err != nil && plan.Run == "" {
+		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
+	}
+	plan.Order(p)
+	plan.Arrange()
+	plan.tellShared()
+	plan.AwaitOthers(o)
+	plan.space(o)
+	plan.numbers(o)
+	plan.warn(o)
+	if p.DrainDeletes && len(plan.Work()) > 0 {
+		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
+	}
+	plan.Kubernetes = o.KubernetesOrder()
+	plan.rehearse(o, p.Rehearse)
+	return plan, nil
+}
+
+// NodePlan is what happens to one node.
+type NodePlan struct {
+	Node     string           `json:"node"`
+	Role     string           `json:"role"` // "worker" or "control-plane"
+	Phase    cluster.Phase    `json:"phase,omitempty"`
+	Drift    cluster.Drift    `json:"drift"`
+	Strategy cluster.Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
+	Why      string           `json:"why"`                // of the strategy, or of doing nothing
+	Refused  []string         `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
+	WillLose []string         `json:"willLose,omitempty"` // data that goes with the system disk, as acceptLoss allows
+	Notes    []string         `json:"notes,omitempty"`
+	// ToRecreate is what has to be lifted until a roll would recreate it; none where it does, or where recast.yaml asks for another way.
+	ToRecreate []cluster.Obstacle `json:"toRecreate,omitempty"`
+	Paused     string             `json:"paused,omitempty"` // why a person wants it left alone, though it is stale
+	Slots      []string           `json:"slots,omitempty"`  // what it holds for as long as it is out: see Plan.Room
+	Resume     bool               `json:"resume,omitempty"` // finishes what an earlier run began, or brings back who was reset: before anything else
+	VMID       cluster.VMID       `json:"vmid"`
+	Host       string             `json:"host"`
+	UUID       string             `json:"uuid"`
+	Addr       netip.Addr         `json:"address"`
+	Digest     string             `json:"digest,omitempty"` // of the VM's configuration when planned
+	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
+	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
+	Carried    []cluster.DiskPlan  `json:"carried,omitempty"`
+	System     *cluster.DiskPlan   `json:"systemDisk,omitempty"` // parked and replaced by a blank one
+	Frees      []cluster.FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
+	Renewed    []string            `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
+
+	// OutageSeconds is how long the node is expected to be away.
+	OutageSeconds int `json:"outageSeconds,omitempty"`
+	// OutageFrom is how that is known: "assumed", "3 earlier rolls of it".
+	OutageFrom string `json:"outageFrom,omitempty"`
+	// WholeSeconds is how long it is expected to hold its slots; 0: as long as it is away.
+	WholeSeconds int `json:"wholeSeconds,omitempty"`
+
+	Wanted        cluster.Wanted     `json:"-"`
+	Found         cluster.Found      `json:"-"`
+	ControlPlanes []cluster.Endpoint `json:"-"` // of the whole cluster
+	Heed          cluster.Heed       `json:"-"`
+	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
+	Restore       *cluster.KeptDisk  `json:"-"` // of a rollback
+	Space         *cluster.NewDisk   `json:"-"` // the blank system disk
+	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
+	FallbackKept  bool               `json:"-"` // etcd's data outlives that
+	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
+	Run           string             `json:"-"` // whose unfinished work this is
+}
+
+func (n *NodePlan) Add(d cluster.Disk, system bool) {
+	p := cluster.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}
+	if system {
+		n.System = &p
+		return
+	}
+	n.Carried = append(n.Carried, p)
+}
+
+// NeedsSnapshot says whether etcd is to be saved before this node is touched.
+func (n NodePlan) NeedsSnapshot() bool {
+	return n.Role == cluster.ControlPlane && !n.Resume && !n.Drift.Tidy()
+}
+
+// Plan says what a roll will do, in order. It is data: steps are derived from
+// it and from nothing else.
+type Plan struct {
+	Version int    `json:"version,omitempty"` // of this format
+	ID      string `json:"id,omitempty"`      // hash of the content
+	Lock    string `json:"lock,omitempty"`    // hash of what recast.lock pins
+	Config  string `json:"config,omitempty"`  // hash of recast.yaml
+	// AcceptOutage says that the outage of etcd with two control planes was accepted.
+	AcceptOutage bool `json:"acceptOutage,omitempty"`
+
+	Cluster        string     `json:"cluster"`
+	Run            string     `json:"run,omitempty"`  // the unfinished run that this one continues
+	Nodes          []NodePlan `json:"nodes"`          // every node looked at, in the order in which they are rolled
+	MaxUnavailable int        `json:"maxUnavailable"` // workers at a time; control planes go one at a time
+	PerHost        int        `json:"perHost"`
+	// WorkersBeside says that control planes and workers are rolled at the same time.
+	WorkersBeside bool               `json:"workersBeside,omitempty"`
+	TotalSeconds  int                `json:"totalSeconds,omitempty"` // that all of it is expected to take
+	Batches       []cluster.Batch    `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
+	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
+	Warn          []string           `json:"warnings,omitempty"`
+	Gates         []cluster.UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
+	Hooks         cluster.Hooks      `json:"hooks,omitzero"`       // programs that run on the way
+	Kubernetes    []string           `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
+
+	// Scratch are VMs that killed runs have left. They are deleted before anything else.
+	Scratch []cluster.LeftScratch `json:"scratch,omitempty"`
+	// Trials are the boot ISOs that are tried out after that, before any node goes.
+	Trials []Trial `json:"trials,omitempty"`
+
+	ControlPlanes []cluster.Endpoint `json:"-"`
+	Heed          cluster.Heed       `json:"-"`
+}
+
+// ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
+// to boot from its ISO, or would be should the upgrade after this one fail, sorted.
+func (p Plan) ISOHosts() map[string][]string {
+	hosts := map[string][]string{}
+	for _, n := range p.Work() {
+		boots := n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.IsWayBack
+		if list := hosts[n.Wanted.Schematic]; boots && !slices.Contains(list, n.Host) {
+			hosts[n.Wanted.Schematic] = slices.Sorted(slices.Values(append(list, n.Host)))
+		}
+	}
+	return hosts
+}
+
+// NeedsImages says whether any node is to get an image that may have to be built.
+func (p Plan) NeedsImages() bool {
+	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
+		return n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback && n.Strategy != cluster.Configure
+	})
+}
+
+// Refused lists every reason why the plan can't be run, with its node.
+func (p Plan) Refused() []string {
+	var out []string
+	for _, n := range p.Nodes {
+		for _, r := range n.Refused {
+			out = append(out, n.Node+": "+r)
+		}
+	}
+	return out
+}
+
+// TakesAPIAway says whether the API of Kubernetes is away while a node is out: with
+// fewer than three control planes etcd does not do without one.
+func (p Plan) TakesAPIAway() bool {
+	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == cluster.ControlPlane && !n.Drift.Tidy() })
+}
+
+// rehearse plans the trials, and the end of what those of killed runs have left;
+// where nothing is to be done, that is another command's.
+func (p *Plan) rehearse(o cluster.Observation, h *Rehearsal) {
+	for _, s := range cluster.ScratchVMs(o.VMs, p.Cluster) {
+		if len(p.Work()) == 0 {
+			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
+			continue
+		}
+		p.Scratch = append(p.Scratch, s.Left())
+	}
+	if h != nil {
+		p.Trials = p.TrialsOf(*h)
+	}
+}
+
+func (p *Plan) warn(o cluster.Observation) {
+	if !o.Quorate {
+		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
+	}
+	if o.Away != nil {
+		p.Warn = append(p.Warn, o.Away.Error())
+	}
+	if len(p.Work()) > 0 {
+		p.Warn = append(p.Warn, o.QuorumOnOneHost()...)
+	}
+	for _, n := range p.Work() {
+		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {
+			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
+		}
+	}
+}
+
+// PlanEtcd applies the rules of etcd to what is decided. Under auto a node
+// whose system disk must not be replaced for etcd's sake is upgraded in place.
+func PlanEtcd(n *NodePlan, o cluster.Observation, p Policy, d cluster.Decision, system cluster.Disk, systemErr error) cluster.Decision {
+	onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
+	if err != nil {
+		d.Refused = append(d.Refused, err.Error())
+		return d
+	}
+	n.EtcdKept = !onSystem || d.Strategy == cluster.InPlace
+	refused, warn := cluster.EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, d.Strategy, p.AcceptOutage)
+	against, outage := cluster.EtcdRules(len(o.ControlPlanes()), false, cluster.InPlace, p.AcceptOutage)
+	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == cluster.Auto && d.Strategy != cluster.InPlace {
+		because := refused[0]
+		n.EtcdKept = true
+		w := n.Wanted
+		w.Strategy = cluster.InPlace
+		lifted := append(d.ToRecreate, cluster.Obstacle{Text: because})
+		d = cluster.Decide(w, n.Found, o, system, systemErr)
+		d.ToRecreate = lifted
+		d.Why = "in-place: a new system disk is impossible (" + because + ")"
+		refused, warn = nil, outage
+	}
+	d.Refused = append(d.Refused, refused...)
+	d.Notes = append(d.Notes, warn...)
+	return d
+}
+
+func ForNode(w cluster.Wanted, f cluster.Found, o cluster.Observation, past cluster.History, p Policy) NodePlan {
+	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: cluster.Diff(w, f, past), Wanted: w, Found: f}
+	if f.Machine != nil && f.Machine.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	if f.VM != nil {
+		n.VMID, n.Host, n.UUID, n.Digest = f.VM.ID, f.VM.Host, f.VM.UUID(), f.VM.Digest
+	}
+	switch {
+	case f.Away:
+		PlanAway(&n, o.Away)
+	case f.Open():
+		planResume(&n, o)
+	case f.Unfinished() && planReboot(&n, o):
+	case f.Blank != nil:
+		planConfigure(&n)
+	case f.Machine == nil:
+		n.Why = "it could not be read"
+	case !n.Drift.Rollable():
+		n.Why = fmt.Sprintf("runs %s build %s", w.Build.TalosVersion, words.Short(w.Build.ID))
+	case f.Pause() != "":
+		n.Paused, n.Why = f.Pause(), "paused: "+f.Pause()
+	case n.Drift.Tidy():
+		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only what is beside it is put right"
+		n.EtcdKept = true
+	default:
+		planStale(&n, o, p)
+	}
+	n.planFile()
+	n.Estimate(o.Took)
+	return n
+}
+
+// Policy is how a roll goes about it.
+type Policy struct {
+	WorkersFirst   bool
+	Canary         bool
+	CanaryNode     string                // which; "", or none that is to change: a worker if there is one
+	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	WorkersBeside  bool                  // control planes and workers at the same time
+	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
+	AcceptOutage   bool                  // of etcd, where there are only two control planes
+	Only           []string              // nodes to look at; empty: all
+	Exclude        []string
+	Labels         cluster.Selector // of their Nodes
+	BootFailure    cluster.BootFailure
+	DrainDeletes   bool       // pods that are refused until the end of a drain
+	IgnoreNodes    []string   // whose Nodes may stay not Ready
+	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
+	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
+}
+
+// expectedOutage is what one node is expected to cost: shutdown, parking and
+// the 146 s from power on to ready that a recreated node took under software
+// emulation (Talos v1.14.1 in QEMU), so an upper bound for the boot.
+// An in-place upgrade saves the installation and one boot.
+var expectedOutage = map[cluster.Strategy]time.Duration{
+	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
+	cluster.Configure: time.Minute,
+}
+
+// longOutage is when storage systems begin to think about rebuilding replicas:
+// Longhorn does after 10 minutes (replica-replenishment-wait-interval).
+const longOutage = 8 * time.Minute
+
+func planStale(n *NodePlan, o cluster.Observation, p Policy) {
+	system, err := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
+	d := cluster.Decide(n.Wanted, n.Found, o, system, err)
+	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
+		d = PlanEtcd(n, o, p, d, system, err)
+	}
+	n.Strategy, n.Why, n.Refused, n.WillLose, n.Notes = d.Strategy, d.Why, d.Refused, d.WillLose, d.Notes
+	n.ToRecreate = d.ToRecreate
+	if n.Strategy == cluster.InPlace {
+		planFallback(n, o, p, system, err)
+		return
+	}
+	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+	disks, err := n.Found.VM.Disks()
+	if err != nil {
+		return // among the refusals
+	}
+	for _, disk := range disks {
+		if !disk.CDROM && !disk.CSI() {
+			n.Add(disk, disk.Key == system.Key)
+		}
+	}
+	if n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage {
+		n.tellOfVM(disks, system)
+		n.Space = o.NewDisk(n.Wanted, n.Found.VM.Host, system)
+	}
+}

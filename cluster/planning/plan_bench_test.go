@@ -1,0 +1,26 @@
+package planning
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: what a node costs
+// must not grow with how many there are.
+func BenchmarkNewPlan(b *testing.B) {
+	for _, nodes := range []int{100, 500} {
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			wanted, o := clustertest.LargeWorld(nodes)
+			b.ReportAllocs()
+			for b.Loop() {
+				plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
+				if err != nil || len(plan.Work()) != nodes || len(plan.Work()[0].Refused) > 0 {
+					b.Fatalf("%v: %d of %d nodes, the first refused because of %q", err, len(plan.Work()), nodes, plan.Work()[0].Refused)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*nodes), "ns/node")
+		})
+	}
+}

@@ -1,0 +1,249 @@
+package planning
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// doneBy says that a run of a saved plan has done to the node what there was to do.
+// Where such a run began here, by its journal, that is believed of every node;
+// elsewhere of one whose VM has the run in its description. What it may have left lying about is cleared up.
+func (n NodePlan) doneBy(saved Plan, begun bool) bool {
+	if n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), saved.RunSuffix()) {
+		begun = true
+	}
+	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
+}
+
+// Follow makes a plan of how things stand now the saved one: its order, its ID. It
+// is refused where the world has moved, other than by what earlier runs of the
+// saved plan have done; begun says whether there is one. What such a run has left
+// unfinished is finished before anything is compared.
+func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
+	moved := p.madeFrom(saved)
+	if len(moved) == 0 {
+		moved = p.moved(saved, begun)
+	}
+	if len(moved) > 0 {
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
+	}
+	if p.Run == "" {
+		p.inOrderOf(saved)
+	}
+	p.ID = saved.ID
+	return p, nil
+}
+
+// Policy is how a saved plan is made again: for the nodes that it speaks of.
+func (p Plan) Policy() Policy {
+	policy := Policy{AcceptOutage: p.AcceptOutage}
+	for _, n := range p.Nodes {
+		policy.Only = append(policy.Only, n.Node)
+	}
+	return policy
+}
+
+// RunSuffix ends the IDs of the runs that carry out this very plan: that is how
+// Proxmox and the journal know them.
+func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
+
+// Seal completes a plan that is kept: lock and config are the hashes of what it
+// was made from. Its ID is the hash of everything in it.
+func (p *Plan) Seal(lock, config string) {
+	p.Version, p.Lock, p.Config = cluster.PlanVersion, lock, config
+	p.ID = p.hash()
+}
+
+// hash is over the content as JSON, but for the ID. That is as long as what
+// people compare by eye; nobody is to be kept from forging one.
+func (p Plan) hash() string {
+	p.ID = ""
+	b, err := json.Marshal(p)
+	if err != nil {
+		return "" // of plain data: there is no such error
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])[:16]
+}
+
+// inOrderOf gives the nodes the places and phases that they have in a saved plan.
+func (p *Plan) inOrderOf(saved Plan) {
+	by := map[string]NodePlan{}
+	for _, n := range p.Nodes {
+		by[n.Node] = n
+	}
+	var nodes []NodePlan
+	for _, s := range saved.Nodes {
+		n := by[s.Node]
+		if n.Strategy != "" {
+			n.Phase = s.Phase
+		}
+		nodes = append(nodes, n)
+	}
+	p.Nodes = nodes
+	p.Arrange()
+}
+
+// madeFrom compares what the two plans were made from.
+func (p Plan) madeFrom(saved Plan) (moved []string) {
+	for _, x := range []struct{ what, was, is string }{
+		{"the cluster", saved.Cluster, p.Cluster}, {"recast.lock", saved.Lock, p.Lock}, {"recast.yaml", saved.Config, p.Config},
+	} {
+		if x.was != x.is {
+			moved = append(moved, fmt.Sprintf("%s: %s → %s", x.what, words.Short(x.was), words.Short(x.is)))
+		}
+	}
+	return moved
+}
+
+func (p Plan) moved(saved Plan, begun bool) (moved []string) {
+	if p.Run != "" {
+		for _, n := range p.Nodes {
+			if n.Resume && !strings.HasSuffix(n.Run, saved.RunSuffix()) {
+				moved = append(moved, fmt.Sprintf("%s: left unfinished by run %s, which is not of this plan", n.Node, n.Run))
+			}
+		}
+		return moved
+	}
+	moved = differ("", limitsOf(saved), limitsOf(p))
+	was := map[string]NodePlan{}
+	for _, n := range saved.Nodes {
+		was[n.Node] = n
+	}
+	for _, n := range p.Nodes {
+		old, known := was[n.Node]
+		delete(was, n.Node)
+		switch {
+		case !known:
+			moved = append(moved, n.Node+": the plan says nothing of it")
+		case old.Strategy != "" && n.doneBy(saved, begun):
+		case old.Strategy != n.Strategy: // all else follows from that
+			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
+		default:
+			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
+				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // and then was cut off
+			})
+			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
+		}
+	}
+	for _, n := range saved.Nodes {
+		if _, gone := was[n.Node]; gone {
+			moved = append(moved, n.Node+": it is not there any more")
+		}
+	}
+	return moved
+}
+
+// Read reads what recast plan -o json has written. It can be compared, not
+// rolled: Follow makes a plan of this very world the same.
+func Read(b []byte) (Plan, error) {
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+	}
+	if version.Version != cluster.PlanVersion {
+		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, cluster.PlanVersion), planAgain)
+	}
+	var p Plan
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)
+	}
+	if p.ID != p.hash() {
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), p.hash()), planAgain)
+	}
+	for _, n := range p.Nodes {
+		if n.Resume || n.Strategy == cluster.Configure {
+			return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
+		}
+	}
+	return p, nil
+}
+
+func asText(v any) string {
+	switch v := v.(type) {
+	case string:
+		if len(v) > 40 {
+			v = words.Short(v)
+		}
+		return words.OrNone(v)
+	case []string:
+		return words.OrNone(strings.Join(v, ", "))
+	case []cluster.Reason:
+		var texts []string
+		for _, r := range v {
+			texts = append(texts, r.Text)
+		}
+		return words.OrNone(strings.Join(texts, "; "))
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.ReplaceAll(string(b), "null", "none")
+}
+
+// differ tells each trait that is not as it was.
+func differ(of string, was, is []trait) (moved []string) {
+	for i := range min(len(was), len(is)) {
+		if a, b := asText(was[i].value), asText(is[i].value); a != b {
+			moved = append(moved, fmt.Sprintf("%s%s: %s → %s", of, was[i].name, a, b))
+		}
+	}
+	return moved
+}
+
+// essence is what of a node must be as planned. Of one that stays as it is, that it does.
+func essence(n NodePlan) []trait {
+	if n.Strategy == "" {
+		return treatment(n)
+	}
+	file, runs := n.ConfigFile.HashOf()
+	return append(treatment(n),
+		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
+		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
+		trait{"build", n.Drift.Build}, trait{"Talos now", n.Drift.Talos}, trait{"stale because", n.Drift.Reasons},
+		trait{"system disk", n.System}, trait{"carried over", n.Carried}, trait{"Proxmox regenerates", n.Renewed},
+		trait{"frees", n.Frees}, trait{"will be lost", n.WillLose},
+		trait{"its file in talos.machineConfigs", file}, trait{"the configuration that it runs", runs},
+	)
+}
+
+func limitsOf(p Plan) []trait {
+	return []trait{
+		{"workers at a time", p.MaxUnavailable},
+		{"nodes of a Proxmox host at a time", p.PerHost},
+		{"workers beside control planes", p.WorkersBeside},
+		{"gates", p.Gates},
+	}
+}
+
+const planAgain = "recast plan -o json makes a plan of how things stand now"
+
+// trait is one property by which plans are compared.
+type trait struct {
+	name  string
+	value any
+}
+
+// treatment is what is done to a node, or why nothing is.
+func treatment(n NodePlan) []trait {
+	return []trait{{"what is done", words.OrNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
+}

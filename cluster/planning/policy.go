@@ -1,0 +1,177 @@
+package planning
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// takenOut says whether the node is in now and this plan takes it out.
+func (n NodePlan) takenOut() bool {
+	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Configure && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
+}
+
+// AwaitOthers refuses the nodes that could not go because others are not Ready,
+// but for those that the plan itself brings back before.
+func (p *Plan) AwaitOthers(o cluster.Observation) {
+	var before, left []string
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy == "" {
+			continue
+		}
+		before = append(before, n.Node)
+		if !n.takenOut() {
+			continue
+		}
+		if down := p.Heed.Down(o.Nodes, n.Role, func(name string) bool { return slices.Contains(before, name) }); len(down) > 0 {
+			n.Refused = append(n.Refused, cluster.OthersDown+strings.Join(down, ", ")+": "+cluster.BringBack)
+		}
+	}
+	for _, k := range o.Nodes {
+		if why := p.Heed.Excuse(k); !k.Ready && why != "" && !slices.Contains(before, k.Name) {
+			left = append(left, fmt.Sprintf("%s (%s)", k.Name, why))
+		}
+	}
+	if len(before) > 0 && len(left) > 0 {
+		p.Warn = append(p.Warn, "not Ready, which no worker waits for: "+strings.Join(left, ", "))
+	}
+}
+
+// Check refuses names of nodes that do not exist: a typing error must not look
+// like a roll with nothing to do.
+func (p Policy) Check(wanted []cluster.Wanted) error {
+	names := p.Heed(wanted).Known
+	var problems []error
+	for _, name := range slices.Concat(p.Only, p.Exclude) {
+		if !slices.Contains(names, name) {
+			problems = append(problems, fault.WithHint(fault.Configf("no node %q in the configuration", name),
+				"the nodes are: %s", strings.Join(names, ", ")))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (p Policy) Heed(wanted []cluster.Wanted) cluster.Heed {
+	h := cluster.Heed{Ignore: p.IgnoreNodes}
+	for _, w := range wanted {
+		h.Known = append(h.Known, w.Name)
+	}
+	return h
+}
+
+func (p Policy) Selects(node string) bool {
+	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
+}
+
+// checkLabels refuses a selector that chooses nothing, as check does names.
+func (p Policy) checkLabels(wanted []cluster.Wanted, o cluster.Observation) error {
+	if p.Labels.Text == "" {
+		return nil
+	}
+	for i, w := range wanted {
+		if p.picks(w.Name, o.Found[i]) {
+			return nil
+		}
+	}
+	return fault.WithHint(fault.Configf("no node of the configuration that was asked for has labels %q", p.Labels.Text),
+		"kubectl get nodes -l '%s' shows which nodes do", p.Labels.Text)
+}
+
+// maxUnavailable is how many workers may be out at a time.
+func (p Policy) maxUnavailable(o cluster.Observation) int {
+	workers := 0
+	for _, f := range o.Found {
+		if f.Machine != nil && !f.Machine.ControlPlane {
+			workers++
+		}
+	}
+	if p.MaxUnavailable == nil {
+		return 1
+	}
+	return max(1, p.MaxUnavailable(workers))
+}
+
+// picks says whether the node is one of those asked for. One whose labels are
+// not known is none that was asked for by labels.
+func (p Policy) picks(node string, f cluster.Found) bool {
+	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
+		return false
+	}
+	return p.Selects(node)
+}
+
+// planConfigure gives a machine that was reset its configuration back. Nothing is
+// installed and no disk is touched: its system is there, which is why Talos leaves
+// the install disk of the configuration alone (v1alpha1_state.go, Installed).
+func planConfigure(n *NodePlan) {
+	f := n.Found
+	if f.Blank.Installable() || !f.ConfigKnown {
+		n.Why = "it could not be read"
+		return
+	}
+	if f.Node != nil && f.Node.ControlPlane {
+		n.Role = cluster.ControlPlane
+	}
+	n.Resume, n.Strategy, n.EtcdKept = true, cluster.Configure, true
+	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is looked at anew"
+	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
+}
+
+// planFallback decides, while the node still runs, whether its system disk may
+// be replaced should it not come back from an in-place upgrade: Talos' own
+// rollback can't be relied upon, another system disk can. It would get the build
+// that it runs now.
+func planFallback(n *NodePlan, o cluster.Observation, p Policy, system cluster.Disk, systemErr error) {
+	if p.BootFailure != cluster.ReimageOnBootFailure || n.Strategy != cluster.InPlace || len(n.Refused) > 0 {
+		return
+	}
+	n.IsWayBack = true
+	w := n.Wanted
+	w.Strategy = cluster.Reimage
+	against := append(cluster.Decide(w, n.Found, o, system, systemErr).Refused, o.Hidden(*n.Found.VM)...)
+	if n.Role == cluster.ControlPlane {
+		onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
+		refused, _ := cluster.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
+		if err != nil {
+			refused = append(refused, err.Error())
+		}
+		n.FallbackKept = !onSystem
+		against = append(against, refused...)
+	} else {
+		n.FallbackKept = true
+	}
+	// The schematic tells more than the lock's hash, which schematics with the same extensions share; what an image is for it does not tell.
+	m := *n.Found.Machine
+	for _, b := range o.PastBuilds {
+		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0 && b.Installer != "" {
+			n.Previous = &b
+		}
+	}
+	if n.Previous != nil {
+		_, o := cluster.BlankAddress(n.Found.Addr, *n.Found.VM, m, *n.Previous)
+		if o.Text != "" && !slices.Contains(against, o.Text) {
+			against = append(against, o.Text)
+		}
+	}
+	if n.Previous == nil {
+		against = append(against, "the build that it runs is in no past lock that is here")
+	}
+	if d := o.NewDisk(n.Wanted, n.Found.VM.Host, system); d != nil {
+		for _, use := range cluster.SpaceUses([]cluster.NewDisk{*d}, o.Rooms) {
+			against = append(against, slices.DeleteFunc(use.Lacks(1), func(lack string) bool { return lack == "" })...)
+		}
+	}
+	if len(against) > 0 {
+		n.Previous = nil
+		n.Notes = append(n.Notes, "should it not come back, a reimage is not possible: "+strings.Join(against, "; "))
+		return
+	}
+	n.Notes = append(n.Notes, fmt.Sprintf("should it not come back within the boot deadline, its system disk is parked and build %s, which it runs now, is installed on a blank one", words.Short(n.Previous.ID)))
+	n.Add(system, true)
+}

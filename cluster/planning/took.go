@@ -1,0 +1,39 @@
+package planning
+
+import "github.com/recast-sh/recast/cluster"
+
+// Estimate expects of the node what its latest rolls by the same strategy took in
+// the median, else those of others of its role, else what is assumed.
+func (n *NodePlan) Estimate(past []cluster.Took) {
+	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
+	if n.Strategy == "" || n.Resume {
+		return // what is half done takes who knows how long
+	}
+	n.OutageFrom = "assumed"
+	for _, of := range n.Peers() {
+		var outages, wholes []int
+		for _, t := range past {
+			if t.Strategy == n.Strategy && of.Like(t) && len(outages) < cluster.Lately {
+				outages, wholes = append(outages, t.OutageSeconds), append(wholes, t.WholeSeconds)
+			}
+		}
+		if count := len(outages); count > 0 {
+			n.OutageSeconds, n.WholeSeconds = cluster.Median(outages), cluster.Median(wholes)
+			n.OutageFrom = cluster.EarlierRolls(count, of.Who)
+			return
+		}
+	}
+}
+
+func (n NodePlan) Peers() []peers {
+	return []peers{
+		{"it", func(t cluster.Took) bool { return t.Node == n.Node }},
+		{n.Role + "s", func(t cluster.Took) bool { return t.Role == n.Role }},
+	}
+}
+
+// peers are whose earlier rolls tell something about the node, the best first.
+type peers struct {
+	Who  string
+	Like func(cluster.Took) bool
+}
