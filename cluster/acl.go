@@ -12,15 +12,15 @@ type ACLEntry struct {
 	Propagate             bool
 }
 
-func (e ACLEntry) words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
+func (e ACLEntry) Words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
 
-// arguments are those by which pveum acl knows the entry.
-func (e ACLEntry) arguments() string {
+// Arguments are those by which pveum acl knows the entry.
+func (e ACLEntry) Arguments() string {
 	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, words.Quote(e.Who), words.Quote(e.Role))
 }
 
-// propagates is the option that pveum acl modify has to be given; it propagates otherwise.
-func (e ACLEntry) propagates() string {
+// Propagates is the option that pveum acl modify has to be given; it propagates otherwise.
+func (e ACLEntry) Propagates() string {
 	if e.Propagate {
 		return ""
 	}

@@ -9,7 +9,7 @@ import (
 // BlankAddress says how the node's machine will be reached at addr when it boots
 // from the ISO of a build with nothing on its system disk: see reach.Find.
 func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Setting, against reach.Obstacle) {
-	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.withoutCustom("network")}
+	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // what can't be read is refused elsewhere
 	for _, d := range disks {
 		switch {
@@ -20,17 +20,6 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 		}
 	}
 	return reach.Find(addr, m.Addresses, blank)
-}
-
-// unreachable is why nobody would reach the blank machine at the node's address.
-func (c Candidate) unreachable() []Obstacle {
-	if len(c.readdressed()) > 0 {
-		return nil // which says so for every strategy
-	}
-	if _, o := BlankAddress(c.Found.Addr, c.VM, c.Machine, c.Build); o.Text != "" {
-		return []Obstacle{{Text: o.Text, Command: o.Command, Config: o.Config}}
-	}
-	return nil
 }
 
 // BlankSetting is what of the VM is set for its blank boot; nil: nothing.

@@ -94,7 +94,7 @@ func (d Disk) Option(name string) string {
 
 // Flag says whether an option is on.
 func (d Disk) Flag(name string) bool {
-	on, _ := parseBoolean(d.Option(name))
+	on, _ := ParseBoolean(d.Option(name))
 	return on
 }
 

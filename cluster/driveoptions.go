@@ -34,7 +34,7 @@ func DriveOptions(options []string) []string {
 		if alias, is := driveAliases[name]; is {
 			name = alias
 		}
-		on, isBoolean := parseBoolean(value)
+		on, isBoolean := ParseBoolean(value)
 		switch {
 		case name == "size" || slices.Contains(droppedOptions, name) || strings.TrimSpace(o) == "":
 			continue
@@ -51,8 +51,8 @@ func DriveOptions(options []string) []string {
 
 func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
-// parseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
-func parseBoolean(s string) (on, ok bool) {
+// ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
+func ParseBoolean(s string) (on, ok bool) {
 	switch strings.ToLower(s) {
 	case "1", "on", "yes", "true":
 		return true, true

@@ -115,7 +115,7 @@ func (o Observation) Hidden(vm VM) []string {
 	}
 	var exposed []string
 	for _, d := range disks {
-		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.local(d.Storage()) {
+		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.Local(d.Storage()) {
 			exposed = append(exposed, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
 		}
 	}
@@ -136,20 +136,20 @@ func (o Observation) Hidden(vm VM) []string {
 	return out
 }
 
-// local says whether each host has its own volumes on a storage. What Proxmox
+// Local says whether each host has its own volumes on a storage. What Proxmox
 // does not list is taken for shared. A device's path is each host's own, but for
 // the names by which a LUN is known on every host that has it.
-func (o Observation) local(storage string) bool {
+func (o Observation) Local(storage string) bool {
 	if strings.HasPrefix(storage, "/dev/") {
 		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
 	}
 	return slices.ContainsFunc(o.Storages, func(s Storage) bool { return s.Name == storage && !s.Shared })
 }
 
-// namesakes are the VMs whose configurations, naming a volume, mean the one that
+// Namesakes are the VMs whose configurations, naming a volume, mean the one that
 // this VM has: where the storage is not shared, those on the same host.
-func (o Observation) namesakes(vm VM, storage string) []VM {
-	if !o.local(storage) {
+func (o Observation) Namesakes(vm VM, storage string) []VM {
+	if !o.Local(storage) {
 		return o.VMs
 	}
 	var same []VM

@@ -13,43 +13,6 @@ var Leavers = []Strategy{
 	PutBack,
 }
 
-// Leaving is the node with the system disk that a strategy takes away from it as
-// things are now; leaves is false where none is there that could leave. What is
-// known of a machine that does not answer is what was remembered of it, so that
-// whatever is not provably on another disk counts.
-func Leaving(s Strategy, w Wanted, f Found) (c Candidate, leaves bool) {
-	if !slices.Contains(Leavers, s) || f.VM == nil {
-		return Candidate{}, false
-	}
-	c = Candidate{Wanted: w, VM: *f.VM, Found: f}
-	if f.Machine != nil {
-		c.Machine = *f.Machine
-	}
-	if !f.Open() {
-		return c, f.Machine != nil // one that could not be read is refused for that
-	}
-	rec := f.Parking.Record
-	mem, err := rec.ReadMemory(f.Parking.VM)
-	if err != nil {
-		return Candidate{}, false // refused for that
-	}
-	if c.Machine.SystemDisk == "" {
-		c.Machine = mem.Machine()
-	}
-	switch there, isNew := rec.SystemOn(*f.VM, mem); {
-	case !there:
-		return Candidate{}, false
-	case s != PutBack:
-		return c, !isNew && !rec.systemParked(f.Parking.VM)
-	case !isNew || !rec.becameNode(mem, f):
-		return Candidate{}, false
-	}
-	if why := rec.unseen(f); why != "" {
-		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be told (" + why + ")"})
-	}
-	return c, true
-}
-
 // goneSystemDisk is the name of the system disk of a machine that does not answer:
 // what it was called is not remembered.
 const goneSystemDisk = "the system disk"
@@ -86,16 +49,16 @@ func (r Record) SystemOn(vm VM, mem Memory) (there, isNew bool) {
 	return false, false
 }
 
-// systemParked says whether the old system disk is on the parking VM.
-func (r Record) systemParked(park VM) bool {
+// SystemParked says whether the old system disk is on the parking VM.
+func (r Record) SystemParked(park VM) bool {
 	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.System && park.Config[d.ParkKey] != "" })
 }
 
-// becameNode says whether the system on the new disk may have become a node of
+// BecameNode says whether the system on the new disk may have become a node of
 // the cluster, to which pods have written. It has not without a configuration,
 // nor while Kubernetes has heard of no other boot than the one before; and where
 // Kubernetes can't be asked, not as long as the node was not given back.
-func (r Record) becameNode(mem Memory, f Found) bool {
+func (r Record) BecameNode(mem Memory, f Found) bool {
 	switch {
 	case r.Stage == stageBlank:
 		return false
@@ -105,10 +68,10 @@ func (r Record) becameNode(mem Memory, f Found) bool {
 	return r.Stage != StageConfigured
 }
 
-// unseen says why what is on the new system disk can't be told; "" where it can,
+// Unseen says why what is on the new system disk can't be told; "" where it can,
 // or where the node takes no pods since before the disk was made, or where that
 // was asked when the replacement was given up.
-func (r Record) unseen(f Found) string {
+func (r Record) Unseen(f Found) string {
 	switch {
 	case r.PutBack, f.Node != nil && f.Node.HeldBy(r.Run):
 		return ""
@@ -142,16 +105,4 @@ func (s Strategy) firstStage() Stage {
 		return stageBlank
 	}
 	return ""
-}
-
-// Accepted is the data of the system disk that may be lost, for the plan.
-func (c Candidate) Accepted() []string {
-	var out []string
-	lost, _ := c.losses()
-	for _, l := range lost {
-		if slices.Contains(c.AcceptLoss, l.name) {
-			out = append(out, l.what+" on the system disk will be lost")
-		}
-	}
-	return out
 }

@@ -14,12 +14,12 @@ var (
 	usbID      = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
 )
 
-// mapDevice is the command that gives the VM by a mapping, which a new VM can have too,
+// MapDevice is the command that gives the VM by a mapping, which a new VM can have too,
 // the device of the host that it has by its address; "" where none does. The node is
 // restarted by it, since Proxmox plugs nothing into a VM that runs. A mapping must
 // name all that the host shows of a PCI device, or the VM does not start
 // (pve-guest-common, Mapping/PCI.pm, assert_valid); it can't stand for several at once.
-func (vm VM) mapDevice(key, value string) string {
+func (vm VM) MapDevice(key, value string) string {
 	options := strings.Split(value, ",")
 	host, rest := "", []string{}
 	for i, o := range options {
@@ -36,7 +36,7 @@ func (vm VM) mapDevice(key, value string) string {
 		}
 	}
 	name := fmt.Sprintf("vm%d-%s", vm.ID, key)
-	device, kind := "", numberedBus(key)
+	device, kind := "", NumberedBus(key)
 	switch {
 	case kind == "hostpci" && pciAddress.MatchString(host):
 		if strings.Count(host, ":") == 1 {

@@ -36,7 +36,7 @@ func (vm VM) podVolumes(handles []string) []string {
 	var out []string
 	for key, value := range vm.Config {
 		d, err := ParseDisk(key, value)
-		if err != nil || d.CDROM || d.ofHost() {
+		if err != nil || d.CDROM || d.OfHost() {
 			continue
 		}
 		means := func(handle string) bool {
@@ -53,7 +53,7 @@ func (vm VM) podVolumes(handles []string) []string {
 
 // Doubtful says whether a drive of the VM may be a pod's, going by whose number it carries.
 func (vm VM) Doubtful(d Disk) bool {
-	return !d.CDROM && !d.ofHost() && !d.Pod && d.Owner != vm.ID
+	return !d.CDROM && !d.OfHost() && !d.Pod && d.Owner != vm.ID
 }
 
 // KnowPods asks for the volumes of pods where a drive of the VM may be one.
@@ -95,8 +95,8 @@ func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Conte
 	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
 }
 
-// unclaimed says what to do about a disk that is named as a pod's, and no PersistentVolume has it.
-func (d Disk) unclaimed(vm VM) Obstacle {
+// Unclaimed says what to do about a disk that is named as a pod's, and no PersistentVolume has it.
+func (d Disk) Unclaimed(vm VM) Obstacle {
 	line := fmt.Sprintf("qm set %d --delete %s", vm.ID, d.Key)
 	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
 		"have Kubernetes answer, or make its PersistentVolume again; or, where nobody needs it here, take it out of VM %d, which keeps the volume: %s", d.Key, d.Volid, vm.ID, line)}

@@ -27,18 +27,5 @@ type ThinPool struct {
 	MetaSize, MetaUsed int64
 }
 
-// SeenFromProxmox is what forbids a strategy whatever the machine would say.
-func (c Candidate) SeenFromProxmox() map[Strategy][]string {
-	var replacing []string
-	if c.DisksErr != nil {
-		replacing = append(replacing, c.DisksErr.Error())
-	}
-	replacing = slices.Concat(replacing, Texts(c.Occupied()), Texts(c.Entangled()), Texts(c.preconfigured()))
-	return map[Strategy][]string{
-		Recreate: slices.Concat(replacing, Texts(c.Tied()), Texts(c.unwritable()), c.Immovable(Recreate)),
-		Reimage:  replacing,
-	}
-}
-
 // CanReassign says whether storages of that type can hand a disk over to another VM.
-func (s Storage) CanReassign() bool { return slices.Contains(reassigns, s.Type) }
+func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }

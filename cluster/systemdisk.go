@@ -18,7 +18,7 @@ import (
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
 		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
-		return Disk{}, fault.WithHint(err, "%s", nameDrives(vm))
+		return Disk{}, fault.WithHint(err, "%s", NameDrives(vm))
 	}
 	candidates, err := vm.Bootable()
 	if err != nil {
@@ -41,8 +41,8 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	return found[0], nil
 }
 
-// nameDrives says how a machine's disks are made to show which drives they are.
-func nameDrives(vm VM) string {
+// NameDrives says how a machine's disks are made to show which drives they are.
+func NameDrives(vm VM) string {
 	return fmt.Sprintf("give the drive a name of its own that Talos shows: with qm set %d add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, "+
 		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
 }

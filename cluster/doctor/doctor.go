@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/strategy"
 )
 
 // Assessment is what could be done to one node if it were stale.
@@ -57,9 +58,9 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 
 // etcd adds what it forbids to do to a control plane.
 func (a Assessment) etcd(m cluster.Machine, o cluster.Observation, p planning.Policy) {
-	onSystem, err := cluster.EtcdOnSystemDisk(m)
+	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
-		refused, _ := cluster.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
+		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
 		if err != nil && s != cluster.InPlace {
 			refused = []string{err.Error()}
 		}
@@ -222,7 +223,7 @@ func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p planning
 		return a
 	}
 	a.VMID, a.Host = f.VM.ID, f.VM.Host
-	c := cluster.Candidate{Wanted: w, VM: *f.VM, Found: f, Observation: o}
+	c := strategy.Candidate{Wanted: w, VM: *f.VM, Found: f, Observation: o}
 	c.Disks, c.DisksErr = f.VM.Disks()
 	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI)
 	if f.Machine == nil {
@@ -239,7 +240,7 @@ func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p planning
 	if n.Role == cluster.ControlPlane {
 		a.etcd(c.Machine, o, p)
 	}
-	d := cluster.Decide(w, f, o, c.System, c.SystemErr)
+	d := strategy.Decide(w, f, o, c.System, c.SystemErr)
 	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
 		d = planning.PlanEtcd(&n, o, p, d, c.System, c.SystemErr)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -115,7 +116,7 @@ func weigh(n planning.NodePlan, o cluster.Observation, acceptOutage bool) []Stra
 	for _, s := range cluster.Strategies {
 		w := n.Wanted
 		w.Strategy = s
-		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: against[s], WillLose: cluster.Decide(w, n.Found, o, system, systemErr).WillLose}
+		choice := StrategyChoice{Strategy: s, Taken: s == n.Strategy, Against: against[s], WillLose: strategy.Decide(w, n.Found, o, system, systemErr).WillLose}
 		if s != cluster.InPlace {
 			choice.Against = append(choice.Against, o.Hidden(*n.Found.VM)...)
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -47,7 +48,7 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 // AskLosses asks for the data of the system disk that is about to leave the
 // node, if one is: the plan shows what acceptLoss names and refuses the rest.
 func (n *NodePlan) AskLosses() {
-	c, leaves := cluster.Leaving(n.Strategy, n.Wanted, n.Found)
+	c, leaves := strategy.Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
 		return
 	}

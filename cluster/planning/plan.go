@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -224,22 +225,22 @@ func (p *Plan) warn(o cluster.Observation) {
 
 // PlanEtcd applies the rules of etcd to what is decided. Under auto a node
 // whose system disk must not be replaced for etcd's sake is upgraded in place.
-func PlanEtcd(n *NodePlan, o cluster.Observation, p Policy, d cluster.Decision, system cluster.Disk, systemErr error) cluster.Decision {
-	onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
+func PlanEtcd(n *NodePlan, o cluster.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
+	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
 		d.Refused = append(d.Refused, err.Error())
 		return d
 	}
 	n.EtcdKept = !onSystem || d.Strategy == cluster.InPlace
-	refused, warn := cluster.EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, d.Strategy, p.AcceptOutage)
-	against, outage := cluster.EtcdRules(len(o.ControlPlanes()), false, cluster.InPlace, p.AcceptOutage)
+	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), !n.EtcdKept, d.Strategy, p.AcceptOutage)
+	against, outage := strategy.EtcdRules(len(o.ControlPlanes()), false, cluster.InPlace, p.AcceptOutage)
 	if len(refused) > 0 && len(against) == 0 && n.Wanted.Strategy == cluster.Auto && d.Strategy != cluster.InPlace {
 		because := refused[0]
 		n.EtcdKept = true
 		w := n.Wanted
 		w.Strategy = cluster.InPlace
 		lifted := append(d.ToRecreate, cluster.Obstacle{Text: because})
-		d = cluster.Decide(w, n.Found, o, system, systemErr)
+		d = strategy.Decide(w, n.Found, o, system, systemErr)
 		d.ToRecreate = lifted
 		d.Why = "in-place: a new system disk is impossible (" + because + ")"
 		refused, warn = nil, outage
@@ -316,7 +317,7 @@ const longOutage = 8 * time.Minute
 
 func planStale(n *NodePlan, o cluster.Observation, p Policy) {
 	system, err := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
-	d := cluster.Decide(n.Wanted, n.Found, o, system, err)
+	d := strategy.Decide(n.Wanted, n.Found, o, system, err)
 	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {
 		d = PlanEtcd(n, o, p, d, system, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -134,10 +135,10 @@ func planFallback(n *NodePlan, o cluster.Observation, p Policy, system cluster.D
 	n.IsWayBack = true
 	w := n.Wanted
 	w.Strategy = cluster.Reimage
-	against := append(cluster.Decide(w, n.Found, o, system, systemErr).Refused, o.Hidden(*n.Found.VM)...)
+	against := append(strategy.Decide(w, n.Found, o, system, systemErr).Refused, o.Hidden(*n.Found.VM)...)
 	if n.Role == cluster.ControlPlane {
-		onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
-		refused, _ := cluster.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
+		onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
+		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
 		if err != nil {
 			refused = append(refused, err.Error())
 		}

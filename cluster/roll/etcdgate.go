@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -40,7 +41,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	}
 	switch {
 	case member:
-		if refused, _ := cluster.EtcdRules(voters, !n.plan.EtcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
+		if refused, _ := strategy.EtcdRules(voters, !n.plan.EtcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
 			return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
 		}
 	case n.plan.EtcdKept:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -199,7 +200,7 @@ func (n gate) movedSince(vm cluster.VM) error {
 // may have come since the plan was made: data that moved here when another node
 // was drained, a backup that is due by now, a firewall rule.
 func (n gate) requireReplaceable(ctx context.Context) error {
-	c := cluster.Candidate{Wanted: n.plan.Wanted, VM: *n.plan.Found.VM, Found: n.plan.Found}
+	c := strategy.Candidate{Wanted: n.plan.Wanted, VM: *n.plan.Found.VM, Found: n.plan.Found}
 	var errTies, errLocal, errMachine error
 	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
 	k, errNode := n.Kube.Node(ctx, n.plan.Node)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -52,7 +53,7 @@ func (n losses) requireOff(ctx context.Context) error {
 }
 
 // leavingNow is leaving, of what is read now.
-func (n losses) leavingNow(ctx context.Context) (c cluster.Candidate, leaves bool, err error) {
+func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := cluster.Found{Name: n.plan.Node}
 	park, err := n.parking(ctx)
 	if err == nil && park.Record.Open && park.Record.Run == n.Run {
@@ -95,7 +96,7 @@ func (n losses) leavingNow(ctx context.Context) (c cluster.Candidate, leaves boo
 	if err := n.bindings(ctx, &f); err != nil {
 		return c, false, err
 	}
-	c, leaves = cluster.Leaving(n.plan.Strategy, n.plan.Wanted, f)
+	c, leaves = strategy.Leaving(n.plan.Strategy, n.plan.Wanted, f)
 	return c, leaves, nil
 }
 

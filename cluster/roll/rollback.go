@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -141,7 +142,7 @@ func planRollback(ctx context.Context, n *planning.NodePlan, o cluster.Observati
 	if system.Key != kept.Slot {
 		refuse("its system disk was %s and is %s", words.OrNone(kept.Slot), words.OrNone(system.Key))
 	}
-	c := cluster.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: machine, Found: n.Found, Observation: o, System: system, SystemErr: err}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: machine, Found: n.Found, Observation: o, System: system, SystemErr: err}
 	c.Disks, c.DisksErr = c.VM.Disks()
 	n.Refused = append(n.Refused, slices.Concat(cluster.Texts(c.Occupied()), c.Untellable(), cluster.Texts(c.Entangled()), cluster.Texts(c.Replicated(cluster.Reimage)), c.Immovable(cluster.Reimage), o.Hidden(c.VM))...)
 	n.AskLosses()
@@ -153,7 +154,7 @@ func planRollback(ctx context.Context, n *planning.NodePlan, o cluster.Observati
 // data of etcd, because it had left before: data of a removed member never joins again.
 func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o cluster.Observation, talos cluster.Talos, p planning.Policy, kept cluster.KeptDisk) error {
 	n.Role = cluster.ControlPlane
-	onSystem, err := cluster.EtcdOnSystemDisk(*n.Found.Machine)
+	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
 		return err
 	}
@@ -168,7 +169,7 @@ func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o cluster.Obser
 	if minor(status.Version) != minor(kept.Etcd) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its etcd was %s and is %s: going back across a minor version is not safe", words.OrNone(kept.Etcd), words.OrNone(status.Version)))
 	}
-	refused, warn := cluster.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
+	refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, cluster.Reimage, p.AcceptOutage)
 	n.Refused = append(n.Refused, refused...)
 	n.Notes = append(n.Notes, warn...)
 	return nil

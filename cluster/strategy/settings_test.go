@@ -1,21 +1,22 @@
-package cluster
+package strategy
 
 import (
 	"slices"
 	"testing"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 )
 
 // Two keys are set anew by the exchange itself.
 func TestEverySettingIsListed(t *testing.T) {
 	t.Parallel()
-	for _, key := range slices.Concat(rootOnly, carried, hidden, NeverCarried) {
+	for _, key := range slices.Concat(cluster.RootOnly, carried, hidden, cluster.NeverCarried) {
 		if _, listed := vmsetting.Every[key]; !listed && !slices.Contains([]string{"boot", "description", "digest", "onboot"}, key) {
 			t.Errorf("%s has no sample", key)
 		}
 	}
-	for _, list := range [][]string{rootOnly, carried, carriedBuses, hidden} {
+	for _, list := range [][]string{cluster.RootOnly, carried, cluster.CarriedBuses, hidden} {
 		if !slices.IsSorted(list) {
 			t.Errorf("the lists are compared by eye with Proxmox's source: keep them sorted: %q", list)
 		}
@@ -27,7 +28,7 @@ func TestEverySettingIsJudged(t *testing.T) {
 	t.Parallel()
 	for key, setting := range vmsetting.Every {
 		w, f, o := staleNode()
-		w.Strategy = Recreate
+		w.Strategy = cluster.Recreate
 		if setting.Value != "" {
 			f.VM.Config[key] = setting.Value
 		}

@@ -1,9 +1,12 @@
-package cluster
+package strategy
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 )
 
 // TestWhatLiftsToRecreate: a command is printed only where it takes nothing from the
@@ -11,14 +14,14 @@ import (
 func TestWhatLiftsToRecreate(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		change func(*Wanted, *Found)
+		change func(*cluster.Wanted, *cluster.Found)
 		want   []string
 	}{
-		"nothing in the way": {func(*Wanted, *Found) {}, nil},
-		"snapshots":          {func(_ *Wanted, f *Found) { f.Ties.Snapshots = []string{"a", "it's"} }, []string{`qm delsnapshot 9002 a && qm delsnapshot 9002 'it'\''s'`}},
-		"pending changes":    {func(_ *Wanted, f *Found) { f.VM.Pending = []string{"cores", "memory"} }, []string{"qm set 9002 --revert cores,memory"}},
+		"nothing in the way": {func(*cluster.Wanted, *cluster.Found) {}, nil},
+		"snapshots":          {func(_ *cluster.Wanted, f *cluster.Found) { f.Ties.Snapshots = []string{"a", "it's"} }, []string{`qm delsnapshot 9002 a && qm delsnapshot 9002 'it'\''s'`}},
+		"pending changes":    {func(_ *cluster.Wanted, f *cluster.Found) { f.VM.Pending = []string{"cores", "memory"} }, []string{"qm set 9002 --revert cores,memory"}},
 		"user data alone":    {setting("cicustom", "user=local:snippets/u.yaml"), []string{"qm set 9002 --delete cicustom"}},
-		"user data and more": {func(_ *Wanted, f *Found) {
+		"user data and more": {func(_ *cluster.Wanted, f *cluster.Found) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,user=local:snippets/u.yaml", []string{"local:snippets/m.yaml"}
 		}, []string{"qm set 9002 --cicustom meta=local:snippets/m.yaml"}},
 		"user data, and a file unseen": {setting("cicustom", "user=a:snippets/u,meta=a:snippets/m"), []string{"qm set 9002 --delete cicustom", "qm set 9002 --delete cicustom"}},
@@ -37,23 +40,27 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		"a stick":              {setting("usb1", "host=10c4:ea60,usb3=1"), []string{"pvesh create /cluster/mapping/usb --id vm9002-usb1 --map node=pve1,id=10c4:ea60 && qm set 9002 --usb1 mapping=vm9002-usb1,usb3=1 && qm reboot 9002"}},
 		"a socket for a stick": {setting("usb1", "host=1-4"), []string{""}},
 		"a colleague": {
-			func(_ *Wanted, f *Found) {
-				f.Ties.ACL = []ACLEntry{{"/vms/9002", "token", "a@pve!b", "PVEVMUser", true}, {"/vms/9002", "user", "c@pve", "R", false}}
+			func(_ *cluster.Wanted, f *cluster.Found) {
+				f.Ties.ACL = []cluster.ACLEntry{{Path: "/vms/9002", Kind: "token", Who: "a@pve!b", Role: "PVEVMUser", Propagate: true}, {Path: "/vms/9002", Kind: "user", Who: "c@pve", Role: "R", Propagate: false}}
 			},
 			[]string{"pveum acl delete /vms/9002 --tokens 'a@pve!b' --roles PVEVMUser", "pveum acl delete /vms/9002 --users c@pve --roles R"},
 		},
-		"an address of its own": {func(w *Wanted, f *Found) { w.Build.Platform = "nocloud"; static(f); delete(f.VM.Config, "ide0") }, []string{"qm set 9002 --scsi30 fast:cloudinit"}},
-		"a network file":        {setting("cicustom", "network=local:snippets/n.yaml"), []string{""}},
-		"another processor":     {setting("arch", "x86_64"), []string{""}},
-		"a copy of a disk": {func(_ *Wanted, f *Found) {
+		"an address of its own": {func(w *cluster.Wanted, f *cluster.Found) {
+			w.Build.Platform = "nocloud"
+			clustertest.Static(f)
+			delete(f.VM.Config, "ide0")
+		}, []string{"qm set 9002 --scsi30 fast:cloudinit"}},
+		"a network file":    {setting("cicustom", "network=local:snippets/n.yaml"), []string{""}},
+		"another processor": {setting("arch", "x86_64"), []string{""}},
+		"a copy of a disk": {func(_ *cluster.Wanted, f *cluster.Found) {
 			f.VM.Config["scsi2"] = "fast:vm-9002-disk-8,serial=data,size=20G"
 			f.VM.Config["scsihw"] = "virtio-scsi-single"
 			f.Machine.Disks[1].BusPath = "/pci0000:00/0000:00:05.0/0000:01:02.0/virtio3/host3/target3:0:0/3:0:0:1"
-			f.Machine.Disks = append(f.Machine.Disks, MachineDisk{Device: "sdc", BusPath: "/pci0000:00/0000:00:05.0/0000:01:03.0/virtio4/host4/target4:0:0/4:0:0:2"})
+			f.Machine.Disks = append(f.Machine.Disks, cluster.MachineDisk{Device: "sdc", BusPath: "/pci0000:00/0000:00:05.0/0000:01:03.0/virtio4/host4/target4:0:0/4:0:0:2"})
 			f.Machine.Disks[1].Serial = ""
-			f.Machine.Volumes = append(f.Machine.Volumes, Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"})
+			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"})
 		}, []string{"", "qm set 9002 --scsi2 fast:vm-9002-disk-8,size=20G,serial=9002-scsi2"}},
-		"a lock, for a while": {func(_ *Wanted, f *Found) { f.VM.Lock = "backup" }, []string{""}},
+		"a lock, for a while": {func(_ *cluster.Wanted, f *cluster.Found) { f.VM.Lock = "backup" }, []string{""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -67,7 +74,7 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
 			}
-			w.Strategy = InPlace
+			w.Strategy = cluster.InPlace
 			if asked := judge(w, f, o).ToRecreate; asked != nil {
 				t.Errorf("in-place is asked for: %v", asked)
 			}

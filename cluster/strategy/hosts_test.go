@@ -1,0 +1,39 @@
+package strategy
+
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// On a storage that is not shared a volid means another volume on every host.
+func TestVolumesOfOtherHosts(t *testing.T) {
+	t.Parallel()
+	stranger := func(host string, shared bool) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+		return func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+			o.VMs[1].Host, o.VMs[1].Config["scsi5"] = host, "fast:vm-9002-disk-1,serial=data"
+			o.Storages[1].Shared = shared
+		}
+	}
+	holder := func(host string, shared bool) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+		return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			w.Holder, f.VM.Config["scsi4"] = 200, "fast:vm-200-disk-0,serial=held"
+			o.VMs[1].Host, o.VMs[1].Config["scsi1"] = host, "fast:vm-200-disk-0,serial=held"
+			o.Storages[1].Shared = shared
+		}
+	}
+	const (
+		twice     = "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"
+		elsewhere = "scsi4 (fast:vm-200-disk-0) carries the number of its holder, VM 200, but that is on another host and storage fast is not shared: " +
+			"what the holder has under that name is another volume. Reassign this one to VM 9002"
+	)
+	check(t, map[string]refusalCase{
+		"a namesake on another host":            {change: stranger("pve2", false)},
+		"shared with a VM on another host":      both(stranger("pve2", true), twice),
+		"shared with a VM on the same host":     both(stranger("pve1", true), twice),
+		"local, with a VM on the same host":     both(stranger("pve1", false), twice),
+		"a holder beside it":                    {change: holder("pve1", false)},
+		"a holder elsewhere, on shared storage": {change: holder("pve2", true)},
+		"a holder elsewhere, on local storage":  both(holder("pve2", false), elsewhere),
+	})
+}

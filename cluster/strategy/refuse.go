@@ -1,0 +1,274 @@
+package strategy
+
+import (
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Candidate is a node whose machine was read, with all that decides what can be done to it.
+type Candidate struct {
+	cluster.Wanted
+	VM          cluster.VM
+	Machine     cluster.Machine
+	Found       cluster.Found
+	Observation cluster.Observation
+	Disks       []cluster.Disk
+	DisksErr    error
+	System      cluster.Disk
+	SystemErr   error
+	unseen      []loss // what may be on the system disk besides and can't be told
+}
+
+// AgainstInPlace says why the running system can't be upgraded.
+func (c Candidate) AgainstInPlace() []string {
+	out := slices.Concat(misfit(c), unchangeable(c))
+	if n := c.Found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
+		out = append(out, fmt.Sprintf("build %s came back as the old system once, and is never tried again with the same image: "+
+			"lock another version or other extensions, or use recreate or reimage", words.Short(n.FailedBuild)))
+	}
+	if n := c.Found.Node; c.Machine.PendingReboot() && (n == nil || n.Mark == nil || n.Mark.Build != c.Build.ID) {
+		out = append(out, fmt.Sprintf("%s is installed and waits for a reboot, and another installation could remove the running system: reboot it first, or use recreate or reimage", c.Machine.NextBoot))
+	}
+	if c.Machine.ControlPlane && !c.Machine.InstallsApart() && len(c.Observation.ControlPlanes()) == 2 {
+		out = append(out, fmt.Sprintf("Talos %s itself refuses to upgrade one of two control planes (etcd member count(2) is insufficient to maintain quorum if upgrade commences): use recreate or reimage", c.Machine.TalosVersion))
+	}
+	if c.SystemErr == nil && c.System.Flag("snapshot") {
+		out = append(out, thrownAway("system disk "+c.System.Key))
+	}
+	for _, arg := range c.Machine.Omni() {
+		out = append(out, fmt.Sprintf("Omni looks after the machine (%s) and would undo this: take the machine out of Omni and the argument off its system first", arg))
+	}
+	if size := c.System.SizeBytes(); c.SystemErr == nil && size > 0 && size < uint64(max(c.SystemGiB, 0))<<30 {
+		out = append(out, fmt.Sprintf("in-place can't make the system disk %s larger (%s → %dG): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
+			c.System.Key, c.System.Option("size"), c.SystemGiB))
+	}
+	return out
+}
+
+// AgainstRecreate says why the VM can't be deleted and made again.
+func (c Candidate) AgainstRecreate() []cluster.Obstacle {
+	return slices.Concat(c.againstReplacing(), c.Tied(), c.Replicated(cluster.Recreate), unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
+}
+
+// AgainstReimage says why the VM can't get a blank system disk.
+func (c Candidate) AgainstReimage() []cluster.Obstacle {
+	return slices.Concat(c.againstReplacing(), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
+}
+
+// Occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.
+func (c Candidate) Occupied() []cluster.Obstacle {
+	var out []cluster.Obstacle
+	add := func(command, format string, args ...any) {
+		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
+	}
+	if c.VM.Template {
+		add("", "the VM is a template: a node can't be one")
+	}
+	if c.VM.Lock != "" {
+		add("", "the VM is locked (%s): wait until that task has ended", c.VM.Lock)
+	}
+	if state := c.VM.Config["vmstate"]; state != "" {
+		// A delete frees it (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
+		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it, or remove vmstate", state)
+	}
+	snapshots := c.Found.Ties.Snapshots
+	if parent := c.VM.Config["parent"]; len(snapshots) == 0 && parent != "" {
+		snapshots = []string{parent}
+	}
+	if len(snapshots) > 0 {
+		var commands []string
+		for _, s := range snapshots {
+			commands = append(commands, fmt.Sprintf("qm delsnapshot %d %s", c.VM.ID, words.Quote(s)))
+		}
+		add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
+	}
+	for _, what := range c.Found.Ties.Busy {
+		add("", "%s: wait until that is over", what)
+	}
+	// Which host's processors it may have is nothing that the machine was proven with.
+	if pending := slices.DeleteFunc(slices.Clone(c.VM.Pending), func(key string) bool { return key == "affinity" }); len(pending) > 0 {
+		add(fmt.Sprintf("qm set %d --revert %s", c.VM.ID, words.Quote(strings.Join(pending, ","))),
+			"the VM has pending changes (%s): restart it or revert them", strings.Join(pending, ", "))
+	}
+	return append(out, missingBoot(c)...)
+}
+
+// Tied is what a delete of the VM would take along.
+func (c Candidate) Tied() []cluster.Obstacle {
+	var out []cluster.Obstacle
+	for _, what := range c.Found.Ties.Dropped {
+		out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what)})
+	}
+	for _, e := range c.Found.Ties.ACL {
+		out = append(out, cluster.Obstacle{
+			Text: fmt.Sprintf("the VM has an ACL entry at %s (%s), which a delete would drop: remove it, and after the roll pveum acl modify %s; or use reimage",
+				e.Path, e.Words(), e.Arguments()+e.Propagates()),
+			Command: "pveum acl delete " + e.Arguments(),
+		})
+	}
+	for _, v := range c.Found.Ties.VNets {
+		switch { // pve-network, PVE/Network/SDN/Vnets.pm, del_ips_from_mac and add_next_free_cidr
+		case v.Hidden:
+			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on %s, which Proxmox does not show the token, so nobody can say whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)})
+		case v.IPAM:
+			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on VNet %s, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage", v.Name)})
+		}
+	}
+	if n := c.Found.Node; n != nil && n.ProviderID != "" {
+		out = append(out, cluster.Obstacle{Text: fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID)})
+	}
+	return out
+}
+
+// againstReplacing is what keeps the system disk where it is, whoever the VM around it.
+func (c Candidate) againstReplacing() []cluster.Obstacle {
+	out := misfit(c)
+	if c.SystemErr != nil {
+		out = append(out, strings.Join(append([]string{c.SystemErr.Error()}, fault.Hints(c.SystemErr)...), ": "))
+	}
+	if c.DisksErr != nil {
+		out = append(out, c.DisksErr.Error()+": correct the VM's configuration")
+	}
+	return slices.Concat(inWords(out), c.Occupied(), c.Entangled(), inWords(c.Untellable()), c.Irreplaceable(),
+		c.preconfigured(), c.unreachable(), inWords(sealed(c)), inWords(mislabelled(c)))
+}
+
+// preconfigured is whatever would give the blank machine a configuration before
+// recast does: that would choose the disk to install on. Talos looks at the
+// embedded one, the kernel arguments and the platform's before it goes into
+// maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
+func (c Candidate) preconfigured() []cluster.Obstacle {
+	const would = "would configure the blank machine before recast can"
+	var out []cluster.Obstacle
+	add := func(format string, args ...any) {
+		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...)})
+	}
+	if customUserData(c.VM) {
+		out = append(out, cluster.Obstacle{
+			Text:    fmt.Sprintf("cicustom's user data (%s) %s: remove its user= part", c.VM.Config["cicustom"], would),
+			Command: keepCustom(c),
+		})
+	}
+	if serial := smbiosSerial(c.VM.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
+		add("the SMBIOS serial %q %s: remove it from smbios1", serial, would)
+	}
+	for _, sign := range []string{"ds=nocloud", "talos.config", "siderolink.api"} {
+		if strings.Contains(c.VM.Config["args"], sign) {
+			add("the VM's args name %s, which %s: remove that", sign, would)
+		}
+	}
+	for _, arg := range c.Build.KernelArgs {
+		if givesConfig(arg) {
+			add("the schematic's kernel argument %s %s: remove it from the schematic", cluster.ArgName(arg), would)
+		}
+	}
+	for _, arg := range c.Machine.ConfigArgs {
+		if !slices.ContainsFunc(c.Build.KernelArgs, func(wanted string) bool { return cluster.ArgName(wanted) == cluster.ArgName(arg) }) {
+			add("the machine was booted with the kernel argument %s, which %s: remove it and roll in-place once", cluster.ArgName(arg), would)
+		}
+	}
+	if c.Build.EmbedsConfig {
+		add("the schematic embeds a machine configuration, which %s: remove embeddedMachineConfiguration from it", would)
+	}
+	return out
+}
+
+func customUserData(vm cluster.VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
+
+// givesConfig tells kernel arguments that name a configuration or a server that has one.
+func givesConfig(arg string) bool {
+	name := cluster.ArgName(arg)
+	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
+}
+
+// smbiosSerial is the serial number in a VM's smbios1, whose values but the UUID
+// may all be in base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
+func smbiosSerial(smbios string) string {
+	options := cluster.Disk{Options: strings.Split(smbios, ",")}
+	serial := options.Option("serial")
+	if options.Flag("base64") {
+		if b, err := base64.StdEncoding.DecodeString(serial); err == nil {
+			return string(b)
+		}
+	}
+	return serial
+}
+
+// Accepted is the data of the system disk that may be lost, for the plan.
+func (c Candidate) Accepted() []string {
+	var out []string
+	lost, _ := losses(c)
+	for _, l := range lost {
+		if slices.Contains(c.AcceptLoss, l.name) {
+			out = append(out, l.what+" on the system disk will be lost")
+		}
+	}
+	return out
+}
+
+// Leaving is the node with the system disk that a strategy takes away from it as
+// things are now; leaves is false where none is there that could leave. What is
+// known of a machine that does not answer is what was remembered of it, so that
+// whatever is not provably on another disk counts.
+func Leaving(s cluster.Strategy, w cluster.Wanted, f cluster.Found) (c Candidate, leaves bool) {
+	if !slices.Contains(cluster.Leavers, s) || f.VM == nil {
+		return Candidate{}, false
+	}
+	c = Candidate{Wanted: w, VM: *f.VM, Found: f}
+	if f.Machine != nil {
+		c.Machine = *f.Machine
+	}
+	if !f.Open() {
+		return c, f.Machine != nil // one that could not be read is refused for that
+	}
+	rec := f.Parking.Record
+	mem, err := rec.ReadMemory(f.Parking.VM)
+	if err != nil {
+		return Candidate{}, false // refused for that
+	}
+	if c.Machine.SystemDisk == "" {
+		c.Machine = mem.Machine()
+	}
+	switch there, isNew := rec.SystemOn(*f.VM, mem); {
+	case !there:
+		return Candidate{}, false
+	case s != cluster.PutBack:
+		return c, !isNew && !rec.SystemParked(f.Parking.VM)
+	case !isNew || !rec.BecameNode(mem, f):
+		return Candidate{}, false
+	}
+	if why := rec.Unseen(f); why != "" {
+		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be told (" + why + ")"})
+	}
+	return c, true
+}
+
+// SeenFromProxmox is what forbids a strategy whatever the machine would say.
+func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
+	var replacing []string
+	if c.DisksErr != nil {
+		replacing = append(replacing, c.DisksErr.Error())
+	}
+	replacing = slices.Concat(replacing, cluster.Texts(c.Occupied()), cluster.Texts(c.Entangled()), cluster.Texts(c.preconfigured()))
+	return map[cluster.Strategy][]string{
+		cluster.Recreate: slices.Concat(replacing, cluster.Texts(c.Tied()), cluster.Texts(unwritable(c)), c.Immovable(cluster.Recreate)),
+		cluster.Reimage:  replacing,
+	}
+}
+
+// unreachable is why nobody would reach the blank machine at the node's address.
+func (c Candidate) unreachable() []cluster.Obstacle {
+	if len(readdressed(c)) > 0 {
+		return nil // which says so for every strategy
+	}
+	if _, o := cluster.BlankAddress(c.Found.Addr, c.VM, c.Machine, c.Build); o.Text != "" {
+		return []cluster.Obstacle{{Text: o.Text, Command: o.Command, Config: o.Config}}
+	}
+	return nil
+}

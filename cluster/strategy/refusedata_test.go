@@ -1,0 +1,125 @@
+package strategy
+
+import (
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// volume adds one to what the machine shows.
+func volume(v cluster.Volume) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		f.Machine.Volumes = append(f.Machine.Volumes, v)
+	}
+}
+
+// localAt is a local volume at that path of the node.
+func localAt(path string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: path}}
+	}
+}
+
+// inTurn makes several changes.
+func inTurn(changes ...func(*cluster.Wanted, *cluster.Found, *cluster.Observation)) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+	return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+		for _, change := range changes {
+			change(w, f, o)
+		}
+	}
+}
+
+// ephemeralOn has nothing but EPHEMERAL, on each of those disks.
+func ephemeralOn(disks ...string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		f.Machine.Volumes = f.Machine.Volumes[:0:0]
+		for _, disk := range disks {
+			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: disk + "1", Disk: disk, Label: "EPHEMERAL", Phase: "ready"})
+		}
+	}
+}
+
+// wouldBeLost is the refusal to lose something.
+func wouldBeLost(what, name string) string {
+	return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
+}
+
+func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
+	t.Parallel()
+	accept := func(names ...string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+		return func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.AcceptLoss = names }
+	}
+	logs := volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"})
+	pv := wouldBeLost("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
+	check(t, map[string]refusalCase{
+		"user volume":                             both(logs, wouldBeLost("volume u-logs", "u-logs")),
+		"user volume, accepted":                   {change: inTurn(logs, accept("u-logs"))},
+		"something else accepted":                 both(inTurn(logs, accept("logs", "u-data")), wouldBeLost("volume u-logs", "u-logs")),
+		"raw volume":                              both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), wouldBeLost("volume r-osd", "r-osd")),
+		"a label of one's own":                    both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "mine"}), wouldBeLost("volume mine", "mine")),
+		"no label at all":                         both(volume(cluster.Volume{Device: "sda5", Disk: "sda"}), wouldBeLost("partition sda5", "sda5")),
+		"swap holds nothing":                      {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "s-swap"})},
+		"Talos' own volumes":                      {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "KUBELET", Phase: "ready"})},
+		"local data":                              both(localAt("/var/lib/rancher/pvc-1"), pv),
+		"local data, accepted":                    {change: inTurn(localAt("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
+		"local data without path":                 both(localAt(""), pv),
+		"on a user volume of another disk":        {change: localAt("/var/mnt/data/pvc-1")},
+		"on a user volume, not quite":             both(localAt("/var/mnt/data/../other/pvc-1"), pv),
+		"on a user volume of the system disk":     both(inTurn(logs, localAt("/var/mnt/logs")), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
+		"on EPHEMERAL of another disk":            {change: inTurn(ephemeralOn("sdb"), localAt("/var/lib/x"))},
+		"on an EPHEMERAL that nobody can see":     both(inTurn(ephemeralOn(), localAt("/var/lib/x")), pv),
+		"on one of two EPHEMERALs, none is known": both(inTurn(ephemeralOn("sda", "sdb"), localAt("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
+	})
+}
+
+func TestReplacingUnderEncryptionIsImpossible(t *testing.T) {
+	t.Parallel()
+	encrypted := func(e cluster.Encryption) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+		return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			f.Machine.Encryption = []cluster.Encryption{e}
+		}
+	}
+	locked := func(volume string) string {
+		return "volume " + volume + " is encrypted with lockToState and would be unreadable once STATE is gone: " +
+			"add a key without lockToState and remove that one, or use in-place"
+	}
+	tpm := cluster.Encryption{Volume: "u-data", Keys: []string{"static", "tpm"}}
+	check(t, map[string]refusalCase{
+		"lockToState on a persistent disk":   both(encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}), locked("u-data")),
+		"lockToState on what nobody can see": both(encrypted(cluster.Encryption{Volume: "u-gone", LockToState: true}), locked("u-gone")),
+		"lockToState on the system disk":     {change: encrypted(cluster.Encryption{Volume: "EPHEMERAL", LockToState: true})},
+		"lockToState on another EPHEMERAL": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			f.Machine.Volumes[3].Disk = "sdb"
+			f.Machine.Encryption = []cluster.Encryption{{Volume: "EPHEMERAL", LockToState: true}}
+		}, locked("EPHEMERAL")),
+		"node ID": {change: encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}})},
+		"TPM without its state": both(encrypted(tpm), "volume u-data is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: "+
+			"add another key and remove that one, or use in-place"),
+		"TPM with its state": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			f.Machine.Encryption = []cluster.Encryption{tpm}
+			f.VM.Config["tpmstate0"] = "fast:vm-9002-disk-8,size=4M,version=v2.0"
+		}},
+	})
+}
+
+func TestReplacingBesideTalosLabelsIsImpossible(t *testing.T) {
+	t.Parallel()
+	stale := func(disk, label, device string) string {
+		return disk + " carries a " + label + " partition (" + device + ") that Talos does not use now and might use then: delete that partition"
+	}
+	twice := func(label string) string {
+		return "the label " + label + " is there twice, on sda and on sdb: relabel or delete what is not in use"
+	}
+	check(t, map[string]refusalCase{
+		"META": both(volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "META"}),
+			"sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition\n"+twice("META")),
+		"STATE": both(volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "STATE"}), stale("sdb", "STATE", "sdb2")+"\n"+twice("STATE")),
+		"a second EPHEMERAL": both(volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "EPHEMERAL"}),
+			stale("sdb", "EPHEMERAL", "sdb2")+"\n"+twice("EPHEMERAL")),
+		"an ETCD that Talos does not use": both(volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD"}), stale("sdb", "ETCD", "sdb2")),
+		"an ETCD that it uses":            {change: volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD", Phase: "ready"})},
+		"EPHEMERAL on a persistent disk":  {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Machine.Volumes[3].Disk = "sdb" }},
+		"a user volume twice": both(volume(cluster.Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"}),
+			"the label u-data is there twice, on sdb and on sdc: relabel or delete what is not in use"),
+	})
+}

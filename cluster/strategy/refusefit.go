@@ -1,0 +1,91 @@
+package strategy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// changes is what else the image brings about, where nothing is against it.
+func changes(c Candidate) []string {
+	var out []string
+	if replatformed(c) {
+		out = append(out, fmt.Sprintf("platform %s → %s: network settings that are in neither its machine configuration nor DHCP will be others", c.Machine.Platform, c.Build.Platform))
+	}
+	if securing(c) {
+		out = append(out, "the boot ISO enrols its keys in the VM's firmware, which then boots signed systems only: the present one can't be put back if it is not signed")
+	}
+	return out
+}
+
+// misfit is why the wanted image can't run on the machine, or would not be found
+// again there, whatever the  What the machine does not say is not held
+// against it, but for Secure Boot that the image wants.
+func misfit(c Candidate) []string {
+	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
+}
+
+// otherArch: of an installer for several architectures only the locked one was verified.
+func otherArch(c Candidate) []string {
+	const text = "the images are for %s, and %s: set images.arch to %s, then recast lock"
+	var out []string
+	if arch := c.Machine.Arch; arch != "" && arch != c.Build.Arch {
+		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the machine is "+arch, arch))
+	}
+	// Without the option a VM is what its host is (get_vm_arch in PVE/QemuServer.pm).
+	if arch := c.VM.Arch(); arch != "" && arch != c.Build.Arch && arch != c.Machine.Arch {
+		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the VM is arch="+c.VM.Config["arch"], arch))
+	}
+	return out
+}
+
+// readdressed is a node that would not come back at its address: nocloud takes it
+// from Proxmox' cloud-init drive, the other platforms do not look there
+// (internal/app/machined/pkg/runtime/v1alpha1/platform of Talos).
+func readdressed(c Candidate) []string {
+	if !replatformed(c) {
+		return nil
+	}
+	fixed := c.VM.FixedAddress()
+	if fixed == "" || c.Build.Platform == "nocloud" && strings.Contains(fixed, "="+c.Found.Addr.String()+"/") {
+		return nil // the same address on either
+	}
+	return []string{fmt.Sprintf("the VM's cloud-init drive gives a fixed address (%s), which platforms %s and %s do not both read: keep platform %s (images.platform), or have DHCP give the node its address and remove that",
+		fixed, c.Machine.Platform, c.Build.Platform, c.Machine.Platform)}
+}
+
+func replatformed(c Candidate) bool {
+	return c.Machine.Platform != "" && c.Machine.Platform != c.Build.Platform
+}
+
+// securing says whether the image wants Secure Boot where it is not known to be on.
+func securing(c Candidate) bool { return c.Build.SecureBoot && !c.Machine.Secured() }
+
+// unchangeable is what an upgrade in place leaves as it is. Without systemd-boot
+// the installer puts the running platform into GRUB's configuration (upgrade in
+// v1alpha1_sequencer_tasks.go of Talos), and keys are only on the boot ISO.
+func unchangeable(c Candidate) []string {
+	var out []string
+	if replatformed(c) && c.Machine.BootEntry == "" {
+		out = append(out, fmt.Sprintf("systemd-boot did not boot it, and with GRUB in-place keeps platform %s: use recreate or reimage, or keep the platform (images.platform)", c.Machine.Platform))
+	}
+	if securing(c) {
+		out = append(out, "Secure Boot is not on, and in-place enrols no keys: use recreate or reimage, whose boot ISO does")
+	}
+	return out
+}
+
+// unverifiable is a firmware that would not boot the image, or not with Secure Boot.
+func unverifiable(c Candidate) []string {
+	switch {
+	case c.Machine.Secured() && !c.Build.SecureBoot:
+		return []string{"its firmware boots only what is signed (Secure Boot), and the images are not: set images.secureBoot to true, then recast lock, or turn Secure Boot off in its firmware first"}
+	case !securing(c):
+		return nil
+	}
+	lacks := c.VM.LacksSecureBoot()
+	if lacks == "" {
+		return nil
+	}
+	return []string{fmt.Sprintf("Secure Boot needs bios=ovmf and an efidisk0 with efitype=4m and without keys of others (pre-enrolled-keys=0), but %s: change that, or set images.secureBoot to false, then recast lock", lacks)}
+}

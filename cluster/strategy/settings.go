@@ -1,0 +1,109 @@
+package strategy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// customised are the parts of cicustom with which a new VM might not start, or not be
+// where the old one was: without its files Proxmox starts none (PVE/QemuServer/Cloudinit.pm,
+// read_cloudinit_snippets_file), and one of the network may say what the machine never did.
+func customised(c Candidate) []cluster.Obstacle {
+	var out []cluster.Obstacle
+	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
+		kind, volid, _ := strings.Cut(part, "=")
+		storage, _, _ := strings.Cut(volid, ":")
+		switch {
+		case kind == "" || kind == "user": // none, or refused for that
+		case kind == "network":
+			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), and what that says nobody sees: remove it, or use reimage", part)})
+		case !slices.Contains(c.Found.Ties.Snippets, volid):
+			out = append(out, cluster.Obstacle{
+				Text: fmt.Sprintf("the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
+					"or remove that part, with which Talos' platform metadata goes; or use reimage", part, storage),
+				Command: keepCustom(c),
+			})
+		}
+	}
+	return out
+}
+
+// keepCustom is the command that leaves of cicustom what a new VM can have, and the
+// network, which may be how the machine is reached.
+func keepCustom(c Candidate) string {
+	gone := []string{"user"}
+	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
+		if kind, volid, _ := strings.Cut(part, "="); kind != "network" && !slices.Contains(c.Found.Ties.Snippets, volid) {
+			gone = append(gone, kind)
+		}
+	}
+	return c.VM.WithoutCustom(gone...)
+}
+
+// missingBoot are devices in the boot order that the VM has not. Proxmox takes
+// such an order with a create, but with no change ("invalid bootorder",
+// API2/Qemu.pm, update_vm_api): it could not be set again.
+func missingBoot(c Candidate) []cluster.Obstacle {
+	var out []cluster.Obstacle
+	order := cluster.BootDevices(c.VM.Config["boot"])
+	have := slices.DeleteFunc(slices.Clone(order), func(key string) bool { return c.VM.Config[key] == "" })
+	for _, key := range order {
+		if _, there := c.VM.Config[key]; !there {
+			out = append(out, cluster.Obstacle{
+				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key),
+				Command: fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
+			})
+		}
+	}
+	return out
+}
+
+// unwritable are settings and drives that a new VM could not be given.
+func unwritable(c Candidate) []cluster.Obstacle {
+	out := c.rawDevices()
+	add := func(key, format string, args ...any) {
+		o := cluster.Obstacle{Text: fmt.Sprintf(format, args...)}
+		if o.Command = c.VM.MapDevice(key, c.VM.Config[key]); slices.Contains(spared, key) {
+			o.Command = fmt.Sprintf("qm set %d --delete %s", c.VM.ID, key)
+		}
+		out = append(out, o)
+	}
+	for _, key := range c.VM.ForRoot(c.Found.Ties.HostArch) {
+		add(key, "its setting %s can only be written by root@pam: use a resource mapping where there is one, or reimage", key)
+	}
+	for key, value := range c.VM.Config {
+		switch {
+		case slices.Contains(cluster.RootOnly, key) || cluster.RawDevice(key, value): // said above
+		case !cluster.IsDiskKey(key) && cluster.NumberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(cluster.NeverCarried, key):
+			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
+		}
+	}
+	out = append(out, customised(c)...)
+	if c.VM.Config["cipassword"] != "" {
+		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
+	}
+	slices.SortFunc(out, func(a, b cluster.Obstacle) int { return strings.Compare(a.Text, b.Text) })
+	return out
+}
+
+var // carried are those that a new VM is given as the old one had them. Some take
+// privileges of their own: see Needs.config.
+carried = []string{
+	"acpi", "agent", "allow-ksm", "audio0", "autostart", "balloon", "bios", "boot", "bootdisk", "citype", "ciupgrade", "ciuser", "cores",
+	"cpu", "cpulimit", "cpuunits", "description", "freeze", "hotplug", "keyboard", "kvm", "localtime", "machine", "memory",
+	"migrate_downtime", "migrate_speed", "name", "nameserver", "numa", "onboot", "ostype", "protection", "reboot", "rng0", "scsihw",
+	"searchdomain", "shares", "smbios1", "smp", "sockets", "sshkeys", "startdate", "startup", "tablet", "tags", "tdf", "template", "vcpus",
+	"vga", "vmstatestorage", "watchdog",
+}
+
+var // hidden are those whose value says little: what they name is elsewhere.
+hidden = []string{"cicustom", "cipassword"}
+
+// spared are settings without which a Talos machine is the same: where one is in the
+// way it can be taken out by a command. Who takes out args or a passed-through device
+// has another machine.
+var spared = []string{"affinity", "cipassword", "hookscript"}

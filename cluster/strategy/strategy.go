@@ -1,0 +1,154 @@
+package strategy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// Decide says how a stale node is brought to its wanted state, from nothing but
+// what was observed. system is its system disk, unless systemErr says that it
+// could not be proven.
+func Decide(w cluster.Wanted, f cluster.Found, o cluster.Observation, system cluster.Disk, systemErr error) Decision {
+	d := Decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
+	if f.VM == nil || f.Machine == nil {
+		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
+		return d
+	}
+	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
+	c.Disks, c.DisksErr = f.VM.Disks()
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // gone once the node is drained
+	_, unknown := losses(c)
+	recreate := c.AgainstRecreate()
+	against := map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.AgainstReimage()), cluster.InPlace: c.AgainstInPlace()}
+	switch {
+	case slices.Contains(cluster.Strategies, w.Strategy):
+		d.Refused = against[w.Strategy]
+	default:
+		d.Strategy, d.Why, d.Refused = firstPossible(against)
+	}
+	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
+	for _, name := range unknown {
+		d.Notes = append(d.Notes, fmt.Sprintf("acceptLoss names %s, but nothing of that name is on its system disk", name))
+	}
+	if len(d.Refused) == 0 {
+		d.Notes = append(d.Notes, changes(c)...)
+	}
+	if d.Strategy == cluster.Recreate || d.Strategy == cluster.Reimage {
+		d.WillLose = c.Accepted()
+	}
+	return d
+}
+
+// Decision is how a stale node is brought to its wanted state, and why so.
+type Decision struct {
+	Strategy cluster.Strategy // Auto when none is possible
+	Why      string
+	Refused  []string // why it can't be done, each with what lifts it
+	WillLose []string // data that goes with the system disk, as acceptLoss allows
+	Notes    []string
+
+	ToRecreate []cluster.Obstacle // what stands against recreate, where that is not taken though it may be
+}
+
+// firstPossible is what Auto means.
+func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, why string, refused []string) {
+	recreate, reimage := against[cluster.Recreate], against[cluster.Reimage]
+	also := slices.DeleteFunc(slices.Clone(recreate), func(r string) bool { return slices.Contains(reimage, r) })
+	switch {
+	case len(recreate) == 0:
+		return cluster.Recreate, "recreate: possible, every persistent disk can be carried over", nil
+	case len(reimage) == 0:
+		return cluster.Reimage, fmt.Sprintf("reimage: recreate is impossible (%s)", strings.Join(recreate, "; ")), nil
+	case len(against[cluster.InPlace]) == 0:
+		why = fmt.Sprintf("in-place: recreate and reimage are impossible (%s)", strings.Join(reimage, "; "))
+		if len(also) > 0 {
+			why += fmt.Sprintf(", recreate also (%s)", strings.Join(also, "; "))
+		}
+		return cluster.InPlace, why, nil
+	}
+	for _, reason := range slices.Concat(reimage, also, against[cluster.InPlace]) {
+		var of []string
+		for _, s := range cluster.Strategies {
+			if slices.Contains(against[s], reason) {
+				of = append(of, string(s))
+			}
+		}
+		if text := strings.Join(of, ", ") + ": " + reason; !slices.Contains(refused, text) {
+			refused = append(refused, text)
+		}
+	}
+	return cluster.Auto, "no strategy is possible", refused
+}
+
+// parkedDisks are the drives that have to be handed to the parking VM. Proxmox
+// frees every volume of its own with a VM, detached ones included. Those of a
+// holder stay its own: handing them over would rename them under its
+// configuration (qemu-server, API2/Qemu.pm, move_disk).
+func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, system string) []cluster.Disk {
+	var out []cluster.Disk
+	for _, d := range disks {
+		switch {
+		case d.CDROM || d.Owner != vm:
+		case s == cluster.Recreate, s == cluster.Reimage && d.Key == system:
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
+func unreadText(f cluster.Found) string {
+	if f.VM == nil {
+		return "it has no VM"
+	}
+	var why []string
+	for _, err := range f.Errs {
+		why = append(why, err.Error())
+	}
+	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
+}
+
+// EtcdRules says whether a control plane may be taken out of a cluster with n
+// etcd members, itself among them, and what to warn of. With three or more,
+// whether the others are healthy is all that counts; that is the gate's to see.
+func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
+	replaced := s != cluster.InPlace && s != cluster.PutBack // those keep the data, or bring it back
+	switch {
+	case n >= 3:
+	case n < 1:
+		refused = append(refused, "how many control planes there are can't be told: no Node has the label node-role.kubernetes.io/control-plane")
+	case n == 2 && !acceptOutage:
+		refused = append(refused, "etcd has two members: without this one it has no quorum and the Kubernetes API is down, "+
+			"and losing the other one meanwhile loses the cluster: allow it with --accept-outage")
+	case n == 2:
+		warn = append(warn, "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile")
+	case replaced && dataOnSystemDisk:
+		refused = append(refused, "the only etcd member's data would be lost with the system disk: use in-place, "+
+			"or put etcd's data on a persistent disk (a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it")
+	default:
+		warn = append(warn, "it is the only control plane: the Kubernetes API is down meanwhile")
+	}
+	return refused, warn
+}
+
+// EtcdOnSystemDisk says whether a control plane loses etcd's data with its
+// system disk. Talos 1.14 can have a volume ETCD for it; else it is on EPHEMERAL.
+func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
+	if m.SystemDisk == "" {
+		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
+	}
+	for _, label := range []string{"ETCD", "EPHEMERAL"} {
+		on := m.DisksWith(label)
+		switch {
+		case len(on) > 1:
+			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
+		case len(on) == 1:
+			return on[0] == m.SystemDisk, nil
+		}
+	}
+	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
+}

@@ -1,0 +1,247 @@
+package strategy
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		strategy cluster.Strategy
+		change   func(*cluster.Found)
+		accept   []string
+		want     Decision
+	}{
+		"accepted": {cluster.Auto, nil, []string{"u-logs", "pv/pvc-1", "sda7"}, Decision{
+			Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over",
+			WillLose: []string{
+				"volume u-logs on the system disk will be lost", "partition sda7 on the system disk will be lost",
+				"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost",
+			},
+		}},
+		"nothing is lost in place": {cluster.InPlace, nil, []string{"u-logs"}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured"}},
+		"what is not there": {cluster.InPlace, nil, []string{"u-data", "u-typo"}, Decision{
+			Strategy: cluster.InPlace, Why: "in-place: as configured",
+			Notes: []string{
+				"acceptLoss names u-data, but nothing of that name is on its system disk",
+				"acceptLoss names u-typo, but nothing of that name is on its system disk",
+			},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, f, o := staleNode()
+			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}, cluster.Volume{Device: "sda7", Disk: "sda"})
+			f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: "/var/lib/local/pvc-1"}}
+			w.Strategy, w.AcceptLoss = tc.strategy, tc.accept
+			if diff := cmp.Diff(tc.want, judge(w, f, o)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
+	t.Parallel()
+	args := func(f *cluster.Found) { f.VM.Config["args"] = "-x" }
+	password := func(f *cluster.Found) { f.VM.Config["cipassword"] = "**********" }
+	snapshot := func(f *cluster.Found) { f.Ties.Snapshots = []string{"before", "later"} }
+	failed := func(f *cluster.Found) { f.Node.FailedBuild = "3f2a3f2a3f2a3f2a" }
+	const (
+		argsText     = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
+		passwordText = "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"
+		snapshotText = "the VM has snapshots (before, later), whose disks can't leave it: delete them first"
+		failedText   = "build 3f2a3f2a3f2a came back as the old system once, and is never tried again with the same image: " +
+			"lock another version or other extensions, or use recreate or reimage"
+	)
+	noArgs := cluster.Obstacle{Text: argsText} // without them it is another machine
+	noPassword := cluster.Obstacle{Text: passwordText, Command: "qm set 9002 --delete cipassword"}
+	noSnapshots := cluster.Obstacle{Text: snapshotText, Command: "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
+	for name, tc := range map[string]struct {
+		asked  cluster.Strategy
+		change []func(*cluster.Found)
+		want   Decision
+	}{
+		"auto, all possible": {cluster.Auto, nil, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
+		"auto, no recreate": {cluster.Auto, []func(*cluster.Found){args, password}, Decision{
+			Strategy: cluster.Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
+			ToRecreate: []cluster.Obstacle{noArgs, noPassword},
+		}},
+		"auto, no reimage": {cluster.Auto, []func(*cluster.Found){snapshot}, Decision{
+			Strategy: cluster.InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + ")",
+			ToRecreate: []cluster.Obstacle{noSnapshots},
+		}},
+		"auto, neither, for several reasons": {cluster.Auto, []func(*cluster.Found){snapshot, args}, Decision{
+			Strategy: cluster.InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + "), recreate also (" + argsText + ")",
+			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
+		}},
+		"auto, none": {cluster.Auto, []func(*cluster.Found){snapshot, args, failed}, Decision{
+			Strategy: cluster.Auto, Why: "no strategy is possible",
+			Refused:    []string{"recreate, reimage: " + snapshotText, "recreate: " + argsText, "in-place: " + failedText},
+			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
+		}},
+		"a build that failed in place": {cluster.Auto, []func(*cluster.Found){failed}, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
+		"recreate":                     {cluster.Recreate, nil, Decision{Strategy: cluster.Recreate, Why: "recreate: as configured"}},
+		"recreate, impossible": {cluster.Recreate, []func(*cluster.Found){snapshot, args, failed}, Decision{
+			Strategy: cluster.Recreate, Why: "recreate: as configured", Refused: []string{snapshotText, argsText},
+			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
+		}},
+		"reimage":              {cluster.Reimage, []func(*cluster.Found){args, failed}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured"}},
+		"reimage, impossible":  {cluster.Reimage, []func(*cluster.Found){snapshot, args}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},
+		"in-place":             {cluster.InPlace, []func(*cluster.Found){snapshot, args}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured"}},
+		"in-place, impossible": {cluster.InPlace, []func(*cluster.Found){failed}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured", Refused: []string{failedText}}},
+		"not read": {cluster.InPlace, []func(*cluster.Found){func(f *cluster.Found) { f.Machine, f.Errs = nil, []error{errors.New("no answer")} }}, Decision{
+			Strategy: cluster.InPlace, Why: "it could not be read", Refused: []string{"its machine could not be read: no answer: bring it back first"},
+		}},
+		"no VM": {cluster.Auto, []func(*cluster.Found){func(f *cluster.Found) { f.VM = nil }}, Decision{
+			Strategy: cluster.Auto, Why: "it could not be read", Refused: []string{"it has no VM"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, f, o := staleNode()
+			w.Strategy = tc.asked
+			for _, change := range tc.change {
+				change(&f)
+			}
+			if diff := cmp.Diff(tc.want, judge(w, f, o)); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestParkedDisks(t *testing.T) {
+	t.Parallel()
+	_, f, _ := staleNode()
+	f.VM.Config["scsi4"] = "fast:vm-200-disk-0,serial=held"
+	disks, err := f.VM.Disks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s, want := range map[cluster.Strategy]string{
+		cluster.Recreate: "efidisk0 scsi0 scsi1 unused0 virtio3", cluster.Reimage: "scsi0", cluster.InPlace: "",
+	} {
+		var keys []string
+		for _, d := range parkedDisks(disks, 9002, s, "scsi0") {
+			keys = append(keys, d.Key)
+		}
+		if got := strings.Join(keys, " "); got != want {
+			t.Errorf("%s parks %q, want %q", s, got, want)
+		}
+	}
+}
+
+// judge proves the system disk and decides, as the planner does.
+func judge(w cluster.Wanted, f cluster.Found, o cluster.Observation) Decision {
+	if f.VM == nil || f.Machine == nil {
+		return Decide(w, f, o, cluster.Disk{}, nil)
+	}
+	o.VMs[0] = *f.VM
+	system, err := cluster.ProveSystemDisk(*f.VM, *f.Machine, w.SystemDisk)
+	return Decide(w, f, o, system, err)
+}
+
+// staleNode is a worker with a system disk, two persistent disks of its own and
+// nothing that stands in the way of anything.
+func staleNode() (cluster.Wanted, cluster.Found, cluster.Observation) {
+	vm := cluster.VM{ID: 9002, Name: "wk1", Host: "pve1", Running: true, Config: map[string]string{
+		"smbios1":  "uuid=u-wk1",
+		"scsi0":    "fast:vm-9002-disk-0,serial=sys,size=10G",
+		"scsi1":    "fast:vm-9002-disk-1,serial=data,size=20G",
+		"virtio3":  "bulk:9002/vm-9002-disk-2.raw,serial=more,size=90G",
+		"unused0":  "fast:vm-9002-disk-7",
+		"ide0":     "fast:vm-9002-cloudinit,media=cdrom",
+		"ide2":     "isos:iso/debian.iso,media=cdrom",
+		"efidisk0": "fast:vm-9002-disk-3,size=528K",
+	}}
+	m := cluster.Machine{
+		UUID: "u-wk1", SystemDisk: "sda",
+		Disks: []cluster.MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "vda", Serial: "more"}},
+		Volumes: []cluster.Volume{
+			{Device: "sda1", Disk: "sda", Label: "EFI"},
+			{Device: "sda2", Disk: "sda", Label: "META", Phase: "ready"},
+			{Device: "sda3", Disk: "sda", Label: "STATE", Phase: "ready"},
+			{Device: "sda4", Disk: "sda", Label: "EPHEMERAL", Phase: "ready"},
+			{Device: "sdb1", Disk: "sdb", Label: "u-data", Phase: "ready"},
+			{Device: "vda", Disk: "vda", FilesystemUUID: "f"},
+		},
+	}
+	w := cluster.Wanted{Name: "wk1", Strategy: cluster.Auto, Build: cluster.Build{ID: "3f2a3f2a3f2a3f2a"}}
+	f := cluster.Found{Name: "wk1", VM: &vm, Machine: &m, Node: &cluster.KubeNode{Name: "wk1"}}
+	clustertest.Leased(&f)
+	o := cluster.Observation{
+		VMs:      []cluster.VM{vm, {ID: 200, Name: "data", Host: "pve1", Config: map[string]string{}}},
+		Storages: []cluster.Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin"}},
+	}
+	return w, f, o
+}
+
+func TestEtcdRules(t *testing.T) {
+	t.Parallel()
+	const (
+		two     = "etcd has two members: without this one it has no quorum and the Kubernetes API is down, and losing the other one meanwhile loses the cluster: allow it with --accept-outage"
+		twoDown = "etcd has two members: it has no quorum and the Kubernetes API is down meanwhile"
+		lost    = "the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk " +
+			"(a VolumeConfig for ETCD or EPHEMERAL), with recast backup before the installation that this takes, and recast restore after it"
+		oneDown = "it is the only control plane: the Kubernetes API is down meanwhile"
+	)
+	for name, tc := range map[string]struct {
+		members       int
+		onSystem      bool
+		strategies    []cluster.Strategy
+		accept        bool
+		refused, warn string
+	}{
+		"three":                     {3, true, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.PutBack, cluster.Rollback}, false, "", ""},
+		"five":                      {5, true, []cluster.Strategy{cluster.Recreate}, false, "", ""},
+		"two":                       {2, true, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.PutBack, cluster.Rollback}, false, two, ""},
+		"two, accepted":             {2, true, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace}, true, "", twoDown},
+		"one, data on system disk":  {1, true, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback}, true, lost, ""},
+		"one, data kept":            {1, true, []cluster.Strategy{cluster.InPlace, cluster.PutBack}, false, "", oneDown},
+		"one, data on its own disk": {1, false, []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.InPlace, cluster.Rollback}, false, "", oneDown},
+	} {
+		for _, s := range tc.strategies {
+			refused, warn := EtcdRules(tc.members, tc.onSystem, s, tc.accept)
+			if got := strings.Join(refused, "; "); got != tc.refused {
+				t.Errorf("%s, %s: refused %q, want %q", name, s, got, tc.refused)
+			}
+			if got := strings.Join(warn, "; "); got != tc.warn {
+				t.Errorf("%s, %s: warned %q, want %q", name, s, got, tc.warn)
+			}
+		}
+	}
+}
+
+func TestEtcdOnSystemDisk(t *testing.T) {
+	t.Parallel()
+	ephemeral, etcd := cluster.Volume{Disk: "sda", Label: "EPHEMERAL"}, cluster.Volume{Disk: "sdb", Label: "ETCD"}
+	elsewhere := cluster.Volume{Disk: "sdb", Label: "EPHEMERAL"}
+	for name, tc := range map[string]struct {
+		system  string
+		volumes []cluster.Volume
+		want    bool
+		err     string
+	}{
+		"EPHEMERAL on it":            {"sda", []cluster.Volume{ephemeral}, true, ""},
+		"EPHEMERAL elsewhere":        {"sda", []cluster.Volume{elsewhere}, false, ""},
+		"a volume of its own":        {"sda", []cluster.Volume{ephemeral, etcd}, false, ""},
+		"a volume of its own, there": {"sdb", []cluster.Volume{elsewhere, etcd}, true, ""},
+		"neither":                    {"sda", nil, false, "where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL"},
+		"two of them":                {"sda", []cluster.Volume{ephemeral, elsewhere}, false, "where etcd's data is can't be told: EPHEMERAL is on sda and on sdb"},
+		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be told: the machine does not name its system disk"},
+	} {
+		got, err := EtcdOnSystemDisk(cluster.Machine{SystemDisk: tc.system, Volumes: tc.volumes})
+		if got != tc.want || clustertest.Message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused {
+			t.Errorf("%s: %t, %v", name, got, err)
+		}
+	}
+}
