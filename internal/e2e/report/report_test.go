@@ -26,7 +26,7 @@ import (
 var update = flag.Bool("update", false, "take the screenshot of docs anew")
 
 // reports are the golden files of internal/report, from runs of recast in the lab.
-const reports = "../../report/testdata"
+const reports = "../../../testdata/runs"
 
 //go:embed look.js
 var look string

@@ -23,7 +23,7 @@ var (
 )
 
 const (
-	ownLayouts  = "../layouts/testdata/layouts"
+	ownLayouts  = "../../../testdata/layouts"
 	layoutsPage = "../../../docs/layouts.md"
 )
 

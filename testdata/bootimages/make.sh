@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the files beside it, with the programs and options that imager uses
 # (pkg/imager/iso, pkg/imager/extensions, internal/pkg/extensions of Talos v1.14.1),
-# around content of a few bytes: testdata/make.sh DIRECTORY
+# around content of a few bytes: testdata/bootimages/make.sh DIRECTORY
 set -eu
 PATH=$PATH:/usr/sbin
 out=$(realpath "$1")
