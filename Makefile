@@ -48,13 +48,13 @@ test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the lo
 	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); GORACE=atexit_sleep_ms=50 go test -vet=off -race -short -json $(PKG) | bin/tools/testsummary -name test -later "$$later"
 
 stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB (SLICE=n for every n-th story in the lab, SEED=n for others)
-	@tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
+	@internal/tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
 
 race: bin/tools/testsummary bin/tools/longtests compiler ## every tenth of the long stories in the lab again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=n for every n-th, SLICE=all for all)
 	@long=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests ./internal/sim/simtest); go test -vet=off -race -json -timeout 60m $$long -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100' -stories.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),10)) -stories.seed=$(or $(SEED),1) | bin/tools/testsummary -name race
 
 check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs
-	@tools/check
+	@internal/tools/check
 
 contract: bin/tools/testsummary ## what recast relies on in Proxmox VE: on the simulator, or on a real server (PVE_ENDPOINT=https://… and more: see docs/notes/contract.md)
 	@go test -vet=off -json -count=1 -timeout 90m ./internal/contract | bin/tools/testsummary -name contract -tests
@@ -69,23 +69,23 @@ mutants: ## take guards of recast out, one after the other, and play schedules u
 	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
 
 e2e: build bin/tools/testsummary bin/tools/staticcheck ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
-	@tools/e2e
+	@internal/tools/e2e
 
 e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own talosctl against the lab's machines: every command with what became of it
-	@tools/e2e-talosctl
+	@internal/tools/e2e-talosctl
 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message
-	@tools/e2e-k8s
+	@internal/tools/e2e-k8s
 
 e2e-report: bin/tools/testsummary ## recast's reports in a real browser: phone, desktop, dark mode, print (UPDATE=1 updates the screenshot of the docs)
-	@tools/e2e-report
+	@internal/tools/e2e-report
 
 e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
-	@tools/e2e deps
-	@tools/e2e-report deps
+	@internal/tools/e2e deps
+	@internal/tools/e2e-report deps
 
 release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/goreleaser ## build a release in dist without publishing it, and check it (docs/notes/release.md)
-	@tools/release-snapshot
+	@internal/tools/release-snapshot
 
 release: bin/tools/sbom bin/tools/goreleaser ## publish the checked out tag as a draft
 	@PATH=$(CURDIR)/bin/tools:$$PATH bin/tools/goreleaser release --clean
@@ -94,13 +94,13 @@ schedules: bin/tools/testsummary ## N random clusters, each rolled through rando
 	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
 schema: bin/tools/testsummary ## check every request that the tests send to Proxmox against its API schema (APIDOC=file)
-	@tools/schema '$(APIDOC)'
+	@internal/tools/schema '$(APIDOC)'
 
 bench: ## run every benchmark
-	@tools/bench
+	@internal/tools/bench
 
 fuzz: ## run every fuzz target for FUZZTIME (10s)
-	@tools/fuzz $(FUZZTIME)
+	@internal/tools/fuzz $(FUZZTIME)
 
 docs: ## regenerate the generated documentation
 	@go run ./cmd/recast docs --dir docs/reference
@@ -116,14 +116,14 @@ compiler:
 	@cc=$$(go env CC); command -v "$${cc%% *}" >/dev/null || { echo "make test needs a C compiler for Go's race detector, and $$cc is not here: install gcc or clang (Debian: apt-get install gcc libc6-dev)" >&2; exit 1; }
 
 # A separate module: goreleaser has more dependencies than all other tools together.
-bin/tools/goreleaser: tools/release/go.mod tools/release/go.sum
-	@tools/build tools/release
+bin/tools/goreleaser: internal/tools/release/go.mod internal/tools/release/go.sum
+	@internal/tools/build internal/tools/release
 	@touch $@
 
-$(LINTERS): tools/go.mod tools/go.sum
-	@tools/build linters
+$(LINTERS): internal/tools/go.mod internal/tools/go.sum
+	@internal/tools/build linters
 	@touch $(LINTERS)
 
-$(TOOLS): tools/go.mod tools/go.sum $(wildcard tools/cmd/*/*.go)
-	@tools/build tools
+$(TOOLS): internal/tools/go.mod internal/tools/go.sum $(wildcard internal/tools/cmd/*/*.go)
+	@internal/tools/build internal/tools
 	@touch $(TOOLS)

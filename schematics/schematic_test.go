@@ -2,6 +2,7 @@ package schematics
 
 import (
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
+
+// examples are the schematics to start from, which the example of recast.yaml names.
+var examples = os.DirFS("../testdata/schematics")
 
 // TestExampleIDs compares our IDs with an Image Factory's for the same file.
 func TestExampleIDs(t *testing.T) {
@@ -25,12 +29,12 @@ func TestExampleIDs(t *testing.T) {
 		"secureboot.yaml":       "39de789a4d6ae4c93ef7993ba395266b45058ca17647061308f77856f0675259",
 	}
 	got := map[string]string{}
-	files, err := fs.Glob(Examples(), "*.yaml")
+	files, err := fs.Glob(examples, "*.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		data, err := fs.ReadFile(Examples(), file)
+		data, err := fs.ReadFile(examples, file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,11 +160,11 @@ func TestWithLock(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	err := fs.WalkDir(Examples(), ".", func(path string, d fs.DirEntry, err error) error {
+	err := fs.WalkDir(examples, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		data, err := fs.ReadFile(Examples(), path)
+		data, err := fs.ReadFile(examples, path)
 		f.Add(string(data))
 		return err
 	})

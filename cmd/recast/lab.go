@@ -105,7 +105,7 @@ like for a cluster that recast does not manage yet: recast init writes the rest.
 	c.Flags().StringVar(&f.console, "console", "", "`file` for the console output of the machines")
 	c.Flags().StringVar(&f.o.TalosVersion, "talos-version", sim.TalosVersion, "Talos `version` of the machines: 1.12, 1.13 or 1.14")
 	c.Flags().StringVar(&f.o.KubernetesVersion, "kubernetes-version", sim.KubernetesVersion, "Kubernetes `version` in the first configuration of the machines")
-	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that serves the cluster's objects (see e2e/kubernetes)")
+	c.Flags().StringVar(&f.kubernetes, "kubernetes", "", "`directory` with the kubeconfig of a real, empty control plane that serves the cluster's objects (see internal/e2e/kubernetes)")
 	c.Flags().BoolVar(&f.noConfig, "no-config", false, "write no recast.yaml, schematics and recast.lock: recast init does")
 	f.register(c, 5, 1)
 	return c

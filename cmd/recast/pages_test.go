@@ -72,7 +72,7 @@ func readPages(t *testing.T) []page {
 	t.Helper()
 	const top = "../.."
 	names := []string{"README.md", "CONTRIBUTING.md"}
-	for _, dir := range []string{"docs", "examples"} {
+	for _, dir := range []string{"docs", "examples", "testdata"} {
 		err := fs.WalkDir(os.DirFS(top), dir, func(name string, e fs.DirEntry, err error) error {
 			if err == nil && path.Ext(name) == ".md" && path.Dir(name) != "docs/reference" {
 				names = append(names, name)

@@ -61,7 +61,7 @@ func TestReleaseAgrees(t *testing.T) {
 			t.Errorf("%s makes no %s", hook, dir)
 		}
 	}
-	sbom := repositoryFile(t, "tools/cmd/"+g.SBOMs[0].Cmd+"/main.go")
+	sbom := repositoryFile(t, "internal/tools/cmd/"+g.SBOMs[0].Cmd+"/main.go")
 	for _, arg := range g.SBOMs[0].Args {
 		if name, ok := strings.CutPrefix(arg, "-"); ok && !strings.Contains(sbom, `"`+name+`"`) {
 			t.Errorf("%s takes no -%s", g.SBOMs[0].Cmd, name)

@@ -20,7 +20,7 @@ type customManager struct {
 
 func renovatePreset(t *testing.T) []customManager {
 	t.Helper()
-	b, err := os.ReadFile("../../renovate/default.json")
+	b, err := os.ReadFile("../../examples/renovate/default.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestRenovateReadsTheCronJob(t *testing.T) {
 			Files []string `json:"managerFilePatterns"`
 		} `json:"kubernetes"`
 	}
-	if err := json.Unmarshal([]byte(repositoryFile(t, "renovate/default.json")), &preset); err != nil {
+	if err := json.Unmarshal([]byte(repositoryFile(t, "examples/renovate/default.json")), &preset); err != nil {
 		t.Fatal(err)
 	}
 	if len(preset.Kubernetes.Files) != 1 || !regexp.MustCompile(strings.Trim(preset.Kubernetes.Files[0], "/")).MatchString("recast/drift-cronjob.yaml") {

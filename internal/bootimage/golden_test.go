@@ -18,11 +18,12 @@ import (
 	"github.com/recast-sh/recast/internal/bootimage"
 )
 
-// The files in testdata were made by the programs that imager calls: see testdata/make.sh.
+// goldens were made by the programs that imager calls: see make.sh there.
+const goldens = "../../testdata/bootimages"
 
 func golden(t testing.TB, name string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join("testdata", name))
+	b, err := os.ReadFile(filepath.Join(goldens, name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,7 @@ func wantTools() bootimage.Tree {
 	return tree
 }
 
-// wantInitrd is the content of all initramfs files of testdata, except Talos' own part.
+// wantInitrd is the content of all initramfs files of goldens, except Talos' own part.
 func wantInitrd() bootimage.Initrd {
 	return bootimage.Initrd{
 		Extensions: []bootimage.Extension{

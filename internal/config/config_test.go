@@ -164,7 +164,7 @@ func TestExampleIsRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := config.Schematic{File: "../schematics/examples/storage.yaml", Path: "../../schematics/examples/storage.yaml"}
+	want := config.Schematic{File: "../testdata/schematics/storage.yaml", Path: "../../testdata/schematics/storage.yaml"}
 	if diff := cmp.Diff(want, c.Schematics["storage"]); diff != "" {
 		t.Errorf("schematic: -want +got\n%s", diff)
 	}

@@ -26,11 +26,14 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// fixed is a run that recast did in the lab, from testdata.
+// runs are those that recast did in the lab, and their reports.
+const runs = "../../testdata/runs"
+
+// fixed is one of runs.
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join("testdata", name))); err != nil {
+	if err := os.CopyFS(filepath.Join(dir, ".recast", "runs"), os.DirFS(filepath.Join(runs, name))); err != nil {
 		t.Fatal(err)
 	}
 	p := pipeline.Project{Config: &config.Config{Dir: dir}}
@@ -63,7 +66,7 @@ func TestGolden(t *testing.T) {
 			t.Parallel()
 			got := draw(t, fixed(t, name))
 			requireSound(t, got)
-			file := filepath.Join("testdata", name+".html")
+			file := filepath.Join(runs, name+".html")
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
 					t.Fatal(err)

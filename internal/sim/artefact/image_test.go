@@ -109,7 +109,7 @@ func TestModuleDependencies(t *testing.T) {
 // TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
 func TestForeignTalosBoots(t *testing.T) {
 	t.Parallel()
-	packed, err := os.ReadFile("../../bootimage/testdata/uefi.iso.zst")
+	packed, err := os.ReadFile("../../../testdata/bootimages/uefi.iso.zst")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ var (
 )
 
 const (
-	ownLayouts  = "../layouts/testdata/layouts"
+	ownLayouts  = "../../../testdata/layouts"
 	layoutsPage = "../../../docs/layouts.md"
 )
 

@@ -23,7 +23,7 @@ func layoutPage(all []verdict) string {
 	n := len(all)
 	return fmt.Sprintf(`# Clusters as people have them
 
-Each of these layouts is a world of the lab, made from its public sources: [the files](../internal/sim/layouts/testdata/layouts).
+Each of these layouts is a world of the lab, made from its public sources: [the files](../testdata/layouts).
 A test plans a roll of one node, does what the last column says, plans again, rolls, kills the roll in its middle, resumes it and
 compares. This page is what it saw: %s writes it afresh.
 

@@ -1,0 +1,125 @@
+package talosctl
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	recastBinary   = flag.String("recast", "../../../bin/recast", "the recast whose lab it is")
+	talosctlBinary = flag.String("talosctl", "../../../bin/e2e/talosctl", "what is built of ./talosctl")
+)
+
+// user runs commands in the working directory of a lab.
+type user struct {
+	t        *testing.T
+	dir      string
+	programs map[string]string // built by make
+	env      []string
+	places   *strings.Replacer // "{cp1}" and the like
+	count    int
+	failed   int
+}
+
+// startLab starts a lab of three control planes and two workers with that version of Talos
+// in a separate process.
+func startLab(t *testing.T, version string) *user {
+	t.Helper()
+	u := &user{t: t, dir: filepath.Join(t.TempDir(), "lab"), programs: map[string]string{}}
+	for name, path := range map[string]string{"recast": *recastBinary, "talosctl": *talosctlBinary} {
+		abs, err := filepath.Abs(path)
+		if err == nil {
+			_, err = os.Stat(abs)
+		}
+		if err != nil {
+			t.Fatalf("%v: make e2e-talosctl builds it", err)
+		}
+		u.programs[name] = abs
+	}
+	c := exec.CommandContext(t.Context(), u.programs["recast"], "lab", "up", "--dir", u.dir, "--speed", "20", "--control-planes", "3", "--talos-version", version)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
+	var said bytes.Buffer
+	c.Stdout, c.Stderr = &said, &said
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait() }()
+	t.Cleanup(func() { <-ended }) // the test's context has ended by then
+	for range 600 {
+		if _, err := os.Stat(filepath.Join(u.dir, "lab.json")); err == nil {
+			u.findPlaces(version)
+			return u
+		}
+		select {
+		case err := <-ended:
+			ended <- err
+			t.Fatalf("the lab has ended: %v\n%s", err, &said)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	t.Fatal("the lab is not ready after a minute")
+	return nil
+}
+
+// findPlaces derives the machines' addresses from that of Proxmox, and reads the lab's
+// environment variables.
+func (u *user) findPlaces(version string) {
+	u.t.Helper()
+	config, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	found := regexp.MustCompile(`https://([0-9]+\.[0-9]+\.[0-9]+)\.1:8006`).FindSubmatch(config)
+	if found == nil {
+		u.t.Fatalf("recast.yaml names no Proxmox:\n%s", config)
+	}
+	env, err := os.ReadFile(filepath.Join(u.dir, "env"))
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(env)) {
+		u.env = append(u.env, strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(line), "export "), "'", ""))
+	}
+	pairs := []string{"{dir}", u.dir, "{talos}", version}
+	for name, last := range map[string]int{"cp1": 11, "cp2": 12, "cp3": 13, "wk1": 31, "wk2": 32} {
+		pairs = append(pairs, "{"+name+"}", fmt.Sprintf("%s.%d", found[1], last))
+	}
+	u.places = strings.NewReplacer(pairs...)
+}
+
+// patience is the timeout of a command.
+const patience = 3 * time.Minute
+
+// run runs a program to its end.
+func (u *user) run(name string, args ...string) (stdout, stderr string, code int) {
+	for i, arg := range args {
+		args[i] = u.places.Replace(arg)
+	}
+	ctx, cancel := context.WithTimeout(u.t.Context(), patience)
+	defer cancel()
+	c := exec.CommandContext(ctx, u.programs[name], args...)
+	c.Dir = u.dir
+	c.Env = slices.Concat(os.Environ(), []string{"NO_COLOR=1", "HOME=" + u.dir}, u.env)
+	var out, errs bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errs
+	err := c.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return out.String(), errs.String(), exit.ExitCode()
+	}
+	if err != nil {
+		return "", err.Error(), -1
+	}
+	return out.String(), errs.String(), 0
+}
