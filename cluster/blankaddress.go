@@ -21,16 +21,3 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Settin
 	}
 	return reach.Find(addr, m.Addresses, blank)
 }
-
-// BlankSetting is what of the VM is set for its blank boot; nil: nothing.
-func (f Found) BlankSetting(b Build) *reach.Setting {
-	switch {
-	case f.Open():
-		mem, _ := f.Parking.Record.ReadMemory(f.Parking.VM) // what can't be read is refused elsewhere
-		return mem.Blank
-	case f.VM == nil || f.Machine == nil:
-		return nil
-	}
-	set, _ := BlankAddress(f.Addr, *f.VM, *f.Machine, b)
-	return set
-}

@@ -16,8 +16,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/recast-sh/recast/internal/words"
 )
 
 // fakeFiles is a machine with files; a text that begins with "→ " is a link.
@@ -288,31 +286,6 @@ type readOnly struct{ files map[string]string }
 
 func (r readOnly) Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error {
 	return (&fakeFiles{files: r.files}).Files(ctx, addr, uuid, look)
-}
-
-func TestDriftWithFiles(t *testing.T) {
-	t.Parallel()
-	d := Drift{Node: "wk1"}
-	same := d.WithFiles(FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"x"}}, nil)
-	if diff := cmp.Diff(Drift{Node: "wk1", Notes: []string{"3 files of its extensions compared (9 bytes read): all are as locked", "not compared: x"}}, same); diff != "" {
-		t.Errorf("the same (-want +got):\n%s", diff)
-	}
-	other := d.WithFiles(FileCheck{Files: 3, Bytes: 9, More: 2, Differ: []FileDiff{
-		{Path: "/usr/local/a", Extension: "tool v1", Found: print256("evil"), Wanted: print256("good")},
-	}}, nil)
-	want := Drift{
-		Node: "wk1", Stale: true, Notes: []string{"3 files of its extensions compared (9 bytes read): 3 differ"},
-		Reasons: []Reason{
-			{"extension-file", "/usr/local/a of extension tool v1: " + words.Short(print256("evil")) + " → " + words.Short(print256("good")), print256("evil"), print256("good")},
-			{Code: "extension-file", Text: "2 more files of extensions are not as locked"},
-		},
-	}
-	if diff := cmp.Diff(want, other); diff != "" {
-		t.Errorf("other (-want +got):\n%s", diff)
-	}
-	if got := d.WithFiles(FileCheck{}, errors.New("no answer")); got.Stale || !slices.Equal(got.Unread, []string{"no answer"}) {
-		t.Errorf("unread: %+v", got)
-	}
 }
 
 // TestEmbeddedConfigIsNoExtension: imager lists it among them, where a schematic embeds one.

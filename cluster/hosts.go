@@ -100,67 +100,6 @@ func Numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// Hidden says why a system disk must not be exchanged while hosts do not answer:
-// nobody can tell what the configurations of their VMs name, or whether one is a
-// parking VM with an unfinished replacement of this very node. A volume on a
-// storage that is not shared is beyond them: under its name every host has its own.
-func (o Observation) Hidden(vm VM) []string {
-	if o.Away == nil {
-		return nil
-	}
-	var out []string
-	disks, err := vm.Disks()
-	if err != nil {
-		return nil // refused for that already
-	}
-	var exposed []string
-	for _, d := range disks {
-		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.Local(d.Storage()) {
-			exposed = append(exposed, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
-		}
-	}
-	if len(exposed) > 0 {
-		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be told: bring %s back first",
-			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
-	}
-	var numbered []VM
-	for _, there := range o.Away.VMs {
-		if slices.Contains(o.ParkingIDs, there.ID) {
-			numbered = append(numbered, there)
-		}
-	}
-	if len(numbered) > 0 {
-		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
-			o.Away.Who(), Numbers(numbered), o.Away.Names()))
-	}
-	return out
-}
-
-// Local says whether each host has its own volumes on a storage. What Proxmox
-// does not list is taken for shared. A device's path is each host's own, but for
-// the names by which a LUN is known on every host that has it.
-func (o Observation) Local(storage string) bool {
-	if strings.HasPrefix(storage, "/dev/") {
-		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
-	}
-	return slices.ContainsFunc(o.Storages, func(s Storage) bool { return s.Name == storage && !s.Shared })
-}
-
-// Namesakes are the VMs whose configurations, naming a volume, mean the one that
-// this VM has: where the storage is not shared, those on the same host.
-func (o Observation) Namesakes(vm VM, storage string) []VM {
-	if !o.Local(storage) {
-		return o.VMs
-	}
-	var same []VM
-	for _, other := range o.VMs {
-		if other.Host == vm.Host {
-			same = append(same, other)
-		}
-	}
-	return same
-}
-
 // OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if
 // somebody has moved one of them meanwhile, and what brings it back; "" if they
 // are where the replacement was begun. vm is nil while it is deleted. Proxmox

@@ -58,12 +58,12 @@ func (r Record) SystemParked(park VM) bool {
 // the cluster, to which pods have written. It has not without a configuration,
 // nor while Kubernetes has heard of no other boot than the one before; and where
 // Kubernetes can't be asked, not as long as the node was not given back.
-func (r Record) BecameNode(mem Memory, f Found) bool {
+func (r Record) BecameNode(mem Memory, node *KubeNode) bool {
 	switch {
 	case r.Stage == stageBlank:
 		return false
-	case f.Node != nil:
-		return mem.BootID == "" || f.Node.BootID != mem.BootID
+	case node != nil:
+		return mem.BootID == "" || node.BootID != mem.BootID
 	}
 	return r.Stage != StageConfigured
 }
@@ -71,13 +71,13 @@ func (r Record) BecameNode(mem Memory, f Found) bool {
 // Unseen says why what is on the new system disk can't be told; "" where it can,
 // or where the node takes no pods since before the disk was made, or where that
 // was asked when the replacement was given up.
-func (r Record) Unseen(f Found) string {
+func (r Record) Unseen(node *KubeNode, machine *Machine) string {
 	switch {
-	case r.PutBack, f.Node != nil && f.Node.HeldBy(r.Run):
+	case r.PutBack, node != nil && node.HeldBy(r.Run):
 		return ""
-	case f.Node == nil:
+	case node == nil:
 		return "Kubernetes does not tell what is bound to the node"
-	case f.Machine == nil:
+	case machine == nil:
 		return "its machine does not answer"
 	}
 	return ""

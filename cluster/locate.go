@@ -4,10 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-
-	"golang.org/x/sync/errgroup"
-
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // DiskPlace is where a disk of an unfinished replacement is.
@@ -92,29 +88,4 @@ func drive(vm VM, key string) (Disk, bool) {
 func sameSerial(now Disk, was ParkedDisk) bool {
 	old, err := ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
 	return err == nil && now.Option("serial") == old.Option("serial")
-}
-
-// observeMoves reads how far the hand-overs that were cut off have come.
-func observeMoves(ctx context.Context, px Inventory, found []Found) error {
-	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
-	for i := range found {
-		f := &found[i]
-		if !f.Open() {
-			continue
-		}
-		g.Go(func() (err error) {
-			f.Dangling, err = f.Parking.Record.Dangling(ctx, px, f.Vm(), f.Parking.VM)
-			return fault.Prefix("node "+f.Name, err)
-		})
-	}
-	return g.Wait()
-}
-
-// Vm is the node's VM; zero while there is none.
-func (f *Found) Vm() VM {
-	if f.VM == nil {
-		return VM{}
-	}
-	return *f.VM
 }

@@ -49,33 +49,8 @@ func (p Parking) Empty() bool {
 	return p.Record.Open && p.Record.Intent == nil && !drives
 }
 
-// parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
-// replaced, since a VM that is moved leaves its old system disks behind. It
-// refuses a copy (a clone, a restored backup), which tells the same story of
-// disks that are not the ones it means. One with the disks of another VM is none
-// of them: of an earlier one of that name, or of a cluster whose recast.yaml was
-// copied from this one. uuid is "" where the node's is not known.
-func parkingsOf(all []Parking, node, uuid string) ([]Parking, error) {
-	mine := slices.DeleteFunc(slices.Clone(all), func(p Parking) bool {
-		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
-	})
-	for i, p := range mine {
-		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
-			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
-				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+
-					"Or does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", node, node, p.Record.Cluster)
-		}
-		for _, q := range mine[:i] {
-			if err := p.twin(q); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return mine, nil
-}
-
-// twin says why two parking VMs of one node can't both be genuine.
-func (p Parking) twin(q Parking) error {
+// Twin says why two parking VMs of one node can't both be genuine.
+func (p Parking) Twin(q Parking) error {
 	hint := "look at their descriptions (recast status; qm config): a copy (clone, restore) of a parking VM has to go"
 	switch {
 	case p.Record.Open && q.Record.Open:
@@ -91,24 +66,4 @@ func (p Parking) twin(q Parking) error {
 		}
 	}
 	return nil
-}
-
-// takeParking takes the one that is so out of a node's parking VMs; nil if none is.
-func takeParking(all []Parking, is func(Parking) bool) (one *Parking, others []Parking) {
-	for _, p := range all {
-		if one == nil && is(p) {
-			one = &p
-			continue
-		}
-		others = append(others, p)
-	}
-	return one, others
-}
-
-// Parkings are all parking VMs of the node.
-func (f *Found) Parkings() []Parking {
-	if f.Parking == nil {
-		return f.Elsewhere
-	}
-	return append([]Parking{*f.Parking}, f.Elsewhere...)
 }

@@ -18,14 +18,6 @@ func Pause(annotations map[string]string) string {
 	return why
 }
 
-// Pause is why the node is not to be taken out; "" where it may be.
-func (f *Found) Pause() string {
-	if f.Node == nil {
-		return ""
-	}
-	return f.Node.Pause
-}
-
 func Unpause(node string) string {
 	return "kubectl annotate node " + node + " " + PauseMark + "- lifts that"
 }

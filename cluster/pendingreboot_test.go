@@ -1,10 +1,7 @@
 package cluster
 
 import (
-	"strings"
 	"testing"
-
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // TestPendingReboot: the name of an entry with another version than the one that
@@ -25,33 +22,5 @@ func TestPendingReboot(t *testing.T) {
 		if got := (Machine{TalosVersion: c.runs, BootEntry: c.booted, NextBoot: c.next}).PendingReboot(); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
-	}
-}
-
-// TestRunsFromISO: of an installation that broke off nothing else tells.
-func TestRunsFromISO(t *testing.T) {
-	t.Parallel()
-	m := inSync()
-	m.FromISO, m.BootEntry = true, ""
-	for stage, want := range map[string]bool{"booting": true, "installing": true, "rebooting": true, "running": false} {
-		if m.Stage = stage; m.isBeingInstalled() != want {
-			t.Errorf("stage %s: being installed is %t", stage, !want)
-		}
-	}
-	reasons := DiffInstalled(wantedBuild(), m)
-	if len(reasons) == 0 || reasons[0].Code != "boot-iso" || !rollable(reasons[0].Code) {
-		t.Errorf("%+v", reasons)
-	}
-}
-
-func TestNoAddress(t *testing.T) {
-	t.Parallel()
-	f := Found{Name: "wk1"}
-	ReadMachine(t.Context(), Sources{}, nil, Wanted{Name: "wk1"}, &f)
-	if len(f.Errs) != 1 || !strings.Contains(message(f.Errs[0]), "no address known") {
-		t.Fatalf("%v", f.Errs)
-	}
-	if hints := strings.Join(fault.Hints(f.Errs[0]), "\n"); !strings.Contains(hints, "kubectl get node wk1") {
-		t.Errorf("hints: %s", hints)
 	}
 }

@@ -25,11 +25,11 @@ func (d Disk) LikeCSI() bool {
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// podVolumes are the volumes in the VM's drives that one of these handles means:
+// PodVolumes are the volumes in the VM's drives that one of these handles means:
 // REGION/ZONE/STORAGE/VOLUME, where ZONE is the host that has the volume, "" on a shared
 // storage (pkg/utils/volume/volume.go there). Older releases wrote the host that it was made on,
 // wherever the VM: with the names that the driver gives, that makes no difference.
-func (vm VM) podVolumes(handles []string) []string {
+func (vm VM) PodVolumes(handles []string) []string {
 	if len(handles) == 0 {
 		return nil
 	}
@@ -66,7 +66,7 @@ func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]str
 	if err != nil {
 		return fmt.Errorf("see which disks of %s are pods': %w", vm, err)
 	}
-	for _, volid := range vm.podVolumes(all) {
+	for _, volid := range vm.PodVolumes(all) {
 		if !slices.Contains(vm.Pods, volid) {
 			vm.Pods = append(slices.Clone(vm.Pods), volid)
 		}

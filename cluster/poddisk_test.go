@@ -28,7 +28,7 @@ func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
-			vm.Pods = vm.podVolumes([]string{"x/y/z/a", c.handle})
+			vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
 			disks, err := vm.Disks()
 			if err != nil {
 				t.Fatal(err)

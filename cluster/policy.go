@@ -10,21 +10,6 @@ type Selector struct {
 	Matches func(labels map[string]string) bool
 }
 
-// Tidy says whether the node is right but for what a roll left lying about:
-// that is cleared up without taking the node down.
-func (d Drift) Tidy() bool {
-	for _, r := range d.Reasons {
-		switch r.Code {
-		case "cordoned", "boot-media", "install-image", superseded:
-		default:
-			if rollable(r.Code) {
-				return false
-			}
-		}
-	}
-	return d.Rollable()
-}
-
 // Heed says which Nodes that are not Ready keep others from being taken out.
 type Heed struct {
 	Known  []string // the nodes of recast.yaml; empty: every Node counts

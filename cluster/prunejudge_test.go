@@ -41,25 +41,6 @@ func parkWK1(kept ...string) Parking { return prunePark(9900, "pve1", "wk1", kep
 
 func editedPark(p Parking, edit func(*Parking)) Parking { edit(&p); return p }
 
-// TestSupersededIsTidy: what a roll that was killed had begun to free is all that
-// there is to do, and no other reason for it.
-func TestSupersededIsTidy(t *testing.T) {
-	t.Parallel()
-	p := prunePark(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift %v", got)
-	}
-	p.Record.Kept[0].Going = true
-	d := Drift{Reasons: diffKept(p)}
-	if !d.Tidy() || len(d.Reasons) != 1 || d.Reasons[0].Code != "superseded-disk" {
-		t.Errorf("drift %+v: tidy %t", d, d.Tidy())
-	}
-	p.Record.Open = true
-	if got := diffKept(p); len(got) > 0 {
-		t.Errorf("drift of an unfinished replacement: %v", got)
-	}
-}
-
 // TestStaleEntriesKeepTheirKeys: while the record has an entry for a drive that
 // somebody took away, nothing else is parked under its key.
 func TestStaleEntriesKeepTheirKeys(t *testing.T) {

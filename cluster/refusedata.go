@@ -21,9 +21,9 @@ const (
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// document is the kind and name of the document that the volume is made by; "" where
+// Document is the kind and name of the document that the volume is made by; "" where
 // it is none of such a kind (machinery, constants, and config/types/block).
-func (v Volume) document() string {
+func (v Volume) Document() string {
 	for prefix, kind := range map[string]string{UserVolume: "UserVolumeConfig", RawVolume: "RawVolumeConfig", SwapVolume: "SwapVolumeConfig"} {
 		if name, found := strings.CutPrefix(v.Label, prefix); found {
 			return kind + " " + name

@@ -58,18 +58,3 @@ func (vm VM) LacksSecureBoot() string {
 	}
 	return ""
 }
-
-// Signed says whether every build that a kept system can be of is signed for
-// Secure Boot, of which its lock hash says nothing.
-func (o Observation) Signed(w Wanted, kept KeptDisk) bool {
-	known := false
-	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
-		if b.LockHash != kept.Build || b.TalosVersion != kept.Talos {
-			continue
-		}
-		if known = b.SecureBoot; !known {
-			return false
-		}
-	}
-	return known
-}

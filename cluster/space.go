@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // Room is what room a host has for disks of VMs.
@@ -213,33 +211,6 @@ func Size(bytes int64) string {
 		return fmt.Sprintf("%d MiB", bytes>>20)
 	}
 	return fmt.Sprintf("%d GiB", bytes>>30)
-}
-
-// hostsOf are the hosts of the nodes' VMs.
-func hostsOf(found []Found) []string {
-	var hosts []string
-	for _, f := range found {
-		if f.VM != nil && !slices.Contains(hosts, f.VM.Host) {
-			hosts = append(hosts, f.VM.Host)
-		}
-	}
-	return hosts
-}
-
-// roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
-func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room {
-	read := make([]Room, len(hosts))
-	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
-	for i, host := range hosts {
-		g.Go(func() error { read[i] = RoomOn(ctx, px, host); return nil })
-	}
-	_ = g.Wait() // none of them returns an error: each is in its room
-	rooms := map[string]Room{}
-	for i, host := range hosts {
-		rooms[host] = read[i]
-	}
-	return rooms
 }
 
 func RoomOn(ctx context.Context, px Inventory, host string) Room {

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/config"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestUnknownISOStorages(t *testing.T) {
 	t.Parallel()
 	p := Project{Config: &config.Config{Images: config.Images{ISO: config.ISO{Storage: []string{"local", "cefs"}}}}}
-	o := cluster.Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
+	o := observe.Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
 	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
 	if diff := cmp.Diff(want, p.unknownISOStorages(o)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

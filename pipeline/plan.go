@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -31,7 +32,7 @@ func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, pol
 }
 
 // planSeen also returns the observation that the plan is based on.
-func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, cluster.Observation, error) {
+func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
 	wanted := p.Wanted(lock)
 	o, err := p.observe(ctx, m, wanted)
 	if err != nil {
@@ -50,7 +51,7 @@ func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock,
 }
 
 // unknownISOStorages reports unknown storages for boot ISOs: publish and a roll refuse them.
-func (p Project) unknownISOStorages(o cluster.Observation) []string {
+func (p Project) unknownISOStorages(o observe.Observation) []string {
 	var known, list []string
 	for _, s := range o.Storages {
 		known = append(known, s.Name)
@@ -82,7 +83,7 @@ type DriftResult struct {
 	InSync  bool            `json:"inSync"` // every node was read and matches the lock
 	Unread  int             `json:"unread"` // nodes that could not be read
 	Stale   int             `json:"stale"`
-	Nodes   []cluster.Drift `json:"nodes"`
+	Nodes   []observe.Drift `json:"nodes"`
 }
 
 // Drift compares every node with the lock. It changes nothing.
@@ -96,19 +97,19 @@ func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
 }
 
 // drift also returns the nodes that were found, in the order of the result.
-func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []cluster.Found, error) {
+func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []observe.Found, error) {
 	past, err := p.History(lock)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	wanted := p.Wanted(lock)
-	found, err := cluster.ObserveDrift(ctx, p.sources(m), wanted)
+	found, err := observe.ObserveDrift(ctx, p.sources(m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	res := DriftResult{Cluster: p.Config.Cluster}
 	for i, w := range wanted {
-		res.Nodes = append(res.Nodes, cluster.Diff(w, found[i], past))
+		res.Nodes = append(res.Nodes, observe.Diff(w, found[i], past))
 	}
 	res.count()
 	return res, found, nil

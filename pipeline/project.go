@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
@@ -138,8 +139,8 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 }
 
 // observe reads the state of every configured node.
-func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
-	o, err := cluster.Observe(ctx, p.sources(m), wanted)
+func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (observe.Observation, error) {
+	o, err := observe.Observe(ctx, p.sources(m), wanted)
 	if err != nil {
 		return o, err
 	}

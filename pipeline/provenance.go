@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
@@ -94,10 +95,10 @@ func (p Project) locksAtHand() (present schematics.Lock, past []provenance.Known
 }
 
 // found returns the VM of one node, and the address of its machine.
-func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (cluster.Found, error) {
+func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (observe.Found, error) {
 	o, err := p.observe(ctx, m, []cluster.Wanted{w})
 	if err != nil {
-		return cluster.Found{}, err
+		return observe.Found{}, err
 	}
 	f := o.Found[0]
 	switch {

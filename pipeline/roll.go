@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
@@ -59,7 +60,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 
 // Rollback boots nodes from their previous system disks.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (planning.Plan, error) {
+	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		plan, err := roll.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
 		plan.Gates, plan.Hooks = p.gates(), p.hooks()
 		return plan, err
@@ -68,14 +69,14 @@ func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o Ro
 
 // Recover cancels the unfinished replacement of one node: it puts the old system disk back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
-	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (planning.Plan, error) {
+	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		return roll.PlanRecover(p.Config.Cluster, wanted, seen, node)
 	})
 }
 
 // single carries out one plan that needs no images.
 func single(ctx context.Context, command string, p Project, m Machines, run *step.Runner, o RollOptions,
-	makePlan func([]cluster.Wanted, cluster.Observation) (planning.Plan, error),
+	makePlan func([]cluster.Wanted, observe.Observation) (planning.Plan, error),
 ) (Report, error) {
 	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
 	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"

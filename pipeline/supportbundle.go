@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/journal"
@@ -31,7 +32,7 @@ type BundleSources struct {
 
 	Status  func(context.Context) (StatusResult, error)
 	Doctor  func(context.Context) DoctorResult
-	Observe func(context.Context) (cluster.Observation, error)
+	Observe func(context.Context) (observe.Observation, error)
 	VMs     func(context.Context) ([]cluster.VM, error)
 	Etcd    cluster.EtcdReader
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
@@ -142,7 +143,7 @@ func plantedVMs(t *testing.T) []cluster.VM {
 // world is sources whose every answer has secrets in it.
 func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
 	t.Helper()
-	seen := cluster.Observation{Found: []cluster.Found{{
+	seen := observe.Observation{Found: []observe.Found{{
 		Name: "wk1", VM: &vms[0], Addr: netip.MustParseAddr("10.0.0.31"), Errs: []error{fails},
 		Machine: &cluster.Machine{TalosVersion: "v1.13.9", ConfigArgs: []string{planted["a kernel argument"]}, Schematic: cluster.SchematicEntry{ID: "5c4e", YAML: planted["a kernel argument"]}},
 	}}}
@@ -160,7 +161,7 @@ func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
 			}}
 		},
 		VMs:     func(context.Context) ([]cluster.VM, error) { return vms, fails },
-		Observe: func(context.Context) (cluster.Observation, error) { return seen, nil },
+		Observe: func(context.Context) (observe.Observation, error) { return seen, nil },
 	}
 }
 
@@ -257,7 +258,7 @@ func TestEmptySupportBundle(t *testing.T) {
 	src := BundleSources{
 		Config: []byte("a: [broken"), Status: func(context.Context) (StatusResult, error) { return StatusResult{}, fails },
 		VMs:     func(context.Context) ([]cluster.VM, error) { return nil, fails },
-		Observe: func(context.Context) (cluster.Observation, error) { return cluster.Observation{}, fails },
+		Observe: func(context.Context) (observe.Observation, error) { return observe.Observation{}, fails },
 	}
 	b = SupportBundle(t.Context(), &p, src, time.Now())
 	requireIn(t, b, map[string][]string{"unread.txt": {"recast.yaml: it is no YAML", "VMs: connection refused", "nodes: connection refused", "status: connection refused"}})

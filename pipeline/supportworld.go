@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
@@ -147,7 +148,7 @@ type seenNode struct {
 	Problems     []string                 `json:"problems,omitempty"`
 }
 
-func nodesSeen(seen cluster.Observation) []seenNode {
+func nodesSeen(seen observe.Observation) []seenNode {
 	out := []seenNode{}
 	for _, f := range seen.Found {
 		n := seenNode{Name: f.Name, Addr: fmt.Sprint(f.Addr)}
@@ -180,7 +181,7 @@ type seenMember struct {
 	Problem string               `json:"problem,omitempty"`
 }
 
-func (g *gathering) etcdSeen(ctx context.Context, seen cluster.Observation) []seenMember {
+func (g *gathering) etcdSeen(ctx context.Context, seen observe.Observation) []seenMember {
 	out := []seenMember{}
 	if g.src.Etcd == nil {
 		return out
@@ -247,7 +248,7 @@ func (p Project) commandLines() (lines []string) {
 }
 
 // ObserveNodes reads the configured nodes, whatever the lock is.
-func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
+func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observation, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
 	return p.observe(ctx, m, p.Wanted(lock))
 }

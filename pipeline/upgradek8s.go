@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -144,7 +145,7 @@ func refusedPlan(p kubeupgrade.Plan) error {
 }
 
 // hostOf is the host for the claim's VM: that of one of the nodes.
-func hostOf(o cluster.Observation) string {
+func hostOf(o observe.Observation) string {
 	for _, f := range o.Found {
 		if host := f.Host(); host != "" {
 			return host

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -115,7 +116,7 @@ func TestNeedsByStrategy(t *testing.T) {
 				Carried: []cluster.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
 				System:  &cluster.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
 				Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
-				Found: cluster.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
+				Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
 					"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
 				}}},
 			}
@@ -162,7 +163,7 @@ func TestPropagation(t *testing.T) {
 	t.Parallel()
 	n := planning.NodePlan{
 		Strategy: cluster.Recreate, Host: "pve1", Wanted: cluster.Wanted{VMID: 9002}, Carried: []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
-		Found: cluster.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
+		Found: observe.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
 	}
 	needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
 	held := func(change func(tree)) tree {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -14,11 +15,11 @@ func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 	t.Parallel()
 	const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig1 is gw=10.0.0.1,ip=10.0.0.31/24 for that boot, and as before at the end"
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		wanted, o := clustertest.World()
+		wanted, o := observetest.World()
 		wanted[1].Strategy, wanted[1].Build.Platform = s, "nocloud"
 		o.Found[1].Machine.Platform = "nocloud"
 		o.Found[1].VM.Config["ide0"] = "fast:vm-9002-cloudinit,media=cdrom"
-		clustertest.Static(&o.Found[1])
+		observetest.Static(&o.Found[1])
 		p, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -117,7 +118,7 @@ func (n *Needs) medium(key, value string) {
 }
 
 // Node is what one node takes. disks are those that it is about to lose or get back.
-func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f cluster.Found, disks []cluster.DiskPlan) {
+func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []cluster.DiskPlan) {
 	if s == cluster.InPlace || s == cluster.Configure {
 		return
 	}

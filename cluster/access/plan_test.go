@@ -5,13 +5,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestNeedsAreCheckedByPath(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -226,8 +227,8 @@ func (d *Discovered) match(vms []cluster.VM) error {
 		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
 			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
 	}
-	f := cluster.Found{Name: d.Name}
-	if err := cluster.MatchVM(cluster.Wanted{Name: d.Name}, &f, &cluster.Observation{VMs: vms}, uuid); err != nil {
+	f := observe.Found{Name: d.Name}
+	if err := observe.MatchVM(cluster.Wanted{Name: d.Name}, &f, &observe.Observation{VMs: vms}, uuid); err != nil {
 		return err
 	}
 	d.VM = *f.VM
@@ -268,11 +269,11 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 
 // twice finds VMs that two nodes are.
 func twice(nodes []Discovered) []error {
-	var found []cluster.Found
+	var found []observe.Found
 	for i := range nodes {
-		found = append(found, cluster.Found{Name: nodes[i].Name, VM: &nodes[i].VM})
+		found = append(found, observe.Found{Name: nodes[i].Name, VM: &nodes[i].VM})
 	}
-	return cluster.Shared(found)
+	return observe.Shared(found)
 }
 
 // unfinished refuses a cluster that a run has left half done: its nodes are not what
@@ -296,8 +297,8 @@ func (d *Discovery) unfinished() error {
 }
 
 // Found is the node as Diff takes it.
-func (d Discovered) Found() cluster.Found {
-	return cluster.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
+func (d Discovered) Found() observe.Found {
+	return observe.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
 }
 
 // Versions are those of Talos that the nodes run, the newest first.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 )
@@ -57,7 +58,7 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 }
 
 // etcd adds what it forbids to do to a control plane.
-func (a Assessment) etcd(m cluster.Machine, o cluster.Observation, p planning.Policy) {
+func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
 		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem && s != cluster.InPlace, s, p.AcceptOutage)
@@ -80,20 +81,20 @@ func LookAround(ctx context.Context, src cluster.Sources, wanted []cluster.Wante
 	_ = g.Wait() // none of them returns an error: each is kept
 	parking, err := cluster.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
-	s.Found = make([]cluster.Found, len(wanted))
+	s.Found = make([]observe.Found, len(wanted))
 	for i, w := range wanted {
 		s.Found[i], s.Unread[i] = s.match(w, members)
 	}
-	s.Shared = cluster.Shared(s.Found)
-	nodes, vms := cluster.Matching(s.Found, func(f *cluster.Found) bool { return f.Node != nil }), cluster.Matching(s.Found, func(f *cluster.Found) bool { return f.VM != nil })
+	s.Shared = observe.Shared(s.Found)
+	nodes, vms := observe.Matching(s.Found, func(f *observe.Found) bool { return f.Node != nil }), observe.Matching(s.Found, func(f *observe.Found) bool { return f.VM != nil })
 	var errLocal error
 	var errTies []error
 	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
-	g.Go(func() error { errLocal = cluster.ReadLocalData(ctx, src.Kube, nodes); return nil })
-	g.Go(func() error { errTies = cluster.ReadTies(ctx, src.Proxmox, vms); return nil })
+	g.Go(func() error { errLocal = observe.ReadLocalData(ctx, src.Kube, nodes); return nil })
+	g.Go(func() error { errTies = observe.ReadTies(ctx, src.Proxmox, vms); return nil })
 	_ = g.Wait() // the same
-	cluster.KnowPods(nodes)
-	why := map[*cluster.Found]error{}
+	observe.KnowPods(nodes)
+	why := map[*observe.Found]error{}
 	for i, f := range vms {
 		why[f] = errTies[i]
 	}
@@ -109,7 +110,7 @@ func LookAround(ctx context.Context, src cluster.Sources, wanted []cluster.Wante
 // Survey is Observe that goes on where something can't be read: each part comes
 // with its error, and nodes that could not be matched are without a VM.
 type Survey struct {
-	cluster.Observation
+	observe.Observation
 	Proxmox, Kubernetes, Talos error   // why that one could not be read
 	Shared                     []error // two nodes that claim to be one VM
 	Unread                     []error // one per wanted node: why it was not matched, or what of it could not be read; nil: nothing
@@ -162,15 +163,15 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 
 // match is the survey's: where Kubernetes can't be asked, the number in the
 // configuration has to do.
-func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (cluster.Found, error) {
+func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
-		f, err := cluster.MatchNodes(w, &s.Observation, members)
+		f, err := observe.MatchNodes(w, &s.Observation, members)
 		if f.Away {
 			err = errors.Join(f.Errs...)
 		}
 		return f, err
 	}
-	f := cluster.Found{Name: w.Name}
+	f := observe.Found{Name: w.Name}
 	if i := slices.IndexFunc(s.VMs, func(vm cluster.VM) bool { return w.VMID != 0 && vm.ID == w.VMID }); i >= 0 {
 		f.VM = &s.VMs[i]
 	}
@@ -190,7 +191,7 @@ func (s *Survey) readMachines(ctx context.Context, src cluster.Sources, wanted [
 	g := errgroup.Group{}
 	g.SetLimit(cluster.MachinesAtOnce)
 	for i := range s.Found {
-		g.Go(func() error { cluster.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
+		g.Go(func() error { observe.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
 	}
 	_ = g.Wait() // the same
 }
@@ -216,7 +217,7 @@ func (s Survey) unseen(a Assessment) bool {
 }
 
 // Assess says of one node what forbids which strategy.
-func Assess(w cluster.Wanted, f cluster.Found, o cluster.Observation, p planning.Policy) Assessment {
+func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.VM == nil {
 		a.Unread = true

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -106,7 +107,7 @@ func SharedDisks(ctx context.Context, px cluster.Inventory, vm cluster.VM, have 
 	if err != nil {
 		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
 	}
-	c := strategy.Candidate{VM: vm, Observation: cluster.Observation{VMs: vms, Storages: storages}}
+	c := strategy.Candidate{VM: vm, Observation: observe.Observation{VMs: vms, Storages: storages}}
 	asked := map[cluster.VMID]bool{}
 	for _, d := range have {
 		if d.CDROM {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/strategy"
@@ -85,7 +86,7 @@ type StepOutline struct {
 }
 
 // Explain says all about one node of a plan that was made of this observation.
-func Explain(ctx context.Context, p planning.Plan, node string, o cluster.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
+func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
 	i := slices.IndexFunc(p.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
@@ -106,7 +107,7 @@ func Explain(ctx context.Context, p planning.Plan, node string, o cluster.Observ
 
 // weigh says of each strategy what speaks against it; of a node that is as wanted,
 // what would, were it stale. What was begun is finished as it was begun.
-func weigh(n planning.NodePlan, o cluster.Observation, acceptOutage bool) []StrategyChoice {
+func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
 	}
@@ -189,7 +190,7 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 }
 
 // compareNode puts what is wanted of a node beside what was found.
-func compareNode(n planning.NodePlan, o cluster.Observation, past cluster.History) []Comparison {
+func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
 		return nil
@@ -222,7 +223,7 @@ func compareNode(n planning.NodePlan, o cluster.Observation, past cluster.Histor
 }
 
 // builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
-func builtAs(o cluster.Observation, m cluster.Machine, wanted cluster.Build) string {
+func builtAs(o observe.Observation, m cluster.Machine, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
 	}

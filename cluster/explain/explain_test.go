@@ -12,14 +12,16 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-func explain(t *testing.T, node string, change func([]cluster.Wanted, *cluster.Observation)) Explanation {
+func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.Observation)) Explanation {
 	t.Helper()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	if change != nil {
 		change(wanted, &o)
 	}
@@ -53,7 +55,7 @@ func fateIn(e Explanation, key string) Fate {
 
 func TestExplainRecreate(t *testing.T) {
 	t.Parallel()
-	e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+	e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
 		o.Found[1].VM.Config["ide2"] = "none,media=cdrom"
 		o.Found[1].VM.Config["scsi2"], o.Found[1].VM.Pods = "fast:vm-9002-pvc-1,size=1G", []string{"fast:vm-9002-pvc-1"}
 		o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
@@ -93,7 +95,7 @@ func TestExplainRecreate(t *testing.T) {
 func TestExplainAFirewall(t *testing.T) {
 	t.Parallel()
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		e := explain(t, "wk1", func(wanted []cluster.Wanted, o *cluster.Observation) {
+		e := explain(t, "wk1", func(wanted []cluster.Wanted, o *observe.Observation) {
 			wanted[1].Strategy = s
 			o.Found[1].Ties.Firewall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
 		})
@@ -106,7 +108,7 @@ func TestExplainAFirewall(t *testing.T) {
 // What a strategy lacks is said of each of them, whichever is taken.
 func TestExplainWhatIsImpossible(t *testing.T) {
 	t.Parallel()
-	e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+	e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
 		o.Found[1].Ties.Dropped = []string{"an ACL entry at /vms/9002"}
 		o.Found[1].Node = &cluster.KubeNode{FailedBuild: clustertest.WantedBuild().ID}
 	})
@@ -116,7 +118,7 @@ func TestExplainWhatIsImpossible(t *testing.T) {
 	if fateIn(e, "scsi1") != FateStays || strings.Contains(paths(e), "delete-vm") || !strings.Contains(paths(e), "bring-up/blank-disk") {
 		t.Errorf("%+v, %s", e.Disks, paths(e))
 	}
-	single := explain(t, "cp1", func(_ []cluster.Wanted, o *cluster.Observation) {
+	single := explain(t, "cp1", func(_ []cluster.Wanted, o *observe.Observation) {
 		o.Found[0].Machine.TalosVersion = "v1.13.0"
 		o.Found[0].Machine.Volumes = []cluster.Volume{{Device: "sda4", Disk: "sda", Label: "EPHEMERAL"}}
 		o.Nodes = []cluster.KubeNode{{Name: "cp1", ControlPlane: true, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}
@@ -132,7 +134,7 @@ func TestExplainWhatIsImpossible(t *testing.T) {
 
 func TestExplainHolder(t *testing.T) {
 	t.Parallel()
-	e := explain(t, "wk1", func(wanted []cluster.Wanted, o *cluster.Observation) {
+	e := explain(t, "wk1", func(wanted []cluster.Wanted, o *observe.Observation) {
 		wanted[1].Holder = 9201
 		o.Found[1].VM.Config["scsi1"] = "fast:vm-9201-disk-0,size=20G,serial=data-wk1"
 		o.VMs = append(o.VMs, cluster.VM{ID: 9201, Name: "data", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9201-disk-0,size=20G"}})
@@ -158,7 +160,7 @@ func TestExplainTheRest(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +182,7 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		"finished": {true, cluster.Recreate, FateReplaced, FateBack, "bring-up/attach/scsi1"},
 		"put back": {false, cluster.PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
 	} {
-		e := explain(t, "wk1", func(_ []cluster.Wanted, o *cluster.Observation) {
+		e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
 			packed, err := cluster.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
 			if err != nil {
 				t.Fatal(err)

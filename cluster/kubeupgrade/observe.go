@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -17,7 +18,7 @@ import (
 // Observe reads what of Kubernetes runs on every node that Kubernetes
 // knows, and what in use the wanted version has removed. It changes nothing. A
 // machine that does not answer is no error of its own.
-func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o cluster.Observation, to string) (Seen, error) {
+func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
 		return Seen{}, err

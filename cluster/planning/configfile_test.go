@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -48,9 +49,9 @@ func (patchesNothing) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) 
 }
 
 // filed is the paused world with a file of wk1, as Observe has it; edit changes what was found of wk1.
-func filed(t *testing.T, runs, file string, edit func(*cluster.Found)) func([]cluster.Wanted, *cluster.Observation) {
+func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cluster.Wanted, *observe.Observation) {
 	t.Helper()
-	return func(wanted []cluster.Wanted, o *cluster.Observation) {
+	return func(wanted []cluster.Wanted, o *observe.Observation) {
 		f := &o.Found[1]
 		src := cluster.Sources{
 			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
@@ -64,7 +65,7 @@ func filed(t *testing.T, runs, file string, edit func(*cluster.Found)) func([]cl
 		if edit != nil {
 			edit(f)
 		}
-		cluster.ObserveFiles(t.Context(), src, wanted, o.Found)
+		observe.ObserveFiles(t.Context(), src, wanted, o.Found)
 	}
 }
 
@@ -87,7 +88,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 	for name, tc := range map[string]struct {
 		runs, file string
 		wanted     func(w []cluster.Wanted)
-		edit       func(*cluster.Found)
+		edit       func(*observe.Found)
 		applied    bool
 		changes    []config.Change
 		note       string
@@ -104,7 +105,7 @@ func TestPlanShowsTheFile(t *testing.T) {
 		"Talos refuses it": {runs: hasToken, file: "refused: 1", refused: "its file in talos.machineConfigs can't be applied: Talos would refuse it: refused"},
 		"not comparable":   {runs: "refused: 1", file: hasToken, refused: "its file in talos.machineConfigs can't be applied: what the node runs can't be compared with it: Talos would refuse it: refused"},
 		"no YAML":          {runs: hasToken, file: "{", refused: "its file in talos.machineConfigs can't be applied: not a machine configuration: line 2: not valid YAML"},
-		"in sync, so unread": {file: hasOther, edit: func(f *cluster.Found) {
+		"in sync, so unread": {file: hasOther, edit: func(f *observe.Found) {
 			m := clustertest.InSync()
 			m.UUID, m.SystemDisk, m.Disks = f.Machine.UUID, f.Machine.SystemDisk, f.Machine.Disks
 			f.Machine = &m
@@ -170,7 +171,7 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 			if name == "a field of it" {
 				file += "\n---\nkind: UserVolumeConfig\nname: data\nsize: 2GiB"
 			}
-			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *cluster.Found) {
+			filed(t, hasToken+"\n---\n"+tc.document, file, func(f *observe.Found) {
 				m := *f.Machine
 				m.Volumes = append(slices.Clone(m.Volumes), tc.volume)
 				f.Machine = &m

@@ -5,13 +5,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
 // Two schematics with the same extensions have the same lock hash: the way back
 // is to the image that runs, not to its sister.
 func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	wanted[1].Strategy = cluster.InPlace
 	runs := o.Found[1].Machine
 	o.PastBuilds = map[string]cluster.Build{}

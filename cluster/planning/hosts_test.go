@@ -9,6 +9,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
 // A host that does not answer stops what its VMs decide, and nothing else.
@@ -19,28 +21,28 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be told: bring pve2 back first"
 	)
 	cases := map[string]struct {
-		change   func(w []cluster.Wanted, o *cluster.Observation)
+		change   func(w []cluster.Wanted, o *observe.Observation)
 		strategy cluster.Strategy
 		want     []string
 		notes    string
 	}{
-		"local storage":  {change: func([]cluster.Wanted, *cluster.Observation) {}, strategy: cluster.Recreate},
-		"shared storage": {change: func(_ []cluster.Wanted, o *cluster.Observation) { o.Storages[0].Shared = true }, strategy: cluster.Recreate, want: []string{used}},
+		"local storage":  {change: func([]cluster.Wanted, *observe.Observation) {}, strategy: cluster.Recreate},
+		"shared storage": {change: func(_ []cluster.Wanted, o *observe.Observation) { o.Storages[0].Shared = true }, strategy: cluster.Recreate, want: []string{used}},
 		"shared storage, in place": {
-			change: func(w []cluster.Wanted, o *cluster.Observation) {
+			change: func(w []cluster.Wanted, o *observe.Observation) {
 				o.Storages[0].Shared, w[1].Strategy = true, cluster.InPlace
 			}, strategy: cluster.InPlace,
 			notes: "should it not come back, a reimage is not possible: " + used,
 		},
 		"a VM that may be a parking VM": {
-			change: func(_ []cluster.Wanted, o *cluster.Observation) { o.ParkingIDs = []cluster.VMID{300} }, strategy: cluster.Recreate,
+			change: func(_ []cluster.Wanted, o *observe.Observation) { o.ParkingIDs = []cluster.VMID{300} }, strategy: cluster.Recreate,
 			want: []string{"Proxmox host pve2 is offline: VM 300 may be a parking VM with an unfinished replacement of this node: bring pve2 back first"},
 		},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wanted, o := clustertest.World()
+			wanted, o := observetest.World()
 			o.Away = &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 300, Host: "pve2"}}}
 			tc.change(wanted, &o)
 			o.PastBuilds = map[string]cluster.Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}

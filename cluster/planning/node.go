@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -64,7 +65,7 @@ func (n *NodePlan) AskLosses() {
 // addNow adds a disk of an unfinished replacement by the name that it has now.
 func (n *NodePlan) addNow(d cluster.ParkedDisk, serial string, away *cluster.HostsAway) {
 	park := n.Found.Parking
-	now := park.Record.Locate(d, n.Found.Vm(), park.VM, n.Found.Dangling)
+	now := park.Record.Locate(d, n.Found.VMOrZero(), park.VM, n.Found.Dangling)
 	p := cluster.DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
 	switch _, unread := away.VM(park.Record.VMID); {
 	case now.Place == cluster.Lost && unread:
@@ -95,7 +96,7 @@ func (n *NodePlan) PutBack(because string) {
 // planReboot finishes an upgrade in place that an earlier run had installed, or
 // whose machine is away. It says false where that is better planned afresh: the
 // machine answers, and nobody here knows the build that it was to get.
-func planReboot(n *NodePlan, o cluster.Observation) bool {
+func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	build, known := o.Build(n.Wanted, mark.Build)
 	if !known && n.Found.Machine != nil {
@@ -114,7 +115,7 @@ func planReboot(n *NodePlan, o cluster.Observation) bool {
 
 // planResume finishes what a run began, with the build that its record names;
 // where that can't be done the old system disk is put back.
-func planResume(n *NodePlan, o cluster.Observation) {
+func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	n.Resume, n.Run, n.Strategy, n.Restore = true, rec.Run, cmp.Or(rec.Strategy, cluster.Recreate), rec.Restore
 	n.Why = fmt.Sprintf("run %s began to %s and did not finish", rec.Run, n.Strategy.OnIt())

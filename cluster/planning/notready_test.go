@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // TestThePlanKnowsWhoIsDown: what the gate would refuse, the plan refuses, but
@@ -19,7 +20,7 @@ func TestThePlanKnowsWhoIsDown(t *testing.T) {
 	}
 	resumed := node("wk4", cluster.Recreate)
 	resumed.Resume = true
-	o := cluster.Observation{Nodes: []cluster.KubeNode{{Name: "wk1", Ready: true}, {Name: "wk3"}, {Name: "wk2"}, {Name: "gpu1"}}}
+	o := observe.Observation{Nodes: []cluster.KubeNode{{Name: "wk1", Ready: true}, {Name: "wk3"}, {Name: "wk2"}, {Name: "gpu1"}}}
 	for name, tc := range map[string]struct {
 		nodes []NodePlan
 		want  map[string]string // the nodes that are refused, and who is down

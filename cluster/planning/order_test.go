@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host
@@ -143,11 +144,11 @@ func TestQuorumOnOneHost(t *testing.T) {
 		"a a":       "", // two never do without one
 		"a a a":     "", // there is no other host
 	} {
-		var o cluster.Observation
+		var o observe.Observation
 		for _, n := range onHosts(hosts, cluster.ControlPlane, 0) {
 			vm := cluster.VM{Host: n.Host}
 			o.VMs = append(o.VMs, vm)
-			o.Found = append(o.Found, cluster.Found{Name: n.Node, VM: &vm, Machine: &cluster.Machine{ControlPlane: true}})
+			o.Found = append(o.Found, observe.Found{Name: n.Node, VM: &vm, Machine: &cluster.Machine{ControlPlane: true}})
 		}
 		if got := strings.Join(o.QuorumOnOneHost(), "; "); got != want {
 			t.Errorf("%s: %q, want %q", hosts, got, want)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -61,8 +63,8 @@ func TestPausedNodesStay(t *testing.T) {
 }
 
 // paused is the world with marks on its Nodes, by name.
-func paused(marks map[string]string) ([]cluster.Wanted, cluster.Observation) {
-	wanted, o := clustertest.World()
+func paused(marks map[string]string) ([]cluster.Wanted, observe.Observation) {
+	wanted, o := observetest.World()
 	for i := range o.Found {
 		name := o.Found[i].Name
 		m := *o.Found[i].Machine

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -17,7 +18,7 @@ import (
 // nothing else. It fails only where the question itself makes no sense: an
 // unknown node name, a node that could not be read. While something is
 // unfinished the others may be unread: they are planned again after that.
-func New(cluster string, wanted []cluster.Wanted, o cluster.Observation, past cluster.History, p Policy) (Plan, error) {
+func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
 		return Plan{}, err
@@ -63,7 +64,7 @@ type NodePlan struct {
 	Node     string           `json:"node"`
 	Role     string           `json:"role"` // "worker" or "control-plane"
 	Phase    cluster.Phase    `json:"phase,omitempty"`
-	Drift    cluster.Drift    `json:"drift"`
+	Drift    observe.Drift    `json:"drift"`
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
 	Why      string           `json:"why"`                // of the strategy, or of doing nothing
 	Refused  []string         `json:"refused,omitempty"`  // why it can't be done; a plan with any is not run
@@ -94,7 +95,7 @@ type NodePlan struct {
 	WholeSeconds int `json:"wholeSeconds,omitempty"`
 
 	Wanted        cluster.Wanted     `json:"-"`
-	Found         cluster.Found      `json:"-"`
+	Found         observe.Found      `json:"-"`
 	ControlPlanes []cluster.Endpoint `json:"-"` // of the whole cluster
 	Heed          cluster.Heed       `json:"-"`
 	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
@@ -193,7 +194,7 @@ func (p Plan) TakesAPIAway() bool {
 
 // rehearse plans the trials, and the end of what those of killed runs have left;
 // where nothing is to be done, that is another command's.
-func (p *Plan) rehearse(o cluster.Observation, h *Rehearsal) {
+func (p *Plan) rehearse(o observe.Observation, h *Rehearsal) {
 	for _, s := range cluster.ScratchVMs(o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
@@ -206,7 +207,7 @@ func (p *Plan) rehearse(o cluster.Observation, h *Rehearsal) {
 	}
 }
 
-func (p *Plan) warn(o cluster.Observation) {
+func (p *Plan) warn(o observe.Observation) {
 	if !o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
@@ -225,7 +226,7 @@ func (p *Plan) warn(o cluster.Observation) {
 
 // PlanEtcd applies the rules of etcd to what is decided. Under auto a node
 // whose system disk must not be replaced for etcd's sake is upgraded in place.
-func PlanEtcd(n *NodePlan, o cluster.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
+func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
 		d.Refused = append(d.Refused, err.Error())
@@ -250,8 +251,8 @@ func PlanEtcd(n *NodePlan, o cluster.Observation, p Policy, d strategy.Decision,
 	return d
 }
 
-func ForNode(w cluster.Wanted, f cluster.Found, o cluster.Observation, past cluster.History, p Policy) NodePlan {
-	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: cluster.Diff(w, f, past), Wanted: w, Found: f}
+func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past cluster.History, p Policy) NodePlan {
+	n := NodePlan{Node: w.Name, Role: cluster.Worker, Addr: f.Addr, Drift: observe.Diff(w, f, past), Wanted: w, Found: f}
 	if f.Machine != nil && f.Machine.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
@@ -315,7 +316,7 @@ var expectedOutage = map[cluster.Strategy]time.Duration{
 // Longhorn does after 10 minutes (replica-replenishment-wait-interval).
 const longOutage = 8 * time.Minute
 
-func planStale(n *NodePlan, o cluster.Observation, p Policy) {
+func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	system, err := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
 	d := strategy.Decide(n.Wanted, n.Found, o, system, err)
 	if n.Role == cluster.ControlPlane && len(d.Refused) == 0 {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
 // BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: what a node costs
@@ -12,7 +13,7 @@ import (
 func BenchmarkNewPlan(b *testing.B) {
 	for _, nodes := range []int{100, 500} {
 		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
-			wanted, o := clustertest.LargeWorld(nodes)
+			wanted, o := observetest.LargeWorld(nodes)
 			b.ReportAllocs()
 			for b.Loop() {
 				plan, err := New("c1", wanted, o, clustertest.Past, Policy{})

@@ -8,12 +8,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestPlanFailsOnAnUnknownNode(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	_, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk9"}})
 	if fault.KindOf(err) != fault.Config {
 		t.Errorf("err = %v", err)
@@ -22,7 +23,7 @@ func TestPlanFailsOnAnUnknownNode(t *testing.T) {
 
 func TestPlanNeedsEveryAnswer(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	o.Found[2].Machine = nil
 	if _, err := New("c1", wanted, o, clustertest.Past, Policy{}); err == nil {
 		t.Error("a plan was made without the answer of wk2")
@@ -48,7 +49,7 @@ func TestPlanOrder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wanted, o := clustertest.World()
+			wanted, o := observetest.World()
 			for i := range o.Found {
 				if o.Found[i].Name == tc.open {
 					packed, err := cluster.Memory{}.Pack()
@@ -78,7 +79,7 @@ func TestPlanOrder(t *testing.T) {
 
 func TestPlanRecreatesTheStaleWorker(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
 	if err != nil {
 		t.Fatal(err)

@@ -9,11 +9,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // sealed is a plan for stale wk1 and wk2 of the paused world, and how it was made.
-func sealed(t *testing.T, edit func([]cluster.Wanted, *cluster.Observation), p Policy) Plan {
+func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p Policy) Plan {
 	t.Helper()
 	wanted, o := paused(nil)
 	if edit != nil {
@@ -84,8 +85,8 @@ func TestFollow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inSyncNow := func(name string) func([]cluster.Wanted, *cluster.Observation) {
-		return func(_ []cluster.Wanted, o *cluster.Observation) {
+	inSyncNow := func(name string) func([]cluster.Wanted, *observe.Observation) {
+		return func(_ []cluster.Wanted, o *observe.Observation) {
 			for i := range o.Found {
 				if m := clustertest.InSync(); o.Found[i].Name == name {
 					m.UUID, m.SystemDisk, m.Disks = o.Found[i].Machine.UUID, o.Found[i].Machine.SystemDisk, o.Found[i].Machine.Disks
@@ -95,29 +96,29 @@ func TestFollow(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		edit  func([]cluster.Wanted, *cluster.Observation)
+		edit  func([]cluster.Wanted, *observe.Observation)
 		begun bool
 		mine  bool // wk1's VM was made by a run of the plan
 		want  string
 	}{
 		"nothing moved": {},
-		"estimates differ": {edit: func(_ []cluster.Wanted, o *cluster.Observation) {
+		"estimates differ": {edit: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
 		}},
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
 		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
 		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
-		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
-		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
-		"moved to another host":       {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
-		"another strategy":            {edit: func(w []cluster.Wanted, _ *cluster.Observation) { w[1].Strategy = cluster.Reimage }, want: "wk1: what is done: recreate → reimage"},
-		"another build":               {edit: func(w []cluster.Wanted, _ *cluster.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
-		"paused since":                {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
-		"in use by now":               {edit: func(_ []cluster.Wanted, o *cluster.Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
+		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"moved to another host":       {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
+		"another strategy":            {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Strategy = cluster.Reimage }, want: "wk1: what is done: recreate → reimage"},
+		"another build":               {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
+		"paused since":                {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
+		"in use by now":               {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			now := sealed(t, func(w []cluster.Wanted, o *cluster.Observation) {
+			now := sealed(t, func(w []cluster.Wanted, o *observe.Observation) {
 				if tc.edit != nil {
 					tc.edit(w, o)
 				}

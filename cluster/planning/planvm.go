@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // frees is what the node's roll gives back to a storage at its end. How much of a
@@ -67,7 +68,7 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 // numbers refuses the nodes for whose parking VM no number is left, those before
 // them in the plan having taken one each: a parking VM stays with what it keeps.
 // A number that is free now and taken by then is met there.
-func (p *Plan) numbers(o cluster.Observation) {
+func (p *Plan) numbers(o observe.Observation) {
 	free := slices.DeleteFunc(slices.Clone(o.ParkingIDs), func(id cluster.VMID) bool {
 		return slices.ContainsFunc(o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
 	})
@@ -87,7 +88,7 @@ func (p *Plan) numbers(o cluster.Observation) {
 
 // space refuses the nodes for whose new system disk there is no room, all that
 // the plan takes together: the old disks stay parked.
-func (p *Plan) space(o cluster.Observation) {
+func (p *Plan) space(o observe.Observation) {
 	var disks []cluster.NewDisk
 	for _, n := range p.Nodes {
 		if n.Space != nil && !n.Resume {

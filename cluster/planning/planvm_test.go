@@ -8,6 +8,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
 func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
@@ -52,7 +54,7 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wanted, o := clustertest.World()
+			wanted, o := observetest.World()
 			wanted[1].Strategy = tc.strategy
 			tc.change(&wanted[1], o.Found[1].VM)
 			plan, err := New("c1", wanted, o, clustertest.Past, Policy{})
@@ -70,27 +72,27 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 // TestPlanCountsTheNumbersOfParkingVMs refuses the nodes that would find none.
 func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 	t.Parallel()
-	stale := func() ([]cluster.Wanted, cluster.Observation) {
-		wanted, o := clustertest.World()
+	stale := func() ([]cluster.Wanted, observe.Observation) {
+		wanted, o := observetest.World()
 		for i := range o.Found {
 			o.Found[i].Machine.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
 		}
-		return wanted[1:], cluster.Observation{Quorate: true, Storages: o.Storages, Rooms: o.Rooms, VMs: o.VMs, Found: o.Found[1:], ParkingIDs: o.ParkingIDs}
+		return wanted[1:], observe.Observation{Quorate: true, Storages: o.Storages, Rooms: o.Rooms, VMs: o.VMs, Found: o.Found[1:], ParkingIDs: o.ParkingIDs}
 	}
 	const lack = "no VMID is left for its parking VM: this roll takes 2, and 1 of proxmox.vmids are free: widen it, or leave nodes out with --exclude"
 	cases := map[string]struct {
-		change func(w []cluster.Wanted, o *cluster.Observation)
+		change func(w []cluster.Wanted, o *observe.Observation)
 		want   string // why wk2 is refused
 	}{
-		"enough":        {change: func([]cluster.Wanted, *cluster.Observation) {}},
-		"one that fits": {change: func(_ []cluster.Wanted, o *cluster.Observation) { o.ParkingIDs = []cluster.VMID{9092} }, want: lack},
-		"one of another": {change: func(_ []cluster.Wanted, o *cluster.Observation) {
+		"enough":        {change: func([]cluster.Wanted, *observe.Observation) {}},
+		"one that fits": {change: func(_ []cluster.Wanted, o *observe.Observation) { o.ParkingIDs = []cluster.VMID{9092} }, want: lack},
+		"one of another": {change: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.VMs = append(o.VMs, cluster.VM{ID: 9092}, cluster.VM{ID: 9091})
 		}, want: lack},
-		"one has its parking VM": {change: func(_ []cluster.Wanted, o *cluster.Observation) {
+		"one has its parking VM": {change: func(_ []cluster.Wanted, o *observe.Observation) {
 			o.ParkingIDs, o.Found[0].Parking = []cluster.VMID{9092}, &cluster.Parking{VM: cluster.VM{ID: 9091}}
 		}},
-		"one in place": {change: func(w []cluster.Wanted, o *cluster.Observation) {
+		"one in place": {change: func(w []cluster.Wanted, o *observe.Observation) {
 			o.ParkingIDs, w[0].Strategy = []cluster.VMID{9092}, cluster.InPlace
 		}},
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -19,7 +20,7 @@ func (n NodePlan) takenOut() bool {
 
 // AwaitOthers refuses the nodes that could not go because others are not Ready,
 // but for those that the plan itself brings back before.
-func (p *Plan) AwaitOthers(o cluster.Observation) {
+func (p *Plan) AwaitOthers(o observe.Observation) {
 	var before, left []string
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -71,7 +72,7 @@ func (p Policy) Selects(node string) bool {
 }
 
 // checkLabels refuses a selector that chooses nothing, as check does names.
-func (p Policy) checkLabels(wanted []cluster.Wanted, o cluster.Observation) error {
+func (p Policy) checkLabels(wanted []cluster.Wanted, o observe.Observation) error {
 	if p.Labels.Text == "" {
 		return nil
 	}
@@ -85,7 +86,7 @@ func (p Policy) checkLabels(wanted []cluster.Wanted, o cluster.Observation) erro
 }
 
 // maxUnavailable is how many workers may be out at a time.
-func (p Policy) maxUnavailable(o cluster.Observation) int {
+func (p Policy) maxUnavailable(o observe.Observation) int {
 	workers := 0
 	for _, f := range o.Found {
 		if f.Machine != nil && !f.Machine.ControlPlane {
@@ -100,7 +101,7 @@ func (p Policy) maxUnavailable(o cluster.Observation) int {
 
 // picks says whether the node is one of those asked for. One whose labels are
 // not known is none that was asked for by labels.
-func (p Policy) picks(node string, f cluster.Found) bool {
+func (p Policy) picks(node string, f observe.Found) bool {
 	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
 		return false
 	}
@@ -128,7 +129,7 @@ func planConfigure(n *NodePlan) {
 // be replaced should it not come back from an in-place upgrade: Talos' own
 // rollback can't be relied upon, another system disk can. It would get the build
 // that it runs now.
-func planFallback(n *NodePlan, o cluster.Observation, p Policy, system cluster.Disk, systemErr error) {
+func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.Disk, systemErr error) {
 	if p.BootFailure != cluster.ReimageOnBootFailure || n.Strategy != cluster.InPlace || len(n.Refused) > 0 {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 func TestPlanFrees(t *testing.T) {
@@ -52,7 +53,7 @@ func TestPlanFrees(t *testing.T) {
 			if tc.refused {
 				n.Refused = []string{"no"}
 			}
-			n.planFrees(cluster.Observation{VMs: append(tc.others, clustertest.Described(t, p))}, tc.keep)
+			n.planFrees(observe.Observation{VMs: append(tc.others, clustertest.Described(t, p))}, tc.keep)
 			var got []string
 			for _, f := range n.Frees {
 				got = append(got, f.Key+" "+f.Volid)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // FreesOn lists the storages of the disks that go.
@@ -23,7 +24,7 @@ func (n NodePlan) FreesOn() []string {
 // succeeded: all but the newest keep, the present one then among them, and those
 // that were given up, which are no way back and do not count. An upgrade
 // in place supersedes none; it only ends what an earlier roll had begun to free.
-func (n *NodePlan) planFrees(o cluster.Observation, keep int) {
+func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	p := n.Found.Parking
 	if p == nil || len(n.Refused) > 0 {
 		return

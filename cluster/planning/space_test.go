@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
 const spaceRemedy = "while the old one stays parked: free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage"
@@ -30,7 +31,7 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			wanted, o := clustertest.World()
+			wanted, o := observetest.World()
 			o.Storages[0].Thick, o.Rooms = true, room(tc.free)
 			for i, f := range o.Found[1:] {
 				f.Machine.Schematic.YAML = "recast.lock=" + clustertest.WantedBuild().LockHash

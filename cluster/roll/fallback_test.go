@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -13,7 +14,7 @@ import (
 func TestWayBackIsPublished(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[cluster.BootFailure]int{cluster.StopOnBootFailure: 0, cluster.RollbackOnBootFailure: 0, cluster.ReimageOnBootFailure: 1} {
-		wanted, o := clustertest.World()
+		wanted, o := observetest.World()
 		wanted[1].Strategy = cluster.InPlace
 		plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy})
 		if err != nil {

@@ -7,13 +7,15 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 	t.Parallel()
-	wanted, o := clustertest.World()
+	wanted, o := observetest.World()
 	o.VMs, o.Away = o.VMs[:2], &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve2", Why: "is offline"}}, VMs: []cluster.VM{{ID: 9003, Host: "pve2"}}}
 	o.Nodes = []cluster.KubeNode{{Name: "wk2", UUID: "u-wk2", Ready: true}}
 	for name, tc := range map[string]struct {
@@ -26,10 +28,10 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			o, wanted := o, append([]cluster.Wanted(nil), wanted...)
-			o.Found = append([]cluster.Found(nil), o.Found...)
+			o.Found = append([]observe.Found(nil), o.Found...)
 			wanted[2].VMID = tc.vmid
 			var err error
-			if o.Found[2], err = cluster.MatchNodes(wanted[2], &o, nil); err != nil {
+			if o.Found[2], err = observe.MatchNodes(wanted[2], &o, nil); err != nil {
 				t.Fatal(err)
 			}
 			plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{})

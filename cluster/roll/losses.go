@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -54,7 +55,7 @@ func (n losses) requireOff(ctx context.Context) error {
 
 // leavingNow is leaving, of what is read now.
 func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
-	f := cluster.Found{Name: n.plan.Node}
+	f := observe.Found{Name: n.plan.Node}
 	park, err := n.parking(ctx)
 	if err == nil && park.Record.Open && park.Record.Run == n.Run {
 		f.Parking = &park
@@ -102,7 +103,7 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 
 // bindings reads what Kubernetes says of the node. Neither a Node that somebody
 // has deleted nor an API that is away with its control planes is an error.
-func (n losses) bindings(ctx context.Context, f *cluster.Found) error {
+func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 	k, err := n.Kube.Node(ctx, n.plan.Node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):

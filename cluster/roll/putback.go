@@ -7,13 +7,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // PlanRecover plans to give the unfinished replacement of one node up.
-func PlanRecover(clusterName string, wanted []cluster.Wanted, o cluster.Observation, node string) (planning.Plan, error) {
+func PlanRecover(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (planning.Plan, error) {
 	plan := planning.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
 	if err := (planning.Policy{Only: []string{node}}).Check(wanted); err != nil {
 		return planning.Plan{}, err
@@ -68,7 +69,7 @@ func (n gate) requireOldEtcd(ctx context.Context) error {
 	return err
 }
 
-func nothingToRecover(node string, f cluster.Found) error {
+func nothingToRecover(node string, f observe.Found) error {
 	if f.Unfinished() {
 		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
 			"recast roll finishes the upgrade")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -174,14 +175,14 @@ func (n order) finished(ctx context.Context) (string, error) {
 	if known {
 		m = k.Corrected(m)
 	}
-	f := cluster.Found{Name: n.want.Name, VM: &vm, Machine: &m}
+	f := observe.Found{Name: n.want.Name, VM: &vm, Machine: &m}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}
 	if known {
 		f.Node = &k
 	}
-	if cluster.Diff(n.want, f, n.History).Rollable() {
+	if observe.Diff(n.want, f, n.History).Rollable() {
 		return "", nil
 	}
 	n.out.remove(n.plan.Node)

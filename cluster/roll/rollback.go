@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
@@ -19,7 +20,7 @@ import (
 // PlanRollback plans to boot each of the nodes (all that can be, if none is
 // named) from the system disk that it had before. Where that is not possible,
 // the way back is a roll to the previous lock; each refusal says so.
-func PlanRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) (planning.Plan, error) {
+func PlanRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) (planning.Plan, error) {
 	plan := planning.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := p.Check(wanted); err != nil {
 		return planning.Plan{}, err
@@ -80,7 +81,7 @@ func (n order) rolledBackTo(rec cluster.Record) string {
 	return "it runs its earlier system again"
 }
 
-func planRollback(ctx context.Context, n *planning.NodePlan, o cluster.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) error {
+func planRollback(ctx context.Context, n *planning.NodePlan, o observe.Observation, talos cluster.Talos, m cluster.Maintenance, p planning.Policy) error {
 	kept, on, ok := n.Found.LastKept()
 	switch {
 	case n.Found.Away:
@@ -152,7 +153,7 @@ func planRollback(ctx context.Context, n *planning.NodePlan, o cluster.Observati
 
 // planRollbackEtcd lets a control plane go back only where its old disk holds no
 // data of etcd, because it had left before: data of a removed member never joins again.
-func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o cluster.Observation, talos cluster.Talos, p planning.Policy, kept cluster.KeptDisk) error {
+func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o observe.Observation, talos cluster.Talos, p planning.Policy, kept cluster.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {

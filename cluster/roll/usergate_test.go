@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -109,8 +110,8 @@ func TestStepsOfGates(t *testing.T) {
 	t.Parallel()
 	both, before := someObjects, someObjects
 	before.BeforeOnly = true
-	stale := cluster.Drift{Reasons: []cluster.Reason{{Code: "extension-digest"}}}
-	cordoned, media := cluster.Drift{Reasons: []cluster.Reason{{Code: "cordoned"}}}, cluster.Drift{Reasons: []cluster.Reason{{Code: "boot-media"}}}
+	stale := observe.Drift{Reasons: []cluster.Reason{{Code: "extension-digest"}}}
+	cordoned, media := observe.Drift{Reasons: []cluster.Reason{{Code: "cordoned"}}}, observe.Drift{Reasons: []cluster.Reason{{Code: "boot-media"}}}
 	cases := map[string]struct {
 		gates []cluster.UserGate
 		plan  planning.NodePlan

@@ -4,19 +4,20 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // On a storage that is not shared a volid means another volume on every host.
 func TestVolumesOfOtherHosts(t *testing.T) {
 	t.Parallel()
-	stranger := func(host string, shared bool) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+	stranger := func(host string, shared bool) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			o.VMs[1].Host, o.VMs[1].Config["scsi5"] = host, "fast:vm-9002-disk-1,serial=data"
 			o.Storages[1].Shared = shared
 		}
 	}
-	holder := func(host string, shared bool) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+	holder := func(host string, shared bool) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			w.Holder, f.VM.Config["scsi4"] = 200, "fast:vm-200-disk-0,serial=held"
 			o.VMs[1].Host, o.VMs[1].Config["scsi1"] = host, "fast:vm-200-disk-0,serial=held"
 			o.Storages[1].Shared = shared

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -16,8 +17,8 @@ type Candidate struct {
 	cluster.Wanted
 	VM          cluster.VM
 	Machine     cluster.Machine
-	Found       cluster.Found
-	Observation cluster.Observation
+	Found       observe.Found
+	Observation observe.Observation
 	Disks       []cluster.Disk
 	DisksErr    error
 	System      cluster.Disk
@@ -216,7 +217,7 @@ func (c Candidate) Accepted() []string {
 // things are now; leaves is false where none is there that could leave. What is
 // known of a machine that does not answer is what was remembered of it, so that
 // whatever is not provably on another disk counts.
-func Leaving(s cluster.Strategy, w cluster.Wanted, f cluster.Found) (c Candidate, leaves bool) {
+func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate, leaves bool) {
 	if !slices.Contains(cluster.Leavers, s) || f.VM == nil {
 		return Candidate{}, false
 	}
@@ -240,10 +241,10 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f cluster.Found) (c Candidate
 		return Candidate{}, false
 	case s != cluster.PutBack:
 		return c, !isNew && !rec.SystemParked(f.Parking.VM)
-	case !isNew || !rec.BecameNode(mem, f):
+	case !isNew || !rec.BecameNode(mem, f.Node):
 		return Candidate{}, false
 	}
-	if why := rec.Unseen(f); why != "" {
+	if why := rec.Unseen(f.Node, f.Machine); why != "" {
 		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be told (" + why + ")"})
 	}
 	return c, true

@@ -11,19 +11,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 func TestInPlaceIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
-		"another build failed": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Node.FailedBuild = "other" }},
-		"no Node":              {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Node = nil }},
+		"another build failed": {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Node.FailedBuild = "other" }},
+		"no Node":              {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Node = nil }},
 		"a larger system disk": {
-			change:  func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.SystemGiB = 16 },
+			change:  func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.SystemGiB = 16 },
 			inPlace: "in-place can't make the system disk scsi0 larger (10G → 16G): remove nodes[].systemDisk.sizeGiB, or use recreate or reimage",
 		},
 		"one of two control planes, before 1.13": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 				f.Machine.ControlPlane, f.Machine.TalosVersion = true, "v1.12.6"
 				for i := range 2 {
 					o.Nodes = append(o.Nodes, cluster.KubeNode{Name: fmt.Sprint("cp", i), ControlPlane: true, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}})
@@ -31,7 +32,7 @@ func TestInPlaceIsImpossible(t *testing.T) {
 			},
 			inPlace: "Talos v1.12.6 itself refuses to upgrade one of two control planes (etcd member count(2) is insufficient to maintain quorum if upgrade commences): use recreate or reimage",
 		},
-		"a smaller one": {change: func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.SystemGiB = 8 }},
+		"a smaller one": {change: func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.SystemGiB = 8 }},
 	})
 }
 
@@ -39,7 +40,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
 		"what a delete drops": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 				f.Ties.Dropped = []string{"a firewall that Proxmox would not take again (option ips)"}
 				f.Ties.ACL = []cluster.ACLEntry{{Path: "/vms/9002", Kind: "group", Who: "ops team", Role: "PVEVMUser"}}
 			},
@@ -48,7 +49,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 				"pveum acl modify /vms/9002 --groups 'ops team' --roles PVEVMUser --propagate 0; or use reimage",
 		},
 		"a replication job": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 				f.Ties.Jobs = []cluster.ReplicationJob{{ID: "9002-0", Target: "pve2", Schedule: "*/15", Rate: "10", Disabled: true}}
 				zfsOf(f, o, "")
 			},
@@ -56,7 +57,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 			reimage:  "replication 9002-0 of the VM, with which Proxmox does not delete the VM, and which would fail for good: " + replicatedText,
 		},
 		"a replication job, not of the system disk": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 				f.Ties.Jobs = []cluster.ReplicationJob{{ID: "9002-0", Target: "pve2"}, {ID: "9002-1", Target: "pve3"}}
 				zfsOf(f, o, ",replicate=off")
 			},
@@ -64,7 +65,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 				"roll once pvesr list no longer shows it, then pvesr create-local-job 9002-0 pve2 && pvesr create-local-job 9002-1 pve3; or use reimage",
 		},
 		"a cloud controller": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 				f.Node.ProviderID = "proxmox://c/9002"
 			},
 			recreate: "its Node has providerID proxmox://c/9002: a cloud controller deletes the Node with its VM: use reimage",
@@ -87,22 +88,22 @@ func TestRecreateIsImpossible(t *testing.T) {
 			recreate: "the VM has cicustom (vendor=local:snippets/v.yaml), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/local, " +
 				"or remove that part, with which Talos' platform metadata goes; or use reimage",
 		},
-		"cicustom, whose files are there": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"cicustom, whose files are there": {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "vendor=local:snippets/v.yaml,meta=local:snippets/m.yaml", []string{"local:snippets/m.yaml", "local:snippets/v.yaml"}
 		}},
 		"cicustom with a network": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 				f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,network=local:snippets/n.yaml", []string{"local:snippets/m.yaml", "local:snippets/n.yaml"}
 			},
 			recreate: "the VM has cicustom (network=local:snippets/n.yaml), and what that says nobody sees: remove it, or use reimage",
 		},
-		"the host's own architecture": {change: func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"the host's own architecture": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "x86_64"
 		}},
-		"an architecture of no known host": {change: func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"an architecture of no known host": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.Arch, f.VM.Config["arch"] = "amd64", "x86_64"
 		}, recreate: rootText("arch")},
-		"another architecture than the host's": {change: func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"another architecture than the host's": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "aarch64"
 		}, recreate: rootText("arch")},
 		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
@@ -117,9 +118,9 @@ func TestRecreateIsImpossible(t *testing.T) {
 func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
-		"template": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.VM.Template = true }, "the VM is a template: a node can't be one"),
-		"lock":     both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.VM.Lock = "backup" }, "the VM is locked (backup): wait until that task has ended"),
-		"snapshots": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"template": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Template = true }, "the VM is a template: a node can't be one"),
+		"lock":     both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Lock = "backup" }, "the VM is locked (backup): wait until that task has ended"),
+		"snapshots": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Config["parent"] = "b"
 			f.Ties.Snapshots = []string{"a", "b"}
 		}, "the VM has snapshots (a, b), whose disks can't leave it: delete them first"),
@@ -129,15 +130,15 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 			"its boot order names net0, which the VM has not: set the boot order anew\nits boot order names scsi9, which the VM has not: set the boot order anew"),
 		"a boot order of the old kind": {change: set("boot", "cdn")},
 		"a parent snapshot alone":      both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
-		"busy": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"busy": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.Ties.Busy = []string{"backup job nightly is due in 12m"}
 		}, "backup job nightly is due in 12m: wait until that is over"),
-		"pending": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"pending": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Pending = []string{"cores", "memory"}
 		},
 			"the VM has pending changes (cores, memory): restart it or revert them"),
-		"a pending pinning to processors": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.VM.Pending = []string{"affinity"} }},
-		"HA is taken care of": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"a pending pinning to processors": {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Pending = []string{"affinity"} }},
+		"HA is taken care of": {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.HA, f.Ties.HA = true, &cluster.HAResource{VMID: 9002}
 		}},
 	})
@@ -147,13 +148,13 @@ func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 	t.Parallel()
 	const would = "would configure the blank machine before recast can"
 	encoded := base64.StdEncoding.EncodeToString([]byte("ds=nocloud-net;s=http://x/"))
-	arg := func(wanted, booted []string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+	arg := func(wanted, booted []string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.KernelArgs, f.Machine.ConfigArgs = wanted, booted
 		}
 	}
 	check(t, map[string]refusalCase{
-		"cicustom user data": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"cicustom user data": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Config["cicustom"], f.Ties.Snippets = "meta=a:snippets/m,user=a:snippets/u", []string{"a:snippets/m"}
 		}, "cicustom's user data (meta=a:snippets/m,user=a:snippets/u) "+would+": remove its user= part"),
 		"SMBIOS serial": both(set("smbios1", "uuid=u-wk1,serial=ds=nocloud-net;s=http://x/"),
@@ -175,14 +176,14 @@ func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 		"other arguments": {change: arg([]string{"talos.platform=metal", "siderolink.wireguard=1", "recast.lock=sha256-x"}, nil)},
 		"booted with one": both(arg(nil, []string{"talos.config=http://x"}),
 			"the machine was booted with the kernel argument talos.config, which "+would+": remove it and roll in-place once"),
-		"embedded": both(func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) {
+		"embedded": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) {
 			w.Build.EmbedsConfig = true
 		}, "the schematic embeds a machine configuration, which "+would+": remove embeddedMachineConfiguration from it"),
 	})
 }
 
 // both is a case that leaves in-place alone possible.
-func both(change func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation), text string) refusalCase {
+func both(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observation), text string) refusalCase {
 	return refusalCase{change: change, recreate: text, reimage: text}
 }
 
@@ -205,7 +206,7 @@ func check(t *testing.T, cases map[string]refusalCase) {
 
 // refusalCase is one thing that stands in the way of some strategies, with what it says.
 type refusalCase struct {
-	change   func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation)
+	change   func(w *cluster.Wanted, f *observe.Found, o *observe.Observation)
 	recreate string // "": possible
 	reimage  string
 	inPlace  string
@@ -218,8 +219,8 @@ func rootText(key string) string {
 	return "its setting " + key + " can only be written by root@pam: use a resource mapping where there is one, or reimage"
 }
 
-func set(key, value string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.VM.Config[key] = value }
+func set(key, value string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Config[key] = value }
 }
 
 const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " +
@@ -227,7 +228,7 @@ const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of t
 	"then shut VM 9002 down and start it (a reboot from inside is not enough), so that Talos shows the name"
 
 // zfsOf puts the storage of the node's disks on local ZFS, and options at its system disk.
-func zfsOf(f *cluster.Found, o *cluster.Observation, options string) {
+func zfsOf(f *observe.Found, o *observe.Observation, options string) {
 	o.Storages = slices.Clone(o.Storages)
 	for i := range o.Storages {
 		o.Storages[i].Type, o.Storages[i].Shared = "zfspool", false

@@ -4,25 +4,26 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // volume adds one to what the machine shows.
-func volume(v cluster.Volume) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+func volume(v cluster.Volume) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 		f.Machine.Volumes = append(f.Machine.Volumes, v)
 	}
 }
 
 // localAt is a local volume at that path of the node.
-func localAt(path string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+func localAt(path string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 		f.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1 (claim default/db-0)", Path: path}}
 	}
 }
 
 // inTurn makes several changes.
-func inTurn(changes ...func(*cluster.Wanted, *cluster.Found, *cluster.Observation)) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-	return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+func inTurn(changes ...func(*cluster.Wanted, *observe.Found, *observe.Observation)) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	return func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 		for _, change := range changes {
 			change(w, f, o)
 		}
@@ -30,8 +31,8 @@ func inTurn(changes ...func(*cluster.Wanted, *cluster.Found, *cluster.Observatio
 }
 
 // ephemeralOn has nothing but EPHEMERAL, on each of those disks.
-func ephemeralOn(disks ...string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-	return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+func ephemeralOn(disks ...string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 		f.Machine.Volumes = f.Machine.Volumes[:0:0]
 		for _, disk := range disks {
 			f.Machine.Volumes = append(f.Machine.Volumes, cluster.Volume{Device: disk + "1", Disk: disk, Label: "EPHEMERAL", Phase: "ready"})
@@ -46,8 +47,8 @@ func wouldBeLost(what, name string) string {
 
 func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
 	t.Parallel()
-	accept := func(names ...string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.AcceptLoss = names }
+	accept := func(names ...string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.AcceptLoss = names }
 	}
 	logs := volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"})
 	pv := wouldBeLost("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
@@ -74,8 +75,8 @@ func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
 
 func TestReplacingUnderEncryptionIsImpossible(t *testing.T) {
 	t.Parallel()
-	encrypted := func(e cluster.Encryption) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+	encrypted := func(e cluster.Encryption) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.Machine.Encryption = []cluster.Encryption{e}
 		}
 	}
@@ -88,14 +89,14 @@ func TestReplacingUnderEncryptionIsImpossible(t *testing.T) {
 		"lockToState on a persistent disk":   both(encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}), locked("u-data")),
 		"lockToState on what nobody can see": both(encrypted(cluster.Encryption{Volume: "u-gone", LockToState: true}), locked("u-gone")),
 		"lockToState on the system disk":     {change: encrypted(cluster.Encryption{Volume: "EPHEMERAL", LockToState: true})},
-		"lockToState on another EPHEMERAL": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"lockToState on another EPHEMERAL": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.Machine.Volumes[3].Disk = "sdb"
 			f.Machine.Encryption = []cluster.Encryption{{Volume: "EPHEMERAL", LockToState: true}}
 		}, locked("EPHEMERAL")),
 		"node ID": {change: encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}})},
 		"TPM without its state": both(encrypted(tpm), "volume u-data is encrypted with a TPM key, but the VM has no tpmstate0 that recast could keep: "+
 			"add another key and remove that one, or use in-place"),
-		"TPM with its state": {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"TPM with its state": {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.Machine.Encryption = []cluster.Encryption{tpm}
 			f.VM.Config["tpmstate0"] = "fast:vm-9002-disk-8,size=4M,version=v2.0"
 		}},
@@ -118,7 +119,7 @@ func TestReplacingBesideTalosLabelsIsImpossible(t *testing.T) {
 			stale("sdb", "EPHEMERAL", "sdb2")+"\n"+twice("EPHEMERAL")),
 		"an ETCD that Talos does not use": both(volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD"}), stale("sdb", "ETCD", "sdb2")),
 		"an ETCD that it uses":            {change: volume(cluster.Volume{Device: "sdb2", Disk: "sdb", Label: "ETCD", Phase: "ready"})},
-		"EPHEMERAL on a persistent disk":  {change: func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Machine.Volumes[3].Disk = "sdb" }},
+		"EPHEMERAL on a persistent disk":  {change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.Volumes[3].Disk = "sdb" }},
 		"a user volume twice": both(volume(cluster.Volume{Device: "sdc1", Disk: "sdc", Label: "u-data"}),
 			"the label u-data is there twice, on sdb and on sdc: relabel or delete what is not in use"),
 	})

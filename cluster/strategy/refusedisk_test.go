@@ -6,20 +6,21 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 	t.Parallel()
-	hold := func(value string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+	hold := func(value string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			w.Holder = 200
 			f.VM.Config["scsi4"] = "fast:vm-200-disk-0,serial=held"
 			o.VMs[1].Config["scsi1"] = value
 		}
 	}
 	held := hold("fast:vm-200-disk-0,serial=held")
-	ofPod := func(volid string) func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
-		return func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+	ofPod := func(volid string) func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
+		return func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			set("scsi4", volid)(w, f, o)
 			f.VM.Pods = []string{volid}
 		}
@@ -27,7 +28,7 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 	check(t, map[string]refusalCase{
 		"a holder's disk":                       {change: held},
 		"a holder's disk that it does not name": {change: hold("none,media=cdrom")},
-		"the same ISO in many VMs": {change: func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+		"the same ISO in many VMs": {change: func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			o.VMs[1].Config["ide2"] = "isos:iso/debian.iso,media=cdrom"
 		}},
 		"another VM's disk": both(set("scsi4", "fast:vm-200-disk-0,serial=held"),
@@ -41,28 +42,28 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 				"have Kubernetes answer, or make its PersistentVolume again; or, where nobody needs it here, take it out of VM 9002, which keeps the volume: qm set 9002 --delete scsi4"),
 		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
 			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
-		"no such holder": both(func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.Holder = 201 },
+		"no such holder": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.Holder = 201 },
 			"its holder, VM 201, does not exist: correct nodes[].holder"),
-		"the system disk is a holder's": both(func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"the system disk is a holder's": both(func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Holder = 200
 			f.VM.Config["scsi0"] = "fast:vm-200-disk-0,serial=sys,size=10G"
 		}, "the system disk scsi0 (fast:vm-200-disk-0) belongs to the holder, VM 200: reassign it to VM 9002"),
-		"a disk named by a stranger": both(func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+		"a disk named by a stranger": both(func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
 		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
-		"a disk named by the holder": both(func(w *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+		"a disk named by the holder": both(func(w *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			w.Holder = 200
 			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
 		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
-		"a holder's disk named by a third": both(func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+		"a holder's disk named by a third": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			held(w, f, o)
 			o.VMs = append(o.VMs, cluster.VM{ID: 300, Host: "pve1", Config: map[string]string{"unused0": "fast:vm-200-disk-0"}})
 		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 300"),
-		"a holder that names it twice": both(func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+		"a holder that names it twice": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			held(w, f, o)
 			o.VMs[1].Config["unused0"] = "fast:vm-200-disk-0"
 		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from unused0 of VM 200"+byHand(200, "unused0")),
-		"a holder that has two names for it": both(func(w *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+		"a holder that has two names for it": both(func(w *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 			held(w, f, o)
 			o.VMs[1].Config["scsi2"] = "fast:vm-200-disk-0"
 		}, "scsi4 (fast:vm-200-disk-0) is used in more than one place: detach it from scsi2 of VM 200"),
@@ -95,14 +96,14 @@ func TestReplacingWithADeviceOfTheHost(t *testing.T) {
 			recreate: "scsi4 is a device of the host (/dev/disk/by-id/ata-x), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
 		},
 		"a device of another host's name": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 				f.VM.Config["scsi4"] = "/dev/sdb,serial=x"
 				o.VMs = append(o.VMs, cluster.VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/sdb"}})
 			},
 			recreate: "scsi4 is a device of the host (/dev/sdb), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage",
 		},
 		"a LUN of two hosts": {
-			change: func(_ *cluster.Wanted, f *cluster.Found, o *cluster.Observation) {
+			change: func(_ *cluster.Wanted, f *observe.Found, o *observe.Observation) {
 				f.VM.Config["scsi4"] = "/dev/disk/by-id/wwn-0x1,serial=x"
 				o.VMs = append(o.VMs, cluster.VM{ID: 300, Host: "pve2", Config: map[string]string{"scsi4": "/dev/disk/by-id/wwn-0x1"}})
 			},
@@ -131,17 +132,17 @@ const unreadDrive = `VM 9002 "wk1" on pve1: scsi9: no volume in "serial=x"` + "\
 func TestReplacingAnUnprovenSystemDiskIsImpossible(t *testing.T) {
 	t.Parallel()
 	check(t, map[string]refusalCase{
-		"not named": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Machine.SystemDisk = "" },
+		"not named": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.SystemDisk = "" },
 			`VM 9002 "wk1" on pve1: system disk can't be proven: the machine does not name it: `+cluster.NameDrives(cluster.VM{ID: 9002})),
-		"not what the user says": both(func(w *cluster.Wanted, _ *cluster.Found, _ *cluster.Observation) { w.SystemDisk = "scsi1" },
+		"not what the user says": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.SystemDisk = "scsi1" },
 			`VM 9002 "wk1" on pve1: system disk can't be proven: the configuration says scsi1, but the machine runs from scsi0 (serial sys): correct or remove nodes[].systemDisk.slot`),
 	})
 }
 
 func TestParkingOnAStorageThatCannotReassign(t *testing.T) {
 	t.Parallel()
-	typed := func(storage, kind string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) {
+	typed := func(storage, kind string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			i := slices.IndexFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == storage })
 			o.Storages[i].Type = kind
 		}
@@ -162,14 +163,14 @@ func TestParkingOnAStorageThatCannotReassign(t *testing.T) {
 				"unused0 (fast:vm-9002-disk-7) is on storage fast of type iscsidirect" + cant,
 		},
 		"a storage that is not listed": {
-			change:   func(_ *cluster.Wanted, _ *cluster.Found, o *cluster.Observation) { o.Storages = o.Storages[1:] },
+			change:   func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) { o.Storages = o.Storages[1:] },
 			recreate: "virtio3 (bulk:9002/vm-9002-disk-2.raw) is on storage bulk, which Proxmox does not list: grant the token Datastore.Audit there",
 		},
-		"a system disk with a model": both(func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"a system disk with a model": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.VM.Config["ide1"] = "fast:vm-9002-disk-0,serial=sys,size=10G,model=ACME"
 			delete(f.VM.Config, "scsi0")
 		}, "the system disk ide1 has the option model=, which the SCSI drive that it is parked as can't have: remove it"),
-		"a holder's disk is not parked": {change: func(w *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+		"a holder's disk is not parked": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Holder = 200
 			f.VM.Config["scsi4"] = "san:vm-200-disk-0,serial=held"
 		}},

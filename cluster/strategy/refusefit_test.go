@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 func TestAnotherArchitecture(t *testing.T) {
@@ -19,19 +20,19 @@ func TestAnotherArchitecture(t *testing.T) {
 	)
 	requireFits(t, map[string]fit{
 		"the same": {},
-		"it says nothing": {change: edits{func(_ *cluster.Wanted, f *cluster.Found) {
+		"it says nothing": {change: edits{func(_ *cluster.Wanted, f *observe.Found) {
 			f.Machine.Arch, f.Machine.Platform, f.Machine.SecureBoot, f.Machine.BootEntry = "", "", nil, ""
 		}}},
-		"another architecture": {change: edits{func(w *cluster.Wanted, _ *cluster.Found) { w.Build.Arch = "arm64" }}, all: []string{machineText}},
+		"another architecture": {change: edits{func(w *cluster.Wanted, _ *observe.Found) { w.Build.Arch = "arm64" }}, all: []string{machineText}},
 		"the VM's architecture": {
-			change: edits{func(_ *cluster.Wanted, f *cluster.Found) { f.Machine.Arch = "" }, setting("arch", "aarch64")},
+			change: edits{func(_ *cluster.Wanted, f *observe.Found) { f.Machine.Arch = "" }, setting("arch", "aarch64")},
 			all:    []string{vmText}, also: map[cluster.Strategy][]string{cluster.Recreate: {rootText}},
 		},
 		"ARM throughout": {
-			change: edits{func(w *cluster.Wanted, f *cluster.Found) { w.Build.Arch, f.Machine.Arch = "arm64", "arm64" }, setting("arch", "aarch64")},
+			change: edits{func(w *cluster.Wanted, f *observe.Found) { w.Build.Arch, f.Machine.Arch = "arm64", "arm64" }, setting("arch", "aarch64")},
 			also:   map[cluster.Strategy][]string{cluster.Recreate: {rootText}},
 		},
-		"ARM by its host": {change: edits{func(w *cluster.Wanted, f *cluster.Found) { w.Build.Arch, f.Machine.Arch = "arm64", "arm64" }}},
+		"ARM by its host": {change: edits{func(w *cluster.Wanted, f *observe.Found) { w.Build.Arch, f.Machine.Arch = "arm64", "arm64" }}},
 	})
 }
 
@@ -45,15 +46,15 @@ func TestAnotherPlatform(t *testing.T) {
 	address := func(of string) []string {
 		return []string{"the VM's cloud-init drive gives a fixed address (" + of + "), which platforms nocloud and metal do not both read: keep platform nocloud (images.platform), or have DHCP give the node its address and remove that"}
 	}
-	metal := func(w *cluster.Wanted, _ *cluster.Found) { w.Build.Platform = "metal" }
+	metal := func(w *cluster.Wanted, _ *observe.Found) { w.Build.Platform = "metal" }
 	requireFits(t, map[string]fit{
 		"another platform":                 {change: edits{metal}, notes: []string{networkNote}},
-		"another platform, GRUB":           {change: edits{metal, func(_ *cluster.Wanted, f *cluster.Found) { f.Machine.BootEntry = "" }}, also: map[cluster.Strategy][]string{cluster.InPlace: {grubText}}, notes: []string{networkNote}},
+		"another platform, GRUB":           {change: edits{metal, func(_ *cluster.Wanted, f *observe.Found) { f.Machine.BootEntry = "" }}, also: map[cluster.Strategy][]string{cluster.InPlace: {grubText}}, notes: []string{networkNote}},
 		"another platform, DHCP":           {change: edits{metal, setting("ipconfig0", "ip=dhcp,ip6=auto")}, notes: []string{networkNote}},
 		"another platform, fixed address":  {change: edits{metal, setting("ipconfig1", "gw=10.0.0.1,ip=10.0.0.2/24")}, all: address("ipconfig1: gw=10.0.0.1,ip=10.0.0.2/24")},
 		"another platform, fixed IPv6":     {change: edits{metal, setting("ipconfig0", "ip6=fd00::2/64")}, all: address("ipconfig0: ip6=fd00::2/64")},
 		"another platform, network file":   {change: edits{metal, setting("cicustom", "network=local:snippets/n.yaml")}, all: address("cicustom: network=local:snippets/n.yaml"), also: map[cluster.Strategy][]string{cluster.Recreate: {filesText}}},
-		"another platform, no drive":       {change: edits{metal, setting("ipconfig0", "ip=10.0.0.2/24"), func(_ *cluster.Wanted, f *cluster.Found) { delete(f.VM.Config, "ide0") }}, notes: []string{networkNote}},
+		"another platform, no drive":       {change: edits{metal, setting("ipconfig0", "ip=10.0.0.2/24"), func(_ *cluster.Wanted, f *observe.Found) { delete(f.VM.Config, "ide0") }}, notes: []string{networkNote}},
 		"the same platform, fixed address": {change: edits{setting("ipconfig0", "ip=10.0.0.2/24")}},
 	})
 }
@@ -68,15 +69,15 @@ func TestAnotherSecureBoot(t *testing.T) {
 	lacks := func(what string) []string {
 		return []string{"Secure Boot needs bios=ovmf and an efidisk0 with efitype=4m and without keys of others (pre-enrolled-keys=0), but " + what + ": change that, or set images.secureBoot to false, then recast lock"}
 	}
-	secure := func(w *cluster.Wanted, _ *cluster.Found) { w.Build.SecureBoot = true }
-	secured := func(_ *cluster.Wanted, f *cluster.Found) { f.Machine.SecureBoot = new(true) }
+	secure := func(w *cluster.Wanted, _ *observe.Found) { w.Build.SecureBoot = true }
+	secured := func(_ *cluster.Wanted, f *observe.Found) { f.Machine.SecureBoot = new(true) }
 	requireFits(t, map[string]fit{
 		"Secure Boot throughout":            {change: edits{secure, secured, setting("efidisk0", "fast:vm-9002-disk-3,efitype=4m,pre-enrolled-keys=1")}},
 		"no longer Secure Boot":             {change: edits{secured}, all: []string{signText}},
 		"Secure Boot to come":               {change: edits{secure}, also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}, notes: []string{enrolNote}},
-		"Secure Boot, it does not say":      {change: edits{secure, func(_ *cluster.Wanted, f *cluster.Found) { f.Machine.SecureBoot = nil }}, also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}, notes: []string{enrolNote}},
+		"Secure Boot, it does not say":      {change: edits{secure, func(_ *cluster.Wanted, f *observe.Found) { f.Machine.SecureBoot = nil }}, also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}, notes: []string{enrolNote}},
 		"Secure Boot, SeaBIOS":              {change: edits{secure, setting("bios", "seabios")}, all: lacks("the VM has SeaBIOS"), also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}},
-		"Secure Boot, nothing to keep keys": {change: edits{secure, func(_ *cluster.Wanted, f *cluster.Found) { delete(f.VM.Config, "efidisk0") }}, all: lacks("the VM has no efidisk0"), also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}},
+		"Secure Boot, nothing to keep keys": {change: edits{secure, func(_ *cluster.Wanted, f *observe.Found) { delete(f.VM.Config, "efidisk0") }}, all: lacks("the VM has no efidisk0"), also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}},
 		"Secure Boot, 2 MB":                 {change: edits{secure, setting("efidisk0", "fast:vm-9002-disk-3,size=128K")}, all: lacks("its efidisk0 has another efitype"), also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}},
 		"Secure Boot, keys of others":       {change: edits{secure, setting("efidisk0", "fast:vm-9002-disk-3,efitype=4m,pre-enrolled-keys=1")}, all: lacks("its efidisk0 has pre-enrolled-keys=1"), also: map[cluster.Strategy][]string{cluster.InPlace: {enrolText}}},
 	})
@@ -85,16 +86,16 @@ func TestAnotherSecureBoot(t *testing.T) {
 func TestUnsupportedWay(t *testing.T) {
 	t.Parallel()
 	way := []string{"not from there", "not with that"}
-	change := func(_ *cluster.Wanted, f *cluster.Found) { f.Unsupported = way }
+	change := func(_ *cluster.Wanted, f *observe.Found) { f.Unsupported = way }
 	requireFits(t, map[string]fit{"Talos does not support it": {change: edits{change}, all: way}})
 	w, f, _ := staleNode()
 	change(&w, &f)
-	if got := cluster.Diff(w, f, clustertest.Past).Notes; !slices.Equal(got, way) {
+	if got := observe.Diff(w, f, clustertest.Past).Notes; !slices.Equal(got, way) {
 		t.Errorf("notes of the drift: %q", got)
 	}
 }
 
-type edits []func(*cluster.Wanted, *cluster.Found)
+type edits []func(*cluster.Wanted, *observe.Found)
 
 // fit is what stands against a wanted image after some changes to a node that it fits.
 type fit struct {
@@ -106,7 +107,7 @@ type fit struct {
 
 // fitting is a node whose machine says everything of what its image is for, and
 // which a wanted image fits that is for the same.
-func fitting() (cluster.Wanted, cluster.Found, cluster.Observation) {
+func fitting() (cluster.Wanted, observe.Found, observe.Observation) {
 	w, f, o := staleNode()
 	w.Build.Arch, w.Build.Platform = "amd64", "nocloud"
 	f.Machine.Arch, f.Machine.Platform, f.Machine.SecureBoot = "amd64", "nocloud", new(false)
@@ -141,6 +142,6 @@ func requireFits(t *testing.T, cases map[string]fit) {
 	}
 }
 
-func setting(key, value string) func(*cluster.Wanted, *cluster.Found) {
-	return func(_ *cluster.Wanted, f *cluster.Found) { f.VM.Config[key] = value }
+func setting(key, value string) func(*cluster.Wanted, *observe.Found) {
+	return func(_ *cluster.Wanted, f *observe.Found) { f.VM.Config[key] = value }
 }

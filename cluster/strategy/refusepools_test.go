@@ -6,21 +6,22 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 )
 
 // What Talos shows of mounts, LVM and ZFS says which disk local data is on.
 func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 	t.Parallel()
-	data := func(places ...cluster.LocalData) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+	data := func(places ...cluster.LocalData) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			for _, l := range places {
 				l.Name, l.What = "pv/pvc-1", "PersistentVolume pvc-1 (claim default/db-0)"
 				f.Local = append(f.Local, l)
 			}
 		}
 	}
-	members := func(all ...cluster.PoolMember) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
-		return func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) {
+	members := func(all ...cluster.PoolMember) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+		return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			for i, m := range all {
 				m.Device, m.Format = fmt.Sprintf("pv%d", i), cmp.Or(m.Format, cluster.FormatLVM)
 				f.Machine.PoolMembers = append(f.Machine.PoolMembers, m)
@@ -31,7 +32,7 @@ func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 	lvm := cluster.LocalData{Format: cluster.FormatLVM}
 	vg0 := cluster.LocalData{Format: cluster.FormatLVM, Group: "vg0"}
 	of := func(m cluster.PoolMember, group string) cluster.PoolMember { m.Group = group; return m }
-	mounted := func(disk, label, at string) func(*cluster.Wanted, *cluster.Found, *cluster.Observation) {
+	mounted := func(disk, label, at string) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
 		return volume(cluster.Volume{Device: disk + "9", Disk: disk, Label: label, Phase: "ready", Mount: at})
 	}
 	const what = "PersistentVolume pvc-1 (claim default/db-0)"
@@ -63,7 +64,7 @@ func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 		"ZFS on another disk":                       {change: inTurn(members(cluster.PoolMember{Disks: []string{"sdb"}, Format: cluster.FormatZFS}), data(cluster.LocalData{Format: cluster.FormatZFS, Group: "tank"}))},
 		"a driver that says nothing":                both(inTurn(members(onB), data(cluster.LocalData{})), pv),
 		"nothing told, nothing but Talos is there":  {change: inTurn(ephemeralOn("sdb"), data(cluster.LocalData{}))},
-		"nothing told, of a machine that is silent": both(inTurn(ephemeralOn("sdb"), func(_ *cluster.Wanted, f *cluster.Found, _ *cluster.Observation) { f.Machine.Remembered = true }, data(cluster.LocalData{})), pv),
+		"nothing told, of a machine that is silent": both(inTurn(ephemeralOn("sdb"), func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.Remembered = true }, data(cluster.LocalData{})), pv),
 		"nothing told, something else is there":     both(inTurn(ephemeralOn("sdb"), volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}), data(cluster.LocalData{})), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -13,7 +14,7 @@ import (
 // Decide says how a stale node is brought to its wanted state, from nothing but
 // what was observed. system is its system disk, unless systemErr says that it
 // could not be proven.
-func Decide(w cluster.Wanted, f cluster.Found, o cluster.Observation, system cluster.Disk, systemErr error) Decision {
+func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system cluster.Disk, systemErr error) Decision {
 	d := Decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
 	if f.VM == nil || f.Machine == nil {
 		d.Why, d.Refused = "it could not be read", []string{unreadText(f)}
@@ -101,7 +102,7 @@ func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, syst
 	return out
 }
 
-func unreadText(f cluster.Found) string {
+func unreadText(f observe.Found) string {
 	if f.VM == nil {
 		return "it has no VM"
 	}

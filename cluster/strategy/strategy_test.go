@@ -9,6 +9,8 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -16,7 +18,7 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		strategy cluster.Strategy
-		change   func(*cluster.Found)
+		change   func(*observe.Found)
 		accept   []string
 		want     Decision
 	}{
@@ -51,10 +53,10 @@ func TestDecideRepeatsWhatWillBeLost(t *testing.T) {
 
 func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	t.Parallel()
-	args := func(f *cluster.Found) { f.VM.Config["args"] = "-x" }
-	password := func(f *cluster.Found) { f.VM.Config["cipassword"] = "**********" }
-	snapshot := func(f *cluster.Found) { f.Ties.Snapshots = []string{"before", "later"} }
-	failed := func(f *cluster.Found) { f.Node.FailedBuild = "3f2a3f2a3f2a3f2a" }
+	args := func(f *observe.Found) { f.VM.Config["args"] = "-x" }
+	password := func(f *observe.Found) { f.VM.Config["cipassword"] = "**********" }
+	snapshot := func(f *observe.Found) { f.Ties.Snapshots = []string{"before", "later"} }
+	failed := func(f *observe.Found) { f.Node.FailedBuild = "3f2a3f2a3f2a3f2a" }
 	const (
 		argsText     = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
 		passwordText = "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"
@@ -67,41 +69,41 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	noSnapshots := cluster.Obstacle{Text: snapshotText, Command: "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
 	for name, tc := range map[string]struct {
 		asked  cluster.Strategy
-		change []func(*cluster.Found)
+		change []func(*observe.Found)
 		want   Decision
 	}{
 		"auto, all possible": {cluster.Auto, nil, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
-		"auto, no recreate": {cluster.Auto, []func(*cluster.Found){args, password}, Decision{
+		"auto, no recreate": {cluster.Auto, []func(*observe.Found){args, password}, Decision{
 			Strategy: cluster.Reimage, Why: "reimage: recreate is impossible (" + argsText + "; " + passwordText + ")",
 			ToRecreate: []cluster.Obstacle{noArgs, noPassword},
 		}},
-		"auto, no reimage": {cluster.Auto, []func(*cluster.Found){snapshot}, Decision{
+		"auto, no reimage": {cluster.Auto, []func(*observe.Found){snapshot}, Decision{
 			Strategy: cluster.InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + ")",
 			ToRecreate: []cluster.Obstacle{noSnapshots},
 		}},
-		"auto, neither, for several reasons": {cluster.Auto, []func(*cluster.Found){snapshot, args}, Decision{
+		"auto, neither, for several reasons": {cluster.Auto, []func(*observe.Found){snapshot, args}, Decision{
 			Strategy: cluster.InPlace, Why: "in-place: recreate and reimage are impossible (" + snapshotText + "), recreate also (" + argsText + ")",
 			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
 		}},
-		"auto, none": {cluster.Auto, []func(*cluster.Found){snapshot, args, failed}, Decision{
+		"auto, none": {cluster.Auto, []func(*observe.Found){snapshot, args, failed}, Decision{
 			Strategy: cluster.Auto, Why: "no strategy is possible",
 			Refused:    []string{"recreate, reimage: " + snapshotText, "recreate: " + argsText, "in-place: " + failedText},
 			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
 		}},
-		"a build that failed in place": {cluster.Auto, []func(*cluster.Found){failed}, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
+		"a build that failed in place": {cluster.Auto, []func(*observe.Found){failed}, Decision{Strategy: cluster.Recreate, Why: "recreate: possible, every persistent disk can be carried over"}},
 		"recreate":                     {cluster.Recreate, nil, Decision{Strategy: cluster.Recreate, Why: "recreate: as configured"}},
-		"recreate, impossible": {cluster.Recreate, []func(*cluster.Found){snapshot, args, failed}, Decision{
+		"recreate, impossible": {cluster.Recreate, []func(*observe.Found){snapshot, args, failed}, Decision{
 			Strategy: cluster.Recreate, Why: "recreate: as configured", Refused: []string{snapshotText, argsText},
 			ToRecreate: []cluster.Obstacle{noSnapshots, noArgs},
 		}},
-		"reimage":              {cluster.Reimage, []func(*cluster.Found){args, failed}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured"}},
-		"reimage, impossible":  {cluster.Reimage, []func(*cluster.Found){snapshot, args}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},
-		"in-place":             {cluster.InPlace, []func(*cluster.Found){snapshot, args}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured"}},
-		"in-place, impossible": {cluster.InPlace, []func(*cluster.Found){failed}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured", Refused: []string{failedText}}},
-		"not read": {cluster.InPlace, []func(*cluster.Found){func(f *cluster.Found) { f.Machine, f.Errs = nil, []error{errors.New("no answer")} }}, Decision{
+		"reimage":              {cluster.Reimage, []func(*observe.Found){args, failed}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured"}},
+		"reimage, impossible":  {cluster.Reimage, []func(*observe.Found){snapshot, args}, Decision{Strategy: cluster.Reimage, Why: "reimage: as configured", Refused: []string{snapshotText}}},
+		"in-place":             {cluster.InPlace, []func(*observe.Found){snapshot, args}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured"}},
+		"in-place, impossible": {cluster.InPlace, []func(*observe.Found){failed}, Decision{Strategy: cluster.InPlace, Why: "in-place: as configured", Refused: []string{failedText}}},
+		"not read": {cluster.InPlace, []func(*observe.Found){func(f *observe.Found) { f.Machine, f.Errs = nil, []error{errors.New("no answer")} }}, Decision{
 			Strategy: cluster.InPlace, Why: "it could not be read", Refused: []string{"its machine could not be read: no answer: bring it back first"},
 		}},
-		"no VM": {cluster.Auto, []func(*cluster.Found){func(f *cluster.Found) { f.VM = nil }}, Decision{
+		"no VM": {cluster.Auto, []func(*observe.Found){func(f *observe.Found) { f.VM = nil }}, Decision{
 			Strategy: cluster.Auto, Why: "it could not be read", Refused: []string{"it has no VM"},
 		}},
 	} {
@@ -141,7 +143,7 @@ func TestParkedDisks(t *testing.T) {
 }
 
 // judge proves the system disk and decides, as the planner does.
-func judge(w cluster.Wanted, f cluster.Found, o cluster.Observation) Decision {
+func judge(w cluster.Wanted, f observe.Found, o observe.Observation) Decision {
 	if f.VM == nil || f.Machine == nil {
 		return Decide(w, f, o, cluster.Disk{}, nil)
 	}
@@ -152,7 +154,7 @@ func judge(w cluster.Wanted, f cluster.Found, o cluster.Observation) Decision {
 
 // staleNode is a worker with a system disk, two persistent disks of its own and
 // nothing that stands in the way of anything.
-func staleNode() (cluster.Wanted, cluster.Found, cluster.Observation) {
+func staleNode() (cluster.Wanted, observe.Found, observe.Observation) {
 	vm := cluster.VM{ID: 9002, Name: "wk1", Host: "pve1", Running: true, Config: map[string]string{
 		"smbios1":  "uuid=u-wk1",
 		"scsi0":    "fast:vm-9002-disk-0,serial=sys,size=10G",
@@ -176,9 +178,9 @@ func staleNode() (cluster.Wanted, cluster.Found, cluster.Observation) {
 		},
 	}
 	w := cluster.Wanted{Name: "wk1", Strategy: cluster.Auto, Build: cluster.Build{ID: "3f2a3f2a3f2a3f2a"}}
-	f := cluster.Found{Name: "wk1", VM: &vm, Machine: &m, Node: &cluster.KubeNode{Name: "wk1"}}
-	clustertest.Leased(&f)
-	o := cluster.Observation{
+	f := observe.Found{Name: "wk1", VM: &vm, Machine: &m, Node: &cluster.KubeNode{Name: "wk1"}}
+	observetest.Leased(&f)
+	o := observe.Observation{
 		VMs:      []cluster.VM{vm, {ID: 200, Name: "data", Host: "pve1", Config: map[string]string{}}},
 		Storages: []cluster.Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin"}},
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
@@ -92,7 +92,7 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 	}
 	if m, err := connectMachines(s, p, cl); err == nil {
 		src.Etcd = m.Talos
-		src.Observe = func(ctx context.Context) (cluster.Observation, error) { return pipeline.ObserveNodes(ctx, p, m) }
+		src.Observe = func(ctx context.Context) (observe.Observation, error) { return pipeline.ObserveNodes(ctx, p, m) }
 	}
 	return &p, src
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -42,7 +42,7 @@ func (t *Telemetry) Drifted(res pipeline.DriftResult) {
 	})
 }
 
-func state(d cluster.Drift) string {
+func state(d observe.Drift) string {
 	switch {
 	case len(d.Unread) > 0:
 		return "unread"
@@ -52,7 +52,7 @@ func state(d cluster.Drift) string {
 	return "in-sync"
 }
 
-func reasonsOf(d cluster.Drift) map[string]bool {
+func reasonsOf(d observe.Drift) map[string]bool {
 	out := map[string]bool{}
 	for _, r := range d.Reasons {
 		out[r.Code] = true

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -110,19 +110,19 @@ func TestRulesOfTheNotes(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		exit  int
-		nodes []cluster.Drift // nil: it failed before reading nodes
+		nodes []observe.Drift // nil: it failed before reading nodes
 		old   bool
 		want  [2]bool
 	}{
-		"in sync":           {0, []cluster.Drift{{Node: "wk1"}}, false, [2]bool{false, false}},
-		"stale":             {2, []cluster.Drift{{Node: "wk1", Stale: true}}, false, [2]bool{true, false}},
-		"unread":            {1, []cluster.Drift{{Node: "wk1", Unread: []string{"Talos"}}}, false, [2]bool{true, true}},
+		"in sync":           {0, []observe.Drift{{Node: "wk1"}}, false, [2]bool{false, false}},
+		"stale":             {2, []observe.Drift{{Node: "wk1", Stale: true}}, false, [2]bool{true, false}},
+		"unread":            {1, []observe.Drift{{Node: "wk1", Unread: []string{"Talos"}}}, false, [2]bool{true, true}},
 		"failed":            {1, nil, false, [2]bool{false, true}},
 		"bad configuration": {3, nil, false, [2]bool{false, true}},
 		"refused":           {4, nil, false, [2]bool{false, true}},
 		"claimed":           {5, nil, false, [2]bool{false, true}},
 		"interrupted":       {130, nil, false, [2]bool{false, true}},
-		"long ago":          {0, []cluster.Drift{{Node: "wk1"}}, true, [2]bool{false, true}},
+		"long ago":          {0, []observe.Drift{{Node: "wk1"}}, true, [2]bool{false, true}},
 	} {
 		path := filepath.Join(t.TempDir(), "drift.prom")
 		tele, ctx := start(t, Options{MetricsFile: path})

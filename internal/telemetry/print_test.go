@@ -9,13 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 // The printed metrics equal those of the file, whether there is one or not.
 func TestMetricsArePrinted(t *testing.T) {
 	t.Parallel()
-	res := pipeline.DriftResult{Nodes: []cluster.Drift{{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "talos-version"}}}, {Node: "wk2"}}}
+	res := pipeline.DriftResult{Nodes: []observe.Drift{{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "talos-version"}}}, {Node: "wk2"}}}
 	path := filepath.Join(t.TempDir(), "drift.prom")
 	tele, ctx := start(t, Options{MetricsFile: path})
 	tele.Drifted(res)

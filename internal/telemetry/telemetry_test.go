@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -276,7 +277,7 @@ func TestDriftAsMetrics(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "drift.prom")
 	tele, ctx := start(t, Options{MetricsFile: path, Version: "v1"})
 	tele.Cluster("prod")
-	tele.Drifted(pipeline.DriftResult{Nodes: []cluster.Drift{
+	tele.Drifted(pipeline.DriftResult{Nodes: []observe.Drift{
 		{Node: "cp1", Build: "b", Talos: "v1.13.9"},
 		{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "extension-digest"}, {Code: "extension-digest"}}},
 		{Node: "wk\"2", Unread: []string{"Talos"}},

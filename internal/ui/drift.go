@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
@@ -48,24 +49,24 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 }
 
 // plain says whether a node is in sync without notes.
-func plain(d cluster.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
+func plain(d observe.Drift) bool { return !d.Stale && len(d.Unread)+len(d.Notes) == 0 }
 
 // runs is what a node runs and what it should run.
-func runs(d cluster.Drift) string { return talosOf(d) + ", wanted build " + words.Short(d.Build) }
+func runs(d observe.Drift) string { return talosOf(d) + ", wanted build " + words.Short(d.Build) }
 
-func talosOf(d cluster.Drift) string {
+func talosOf(d observe.Drift) string {
 	if d.Talos == "" {
 		return "no Talos was read"
 	}
 	return "Talos " + foreign.Line(d.Talos)
 }
 
-func driftRow(p *page, d cluster.Drift) []string {
+func driftRow(p *page, d observe.Drift) []string {
 	return []string{stateOf(p, d), d.Node, talosOf(d), "wanted build " + words.Short(d.Build)}
 }
 
 // stateWord is the state of a node: "in sync", "stale" or "unread".
-func stateWord(d cluster.Drift) string {
+func stateWord(d observe.Drift) string {
 	switch {
 	case len(d.Unread) > 0:
 		return "unread"
@@ -75,12 +76,12 @@ func stateWord(d cluster.Drift) string {
 	return "in sync"
 }
 
-func stateOf(p *page, d cluster.Drift) string {
+func stateOf(p *page, d observe.Drift) string {
 	word := stateWord(d)
 	return p.paint(map[string]string{"unread": red, "stale": yellow, "in sync": green}[word], word)
 }
 
-func drawDrift(p *page, d cluster.Drift) {
+func drawDrift(p *page, d observe.Drift) {
 	for _, r := range d.Reasons {
 		p.wrapped("    ", "      ", foreign.Line(r.Text))
 	}
@@ -112,14 +113,14 @@ const kubernetesVersion = "kubernetes-version"
 const extensionFile = "extension-file"
 
 // onlyFiles says whether a node is in sync except for its files.
-func onlyFiles(d cluster.Drift) bool {
+func onlyFiles(d observe.Drift) bool {
 	return len(d.Reasons) > 0 && !slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool {
 		return r.Code != extensionFile && r.Code != kubernetesVersion
 	}) && slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == extensionFile })
 }
 
 // codes lists the codes of all reasons, each once per node that has it.
-func codes(nodes []cluster.Drift) (order []string, count map[string]int) {
+func codes(nodes []observe.Drift) (order []string, count map[string]int) {
 	count = map[string]int{}
 	for _, d := range nodes {
 		var mine []string
@@ -137,7 +138,7 @@ func codes(nodes []cluster.Drift) (order []string, count map[string]int) {
 	return order, count
 }
 
-func tally(nodes []cluster.Drift) string {
+func tally(nodes []observe.Drift) string {
 	order, count := codes(nodes)
 	var parts []string
 	for _, code := range order {
@@ -147,10 +148,10 @@ func tally(nodes []cluster.Drift) string {
 }
 
 // hints returns what to run next, by the result.
-func hints(nodes []cluster.Drift) []string {
+func hints(nodes []observe.Drift) []string {
 	var out []string
 	order, _ := codes(nodes)
-	if slices.ContainsFunc(nodes, func(d cluster.Drift) bool { return len(d.Unread) > 0 }) {
+	if slices.ContainsFunc(nodes, func(d observe.Drift) bool { return len(d.Unread) > 0 }) {
 		out = append(out, "recast doctor checks every connection to the nodes; a node that could not be read is neither stale nor in sync")
 	}
 	if slices.Contains(order, "unfinished") || slices.Contains(order, "cordoned") {

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -74,7 +74,7 @@ func writeJUnit(w io.Writer, res pipeline.DriftResult) error {
 }
 
 // junitOf converts a node to a test case.
-func junitOf(name string, d cluster.Drift) junitCase {
+func junitOf(name string, d observe.Drift) junitCase {
 	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
 	var lines []string
 	for _, u := range d.Unread {

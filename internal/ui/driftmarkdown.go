@@ -3,7 +3,7 @@ package ui
 import (
 	"strings"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/pipeline"
 )
@@ -32,7 +32,7 @@ func driftMarkdown(p *page, res pipeline.DriftResult) {
 }
 
 // driftCells are the table cells of one node after its name, escaped.
-func driftCells(d cluster.Drift) []string {
+func driftCells(d observe.Drift) []string {
 	var why []string
 	for _, r := range d.Reasons {
 		why = append(why, escape(r.Text))
@@ -50,7 +50,7 @@ func driftCells(d cluster.Drift) []string {
 	return []string{state, escape(talosWord(d)), "`" + words.Short(d.Build) + "`", strings.Join(why, "<br>")}
 }
 
-func talosWord(d cluster.Drift) string {
+func talosWord(d observe.Drift) string {
 	if d.Talos == "" {
 		return "–"
 	}

@@ -13,13 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 func manyDrifts(nodes, stale int) pipeline.DriftResult {
 	res := pipeline.DriftResult{Cluster: "c1", Stale: stale, InSync: stale == 0}
 	for i := range nodes {
-		d := cluster.Drift{Node: fmt.Sprintf("wk%03d", i), Talos: "v1.13.9", Build: "abcdef0123456789"}
+		d := observe.Drift{Node: fmt.Sprintf("wk%03d", i), Talos: "v1.13.9", Build: "abcdef0123456789"}
 		if i < stale {
 			d.Stale, d.Reasons = true, []cluster.Reason{{Code: "talos-version", Text: "Talos v1.13.8 → v1.13.9"}}
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -64,8 +65,8 @@ func TestColoursAreOurs(t *testing.T) {
 func TestForeignTextInReports(t *testing.T) {
 	t.Parallel()
 	const words = "bad\x1b[31m | `code` |\r\n| fake | row |\n## <b>\u202e\u009b1A\x00"
-	drift := cluster.Drift{Node: "wk1", Stale: true, Talos: words, Reasons: []cluster.Reason{{Code: "extension", Text: words}}, Notes: []string{words}}
-	res := pipeline.DriftResult{Cluster: "c", Nodes: []cluster.Drift{drift}}
+	drift := observe.Drift{Node: "wk1", Stale: true, Talos: words, Reasons: []cluster.Reason{{Code: "extension", Text: words}}, Notes: []string{words}}
+	res := pipeline.DriftResult{Cluster: "c", Nodes: []observe.Drift{drift}}
 	print := func(format string) string {
 		var out bytes.Buffer
 		if err := WriteDrift(&out, format, res); err != nil {

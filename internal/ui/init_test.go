@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/pipeline/setup"
 )
 
@@ -26,14 +27,14 @@ func TestWriteInit(t *testing.T) {
 	}
 	unknown := cluster.Reason{Code: "unknown-build", Text: "its schematic was not locked by recast: extension digests unknown"}
 	inSync, foreign := found, found
-	inSync.Drift = []cluster.Drift{{Node: "cp1", Build: build}, {Node: "wk1", Build: build}}
-	foreign.Drift = []cluster.Drift{
+	inSync.Drift = []observe.Drift{{Node: "cp1", Build: build}, {Node: "wk1", Build: build}}
+	foreign.Drift = []observe.Drift{
 		{Node: "cp1", Build: build, Stale: true, Reasons: []cluster.Reason{unknown}}, {Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{unknown}},
 	}
 	foreign.Left, foreign.Warnings = []string{"metal1"}, []string{"schematics/worker.yaml: the image of wk1 carries no schematic"}
 	half := found
 	half.Dir = "../found/"
-	half.Drift = []cluster.Drift{
+	half.Drift = []observe.Drift{
 		{Node: "cp1", Build: build},
 		{Node: "wk1", Build: build, Stale: true, Reasons: []cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-aa → sha256-bb"}}},
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -43,7 +44,7 @@ func drawn(t *testing.T, name string, draw func(*bytes.Buffer) error) {
 var (
 	system = &cluster.DiskPlan{Key: "scsi0", Serial: "sys", Volid: "fast:vm-9031-disk-0", Size: "10G"}
 	data   = cluster.DiskPlan{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9031-disk-1", Size: "20G"}
-	stale  = cluster.Drift{Stale: true, Reasons: []cluster.Reason{
+	stale  = observe.Drift{Stale: true, Reasons: []cluster.Reason{
 		{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:000000000000 → sha256:111111111111"},
 	}}
 )
@@ -65,7 +66,7 @@ func everyPhase() planning.Plan {
 	resumed := node("wk3", 9033, cluster.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
 		"its machine configuration is nowhere but on the old system disk"
-	resumed.System, resumed.Carried, resumed.Drift = system, []cluster.DiskPlan{data}, cluster.Drift{}
+	resumed.System, resumed.Carried, resumed.Drift = system, []cluster.DiskPlan{data}, observe.Drift{}
 	canary := node("wk1", 9031, cluster.Canary, cluster.Recreate, 240)
 	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []cluster.DiskPlan{data}
 	canary.Renewed, canary.System = []string{"vmgenid", "meta", "volid of scsi1"}, new(*system)
@@ -77,11 +78,11 @@ func everyPhase() planning.Plan {
 	losing := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
 	losing.System, losing.WillLose = system, []string{"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost"}
 	back := node("wk4", 9034, cluster.Workers, cluster.Rollback, 180)
-	back.System, back.Drift = system, cluster.Drift{}
+	back.System, back.Drift = system, observe.Drift{}
 	kept := inSync("wk6")
-	kept.Drift = cluster.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
+	kept.Drift = observe.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
 	unread := inSync("wk7")
-	unread.Why, unread.Drift = "it could not be read", cluster.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
+	unread.Why, unread.Drift = "it could not be read", observe.Drift{Unread: []string{"read machine 10.0.0.7: no route"}}
 	return planning.Plan{
 		Run: "20261120-0300-aaaa", TotalSeconds: 16 * 60, MaxUnavailable: 2, PerHost: 1, Nodes: []planning.NodePlan{resumed, canary, cp, losing, back, kept, unread},
 		Warn: []string{"the Proxmox cluster has no quorum: a roll will refuse to start"},

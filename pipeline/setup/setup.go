@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
@@ -74,7 +75,7 @@ type InitResult struct {
 	Files      []string        `json:"files"`            // written, relative to Dir
 	Secret     []string        `json:"secret,omitempty"` // those of Files that hold secrets: readable only for their owner, and not to be committed
 	Dir        string          `json:"dir"`
-	Drift      []cluster.Drift `json:"drift"` // of the nodes from recast.lock
+	Drift      []observe.Drift `json:"drift"` // of the nodes from recast.lock
 }
 
 // InitNode is one node that was found.

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/pipeline"
@@ -111,7 +111,7 @@ func (in *initial) compare(p pipeline.Project, lock schematics.Lock) error {
 		return err
 	}
 	for i, w := range p.Wanted(lock) {
-		d := cluster.Diff(w, in.found.Nodes[i].Found(), past)
+		d := observe.Diff(w, in.found.Nodes[i].Found(), past)
 		in.res.Drift = append(in.res.Drift, d)
 		for _, r := range d.Reasons {
 			if r.Code != "extension-extra" {

@@ -1,8 +1,10 @@
-package cluster
+package observe
 
 import (
 	"fmt"
 	"slices"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // kubernetesFit is how wanted and present versions of Talos and of Kubernetes go
@@ -15,7 +17,7 @@ type kubernetesFit struct {
 }
 
 // fitOf is nil where Kubernetes is as wanted, or none in particular is wanted.
-func fitOf(talos MachineReader, w Wanted, m Machine, kubelet string) *kubernetesFit {
+func fitOf(talos cluster.MachineReader, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
 	}

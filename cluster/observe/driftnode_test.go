@@ -1,4 +1,4 @@
-package cluster
+package observe
 
 import (
 	"slices"
@@ -6,81 +6,84 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 )
 
 // rolledNode is a node as a finished roll leaves it.
-func rolledNode() (Wanted, Found) {
-	m := inSync()
+func rolledNode() (cluster.Wanted, Found) {
+	m := clustertest.InSync()
 	m.SystemDisk = "sda"
-	m.Disks = []MachineDisk{{Device: "sda", Serial: "sys"}}
+	m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys"}}
 	m.BootEntry, m.NextBoot = "talos-v1.13.9.efi", "talos-v1.13.9.efi"
-	b := wantedBuild()
+	b := clustertest.WantedBuild()
 	b.Installer = "mirror.example/talos/installer@sha256:cccc"
 	m.InstallImage = b.Installer
-	vm := VM{ID: 9011, Name: "wk1", Host: "pve1", Config: map[string]string{
+	vm := cluster.VM{ID: 9011, Name: "wk1", Host: "pve1", Config: map[string]string{
 		"scsi0": "fast:vm-9011-disk-0,serial=sys,size=10G", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2;net0",
 	}}
-	w := Wanted{Name: "wk1", Build: b, Kubernetes: "v1.35.4", SystemGiB: 10}
-	return w, Found{Name: "wk1", VM: &vm, Machine: &m, Node: &KubeNode{Name: "wk1", KubeletVersion: "v1.35.4"}}
+	w := cluster.Wanted{Name: "wk1", Build: b, Kubernetes: "v1.35.4", SystemGiB: 10}
+	return w, Found{Name: "wk1", VM: &vm, Machine: &m, Node: &cluster.KubeNode{Name: "wk1", KubeletVersion: "v1.35.4"}}
 }
 
 func TestDiffOfBootAndNode(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		change func(*Wanted, *Found)
-		want   []Reason
+		change func(*cluster.Wanted, *Found)
+		want   []cluster.Reason
 		notes  []string
 	}{
-		"as rolled":     {func(*Wanted, *Found) {}, nil, nil},
-		"no boot order": {func(_ *Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
-		"legacy order":  {func(_ *Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
+		"as rolled":     {func(*cluster.Wanted, *Found) {}, nil, nil},
+		"no boot order": {func(_ *cluster.Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
+		"legacy order":  {func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
 		"CD first": {
-			func(_ *Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
-			[]Reason{{"boot-order", "it boots from ide2 before its system disk scsi0", "ide2", "scsi0"}},
+			func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
+			[]cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0", Old: "ide2", New: "scsi0"}},
 			nil,
 		},
 		"unproven system disk": {
-			func(_ *Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" }, nil,
+			func(_ *cluster.Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" }, nil,
 			[]string{`VM 9011 "wk1" on pve1: system disk can't be proven: the machine does not name it`},
 		},
 		"small system disk": {
-			func(w *Wanted, _ *Found) { w.SystemGiB = 16 },
-			[]Reason{{"system-disk-size", "system disk scsi0: 10G → 16G", "10G", "16G"}},
+			func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 16 },
+			[]cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G", Old: "10G", New: "16G"}},
 			nil,
 		},
 		"large system disk": {
-			func(w *Wanted, _ *Found) { w.SystemGiB = 8 }, nil,
+			func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 8 }, nil,
 			[]string{"system disk scsi0 has 10G, more than the 8G wanted: recast never makes one smaller"},
 		},
-		"any size": {func(w *Wanted, _ *Found) { w.SystemGiB = 0 }, nil, nil},
+		"any size": {func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 0 }, nil, nil},
 		"not rebooted yet": {
-			func(_ *Wanted, f *Found) { f.Machine.NextBoot = "talos-v1.14.0.efi" },
-			[]Reason{{
-				"pending-reboot", "talos-v1.14.0.efi is installed, but talos-v1.13.9.efi is running: the next reboot starts the other system",
-				"talos-v1.13.9.efi", "talos-v1.14.0.efi",
+			func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "talos-v1.14.0.efi" },
+			[]cluster.Reason{{
+				Code: "pending-reboot", Text: "talos-v1.14.0.efi is installed, but talos-v1.13.9.efi is running: the next reboot starts the other system",
+				Old: "talos-v1.13.9.efi", New: "talos-v1.14.0.efi",
 			}},
 			nil,
 		},
-		"next boot unknown": {func(_ *Wanted, f *Found) { f.Machine.NextBoot = "" }, nil, nil},
+		"next boot unknown": {func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "" }, nil, nil},
 		"Kubernetes": {
-			func(w *Wanted, _ *Found) { w.Kubernetes = "v1.36.0" },
-			[]Reason{{"kubernetes-version", "Kubernetes v1.35.4 → v1.36.0", "v1.35.4", "v1.36.0"}},
+			func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "v1.36.0" },
+			[]cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.35.4 → v1.36.0", Old: "v1.35.4", New: "v1.36.0"}},
 			nil,
 		},
-		"any Kubernetes": {func(w *Wanted, _ *Found) { w.Kubernetes = "" }, nil, nil},
+		"any Kubernetes": {func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "" }, nil, nil},
 		"a mark": {
-			func(_ *Wanted, f *Found) { f.Node.Mark = &Mark{Run: "r1", Strategy: InPlace} },
-			[]Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
+			func(_ *cluster.Wanted, f *Found) { f.Node.Mark = &cluster.Mark{Run: "r1", Strategy: cluster.InPlace} },
+			[]cluster.Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
 			nil,
 		},
-		"somebody's cordon": {func(_ *Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
+		"somebody's cordon": {func(_ *cluster.Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
 		"a mark of an open replacement": {
-			func(_ *Wanted, f *Found) {
-				f.Node.Mark = &Mark{Run: "r1"}
+			func(_ *cluster.Wanted, f *Found) {
+				f.Node.Mark = &cluster.Mark{Run: "r1"}
 				f.VM.Config["boot"] = "order=ide2;scsi0"
-				f.Parking = &Parking{VM: VM{ID: 9090, Name: "p", Host: "pve1"}, Record: Record{Run: "r1", Open: true}}
+				f.Parking = &cluster.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: cluster.Record{Run: "r1", Open: true}}
 			},
-			[]Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
+			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 			nil,
 		},
 	} {
@@ -88,7 +91,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			t.Parallel()
 			w, f := rolledNode()
 			tc.change(&w, &f)
-			got := Diff(w, f, past)
+			got := Diff(w, f, clustertest.Past)
 			if diff := cmp.Diff(tc.want, got.Reasons); diff != "" {
 				t.Error(diff)
 			}
@@ -120,7 +123,7 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 		w, f := rolledNode()
 		w.Build.Installer, f.Machine.InstallImage = tc.installer, tc.image
 		var text strings.Builder
-		for _, r := range Diff(w, f, past).Reasons {
+		for _, r := range Diff(w, f, clustertest.Past).Reasons {
 			if r.Code != "install-image" {
 				t.Errorf("%s: %+v", name, r)
 			}
@@ -137,7 +140,7 @@ func TestDiffOfAHiddenConfiguration(t *testing.T) {
 	t.Parallel()
 	w, f := rolledNode()
 	f.Machine.ConfigHidden = true
-	d := Diff(w, f, past)
+	d := Diff(w, f, clustertest.Past)
 	if d.Stale || len(d.Unread) > 0 || !slices.ContainsFunc(d.Notes, func(note string) bool {
 		return strings.HasPrefix(note, "not compared, for it takes a talosconfig with the role os:admin: the install image")
 	}) {
@@ -149,12 +152,12 @@ func TestKubernetesVersionIsNotForARoll(t *testing.T) {
 	t.Parallel()
 	w, f := rolledNode()
 	w.Kubernetes = "v1.36.0"
-	d := Diff(w, f, past)
+	d := Diff(w, f, clustertest.Past)
 	if !d.Stale || d.Rollable() || rollable("kubernetes-version") || !rollable("talos-version") {
 		t.Errorf("a roll can do something about %+v", d)
 	}
 	f.Machine.TalosVersion = "v1.13.8"
-	if !Diff(w, f, past).Rollable() {
+	if !Diff(w, f, clustertest.Past).Rollable() {
 		t.Error("a roll can do nothing about an old Talos")
 	}
 }

@@ -1,0 +1,120 @@
+package observe
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Diff compares one node with what is wanted of it.
+func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
+	d := Drift{Node: w.Name, Build: w.Build.ID}
+	for _, err := range f.Errs {
+		d.Unread = append(d.Unread, err.Error())
+	}
+	if f.Open() {
+		d.Reasons = append(d.Reasons, cluster.Reason{
+			Code: "unfinished",
+			Text: fmt.Sprintf("its replacement by run %s is not finished; disks may be on %s", f.Parking.Record.Run, f.Parking.VM),
+		})
+	}
+	if f.Machine != nil {
+		d.Talos = f.Machine.TalosVersion
+		d.Reasons = append(d.Reasons, cluster.DiffImage(w.Build, *f.Machine, past)...)
+		if len(d.Reasons) == 0 { // another image brings its own installer
+			d.Reasons = append(d.Reasons, cluster.DiffInstalled(w.Build, *f.Machine)...)
+		}
+	}
+	d.Notes = append(d.Notes, f.Unsupported...)
+	if m := f.Machine; m != nil && len(m.Unmet) > 0 {
+		d.Notes = append(d.Notes, "its machine is not well: "+m.Standing())
+	}
+	if f.Machine != nil && f.Machine.ConfigHidden {
+		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: the install image of its configuration, a system that waits for a reboot")
+	}
+	if why := f.Pause(); why != "" {
+		d.Notes = append(d.Notes, "paused: "+why+": a roll leaves it as it is")
+	}
+	if f.Node != nil {
+		d.Reasons = append(d.Reasons, diffNode(w, f)...)
+	}
+	if f.VM != nil && !f.Open() {
+		reasons, notes := diffVM(w, f)
+		d.Reasons, d.Notes = append(d.Reasons, reasons...), append(d.Notes, notes...)
+	}
+	if f.Parking != nil {
+		d.Reasons = append(d.Reasons, diffKept(*f.Parking)...)
+	}
+	for _, p := range f.Parkings() {
+		for _, kept := range p.Record.Kept {
+			what := "previous system disk"
+			if kept.GivenUp {
+				what = "system disk that was given up"
+			}
+			d.Notes = append(d.Notes, fmt.Sprintf("%s is parked as %s of %s (run %s)", what, kept.Key, p.VM, kept.Run))
+		}
+	}
+	d.Stale = len(d.Reasons) > 0
+	return d
+}
+
+// Drift is how one node stands. A node that could not be read is neither stale
+// nor in sync: Unread says why.
+type Drift struct {
+	Node    string           `json:"node"`
+	Stale   bool             `json:"stale"`
+	Reasons []cluster.Reason `json:"reasons,omitempty"`
+	Notes   []string         `json:"notes,omitempty"` // kept on purpose, or worth knowing
+	Unread  []string         `json:"unread,omitempty"`
+	Build   string           `json:"build"` // wanted build ID
+	Talos   string           `json:"talos"` // version found, "" if unread
+}
+
+// Rollable says whether a roll has anything to do to the node.
+func (d Drift) Rollable() bool {
+	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
+}
+
+// rollable says whether a roll brings what the code of a reason stands for to
+// what is wanted. Kubernetes is upgraded by recast upgrade-k8s.
+func rollable(code string) bool { return code != kubernetesVersion }
+
+// Tidy says whether the node is right but for what a roll left lying about:
+// that is cleared up without taking the node down.
+func (d Drift) Tidy() bool {
+	for _, r := range d.Reasons {
+		switch r.Code {
+		case "cordoned", "boot-media", "install-image", superseded:
+		default:
+			if rollable(r.Code) {
+				return false
+			}
+		}
+	}
+	return d.Rollable()
+}
+
+// fileDiffers is the code of the reason that a file of an extension is not as
+// locked. Labels say nothing of it: a roll does not see it.
+const fileDiffers = "extension-file"
+
+// WithFiles adds to how a node stands what the comparison of its files came to.
+func (d Drift) WithFiles(c cluster.FileCheck, err error) Drift {
+	if err != nil {
+		d.Unread = append(d.Unread, err.Error())
+		return d
+	}
+	for _, f := range c.Differ {
+		d.Reasons = append(d.Reasons, cluster.Reason{Code: fileDiffers, Text: f.String(), Old: f.Found, New: f.Wanted})
+	}
+	if c.More > 0 {
+		d.Reasons = append(d.Reasons, cluster.Reason{Code: fileDiffers, Text: fmt.Sprintf("%d more files of extensions are not as locked", c.More)})
+	}
+	d.Notes = append(d.Notes, c.String())
+	for _, text := range c.NotCompared {
+		d.Notes = append(d.Notes, "not compared: "+text)
+	}
+	d.Stale = len(d.Reasons) > 0
+	return d
+}

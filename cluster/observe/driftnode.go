@@ -1,0 +1,90 @@
+package observe
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// diffKept are old system disks that a roll which has ended was about to free.
+func diffKept(p cluster.Parking) []cluster.Reason {
+	var out []cluster.Reason
+	for _, k := range p.Record.Kept {
+		if k.Going && !p.Record.Open {
+			out = append(out, cluster.Reason{
+				Code: superseded, Text: fmt.Sprintf("its last roll was about to free %s of %s, a superseded system disk, and did not finish", k.Key, p.VM), Old: k.Run,
+			})
+		}
+	}
+	return out
+}
+
+// diffNode compares what Kubernetes says of the node.
+func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
+	var out []cluster.Reason
+	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
+		out = append(out, cluster.Reason{
+			Code: kubernetesVersion, Text: fmt.Sprintf("Kubernetes %s → %s", f.Node.KubeletVersion, w.Kubernetes), Old: f.Node.KubeletVersion, New: w.Kubernetes,
+		})
+	}
+	if mark := f.Node.Mark; mark != nil && !f.Open() {
+		out = append(out, cluster.Reason{
+			Code: "cordoned",
+			Text: fmt.Sprintf("run %s cordoned it to roll it %s and did not finish", mark.Run, mark.Strategy), Old: mark.Run,
+		})
+	}
+	return out
+}
+
+// diffVM looks at how the VM boots and at what a finished roll leaves behind in
+// it: nothing but its mark.
+func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
+	disks, err := f.VM.Disks()
+	if err != nil {
+		return []cluster.Reason{{Code: "vm-config", Text: err.Error()}}, nil
+	}
+	for _, d := range disks {
+		if name, iso := cluster.BootISO(d); iso {
+			out = append(out, cluster.Reason{Code: "boot-media", Text: fmt.Sprintf("boot ISO %s is still in %s", name, d.Key), Old: name})
+		}
+	}
+	if f.Machine == nil {
+		return out, nil
+	}
+	system, err := cluster.ProveSystemDisk(*f.VM, *f.Machine, w.SystemDisk)
+	if err != nil {
+		return out, []string{err.Error()} // what can't be told is no drift; a roll refuses for it
+	}
+	if first := firstBoot(f.VM.Config["boot"]); first != "" && first != system.Key {
+		out = append(out, cluster.Reason{Code: "boot-order", Text: fmt.Sprintf("it boots from %s before its system disk %s", first, system.Key), Old: first, New: system.Key})
+	}
+	have, want := system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30
+	switch {
+	case want == 0 || have == 0 || have == want:
+	case have > want:
+		notes = append(notes, fmt.Sprintf("system disk %s has %s, more than the %dG wanted: recast never makes one smaller", system.Key, system.Option("size"), w.SystemGiB))
+	default:
+		size := fmt.Sprintf("%dG", w.SystemGiB)
+		out = append(out, cluster.Reason{
+			Code: "system-disk-size", Text: fmt.Sprintf("system disk %s: %s → %s", system.Key, system.Option("size"), size), Old: system.Option("size"), New: size,
+		})
+	}
+	return out, notes
+}
+
+// firstBoot is the first device of a VM's boot order; "" where it has none of
+// the form "order=scsi0;ide2".
+func firstBoot(boot string) string {
+	list, ok := strings.CutPrefix(boot, "order=")
+	if !ok {
+		return ""
+	}
+	first, _, _ := strings.Cut(list, ";")
+	return first
+}
+
+const (
+	kubernetesVersion = "kubernetes-version"
+	superseded        = "superseded-disk"
+)

@@ -1,0 +1,259 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Found is what Proxmox, Talos and Kubernetes say about one node. What could
+// not be read is nil, with its reason in Errs.
+type Found struct {
+	Name    string
+	VM      *cluster.VM // nil only while an unfinished replacement has deleted it
+	Machine *cluster.Machine
+	Blank   *cluster.Machine // where it answers in maintenance mode instead, though nobody is replacing it
+	Node    *cluster.KubeNode
+	Addr    netip.Addr       // where its Talos API is expected
+	Parking *cluster.Parking // its parking VM: the one with an open record, else the one on the VM's host, if there is one
+	Ties    cluster.Ties
+	Local   []cluster.LocalData
+	handles []string // of all volumes of Proxmox' CSI driver
+	// ConfigKnown says that the machine configuration is at hand although the
+	// node may not answer: in the user's files or in the journal of an unfinished run.
+	ConfigKnown bool
+	// ConfigDamaged says why the one in the journal is not used; nil: it is not damaged.
+	ConfigDamaged error
+	// Unsupported says why Talos does not support the way from the version that runs to the wanted one.
+	Unsupported []string
+	Errs        []error
+	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
+	Elsewhere []cluster.Parking
+
+	ConfigIn cluster.ConfigPlace // where it is then
+	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
+
+	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
+	Away bool           // its VM may be on a host that does not answer
+
+	// dangling says that the source of the hand-over which was cut off names a volume that has another name by now.
+	Dangling bool
+}
+
+// Host is the Proxmox node that the node's VM is on, or was on before its
+// unfinished replacement deleted it; "" if unknown.
+func (f *Found) Host() string {
+	switch {
+	case f.VM != nil:
+		return f.VM.Host
+	case f.Parking != nil:
+		return f.Parking.VM.Host
+	}
+	return ""
+}
+
+// Open says whether a replacement of the node was begun and not finished. It reads
+// f where it is: Observe fills other fields meanwhile.
+func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
+
+// Unfinished says whether an earlier run left something to finish on the node
+// before anything else can be planned for it.
+func (f *Found) Unfinished() bool {
+	if f.Open() {
+		return true
+	}
+	return f.Node != nil && f.Node.Mark != nil && f.Node.Mark.Strategy == cluster.InPlace && (f.Machine == nil || f.Node.Mark.Installed)
+}
+
+// Unread is why a node's machine could not be read, and what to do about it.
+func (o Observation) Unread(w cluster.Wanted, f Found) error {
+	err := fmt.Errorf("node %s: %s", w.Name, strings.Join(Diff(w, f, nil).Unread, "; "))
+	hints := fault.Hints(errors.Join(f.Errs...))
+	if lost := o.lostTrack(f); lost != "" {
+		hints = append([]string{lost}, hints...)
+	}
+	switch {
+	case f.Blank != nil:
+		hints = append(hints, f.withoutConfig())
+	case f.VM != nil && f.VM.Running && f.Addr.IsValid() && len(hints) == 0:
+		hints = append(hints, f.silent(w))
+	}
+	for _, hint := range hints {
+		err = fault.WithHint(err, "%s", hint)
+	}
+	return err
+}
+
+// KeptElsewhere says where the node's last system disk is if that is on another
+// host than its VM, and what brings them together.
+func (f *Found) KeptElsewhere(kept cluster.KeptDisk, on cluster.VM) string {
+	if on.Host == f.VM.Host {
+		return ""
+	}
+	together := fmt.Sprintf("on %s: %s", on.Host, cluster.MigrateCommand(on, f.VM.Host))
+	if f.Parking != nil { // a host has room for one parking VM of a node
+		together = fmt.Sprintf("on %s: %s", f.VM.Host, cluster.MigrateCommand(*f.VM, on.Host))
+	}
+	return fmt.Sprintf("the system disk that run %s replaced is %s of %s, and %s was moved since: %s brings them together; or %s",
+		kept.Run, kept.Key, on, *f.VM, together, cluster.PreviousLock)
+}
+
+// LastKept is the system disk that a node had before its present one, and the
+// parking VM that it is on, wherever its VM was then.
+func (f *Found) LastKept() (last cluster.KeptDisk, on cluster.VM, found bool) {
+	for _, p := range f.Parkings() { // the one on the VM's host first
+		for _, k := range slices.Backward(p.Record.Kept) {
+			if k.GivenUp {
+				continue
+			}
+			if !found || k.Nth > last.Nth {
+				last, on, found = k, p.VM, true
+			}
+			break
+		}
+	}
+	return last, on, found
+}
+
+// Pause is why the node is not to be taken out; "" where it may be.
+func (f *Found) Pause() string {
+	if f.Node == nil {
+		return ""
+	}
+	return f.Node.Pause
+}
+
+// VMOrZero is the node's VM; zero while there is none.
+func (f *Found) VMOrZero() cluster.VM {
+	if f.VM == nil {
+		return cluster.VM{}
+	}
+	return *f.VM
+}
+
+// observeMoves reads how far the hand-overs that were cut off have come.
+func observeMoves(ctx context.Context, px cluster.Inventory, found []Found) error {
+	g := errgroup.Group{}
+	g.SetLimit(cluster.ObserveLimit)
+	for i := range found {
+		f := &found[i]
+		if !f.Open() {
+			continue
+		}
+		g.Go(func() (err error) {
+			f.Dangling, err = f.Parking.Record.Dangling(ctx, px, f.VMOrZero(), f.Parking.VM)
+			return fault.Prefix("node "+f.Name, err)
+		})
+	}
+	return g.Wait()
+}
+
+// Parkings are all parking VMs of the node.
+func (f *Found) Parkings() []cluster.Parking {
+	if f.Parking == nil {
+		return f.Elsewhere
+	}
+	return append([]cluster.Parking{*f.Parking}, f.Elsewhere...)
+}
+
+// parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
+// replaced, since a VM that is moved leaves its old system disks behind. It
+// refuses a copy (a clone, a restored backup), which tells the same story of
+// disks that are not the ones it means. One with the disks of another VM is none
+// of them: of an earlier one of that name, or of a cluster whose recast.yaml was
+// copied from this one. uuid is "" where the node's is not known.
+func parkingsOf(all []cluster.Parking, node, uuid string) ([]cluster.Parking, error) {
+	mine := slices.DeleteFunc(slices.Clone(all), func(p cluster.Parking) bool {
+		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
+	})
+	for i, p := range mine {
+		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
+			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
+				"has another machine taken the hostname of %s since? Give it one of its own, then kubectl delete node %s. "+
+					"Or does another recast.yaml on this Proxmox cluster say cluster: %s as well? Then that run has to be finished with that one; give one of them another name", node, node, p.Record.Cluster)
+		}
+		for _, q := range mine[:i] {
+			if err := p.Twin(q); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return mine, nil
+}
+
+// takeParking takes the one that is so out of a node's parking VMs; nil if none is.
+func takeParking(all []cluster.Parking, is func(cluster.Parking) bool) (one *cluster.Parking, others []cluster.Parking) {
+	for _, p := range all {
+		if one == nil && is(p) {
+			one = &p
+			continue
+		}
+		others = append(others, p)
+	}
+	return one, others
+}
+
+func (f *Found) applyByHand() string {
+	return fmt.Sprintf("talosctl apply-config --insecure -n %s --file %s.yaml", f.Addr, f.Name)
+}
+
+// silent is what to do about a machine that is on and does not answer at all.
+func (f *Found) silent(w cluster.Wanted) string {
+	look := fmt.Sprintf("look at the console of VM %d", f.VM.ID)
+	disks, err := f.VM.Disks()
+	if err != nil || len(w.ISOStorages) == 0 {
+		return look
+	}
+	cd := cluster.CDKey(f.VM.Config, disks)
+	boot := fmt.Sprintf("qm set %d --%s %s:iso/%s,media=cdrom", f.VM.ID, cd, w.ISOStorages[0], w.Build.ISOName)
+	if order := cluster.BootDevices(f.VM.Config["boot"]); order != nil && !slices.Contains(order, cd) {
+		boot += fmt.Sprintf(" --boot 'order=%s'", strings.Join(append(order, cd), ";"))
+	}
+	return fmt.Sprintf("%s. Where it boots nothing, because its system disk was wiped (talosctl reset): recast publish, then on %s %s && qm stop %d && qm start %d; "+
+		"in maintenance mode %s %s", look, f.VM.Host, boot, f.VM.ID, f.VM.ID, f.applyByHand(), bySerial)
+}
+
+// withoutConfig is what to do about a machine in maintenance mode that recast can't give its configuration.
+func (f *Found) withoutConfig() string {
+	if f.Blank.Installable() {
+		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
+	}
+	return fmt.Sprintf("its machine configuration is nowhere to be had: put it as %s.yaml into the directory that talos.machineConfigs names, and run the same command again, or %s", f.Name, f.applyByHand())
+}
+
+const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
+
+// readBlank reads the machine of a node that should have been configured but is
+// in maintenance mode; nil if it is not, or is not the VM's.
+func readBlank(ctx context.Context, src cluster.Sources, f *Found) *cluster.Machine {
+	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
+		return nil
+	}
+	m, err := src.Maintenance.MaintenanceMachine(ctx, f.Addr)
+	if err != nil || m.Stage != "maintenance" || m.UUID != f.VM.UUID() {
+		return nil
+	}
+	return &m
+}
+
+// BlankSetting is what of the VM is set for its blank boot; nil: nothing.
+func (f Found) BlankSetting(b cluster.Build) *reach.Setting {
+	switch {
+	case f.Open():
+		mem, _ := f.Parking.Record.ReadMemory(f.Parking.VM) // what can't be read is refused elsewhere
+		return mem.Blank
+	case f.VM == nil || f.Machine == nil:
+		return nil
+	}
+	set, _ := cluster.BlankAddress(f.Addr, *f.VM, *f.Machine, b)
+	return set
+}

@@ -1,0 +1,123 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// KnowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
+func KnowPods(nodes []*Found) {
+	for _, f := range nodes {
+		if f.VM != nil {
+			f.VM.Pods = f.VM.PodVolumes(f.handles)
+		}
+	}
+}
+
+func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
+	for i := range found {
+		if of(&found[i]) {
+			nodes = append(nodes, &found[i])
+		}
+	}
+	return nodes
+}
+
+// ObserveDrift reads what Diff compares, one Found per wanted node in their
+// order, and fails where Observe does. What would be lost with a VM or a node,
+// and where there is room, is not asked: nothing can be planned with it.
+func ObserveDrift(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) ([]Found, error) {
+	o, err := observeMatched(ctx, src, wanted)
+	if err != nil {
+		return nil, err
+	}
+	return o.Found, observeMachines(ctx, src, src.Talos.System, wanted, o.Found)
+}
+
+// ReadLocalData reads what is on nodes alone, in one look.
+func ReadLocalData(ctx context.Context, kube cluster.KubeReader, nodes []*Found) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	known := make([]cluster.KubeNode, len(nodes))
+	for i, f := range nodes {
+		known[i] = *f.Node
+	}
+	local, err := kube.LocalData(ctx, known...)
+	var handles []string
+	for _, v := range local[""] {
+		handles = append(handles, v.Handle)
+	}
+	for _, f := range nodes {
+		f.Local, f.handles = local[f.Name], handles
+	}
+	return err
+}
+
+// ReadTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
+func ReadTies(ctx context.Context, px cluster.Inventory, nodes []*Found) []error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	vms, errs := make([]cluster.VM, len(nodes)), make([]error, len(nodes))
+	for i, f := range nodes {
+		vms[i] = *f.VM
+	}
+	for i, of := range px.TiesOf(ctx, vms) {
+		nodes[i].Ties, errs[i] = of.Ties, fault.Prefix("node "+nodes[i].Name, of.Err)
+	}
+	return errs
+}
+
+func observeMachine(ctx context.Context, src cluster.Sources, read machineRead, w cluster.Wanted, f *Found) (err error) {
+	ReadMachine(ctx, src, read, w, f)
+	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
+		return nil
+	}
+	var rec cluster.Record
+	if f.Open() {
+		rec = f.Parking.Record
+	}
+	f.ConfigIn, err = src.ConfigKnown(f.Name, rec)
+	f.ConfigKnown = f.ConfigIn != cluster.ConfigNowhere
+	if errors.Is(err, cluster.ErrConfigDamaged) {
+		f.ConfigDamaged, err = err, nil
+	}
+	return err
+}
+
+// observeMachines reads the machine of each node. One that does not answer is no error.
+func observeMachines(ctx context.Context, src cluster.Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
+	g := errgroup.Group{}
+	g.SetLimit(cluster.MachinesAtOnce)
+	for i := range found {
+		if found[i].Away {
+			continue // whose disks its machine has can't be told
+		}
+		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
+	}
+	return g.Wait()
+}
+
+// observeTies reads what decides about what would be lost with each node: not to
+// know it is an error.
+func observeTies(ctx context.Context, src cluster.Sources, found []Found) error {
+	nodes := Matching(found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
+	g := errgroup.Group{}
+	g.Go(func() error { return ReadLocalData(ctx, src.Kube, nodes) })
+	g.Go(func() error {
+		errs := ReadTies(ctx, src.Proxmox, nodes)
+		i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
+		if i < 0 {
+			return nil
+		}
+		return errs[i] // the others' may be the same
+	})
+	return g.Wait()
+}

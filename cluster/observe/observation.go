@@ -1,0 +1,241 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// Hidden says why a system disk must not be exchanged while hosts do not answer:
+// nobody can tell what the configurations of their VMs name, or whether one is a
+// parking VM with an unfinished replacement of this very node. A volume on a
+// storage that is not shared is beyond them: under its name every host has its own.
+func (o Observation) Hidden(vm cluster.VM) []string {
+	if o.Away == nil {
+		return nil
+	}
+	var out []string
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil // refused for that already
+	}
+	var exposed []string
+	for _, d := range disks {
+		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.Local(d.Storage()) {
+			exposed = append(exposed, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
+		}
+	}
+	if len(exposed) > 0 {
+		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be told: bring %s back first",
+			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
+	}
+	var numbered []cluster.VM
+	for _, there := range o.Away.VMs {
+		if slices.Contains(o.ParkingIDs, there.ID) {
+			numbered = append(numbered, there)
+		}
+	}
+	if len(numbered) > 0 {
+		out = append(out, fmt.Sprintf("%s: %s may be a parking VM with an unfinished replacement of this node: bring %s back first",
+			o.Away.Who(), cluster.Numbers(numbered), o.Away.Names()))
+	}
+	return out
+}
+
+// Local says whether each host has its own volumes on a storage. What Proxmox
+// does not list is taken for shared. A device's path is each host's own, but for
+// the names by which a LUN is known on every host that has it.
+func (o Observation) Local(storage string) bool {
+	if strings.HasPrefix(storage, "/dev/") {
+		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
+	}
+	return slices.ContainsFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == storage && !s.Shared })
+}
+
+// Namesakes are the VMs whose configurations, naming a volume, mean the one that
+// this VM has: where the storage is not shared, those on the same host.
+func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
+	if !o.Local(storage) {
+		return o.VMs
+	}
+	var same []cluster.VM
+	for _, other := range o.VMs {
+		if other.Host == vm.Host {
+			same = append(same, other)
+		}
+	}
+	return same
+}
+
+// QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum without it.
+func (o Observation) QuorumOnOneHost() (warn []string) {
+	by := map[string][]string{}
+	hosts := map[string]bool{}
+	for _, vm := range o.VMs {
+		hosts[vm.Host] = true
+	}
+	all := 0
+	for _, f := range o.Found {
+		if f.Machine != nil && f.Machine.ControlPlane {
+			all++
+			by[f.Host()] = append(by[f.Host()], f.Name)
+		}
+	}
+	if all < 3 || len(hosts) < 2 {
+		return nil
+	}
+	for _, host := range slices.Sorted(maps.Keys(by)) {
+		if names := by[host]; all-len(names) < all/2+1 {
+			warn = append(warn, fmt.Sprintf("%d of %d control planes are on Proxmox host %s (%s): etcd has no quorum without that host", len(names), all, host, strings.Join(names, ", ")))
+		}
+	}
+	return warn
+}
+
+// NewDisk is the blank system disk that a node gets; nil where its storage is not
+// listed, which is refused.
+func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk) *cluster.NewDisk {
+	i := slices.IndexFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == system.Storage() })
+	if i < 0 {
+		return nil
+	}
+	return &cluster.NewDisk{
+		Node: w.Name, Host: host, Storage: o.Storages[i],
+		Bytes: int64(max(system.SizeBytes(), uint64(max(w.SystemGiB, 0))<<30)),
+	}
+}
+
+// Signed says whether every build that a kept system can be of is signed for
+// Secure Boot, of which its lock hash says nothing.
+func (o Observation) Signed(w cluster.Wanted, kept cluster.KeptDisk) bool {
+	known := false
+	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
+		if b.LockHash != kept.Build || b.TalosVersion != kept.Talos {
+			continue
+		}
+		if known = b.SecureBoot; !known {
+			return false
+		}
+	}
+	return known
+}
+
+// Build finds a build by its ID: the wanted one, or that of a past lock.
+func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
+	if id == w.Build.ID {
+		return w.Build, true
+	}
+	b, ok := o.PastBuilds[id]
+	return b, ok
+}
+
+// hostsOf are the hosts of the nodes' VMs.
+func hostsOf(found []Found) []string {
+	var hosts []string
+	for _, f := range found {
+		if f.VM != nil && !slices.Contains(hosts, f.VM.Host) {
+			hosts = append(hosts, f.VM.Host)
+		}
+	}
+	return hosts
+}
+
+// roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
+func roomsOf(ctx context.Context, px cluster.Inventory, hosts []string) map[string]cluster.Room {
+	read := make([]cluster.Room, len(hosts))
+	g := errgroup.Group{}
+	g.SetLimit(cluster.ObserveLimit)
+	for i, host := range hosts {
+		g.Go(func() error { read[i] = cluster.RoomOn(ctx, px, host); return nil })
+	}
+	_ = g.Wait() // none of them returns an error: each is in its room
+	rooms := map[string]cluster.Room{}
+	for i, host := range hosts {
+		rooms[host] = read[i]
+	}
+	return rooms
+}
+
+// lostTrack is what is known of a node that was taken out and whose record is
+// nowhere: a hint for whoever deleted the parking VM, or its description.
+func (o Observation) lostTrack(f Found) string {
+	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy == cluster.InPlace {
+		return ""
+	}
+	what := fmt.Sprintf("run %s had taken %s out to %s, and no parking VM has the record of that any more", f.Node.Mark.Run, f.Name, f.Node.Mark.Strategy.OnIt())
+	if f.VM != nil {
+		what += fmt.Sprintf("; %s has %s", f.VM, cluster.DrivesOf(*f.VM))
+	}
+	for _, vm := range o.VMs {
+		if _, isRecord, _ := cluster.ReadRecord(vm); isRecord || vm.Name != cluster.ParkingName(f.Name) {
+			continue
+		}
+		return fmt.Sprintf("%s: the description of %s, which has %s, was changed. Put it back as it was, then run the same command again", what, vm, cluster.DrivesOf(vm))
+	}
+	return what + ": somebody deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"
+}
+
+// Observation is the whole world as it was found, once.
+type Observation struct {
+	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, but for those on hosts away
+	Away     *cluster.HostsAway // hosts with VMs that do not answer; nil: there are none
+	Quorate  bool               // the Proxmox cluster has quorum
+	Parking  []cluster.Parking
+	Nodes    []cluster.KubeNode
+	Storages []cluster.Storage
+	Rooms    map[string]cluster.Room // of the hosts of the nodes' VMs
+	Dark     error                   // why Kubernetes and Talos could not be read while a replacement has a control plane out; nil: they were
+	Found    []Found                 // one per wanted node, in their order
+
+	// PastBuilds are builds of locks before this one, by ID: an unfinished
+	// replacement is finished with the build that it was begun with.
+	PastBuilds map[string]cluster.Build
+
+	// Took is how long earlier rolls of nodes took, newest first.
+	Took []cluster.Took
+
+	// ParkingIDs are the VMIDs that a parking VM may have, in order.
+	ParkingIDs []cluster.VMID
+}
+
+// ControlPlanes are the cluster's control planes, as far as known.
+func (o Observation) ControlPlanes() []cluster.Endpoint {
+	var out []cluster.Endpoint
+	for _, n := range o.Nodes {
+		if addr := cluster.FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
+			out = append(out, cluster.Endpoint{Node: n.Name, Addr: addr})
+		}
+	}
+	for _, p := range o.Parking {
+		mem, err := p.Record.ReadMemory(p.VM)
+		if p.Record.Open && err == nil && mem.ControlPlane && p.Record.Addr.IsValid() && !slices.Contains(out, cluster.Endpoint{Node: p.Record.Node, Addr: p.Record.Addr}) {
+			out = append(out, cluster.Endpoint{Node: p.Record.Node, Addr: p.Record.Addr})
+		}
+	}
+	return out
+}
+
+// controlPlaneOut says whether an unfinished replacement has a control plane out.
+func (o Observation) controlPlaneOut() bool {
+	return slices.ContainsFunc(o.Parking, func(p cluster.Parking) bool {
+		mem, err := p.Record.ReadMemory(p.VM)
+		return p.Record.Open && err == nil && mem.ControlPlane
+	})
+}
+
+// noteAway keeps what of an error of reading VMs is that hosts do not answer, and
+// gives back what is not.
+func (o *Observation) noteAway(err error) error {
+	if away, ok := errors.AsType[*cluster.HostsAway](err); ok {
+		o.Away = away
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,210 @@
+package observe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// MatchNodes finds the one VM of a node: by the SMBIOS UUID that its Node object
+// states, or, while its replacement is unfinished, by the record of that.
+func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Found, error) {
+	f := Found{Name: w.Name}
+	uuid := ""
+	if i := slices.IndexFunc(o.Nodes, func(n cluster.KubeNode) bool { return n.Name == w.Name }); i >= 0 {
+		f.Node = &o.Nodes[i]
+		uuid = f.Node.UUID
+		f.Addr = cluster.FirstAddr(f.Node.Addresses)
+	}
+	if !f.Addr.IsValid() {
+		if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
+			f.Addr = cluster.FirstAddr(members[i].Addresses)
+		}
+	}
+	parked, err := parkingsOf(o.Parking, w.Name, uuid)
+	if err != nil {
+		return f, err
+	}
+	f.Parking, f.Elsewhere = takeParking(parked, func(p cluster.Parking) bool { return p.Record.Open })
+	if f.Open() {
+		uuid = f.Parking.Record.UUID
+		if !f.Addr.IsValid() {
+			f.Addr = f.Parking.Record.Addr
+		}
+	}
+	if uuid == "" && o.Dark != nil {
+		f.Errs = append(f.Errs, o.Dark)
+		return f, nil
+	}
+	if uuid == "" {
+		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", cluster.NodeNames(o.Nodes))
+	}
+	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
+		return f, err
+	}
+	f.Parking, f.Elsewhere = takeParking(parked, func(p cluster.Parking) bool { return p.VM.Host == f.VM.Host })
+	return f, nil
+}
+
+func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
+	var matches []cluster.VM
+	for _, vm := range o.VMs {
+		if vm.UUID() == uuid {
+			matches = append(matches, vm)
+		}
+	}
+	switch {
+	case len(matches) > 1:
+		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
+			"give every VM a UUID of its own (smbios1) before recast touches one of them")
+	case len(matches) == 0 && f.Open():
+		return nil // deleted by the unfinished replacement, or away: see apart
+	case len(matches) == 0 && o.Away != nil:
+		f.Away = true
+		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
+		return nil
+	case len(matches) == 0:
+		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: no VM has its SMBIOS UUID %s", w.Name, uuid),
+			"the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster")
+	case w.VMID != 0 && matches[0].ID != w.VMID:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
+			"has that VM's machine been given the hostname of %s? If not, correct nodes[].vmid", w.Name)
+	}
+	f.VM = &matches[0]
+	return nil
+}
+
+// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails
+// where a source as a whole can't be read or a node can't be matched to exactly
+// one VM; a single machine that does not answer is left nil with its reason in Errs.
+func Observe(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) (Observation, error) {
+	o, err := observeMatched(ctx, src, wanted)
+	if err != nil {
+		return Observation{}, err
+	}
+	hosts := hostsOf(o.Found)
+	g := errgroup.Group{}
+	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
+	g.Go(func() error { return observeMachines(ctx, src, src.Talos.Machine, wanted, o.Found) })
+	g.Go(func() error { return observeTies(ctx, src, o.Found) })
+	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
+	err = g.Wait()
+	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
+	if err == nil {
+		ObserveFiles(ctx, src, wanted, o.Found)
+	}
+	return o, err
+}
+
+func ReadMachine(ctx context.Context, src cluster.Sources, read machineRead, w cluster.Wanted, f *Found) {
+	if !f.Addr.IsValid() {
+		f.Errs = append(f.Errs, cluster.NoAddress(f.Name))
+		return
+	}
+	m, err := read(ctx, f.Addr)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("read machine %s: %w", f.Addr, err)
+		if f.Blank = readBlank(ctx, src, f); f.Blank != nil {
+			err = fmt.Errorf("%s is in maintenance mode: its machine has no configuration any more, as after talosctl reset", f.VM)
+		}
+		if f.VM != nil && !f.VM.Running {
+			err = cluster.SwitchedOff(*f.VM, err)
+		}
+		f.Errs = append(f.Errs, err)
+	case f.VM != nil && m.UUID != f.VM.UUID():
+		f.Errs = append(f.Errs, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
+	case m.IsBeingInstalled() && !f.Open():
+		f.Errs = append(f.Errs, fault.WithHint(fmt.Errorf("machine %s runs from its boot ISO, and is being installed", f.Addr), "wait until it has booted from its system disk, then run the same command again"))
+	case f.Node != nil:
+		f.Machine = new(f.Node.Corrected(m))
+	default:
+		f.Machine = &m
+	}
+	if f.Machine == nil || w.Build.TalosVersion == "" {
+		return
+	}
+	kubelet := ""
+	if f.Node != nil {
+		kubelet = f.Node.KubeletVersion
+	}
+	f.Unsupported = src.Talos.Unsupported(m.TalosVersion, w.Build.TalosVersion, kubelet)
+	f.fit = fitOf(src.Talos, w, m, kubelet)
+}
+
+// Shared finds VMs that two nodes claim to be: a machine that has taken another
+// one's hostname goes by two Nodes.
+func Shared(found []Found) (problems []error) {
+	by := map[cluster.VMID]string{}
+	for _, f := range found {
+		if f.VM == nil {
+			continue
+		}
+		if other, twice := by[f.VM.ID]; twice {
+			problems = append(problems, fault.WithHint(fault.UUIDMismatch.Configf("nodes %s and %s are both %s: Kubernetes has its SMBIOS UUID for either", other, f.Name, f.VM),
+				"has one machine been given the other one's hostname? Put that right, or delete the Node that is left over, before recast touches either"))
+		}
+		by[f.VM.ID] = f.Name
+	}
+	return problems
+}
+
+// machineRead is MachineReader's Machine, or System.
+type machineRead func(ctx context.Context, addr netip.Addr) (cluster.Machine, error)
+
+// observeMatched reads the sources and finds each node's VM.
+func observeMatched(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) (Observation, error) {
+	o, members, err := observeSources(ctx, src)
+	if err != nil {
+		return Observation{}, err
+	}
+	o.Found = make([]Found, len(wanted))
+	var problems []error
+	for i, w := range wanted {
+		f, err := MatchNodes(w, &o, members)
+		if err != nil {
+			problems = append(problems, err)
+		}
+		o.Found[i] = f
+	}
+	if err := errors.Join(append(problems, Shared(o.Found)...)...); err != nil {
+		return Observation{}, err
+	}
+	return o, nil
+}
+
+func observeSources(ctx context.Context, src cluster.Sources) (o Observation, members []cluster.Member, err error) {
+	o.ParkingIDs = src.ParkingIDs
+	var errProxmox, errQuorum, errStorage, errKube, errTalos error
+	g := errgroup.Group{}
+	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
+	g.Go(func() error { o.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
+	g.Go(func() error { o.Storages, errStorage = src.Proxmox.Storages(ctx); return nil })
+	g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
+	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	_ = g.Wait() // none of them returns an error: each is reported with its source
+	errProxmox = o.noteAway(errProxmox)
+	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
+		return Observation{}, nil, err
+	}
+	if o.Parking, err = cluster.Parkings(o.VMs, src.Cluster); err != nil {
+		return Observation{}, nil, err
+	}
+	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
+	if err != nil && o.controlPlaneOut() {
+		o.Dark = err // it may be away because of that one
+		return o, nil, nil
+	}
+	if err != nil && o.Away != nil {
+		err = errors.Join(err, o.Away) // for that may be why
+	}
+	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
+}

@@ -1,0 +1,85 @@
+// Package observetest has the small worlds that tests of the rooms of cluster share: [World] is
+// three nodes as they are observed, of which one is stale.
+package observetest
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/reach"
+)
+
+// World is a cluster of one control plane and two workers whose first is stale.
+func World() ([]cluster.Wanted, observe.Observation) {
+	var wanted []cluster.Wanted
+	var o observe.Observation
+	o.Quorate = true
+	o.ParkingIDs = []cluster.VMID{9091, 9092, 9093}
+	o.Storages = []cluster.Storage{{Name: "fast", Type: "lvmthin"}, {Name: "isos", Type: "nfs", Shared: true}}
+	o.Rooms = map[string]cluster.Room{"pve1": {Storages: []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 40, Free: 1 << 39}}}}
+	for i, name := range []string{"cp1", "wk1", "wk2"} {
+		m := clustertest.InSync()
+		m.UUID = "u-" + name
+		m.ControlPlane = name == "cp1"
+		m.SystemDisk = "sda"
+		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
+		if name == "wk1" {
+			m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
+		}
+		id := cluster.VMID(9001 + i)
+		vm := cluster.VM{ID: id, Name: name, Host: "pve1", Running: true, Digest: "d" + name, Config: map[string]string{
+			"smbios1": "uuid=u-" + name,
+			"scsi0":   cluster.Disk{Volid: clustertest.Volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
+			"scsi1":   cluster.Disk{Volid: clustertest.Volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
+		}}
+		o.VMs = append(o.VMs, vm)
+		o.Found = append(o.Found, observe.Found{Name: name, VM: &o.VMs[i], Machine: &m})
+		Leased(&o.Found[i])
+		wanted = append(wanted, cluster.Wanted{Name: name, Build: clustertest.WantedBuild(), Strategy: cluster.Auto, ISOStorages: []string{"isos"}})
+	}
+	for i := range o.Found {
+		o.Found[i].VM = &o.VMs[i]
+	}
+	return wanted, o
+}
+
+// LargeWorld is one of so many workers, every one of them stale.
+func LargeWorld(nodes int) ([]cluster.Wanted, observe.Observation) {
+	_, o := World()
+	o.VMs, o.Found = make([]cluster.VM, nodes), make([]observe.Found, nodes)
+	wanted := make([]cluster.Wanted, nodes)
+	for i := range nodes {
+		name, id, host := fmt.Sprint("wk", i), cluster.VMID(1000+i), fmt.Sprint("pve", i%9)
+		m := clustertest.InSync()
+		m.UUID, m.SystemDisk = "u-"+name, "sda"
+		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "sys-" + name}, {Device: "sdb", Serial: "data-" + name}}
+		m.Schematic = cluster.SchematicEntry{ID: "id-old", YAML: "recast.lock=" + clustertest.OldHash}
+		o.VMs[i] = cluster.VM{ID: id, Name: name, Host: host, Running: true, Digest: "d" + name, Config: map[string]string{
+			"smbios1": "uuid=u-" + name,
+			"scsi0":   cluster.Disk{Volid: clustertest.Volid(id, 0), Options: []string{"serial=sys-" + name, "size=10G"}}.Value(),
+			"scsi1":   cluster.Disk{Volid: clustertest.Volid(id, 1), Options: []string{"serial=data-" + name, "size=20G"}}.Value(),
+		}}
+		o.Found[i] = observe.Found{Name: name, VM: &o.VMs[i], Machine: &m}
+		o.Rooms[host] = o.Rooms["pve1"]
+		wanted[i] = cluster.Wanted{Name: name, Build: clustertest.WantedBuild(), Strategy: cluster.Auto, ISOStorages: []string{"isos"}}
+	}
+	return wanted, o
+}
+
+// Leased gives a node an address that DHCP has given to its second network card.
+func Leased(f *observe.Found) {
+	f.Addr = netip.MustParseAddr("10.0.0.31")
+	f.VM.Config["net1"] = "virtio=BC:24:11:00:00:31"
+	f.Machine.Addresses = []reach.Address{{
+		Prefix: netip.MustParsePrefix("10.0.0.31/24"), Link: "eth0", MAC: "BC:24:11:00:00:31",
+		Layer: reach.Operator, Lease: reach.Lease{Operator: "dhcp4"}, Gateway: netip.MustParseAddr("10.0.0.1"),
+	}}
+}
+
+// Static is the node with its address in the machine configuration.
+func Static(f *observe.Found) {
+	f.Machine.Addresses[0].Layer, f.Machine.Addresses[0].Lease = reach.Configuration, reach.Lease{}
+}
