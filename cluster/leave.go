@@ -100,7 +100,7 @@ const (
 )
 
 // firstStage is that of a replacement which begins; "" where no new disk is made.
-func (s Strategy) firstStage() Stage {
+func firstStage(s Strategy) Stage {
 	if s == Recreate || s == Reimage {
 		return stageBlank
 	}

@@ -7,24 +7,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Sources is where Observe reads.
-type Sources struct {
-	Proxmox Inventory
-	Talos   Talos
-	// Maintenance reads machines that were reset; nil: they are as unreadable as others.
-	Maintenance Maintenance
-	Kube        Kube
-	Cluster     string // name of the cluster; records of other clusters are not ours
-	// ParkingIDs are the VMIDs that a parking VM may have, in order.
-	ParkingIDs []VMID
-	// ConfigKnown says where a node's machine configuration is at hand: in the journal
-	// of the run that the record is of (the zero Record: of none), or in the
-	// user's files. Its error is ErrConfigDamaged where the journal's is. nil: nowhere.
-	ConfigKnown func(node string, rec Record) (ConfigPlace, error)
-	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
-	MachineConfig func(node string) (config Secret, found bool, err error)
-}
-
 // Parking is a parking VM with what its description says.
 type Parking struct {
 	VM     VM

@@ -75,7 +75,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 		rec.Disks = append(rec.Disks, p)
 	}
 	rec.Config = mem.ConfigSum
-	if rec.Stage = rec.Strategy.firstStage(); rec.Stage != "" {
+	if rec.Stage = firstStage(rec.Strategy); rec.Stage != "" {
 		// Where none is free now, one is by the time that disks have gone back.
 		rec.SpareKey, _ = parkingKey(mem.SystemKey, true, taken)
 	}

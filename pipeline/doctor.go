@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -168,7 +169,7 @@ func (d *checkup) readLock() error {
 func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
-	src := cluster.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster}
+	src := observe.Sources{Proxmox: d.src.Proxmox, Talos: d.src.Talos, Kube: d.src.Kube, Cluster: d.Config.Cluster}
 	if !reached {
 		src.Proxmox = nil
 	}

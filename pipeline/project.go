@@ -148,8 +148,8 @@ func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wante
 	return o, err
 }
 
-func (p Project) sources(m Machines) cluster.Sources {
-	return cluster.Sources{
+func (p Project) sources(m Machines) observe.Sources {
+	return observe.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
 		ConfigKnown: func(node string, rec cluster.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
 	}

@@ -56,7 +56,7 @@ type Options struct {
 // Discover finds every node of a cluster and its VM. It fails where one of them
 // can't be read or is not exactly one VM: what it returns is to be relied upon.
 // Every such problem is reported. Sources.Kube may be nil.
-func Discover(ctx context.Context, src cluster.Sources, o Options) (Discovery, error) {
+func Discover(ctx context.Context, src observe.Sources, o Options) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
 		return Discovery{}, err
@@ -116,7 +116,7 @@ func role(controlPlane bool) int {
 
 // discoverSources reads what tells of all nodes at once. All of it has to be there:
 // a VM that can't be read may be one of the nodes.
-func discoverSources(ctx context.Context, src cluster.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
+func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
 	var errVMs, errTalos, errKube error
 	g := errgroup.Group{}
 	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })

@@ -71,7 +71,7 @@ func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Po
 
 // LookAround reads what can be read of the world, for a diagnosis: any source
 // may be nil. A plan must never be made of it.
-func LookAround(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) Survey {
+func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) Survey {
 	s := Survey{Unread: make([]error, len(wanted))}
 	var members []cluster.Member
 	g := errgroup.Group{}
@@ -184,7 +184,7 @@ func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Foun
 	return f, nil
 }
 
-func (s *Survey) readMachines(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) {
+func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) {
 	if src.Talos == nil {
 		return
 	}

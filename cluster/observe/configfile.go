@@ -46,7 +46,7 @@ func (f *Found) NothingToCompare() string {
 
 // ObserveFiles reads the files of the nodes that a roll has something to do with, and
 // compares each with what its node runs. That one can't be used is an error of its node alone.
-func ObserveFiles(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted, found []Found) {
+func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
 	}
@@ -88,7 +88,7 @@ func compareConfigs(m cluster.Maintenance, runs, file cluster.Secret, kubernetes
 
 func nothingPast(string) ([]cluster.LockedExtension, bool) { return nil, false }
 
-func observeFile(ctx context.Context, src cluster.Sources, w cluster.Wanted, f *Found) *cluster.FoundFile {
+func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found) *cluster.FoundFile {
 	text, there, err := src.MachineConfig(f.Name)
 	if err != nil {
 		return &cluster.FoundFile{Err: err}

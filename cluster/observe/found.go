@@ -234,7 +234,7 @@ const bySerial = "installs it on the disk that the file names, which is wiped: h
 
 // readBlank reads the machine of a node that should have been configured but is
 // in maintenance mode; nil if it is not, or is not the VM's.
-func readBlank(ctx context.Context, src cluster.Sources, f *Found) *cluster.Machine {
+func readBlank(ctx context.Context, src Sources, f *Found) *cluster.Machine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
 	}

@@ -32,7 +32,7 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 // ObserveDrift reads what Diff compares, one Found per wanted node in their
 // order, and fails where Observe does. What would be lost with a VM or a node,
 // and where there is room, is not asked: nothing can be planned with it.
-func ObserveDrift(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) ([]Found, error) {
+func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]Found, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func ReadTies(ctx context.Context, px cluster.Inventory, nodes []*Found) []error
 	return errs
 }
 
-func observeMachine(ctx context.Context, src cluster.Sources, read machineRead, w cluster.Wanted, f *Found) (err error) {
+func observeMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) (err error) {
 	ReadMachine(ctx, src, read, w, f)
 	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
 		return nil
@@ -93,7 +93,7 @@ func observeMachine(ctx context.Context, src cluster.Sources, read machineRead, 
 }
 
 // observeMachines reads the machine of each node. One that does not answer is no error.
-func observeMachines(ctx context.Context, src cluster.Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
+func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(cluster.MachinesAtOnce)
 	for i := range found {
@@ -107,7 +107,7 @@ func observeMachines(ctx context.Context, src cluster.Sources, read machineRead,
 
 // observeTies reads what decides about what would be lost with each node: not to
 // know it is an error.
-func observeTies(ctx context.Context, src cluster.Sources, found []Found) error {
+func observeTies(ctx context.Context, src Sources, found []Found) error {
 	nodes := Matching(found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
 	g.Go(func() error { return ReadLocalData(ctx, src.Kube, nodes) })

@@ -85,7 +85,7 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 // Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails
 // where a source as a whole can't be read or a node can't be matched to exactly
 // one VM; a single machine that does not answer is left nil with its reason in Errs.
-func Observe(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) (Observation, error) {
+func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
 		return Observation{}, err
@@ -104,7 +104,7 @@ func Observe(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) 
 	return o, err
 }
 
-func ReadMachine(ctx context.Context, src cluster.Sources, read machineRead, w cluster.Wanted, f *Found) {
+func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, cluster.NoAddress(f.Name))
 		return
@@ -161,7 +161,7 @@ func Shared(found []Found) (problems []error) {
 type machineRead func(ctx context.Context, addr netip.Addr) (cluster.Machine, error)
 
 // observeMatched reads the sources and finds each node's VM.
-func observeMatched(ctx context.Context, src cluster.Sources, wanted []cluster.Wanted) (Observation, error) {
+func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, members, err := observeSources(ctx, src)
 	if err != nil {
 		return Observation{}, err
@@ -181,7 +181,7 @@ func observeMatched(ctx context.Context, src cluster.Sources, wanted []cluster.W
 	return o, nil
 }
 
-func observeSources(ctx context.Context, src cluster.Sources) (o Observation, members []cluster.Member, err error) {
+func observeSources(ctx context.Context, src Sources) (o Observation, members []cluster.Member, err error) {
 	o.ParkingIDs = src.ParkingIDs
 	var errProxmox, errQuorum, errStorage, errKube, errTalos error
 	g := errgroup.Group{}
@@ -207,4 +207,22 @@ func observeSources(ctx context.Context, src cluster.Sources) (o Observation, me
 		err = errors.Join(err, o.Away) // for that may be why
 	}
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
+}
+
+// Sources is where Observe reads.
+type Sources struct {
+	Proxmox cluster.Inventory
+	Talos   cluster.Talos
+	// Maintenance reads machines that were reset; nil: they are as unreadable as others.
+	Maintenance cluster.Maintenance
+	Kube        cluster.Kube
+	Cluster     string // name of the cluster; records of other clusters are not ours
+	// ParkingIDs are the VMIDs that a parking VM may have, in order.
+	ParkingIDs []cluster.VMID
+	// ConfigKnown says where a node's machine configuration is at hand: in the journal
+	// of the run that the record is of (the zero Record: of none), or in the
+	// user's files. Its error is ErrConfigDamaged where the journal's is. nil: nowhere.
+	ConfigKnown func(node string, rec cluster.Record) (cluster.ConfigPlace, error)
+	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
+	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
 }

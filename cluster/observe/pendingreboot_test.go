@@ -12,7 +12,7 @@ import (
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	f := Found{Name: "wk1"}
-	ReadMachine(t.Context(), cluster.Sources{}, nil, cluster.Wanted{Name: "wk1"}, &f)
+	ReadMachine(t.Context(), Sources{}, nil, cluster.Wanted{Name: "wk1"}, &f)
 	if len(f.Errs) != 1 || !strings.Contains(clustertest.Message(f.Errs[0]), "no address known") {
 		t.Fatalf("%v", f.Errs)
 	}

@@ -53,7 +53,7 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 	t.Helper()
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
 		f := &o.Found[1]
-		src := cluster.Sources{
+		src := observe.Sources{
 			Talos: configReader{runs: map[netip.Addr]string{f.Addr: runs}}, Maintenance: patchesNothing{},
 			MachineConfig: func(node string) (cluster.Secret, bool, error) {
 				return cluster.Secret(file), node == "wk1" && file != "", nil

@@ -122,7 +122,7 @@ func Init(ctx context.Context, src InitSources, o InitOptions) (InitResult, erro
 		return InitResult{}, err
 	}
 	src.Say("looking for nodes and their VMs")
-	kube := cluster.Sources{Proxmox: src.Proxmox, Talos: src.Talos, Kube: src.Kube}
+	kube := observe.Sources{Proxmox: src.Proxmox, Talos: src.Talos, Kube: src.Kube}
 	var err error
 	in.found, err = discover.Discover(ctx, kube, discover.Options{Addrs: src.Addrs, Exclude: o.Exclude})
 	if err != nil {
