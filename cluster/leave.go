@@ -13,15 +13,9 @@ var Leavers = []Strategy{
 	PutBack,
 }
 
-// goneSystemDisk is the name of the system disk of a machine that does not answer:
+// GoneSystemDisk is the name of the system disk of a machine that does not answer:
 // what it was called is not remembered.
-const goneSystemDisk = "the system disk"
-
-// Machine is what is known of a machine that does not answer: which volumes were
-// on its persistent disks, and where its pools were.
-func (m Memory) Machine() Machine {
-	return Machine{Remembered: true, SystemDisk: goneSystemDisk, Volumes: m.Volumes, PoolMembers: m.Pools}
-}
+const GoneSystemDisk = "the system disk"
 
 // Pools are the members of the machine's pools, with its system disk under the
 // name that it has once it does not answer.
@@ -31,78 +25,14 @@ func (m Machine) Pools() []PoolMember {
 		out[i].Disks = slices.Clone(out[i].Disks)
 		for j, disk := range out[i].Disks {
 			if disk == m.SystemDisk {
-				out[i].Disks[j] = goneSystemDisk
+				out[i].Disks[j] = GoneSystemDisk
 			}
 		}
 	}
 	return out
 }
 
-// SystemOn says whether the VM has a system disk, and whether that is the one
-// which the replacement made.
-func (r Record) SystemOn(vm VM, mem Memory) (there, isNew bool) {
-	for _, d := range r.Disks {
-		if disk, err := ParseDisk(d.Key, vm.Config[d.Key]); d.System && err == nil && disk.Owner == vm.ID {
-			return true, disk.Option("serial") == mem.DiskSerial
-		}
-	}
-	return false, false
-}
-
-// SystemParked says whether the old system disk is on the parking VM.
-func (r Record) SystemParked(park VM) bool {
-	return slices.ContainsFunc(r.Disks, func(d ParkedDisk) bool { return d.System && park.Config[d.ParkKey] != "" })
-}
-
-// BecameNode says whether the system on the new disk may have become a node of
-// the cluster, to which pods have written. It has not without a configuration,
-// nor while Kubernetes has heard of no other boot than the one before; and where
-// Kubernetes can't be asked, not as long as the node was not given back.
-func (r Record) BecameNode(mem Memory, node *KubeNode) bool {
-	switch {
-	case r.Stage == stageBlank:
-		return false
-	case node != nil:
-		return mem.BootID == "" || node.BootID != mem.BootID
-	}
-	return r.Stage != StageConfigured
-}
-
-// Unseen says why what is on the new system disk can't be told; "" where it can,
-// or where the node takes no pods since before the disk was made, or where that
-// was asked when the replacement was given up.
-func (r Record) Unseen(node *KubeNode, machine *Machine) string {
-	switch {
-	case r.PutBack, node != nil && node.HeldBy(r.Run):
-		return ""
-	case node == nil:
-		return "Kubernetes does not tell what is bound to the node"
-	case machine == nil:
-		return "its machine does not answer"
-	}
-	return ""
-}
-
 // HeldBy says whether the run has the node cordoned.
 func (k KubeNode) HeldBy(run string) bool {
 	return k.Unschedulable && k.Mark != nil && k.Mark.Run == run
-}
-
-// Stage is how far the system on the new disk of a replacement has come. It is
-// written down before each step that it is about, so that it is never behind.
-type Stage string
-
-// An older recast has written none: such a system may have come to anything.
-const (
-	stageBlank      Stage = "blank"      // it never got a configuration
-	StageConfigured Stage = "configured" // it may have got one
-	StageServes     Stage = "serves"     // its node may take pods again
-)
-
-// firstStage is that of a replacement which begins; "" where no new disk is made.
-func firstStage(s Strategy) Stage {
-	if s == Recreate || s == Reimage {
-		return stageBlank
-	}
-	return ""
 }

@@ -34,16 +34,6 @@ func (b Build) CheckBooted(m Machine) (problems []error) {
 	return problems
 }
 
-// BlankDisks are the machine's disks that are the blank system disk: one.
-func (mem Memory) BlankDisks(m Machine) []MachineDisk {
-	vm := mem.BlankVM()
-	drives, err := vm.Bootable()
-	if err != nil {
-		return nil
-	}
-	return m.MachineDisks(vm, drives, mem.SystemKey)
-}
-
 // InstallsApart says whether the machine's Talos has an API that installs
 // without a reboot (LifecycleService, since 1.13).
 func (m Machine) InstallsApart() bool {

@@ -7,12 +7,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Parking is a parking VM with what its description says.
-type Parking struct {
-	VM     VM
-	Record Record
-}
-
 // Endpoint is where the Talos API of one node is.
 type Endpoint struct {
 	Node string

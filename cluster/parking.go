@@ -1,105 +1,9 @@
 package cluster
 
 import (
-	"fmt"
 	"path"
-	"strconv"
 	"strings"
-
-	"github.com/recast-sh/recast/internal/fault"
 )
-
-// Parked are the node's keys whose disks its open record has handed over.
-func (p Parking) Parked() []string {
-	var keys []string
-	for _, d := range p.Record.Disks {
-		if d.ParkKey != "" && p.VM.Config[d.ParkKey] != "" {
-			keys = append(keys, d.Key)
-		}
-	}
-	return keys
-}
-
-// NextNth counts the replacements of a node's system disk. The machines on which
-// runs begin need not agree on the time, so that the IDs of runs give no order.
-func NextNth(parkings []Parking) int {
-	last := 0
-	for _, p := range parkings {
-		last = max(last, p.Record.Nth)
-		for _, k := range p.Record.Kept {
-			last = max(last, k.Nth)
-		}
-	}
-	return last + 1
-}
-
-// Opened completes the record of a replacement. It maps the drives that have to
-// leave the remembered VM to free keys of the parking VM (nil: one yet to be
-// made): their own where that is free, else the lowest free SCSI key. The system
-// disk stays parked for long, so it is kept out of the way at the other end. A
-// holder's disks are only detached.
-func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
-	rec.Open, rec.VMID, rec.UUID, rec.VMName, rec.ControlPlane = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name, mem.ControlPlane
-	taken := map[string]bool{}
-	if park != nil {
-		rec.Kept, rec.Sent = park.Record.Kept, park.Record.Sent
-		rec.Nth = max(rec.Nth, NextNth([]Parking{*park}))
-		for key := range park.VM.Config {
-			taken[key] = true
-		}
-		for _, k := range rec.Kept { // somebody may have taken its drive away
-			taken[k.Key] = true
-		}
-	}
-	disks, err := mem.Disks()
-	if err != nil {
-		return Record{}, err
-	}
-	for _, d := range disks {
-		system := d.Key == mem.SystemKey
-		if rec.Strategy != Recreate && !system {
-			continue // the VM stays, and its disks with it
-		}
-		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: OptionString(d), System: system}
-		switch {
-		case d.Owner == 0, system && d.Owner != mem.VM.ID:
-			return Record{}, fault.ParkedHalf.Refusedf("%s of %s is %s, which does not carry that VM's number: it can't be handed over", d.Key, mem.VM, d.Volid)
-		case d.Owner != mem.VM.ID:
-			p.Holder = d.Owner
-		default:
-			if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
-				return Record{}, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
-			}
-			taken[p.ParkKey] = true
-		}
-		rec.Disks = append(rec.Disks, p)
-	}
-	rec.Config = mem.ConfigSum
-	if rec.Stage = firstStage(rec.Strategy); rec.Stage != "" {
-		// Where none is free now, one is by the time that disks have gone back.
-		rec.SpareKey, _ = parkingKey(mem.SystemKey, true, taken)
-	}
-	rec.Memory, err = mem.Pack()
-	return rec, err
-}
-
-// scsiKeys is how many SCSI drives a Proxmox VM can have.
-const scsiKeys = 31
-
-func parkingKey(key string, system bool, taken map[string]bool) (string, error) {
-	if !system && !taken[key] {
-		return key, nil
-	}
-	for i := range scsiKeys {
-		if system {
-			i = scsiKeys - 1 - i
-		}
-		if k := "scsi" + strconv.Itoa(i); !taken[k] {
-			return k, nil
-		}
-	}
-	return "", fault.WithHint(fault.ParkedHalf.Refusedf("no drive key is free for %s", key), "free old system disks that are still parked there")
-}
 
 func OptionString(d Disk) string {
 	d.Volid = ""
@@ -107,16 +11,6 @@ func OptionString(d Disk) string {
 		return v[1:]
 	}
 	return ""
-}
-
-// ParkedOptions are the drive's options while it is parked: a backup of the
-// parking VM must not copy, or lock, what is only passing through. EFI
-// variables, TPM state and detached volumes have no such option.
-func ParkedOptions(d ParkedDisk) []string {
-	if !(Disk{Key: d.Key}).Bootable() {
-		return SplitOptions(d.Options)
-	}
-	return Disk{Options: SplitOptions(d.Options)}.With("backup", "0")
 }
 
 func SplitOptions(s string) []string {

@@ -6,115 +6,27 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// PersistentDisk is a drive that outlives the system, as the machine showed it
-// before the exchange. By that it is known again: the new VM has to show, where
-// that drive is, a disk of that size with what was on it.
-type PersistentDisk struct {
-	Key       string
-	Device    string // the machine's disk that it was: its volumes name it
-	SizeBytes uint64
-	Blank     bool // there was nothing on it that Talos knows
+// NameThem says how the machine is made to show which of its disks those drives are.
+func NameThem(vm VM, drives []Disk) string {
+	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
 }
 
-// PersistentDisks are the VM's persistent drives that are one disk of the machine each;
-// unknown are those of which that can't be told. The disks of pods are none of them.
-func PersistentDisks(vm VM, m Machine, system string) (known []PersistentDisk, unknown []Disk, err error) {
-	drives, err := vm.Bootable()
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, d := range drives {
-		if d.Key == system || d.CSI() {
-			continue
-		}
-		on := m.MachineDisks(vm, drives, d.Key)
-		if len(on) != 1 {
-			unknown = append(unknown, d)
-			continue
-		}
-		known = append(known, PersistentDisk{Key: d.Key, Device: on[0].Device, SizeBytes: on[0].SizeBytes, Blank: on[0].Blank})
-	}
-	return known, unknown, nil
-}
-
-// Unprovable says which persistent disks a new VM could not be proven to have got
-// back, each in its place. A volume of the VM's own gets another name on its way; it is
-// known again by the options of its drive, its size and its content together. A
-// holder's keeps its name.
-func Unprovable(vm VM, m Machine, system string) ([]Obstacle, error) {
-	known, unknown, err := PersistentDisks(vm, m, system)
-	if err != nil {
-		return nil, err
-	}
-	drives, err := vm.Bootable()
-	if err != nil {
-		return nil, err
-	}
-	var out []Obstacle
-	unknown = slices.DeleteFunc(unknown, func(d Disk) bool { return d.Owner != vm.ID || nameIsUnique(drives, d) })
-	if len(unknown) > 0 {
-		var keys []string
-		for _, d := range unknown {
-			keys = append(keys, d.Key)
-		}
-		out = append(out, Obstacle{
-			Text:    fmt.Sprintf("which of the machine's disks is %s can't be told: %s", strings.Join(keys, " or "), nameThem(vm, unknown)),
-			Command: nameLines(vm, unknown),
-		})
-	}
-	for i, p := range known {
-		d, _ := FindDrive(drives, p.Key)
-		at := slices.IndexFunc(known[:i], func(q PersistentDisk) bool {
-			other, _ := FindDrive(drives, q.Key)
-			return d.Owner == vm.ID && other.Owner == vm.ID && p.SizeBytes == q.SizeBytes && p.Blank == q.Blank &&
-				d.Option("serial") == other.Option("serial") && d.Option("wwn") == other.Option("wwn") &&
-				m.identity(p.Device) == m.identity(q.Device)
-		})
-		if at >= 0 {
-			same := "nothing that tells them apart is on them"
-			if m.identity(p.Device) != "" {
-				same = "one is a copy of the other"
-			}
-			line := d.nameLine(vm, false)
-			out = append(out, Obstacle{Command: line, Text: fmt.Sprintf("the persistent disks %s and %s have one size, and %s, so the new VM could not prove that each came back to its place: "+
-				"%s gives one of them a name; the VM need not be restarted for that", known[at].Key, p.Key, same, line)})
-		}
-	}
-	return out, nil
-}
-
-// nameIsUnique says whether the drive's options tell it from all others.
-func nameIsUnique(drives []Disk, d Disk) bool {
-	for _, option := range []string{"serial", "wwn"} {
-		if name := d.Option(option); name != "" && !slices.ContainsFunc(drives, func(o Disk) bool { return o.Key != d.Key && o.Option(option) == name }) {
-			return true
-		}
-	}
-	return false
-}
-
-// nameThem says how the machine is made to show which of its disks those drives are.
-func nameThem(vm VM, drives []Disk) string {
-	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", nameLines(vm, drives), vm.ID)
-}
-
-// nameLines are the commands for that. Where several drives can't be told apart, the
+// NameLines are the commands for that. Where several drives can't be told apart, the
 // last one needs no name once the others have one.
-func nameLines(vm VM, drives []Disk) string {
+func NameLines(vm VM, drives []Disk) string {
 	var lines []string
 	for _, d := range drives[:max(1, len(drives)-1)] {
-		lines = append(lines, d.nameLine(vm, true))
+		lines = append(lines, d.NameLine(vm, true))
 	}
 	return strings.Join(lines, " && ")
 }
 
-// nameLine is the command that gives the drive a name of its own; where the machine has to show it,
+// NameLine is the command that gives the drive a name of its own; where the machine has to show it,
 // a WWN too: Talos shows no serial of a SCSI disk.
-func (d Disk) nameLine(vm VM, shown bool) string {
+func (d Disk) NameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
 	if shown && !strings.HasPrefix(d.Key, "virtio") {
@@ -123,9 +35,9 @@ func (d Disk) nameLine(vm VM, shown bool) string {
 	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }
 
-// identity is what is on one of the machine's disks, as far as it is told from other
+// Identity is what is on one of the machine's disks, as far as it is told from other
 // content by a name; "" where it is not.
-func (m Machine) identity(device string) string {
+func (m Machine) Identity(device string) string {
 	var names []string
 	for _, v := range m.Volumes {
 		if v.Disk == device {
@@ -134,77 +46,6 @@ func (m Machine) identity(device string) string {
 	}
 	slices.Sort(names)
 	return strings.Trim(strings.Join(names, " "), " /")
-}
-
-// Displaced says which persistent disks are not in their places in the blank machine,
-// or not as they were. Once the machine may have had a configuration, Talos may have
-// put a volume on a disk that had none.
-func (mem Memory) Displaced(m Machine, configured bool) (problems []error) {
-	vm := mem.BlankVM()
-	drives, err := vm.Bootable()
-	if err != nil {
-		return []error{err}
-	}
-	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
-	for _, was := range mem.Persistent {
-		on := m.MachineDisks(vm, drives, was.Key)
-		if len(on) != 1 {
-			refuse("%d disks of the machine are the persistent disk %s, expected one", len(on), was.Key)
-			continue
-		}
-		disk, had := on[0], mem.volumesOf(was)
-		if disk.SizeBytes != was.SizeBytes && !mem.knownByContent(was) {
-			refuse("the persistent disk %s is %s with %d bytes, and had %d before", was.Key, disk.Device, disk.SizeBytes, was.SizeBytes)
-		}
-		if elsewhere := mem.Elsewhere(m, was, disk); elsewhere != "" {
-			refuse("%s", elsewhere)
-		}
-		if len(had) > 0 || configured {
-			continue
-		}
-		now := slices.DeleteFunc(slices.Clone(m.Volumes), func(v Volume) bool { return v.Disk != disk.Device })
-		unknown := slices.DeleteFunc(slices.Clone(now), func(v Volume) bool { _, later := shownSince[v.Format]; return later })
-		switch {
-		case len(unknown) > 0:
-			refuse("the persistent disk %s is %s, and had no volume before: now it has %s", was.Key, disk.Device, unknown[0])
-		case disk.Blank != was.Blank && len(now) == 0:
-			refuse("the persistent disk %s is %s, which is not as it was: blank %t, before %t", was.Key, disk.Device, disk.Blank, was.Blank)
-		}
-	}
-	return problems
-}
-
-func (mem Memory) volumesOf(was PersistentDisk) (out []Volume) {
-	for _, v := range mem.Volumes {
-		if v.Disk == was.Device {
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
-// knownByContent says whether what is on a persistent disk tells it from the others,
-// whatever its size: somebody may have enlarged it since.
-func (mem Memory) knownByContent(p PersistentDisk) bool {
-	before := Machine{Volumes: mem.Volumes}
-	is := before.identity(p.Device)
-	return is != "" && !slices.ContainsFunc(mem.Persistent, func(q PersistentDisk) bool { return q.Key != p.Key && before.identity(q.Device) == is })
-}
-
-// Elsewhere says which volume of a persistent disk is not on it, but on another disk.
-func (mem Memory) Elsewhere(m Machine, was PersistentDisk, now MachineDisk) string {
-	for _, want := range mem.volumesOf(was) {
-		at := ""
-		for _, v := range m.Volumes {
-			if (want.sameContent(v) || m.samePartition(want, v)) && at != now.Device {
-				at = v.Disk
-			}
-		}
-		if at != "" && at != now.Device {
-			return fmt.Sprintf("the persistent volume %s is on %s, and not on %s, which is %s", want, at, now.Device, was.Key)
-		}
-	}
-	return ""
 }
 
 func (v Volume) String() string {

@@ -1,19 +1,8 @@
 package cluster
 
 import (
-	"fmt"
 	"strings"
 )
-
-// Remembered is the node's VM as it was before the replacement that the record
-// is about. What it had in its drives is needed to put it back.
-func (r Record) Remembered() (VM, error) {
-	m, err := UnpackMemory(r.Memory)
-	if err != nil {
-		return VM{}, fmt.Errorf("record of node %s: what it remembers of VM %d can't be read: %w", r.Node, r.VMID, err)
-	}
-	return m.VM, nil
-}
 
 // MadeFrom returns the ID of the build that a run of recast made the VM from,
 // "" if none did.

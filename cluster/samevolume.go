@@ -10,15 +10,15 @@ const (
 	formatMD    = "linux_raid_member" // a disk or partition of a software RAID
 )
 
-// shownSince is the release of Talos that looks for a format first: with it
+// ShownSince is the release of Talos that looks for a format first: with it
 // go-blockdevice 2.0.30 and 2.0.32 (blkid/internal/chain). Older ones show nothing
 // on such a disk, or what lies below a RAID, whose superblock may be at the end.
-var shownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
+var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
 // Shows says whether the machine's Talos finds such a format. What it does not
 // find can't be missed; the drive that it is on was compared in Proxmox.
 func (m Machine) Shows(format string) bool {
-	since, late := shownSince[format]
+	since, late := ShownSince[format]
 	if !late {
 		return true
 	}
@@ -28,9 +28,9 @@ func (m Machine) Shows(format string) bool {
 
 // Find is the volume of the machine that a remembered one is now.
 func (m Machine) Find(want Volume) (Volume, bool) {
-	i := slices.IndexFunc(m.Volumes, want.sameContent)
+	i := slices.IndexFunc(m.Volumes, want.SameContent)
 	if i < 0 {
-		i = slices.IndexFunc(m.Volumes, func(v Volume) bool { return m.samePartition(want, v) })
+		i = slices.IndexFunc(m.Volumes, func(v Volume) bool { return m.SamePartition(want, v) })
 	}
 	if i < 0 {
 		return Volume{}, false
@@ -38,15 +38,15 @@ func (m Machine) Find(want Volume) (Volume, bool) {
 	return m.Volumes[i], true
 }
 
-// sameContent compares two volumes by what is written on them, not by where they are plugged in.
-func (v Volume) sameContent(o Volume) bool {
+// SameContent compares two volumes by what is written on them, not by where they are plugged in.
+func (v Volume) SameContent(o Volume) bool {
 	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
 		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }
 
-// samePartition is sameContent of a partition whose format only one of two
+// SamePartition is sameContent of a partition whose format only one of two
 // releases of Talos finds: that of the machine, or the one that remembered it.
-func (m Machine) samePartition(want, have Volume) bool {
+func (m Machine) SamePartition(want, have Volume) bool {
 	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
 		return false
 	}

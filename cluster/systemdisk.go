@@ -95,7 +95,7 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 			out = append(out, v)
 		case !known[v.Disk] && len(lost) > 0:
 			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, words.OrNone(v.Label), strings.Join(keys, " or "))
-			return nil, fault.WithHint(err, "%s", nameThem(vm, lost))
+			return nil, fault.WithHint(err, "%s", NameThem(vm, lost))
 		}
 	}
 	return out, nil

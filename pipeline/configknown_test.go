@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -16,11 +17,11 @@ import (
 func TestConfigKnown(t *testing.T) {
 	t.Parallel()
 	sum := sha256.Sum256([]byte("machine: {}"))
-	record := cluster.Record{Run: "r1", Config: hex.EncodeToString(sum[:])}
-	older := cluster.Record{Run: "r1"}
+	record := parking.Record{Run: "r1", Config: hex.EncodeToString(sum[:])}
+	older := parking.Record{Run: "r1"}
 	for name, c := range map[string]struct {
 		journal, file string // "": there is none
-		rec           cluster.Record
+		rec           parking.Record
 		want          cluster.ConfigPlace
 		damaged       bool
 	}{

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // Half is an unfinished replacement.
@@ -53,11 +54,11 @@ type DiskPlace string
 
 // The places of a disk.
 const (
-	OnVM      = DiskPlace(cluster.OnVM)
-	OnParking = DiskPlace(cluster.OnParking)
-	Detached  = DiskPlace(cluster.Detached)
-	Unnamed   = DiskPlace(cluster.Unnamed)
-	Lost      = DiskPlace(cluster.Lost)
+	OnVM      = DiskPlace(parking.OnVM)
+	OnParking = DiskPlace(parking.OnParking)
+	Detached  = DiskPlace(parking.Detached)
+	Unnamed   = DiskPlace(parking.Unnamed)
+	Lost      = DiskPlace(parking.Lost)
 )
 
 // DiskStatus is one disk of a node and where it is now.
@@ -71,7 +72,7 @@ type DiskStatus struct {
 }
 
 // half describes an open record. The error says which details could not be read.
-func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms []cluster.VM, away *cluster.HostsAway) (Half, error) {
+func half(ctx context.Context, px cluster.Inventory, park parking.Parking, vms []cluster.VM, away *cluster.HostsAway) (Half, error) {
 	rec := park.Record
 	h := Half{
 		Node: rec.Node, Run: rec.Run, Strategy: cmp.Or(rec.Strategy, cluster.Recreate), Build: rec.Build,
@@ -92,7 +93,7 @@ func half(ctx context.Context, px cluster.Inventory, park cluster.Parking, vms [
 	}
 	if back := rec.Restore; back != nil {
 		h.Talos = back.Talos
-		at := s.locate(cluster.ParkedDisk{Key: back.Slot, ParkKey: back.Key, Options: back.Options, System: true}, dangling)
+		at := s.locate(parking.ParkedDisk{Key: back.Slot, ParkKey: back.Key, Options: back.Options, System: true}, dangling)
 		at.Kept = true
 		h.Disks = append(h.Disks, at)
 	}
@@ -128,7 +129,7 @@ func find(vms []cluster.VM, id cluster.VMID) (cluster.VM, bool) {
 
 // scene is the two VMs of a replacement and its record.
 type scene struct {
-	rec  cluster.Record
+	rec  parking.Record
 	vm   cluster.VM // zero if there is none, or another VM has the VMID
 	park cluster.VM
 }
@@ -156,7 +157,7 @@ func (s scene) vmState(h Half) (VMState, string) {
 }
 
 // locate finds a disk by its names in Proxmox.
-func (s scene) locate(d cluster.ParkedDisk, dangling bool) DiskStatus {
+func (s scene) locate(d parking.ParkedDisk, dangling bool) DiskStatus {
 	now := s.rec.Locate(d, s.vm, s.park, dangling)
 	return DiskStatus{Disk: d.Key, System: d.System, Place: DiskPlace(now.Place), Volid: now.Volid, Where: now.Where}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // datacentre holds VMs and the volumes that exist.
@@ -52,24 +53,24 @@ const (
 )
 
 var (
-	system = cluster.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-9031-disk-0", Options: "serial=sys,size=10G", System: true}
-	disk   = cluster.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1", Options: "serial=data-wk1"}
-	held   = cluster.ParkedDisk{Key: "scsi2", Volid: "fast:vm-9201-disk-0", Holder: 9201}
-	park   = &cluster.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
+	system = parking.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-9031-disk-0", Options: "serial=sys,size=10G", System: true}
+	disk   = parking.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1", Options: "serial=data-wk1"}
+	held   = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-9201-disk-0", Holder: 9201}
+	park   = &parking.Intent{From: 9031, Key: "scsi1", Volid: "fast:vm-9031-disk-1", To: 9090, ToKey: "scsi1"}
 )
 
 // halves are open records, with the state of their VMs in Proxmox.
 var halves = map[string]struct {
 	vm      *cluster.VM
 	parking map[string]string
-	rec     cluster.Record
+	rec     parking.Record
 	volumes []string
 	state   VMState
 	where   []string
 }{
 	"nothing parked yet": {
 		wk1(map[string]string{"scsi0": oldSystem, "scsi1": data}), nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
 		nil,
 		VMOld,
 		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
@@ -77,7 +78,7 @@ var halves = map[string]struct {
 	"deleted": {
 		nil,
 		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
-		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
 		nil,
 		VMDeleted,
 		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
@@ -85,14 +86,14 @@ var halves = map[string]struct {
 	"made again, disks not back": {
 		wk1(map[string]string{"scsi0": newSystem, "description": made}),
 		map[string]string{"scsi30": parkedSys, "scsi1": parkedData},
-		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
 		nil,
 		VMNew,
 		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "parking fast:vm-9090-disk-1 scsi1 of parking VM 9090"},
 	},
 	"a new system disk is not the old one": {
 		wk1(map[string]string{"scsi0": newSystem, "description": made}), nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{system}},
+		parking.Record{Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMNew,
 		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: somebody moved it"},
@@ -100,7 +101,7 @@ var halves = map[string]struct {
 	"a stranger under the number": {
 		&cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-db", "scsi1": data}},
 		map[string]string{"scsi30": parkedSys},
-		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}},
 		nil,
 		VMStranger,
 		[]string{
@@ -111,7 +112,7 @@ var halves = map[string]struct {
 	"a hand-over cut off after the source forgot it": {
 		wk1(nil),
 		map[string]string{"scsi30": parkedSys},
-		cluster.Record{Disks: []cluster.ParkedDisk{system, disk}, Intent: park},
+		parking.Record{Disks: []parking.ParkedDisk{system, disk}, Intent: park},
 		nil,
 		VMOld,
 		[]string{
@@ -121,35 +122,35 @@ var halves = map[string]struct {
 	},
 	"a hand-over cut off while the source still names it": {
 		wk1(map[string]string{"scsi1": data}), nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{disk}, Intent: park},
+		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
 		nil,
 		VMOld,
 		[]string{"unnamed fast:vm-9031-disk-1 without a name, on the way from scsi1 of VM 9031 to scsi1 of VM 9090; recast roll finds it"},
 	},
 	"a hand-over that had not begun": {
 		wk1(map[string]string{"scsi1": data}), nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{disk}, Intent: park},
+		parking.Record{Disks: []parking.ParkedDisk{disk}, Intent: park},
 		[]string{"fast:vm-9031-disk-1"},
 		VMOld,
 		[]string{"vm fast:vm-9031-disk-1 scsi1 of VM 9031"},
 	},
 	"a holder's disk attached": {
 		wk1(map[string]string{"scsi2": "fast:vm-9201-disk-0"}), nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{held}},
+		parking.Record{Disks: []parking.ParkedDisk{held}},
 		nil,
 		VMOld,
 		[]string{"vm fast:vm-9201-disk-0 scsi2 of VM 9031, owned by VM 9201"},
 	},
 	"a holder's disk detached": {
 		nil, nil,
-		cluster.Record{Disks: []cluster.ParkedDisk{held}},
+		parking.Record{Disks: []parking.ParkedDisk{held}},
 		nil,
 		VMDeleted,
 		[]string{"holder fast:vm-9201-disk-0 with VM 9201, which owns it; detached from VM 9031"},
 	},
 	"reimage, not begun": {
 		wk1(map[string]string{"scsi0": oldSystem}), nil,
-		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMOld,
 		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
@@ -157,7 +158,7 @@ var halves = map[string]struct {
 	"reimage, parked": {
 		wk1(nil),
 		map[string]string{"scsi30": parkedSys},
-		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMSystemParked,
 		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
@@ -165,14 +166,14 @@ var halves = map[string]struct {
 	"reimage, blank": {
 		wk1(map[string]string{"scsi0": newSystem, "description": made}),
 		map[string]string{"scsi30": parkedSys},
-		cluster.Record{Strategy: cluster.Reimage, Disks: []cluster.ParkedDisk{system}},
+		parking.Record{Strategy: cluster.Reimage, Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMBlankSystem,
 		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090"},
 	},
 	"reimage, being put back": {
 		wk1(map[string]string{"scsi0": oldSystem, "description": made}), nil,
-		cluster.Record{Strategy: cluster.Reimage, PutBack: true, Disks: []cluster.ParkedDisk{system}},
+		parking.Record{Strategy: cluster.Reimage, PutBack: true, Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMOld,
 		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031"},
@@ -180,7 +181,7 @@ var halves = map[string]struct {
 	"rollback, kept disk back": {
 		wk1(map[string]string{"scsi0": "fast:vm-9031-disk-6,serial=recast-9999"}),
 		map[string]string{"scsi30": parkedSys},
-		cluster.Record{Strategy: cluster.Rollback, Disks: []cluster.ParkedDisk{system}, Restore: &cluster.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: "v1.13.8"}},
+		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999", Talos: "v1.13.8"}},
 		nil,
 		VMRestored,
 		[]string{"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090", "vm fast:vm-9031-disk-6 scsi0 of VM 9031"},
@@ -188,7 +189,7 @@ var halves = map[string]struct {
 	"rollback, kept disk still parked": {
 		wk1(map[string]string{"scsi0": oldSystem}),
 		map[string]string{"scsi29": keptSys},
-		cluster.Record{Strategy: cluster.Rollback, Disks: []cluster.ParkedDisk{system}, Restore: &cluster.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999"}},
+		parking.Record{Strategy: cluster.Rollback, Disks: []parking.ParkedDisk{system}, Restore: &parking.KeptDisk{Key: "scsi29", Slot: "scsi0", Options: "serial=recast-9999"}},
 		nil,
 		VMOld,
 		[]string{"vm fast:vm-9031-disk-0 scsi0 of VM 9031", "parking fast:vm-9090-disk-7 scsi29 of parking VM 9090"},
@@ -206,7 +207,7 @@ func TestHalf(t *testing.T) {
 			if tc.vm != nil {
 				px.vms = append(px.vms, *tc.vm)
 			}
-			h, err := half(t.Context(), px, cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil)
+			h, err := half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // A VM that can't be read does not count as deleted, nor its disks as lost.
@@ -35,11 +36,11 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rec := cluster.Record{
+			rec := parking.Record{
 				Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Strategy: cluster.Recreate,
-				Disks: []cluster.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
+				Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
 			}
-			park := cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
+			park := parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: rec}
 			h, err := half(t.Context(), datacentre{vms: tc.vms}, park, tc.vms, tc.away)
 			if err != nil {
 				t.Fatal(err)
@@ -55,14 +56,14 @@ func TestHalfWhoseVMIsElsewhere(t *testing.T) {
 // Of several parking VMs only one has the disk that a rollback needs.
 func TestTheLastKeptDisk(t *testing.T) {
 	t.Parallel()
-	kept := func(id cluster.VMID, nth int, run string) cluster.Parking {
-		return cluster.Parking{
+	kept := func(id cluster.VMID, nth int, run string) parking.Parking {
+		return parking.Parking{
 			VM:     cluster.VM{ID: id, Config: map[string]string{"scsi30": "fast:vm-1-disk-0"}},
-			Record: cluster.Record{Node: "wk1", Kept: []cluster.KeptDisk{{Key: "scsi30", Run: run, Nth: nth}}},
+			Record: parking.Record{Node: "wk1", Kept: []parking.KeptDisk{{Key: "scsi30", Run: run, Nth: nth}}},
 		}
 	}
 	var res StatusResult
-	for _, p := range []cluster.Parking{kept(9090, 2, "20260101-0000-aaaa"), kept(9091, 1, "20260102-0000-aaaa")} {
+	for _, p := range []parking.Parking{kept(9090, 2, "20260101-0000-aaaa"), kept(9091, 1, "20260102-0000-aaaa")} {
 		res.Kept = append(res.Kept, keptBy(p)...)
 	}
 	res.adviseLast()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -40,18 +41,18 @@ type left struct {
 	vms    []cluster.VM
 	away   *cluster.HostsAway
 	unread error // why Proxmox could not be read
-	open   []cluster.Parking
+	open   []parking.Parking
 	out    []string // the plan's nodes with an open record or our mark
 }
 
 func (w *work) left(ctx context.Context) left {
 	var l left
 	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
-	parkings, err := cluster.Parkings(l.vms, w.Config.Cluster)    // those that can be read
+	parkings, err := parking.Parkings(l.vms, w.Config.Cluster)    // those that can be read
 	l.unread = errors.Join(l.unread, err)
 	nodes, _ := w.machines.Kube.Nodes(ctx) // with a single control plane the API may be down
 	for _, n := range w.rep.Plan.Work() {
-		i := slices.IndexFunc(parkings, func(p cluster.Parking) bool { return p.Record.Node == n.Node && p.Record.Open })
+		i := slices.IndexFunc(parkings, func(p parking.Parking) bool { return p.Record.Node == n.Node && p.Record.Open })
 		if i >= 0 {
 			l.open = append(l.open, parkings[i])
 		}
@@ -82,7 +83,7 @@ func (w *work) safe(ctx context.Context, l left) []string {
 		say   string
 	}{{fates.Done, "finished, with all their disks"}, {slices.Concat(fates.Failed, fates.Left), "every disk is in its place"}} {
 		names := slices.DeleteFunc(slices.Clone(group.nodes), func(node string) bool {
-			return slices.ContainsFunc(l.open, func(p cluster.Parking) bool { return p.Record.Node == node })
+			return slices.ContainsFunc(l.open, func(p parking.Parking) bool { return p.Record.Node == node })
 		})
 		if sure := l.unread == nil && l.away == nil; len(names) > 0 && sure {
 			lines = append(lines, strings.TrimSpace(named("", names))+": "+group.say)

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/journal"
 )
 
@@ -23,7 +23,7 @@ func (w *work) pruneRuns(ctx context.Context) error {
 		if err != nil {
 			return nil, err
 		}
-		parkings, err := cluster.Parkings(vms, w.Config.Cluster)
+		parkings, err := parking.Parkings(vms, w.Config.Cluster)
 		needed := map[string]bool{}
 		for _, p := range parkings {
 			needed[p.Record.Run] = true

@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
@@ -151,14 +152,14 @@ func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wante
 func (p Project) sources(m Machines) observe.Sources {
 	return observe.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
-		ConfigKnown: func(node string, rec cluster.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
+		ConfigKnown: func(node string, rec parking.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
 	}
 }
 
 // configKnown says where the machine configuration of a node is: in the journal of the
 // record's run, if that is here, or in the user's files. Either must have the sum of the
 // record.
-func (p Project) configKnown(m Machines, node string, rec cluster.Record) (cluster.ConfigPlace, error) {
+func (p Project) configKnown(m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
 	found, damaged := p.inJournal(node, rec)
 	switch {
 	case found:
@@ -179,7 +180,7 @@ func (p Project) configKnown(m Machines, node string, rec cluster.Record) (clust
 
 // inJournal says whether the machine configuration of a node is in the journal of the
 // record's run. ErrConfigDamaged: it is there, but damaged.
-func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
+func (p Project) inJournal(node string, rec parking.Record) (bool, error) {
 	runs, err := journal.Runs(p.runs())
 	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
 		return false, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -151,7 +152,7 @@ func (s *pruneSite) park(memory string) {
 	var packed bytes.Buffer
 	w := gzip.NewWriter(&packed)
 	_, err := io.WriteString(w, memory)
-	rec := cluster.Record{
+	rec := parking.Record{
 		Cluster: "other", Node: "wk9", Run: "r9", Build: openBuild, VMID: 9, Open: true,
 	}
 	err = errors.Join(err, w.Close())

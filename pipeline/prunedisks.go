@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/images"
@@ -89,7 +90,7 @@ func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, h
 // parkedOn lists the storages that have old system disks of this cluster, sorted.
 func (p Project) parkedOn(vms []cluster.VM) []string {
 	var out []string
-	parkings, _ := cluster.Parkings(vms, p.Config.Cluster) // records that can't be read do not count: their disks are not freed
+	parkings, _ := parking.Parkings(vms, p.Config.Cluster) // records that can't be read do not count: their disks are not freed
 	for _, park := range parkings {
 		for _, k := range park.Record.Kept {
 			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -45,11 +46,11 @@ func (s *pruneSite) FreeDisk(_ context.Context, vm cluster.VM, key string) error
 // keep parks two old system disks of a node.
 func (s *pruneSite) keep(t *testing.T, id cluster.VMID, node string) {
 	t.Helper()
-	rec := cluster.Record{Cluster: "c1", Node: node, Run: "20261121-0421-3f2a", VMID: 101, UUID: "u"}
+	rec := parking.Record{Cluster: "c1", Node: node, Run: "20261121-0421-3f2a", VMID: 101, UUID: "u"}
 	config := map[string]string{"protection": "1"}
 	for i, key := range []string{"scsi30", "scsi29"} {
 		run := []string{"20261114-0421-3f2a", "20261121-0421-3f2a"}[i]
-		rec.Kept = append(rec.Kept, cluster.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=" + run + ",size=10G", Talos: "v1.13.8"})
+		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: "serial=" + run + ",size=10G", Talos: "v1.13.8"})
 		config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,serial=%s,size=10G,backup=0", id, i, run)
 	}
 	var err error

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/schematics"
@@ -44,7 +45,7 @@ func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluste
 func openUses(vms []cluster.VM) ([]images.Use, error) {
 	var uses []images.Use
 	for _, vm := range vms {
-		rec, is, err := cluster.ReadRecord(vm)
+		rec, is, err := parking.ReadRecord(vm)
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +91,7 @@ func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
 		}
 	}
 	for _, vm := range vms {
-		rec, is, err := cluster.ReadRecord(vm)
+		rec, is, err := parking.ReadRecord(vm)
 		if err != nil {
 			return need, err
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -56,7 +57,7 @@ func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][
 	if err != nil && !away {
 		return nil, fmt.Errorf("read Proxmox: %w", err)
 	}
-	parked, err := cluster.Parkings(vms, p.Config.Cluster)
+	parked, err := parking.Parkings(vms, p.Config.Cluster)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +68,7 @@ func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][
 			return n.VMID != 0 && vm.ID == cluster.VMID(n.VMID) || n.VMID == 0 && uuids[n.Name] != "" && vm.UUID() == uuids[n.Name]
 		})
 		// An unfinished replacement may have deleted the VM. It will be created on the same host again.
-		open := slices.IndexFunc(parked, func(k cluster.Parking) bool { return k.Record.Open && k.Record.Node == n.Name })
+		open := slices.IndexFunc(parked, func(k parking.Parking) bool { return k.Record.Open && k.Record.Node == n.Name })
 		switch {
 		case open >= 0:
 			hosts[n.Schematic] = append(hosts[n.Schematic], parked[open].VM.Host)

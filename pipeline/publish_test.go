@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 )
@@ -25,8 +26,8 @@ func TestISOHosts(t *testing.T) {
 	vm := func(id cluster.VMID, host string) cluster.VM {
 		return cluster.VM{ID: id, Host: host, Config: map[string]string{"smbios1": fmt.Sprintf("uuid=u-%d", id)}}
 	}
-	open := parking(t, cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111", Open: true}, nil)
-	done := parking(t, cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111"}, nil)
+	open := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111", Open: true}, nil)
+	done := parkingVM(t, parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b", VMID: 111, UUID: "u-111"}, nil)
 	wk1, wk2 := config.Node{Name: "wk1", Schematic: "a", VMID: 111}, config.Node{Name: "wk2", Schematic: "b", VMID: 112}
 	unnumbered := config.Node{Name: "wk2", Schematic: "a"}
 	away := &cluster.HostsAway{Hosts: []cluster.AwayHost{{Name: "pve9", Why: "is offline"}}}

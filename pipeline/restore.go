@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
@@ -155,11 +156,11 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 	case away != nil:
 		return "", fault.As(fault.Refused, away)
 	}
-	parkings, err := cluster.Parkings(vms, w.Config.Cluster)
+	parkings, err := parking.Parkings(vms, w.Config.Cluster)
 	if err != nil {
 		return "", err
 	}
-	if slices.ContainsFunc(parkings, func(p cluster.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
+	if slices.ContainsFunc(parkings, func(p parking.Parking) bool { return p.Record.Open && p.Record.Node == rep.Node }) {
 		return "", fault.WithHint(fault.ParkedHalf.Refusedf("the replacement of %s is not finished", rep.Node), "recast status shows what finishes it; restore afterwards. If it waits for an etcd whose data is lost: talosctl bootstrap --recover-from FILE, then recast roll")
 	}
 	var found []cluster.VM

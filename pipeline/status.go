@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/internal/journal"
@@ -137,7 +138,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 		}
 	}
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
-	parkings, err := cluster.Parkings(vms, p.Config.Cluster)
+	parkings, err := parking.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
 	res.problem(claim.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(planning.Plan{})))
 	builds, err := p.lockedBuilds()
@@ -204,7 +205,7 @@ func (p Project) lockedBuilds() (map[string]cluster.Build, error) {
 
 // keptBy lists the old system disks on a parking VM. A rollback uses the last one, and
 // checks itself whether it works.
-func keptBy(park cluster.Parking) []Kept {
+func keptBy(park parking.Parking) []Kept {
 	var out []Kept
 	for _, k := range park.Record.Kept {
 		disk, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key])
@@ -241,7 +242,7 @@ func (r *StatusResult) adviseLast() {
 
 // advisePrune marks the old system disks that recast prune would free.
 func (r *StatusResult) advisePrune(vms []cluster.VM, keep prune.Retention) {
-	verdicts, _ := prune.JudgeParked(vms, cluster.UsesOf(vms), keep)
+	verdicts, _ := prune.JudgeParked(vms, parking.UsesOf(vms), keep)
 	for _, v := range verdicts {
 		i := slices.IndexFunc(r.Kept, func(k Kept) bool { return k.Parking == v.Parking && k.Key == v.Key && k.Run == v.Run })
 		if i >= 0 && len(v.Keep) == 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/schematics"
@@ -45,7 +46,7 @@ func project(t *testing.T) (p Project, build string) {
 }
 
 // parking is a parking VM as Proxmox shows it.
-func parking(t *testing.T, rec cluster.Record, config map[string]string) cluster.VM {
+func parkingVM(t *testing.T, rec parking.Record, config map[string]string) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
 	if err != nil {
@@ -63,16 +64,16 @@ recast-claim: {"cluster":"c1","run":"r1","holder":{"host":"ci-7","boot":"x","pid
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	p, build := project(t)
-	rec := cluster.Record{
+	rec := parking.Record{
 		Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true, Left: true,
-		Disks: []cluster.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
-		Kept: []cluster.KeptDisk{
+		Disks: []parking.ParkedDisk{{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-9031-disk-1"}},
+		Kept: []parking.KeptDisk{
 			{Key: "scsi29", Run: "r0", Talos: "v1.13.8", Build: "sha256-aa", Kubernetes: "v1.35.4"}, {Key: "scsi28", Run: "freed by hand"},
 		},
 	}
 	px := datacentre{vms: []cluster.VM{
 		{ID: 9089, Name: "recast-claim", Host: "pve1", Config: map[string]string{"description": claimText}},
-		parking(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0", "scsi29": "fast:vm-9090-disk-1"}),
+		parkingVM(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0", "scsi29": "fast:vm-9090-disk-1"}),
 	}}
 	nodes := []cluster.KubeNode{
 		{Name: "wk1", Mark: &cluster.Mark{Run: "r1"}}, // its record says more
@@ -118,10 +119,10 @@ func TestStatusWithoutTheRest(t *testing.T) {
 	if err := os.Remove(p.LockFile()); err != nil {
 		t.Fatal(err)
 	}
-	rec := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true}
+	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true}
 	px := datacentre{vms: []cluster.VM{
 		{ID: 9089, Name: "somebody's", Host: "pve1"},
-		parking(t, rec, nil),
+		parkingVM(t, rec, nil),
 		{ID: 9091, Name: "edited", Host: "pve1", Config: map[string]string{"description": "recast-record: {"}},
 	}}
 	got, err := Status(t.Context(), p, StatusSources{

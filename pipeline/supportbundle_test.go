@@ -17,6 +17,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
@@ -132,10 +133,10 @@ func plantedVMs(t *testing.T) []cluster.VM {
 		"args": "-fw_cfg " + planted["a kernel argument"], "smbios1": "uuid=u-wk1,serial=" + base64.StdEncoding.EncodeToString([]byte("ds=nocloud;s="+planted["a kernel argument"])),
 		"cores": "2", "scsi0": "fast:vm-9031-disk-0,size=10G",
 	}
-	rec := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}
+	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}
 	return []cluster.VM{
 		{ID: 9031, Name: "wk1", Host: "pve1", Config: hush},
-		parking(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0"}),
+		parkingVM(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0"}),
 		{ID: 500, Name: "somebody-elses", Host: "pve1", Config: hush},
 	}
 }

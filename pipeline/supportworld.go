@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
@@ -71,7 +72,7 @@ type bundledVM struct {
 	MadeBy  string            `json:"madeByRun,omitempty"`
 	Config  map[string]string `json:"config"`
 	LeftOut []string          `json:"leftOut,omitempty"` // other keys of its configuration
-	Record  *cluster.Record   `json:"record,omitempty"`
+	Record  *parking.Record   `json:"record,omitempty"`
 	Trouble string            `json:"recordTrouble,omitempty"`
 }
 
@@ -114,7 +115,7 @@ func bundled(vm cluster.VM) bundledVM {
 			b.LeftOut = append(b.LeftOut, key)
 		}
 	}
-	rec, ok, err := cluster.ReadRecord(vm)
+	rec, ok, err := parking.ReadRecord(vm)
 	switch {
 	case err != nil:
 		b.Trouble = err.Error()

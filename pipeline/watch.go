@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/discover"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -159,7 +160,7 @@ func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]b
 		if discover.IsClaim(vm) {
 			worked[vm.ID] = true
 		}
-		if rec, ok, err := cluster.ReadRecord(vm); ok && (err != nil || rec.Open) {
+		if rec, ok, err := parking.ReadRecord(vm); ok && (err != nil || rec.Open) {
 			worked[vm.ID], worked[rec.VMID] = true, true
 		}
 	}

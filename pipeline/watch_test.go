@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -50,7 +51,7 @@ func (l *listing) VMConfig(_ context.Context, id cluster.VMID) (cluster.VM, erro
 func TestWatched(t *testing.T) {
 	t.Parallel()
 	p, build := project(t)
-	open := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true}
+	open := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: build, VMID: 9031, UUID: "u-wk1", Open: true}
 	px := &listing{vms: []cluster.VM{{ID: 100, Name: "other", Host: "pve1", Config: map[string]string{"cores": "1"}}, {ID: 9031, Name: "wk1", Host: "pve1", Running: true}}}
 	w := p.Watched(px)
 	look := func(what string, requests int, want ...cluster.VMID) {
@@ -72,7 +73,7 @@ func TestWatched(t *testing.T) {
 	}
 	look("first", 5, 100, 9031)
 	look("nothing new", 1)
-	px.vms = append(px.vms, cluster.VM{ID: 9089, Name: "recast-claim", Host: "pve1", Config: map[string]string{"description": claimText}}, parking(t, open, nil))
+	px.vms = append(px.vms, cluster.VM{ID: 9089, Name: "recast-claim", Host: "pve1", Config: map[string]string{"description": claimText}}, parkingVM(t, open, nil))
 	look("a run begins", 3, 9089, 9090)
 	look("and goes on", 4, 9031, 9089, 9090)
 	px.vms[0].Running = true

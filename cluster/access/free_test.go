@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -12,7 +13,7 @@ func TestFreeingNeeds(t *testing.T) {
 	t.Parallel()
 	idle := planning.NodePlan{Node: "wk1", Strategy: cluster.InPlace, Host: "pve1"}
 	tidy := idle
-	tidy.Frees = []cluster.FreePlan{{Key: "scsi30", Volid: "fast:vm-9900-disk-0"}}
+	tidy.Frees = []parking.FreePlan{{Key: "scsi30", Volid: "fast:vm-9900-disk-0"}}
 	for name, tc := range map[string]struct {
 		needs Needs
 		want  bool

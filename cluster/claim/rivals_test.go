@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -113,7 +114,7 @@ func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 }
 
 // parkingVM is one of a recast.yaml with other numbers.
-func parkingVM(t *testing.T, id cluster.VMID, rec cluster.Record) cluster.VM {
+func parkingVM(t *testing.T, id cluster.VMID, rec parking.Record) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
 	if err != nil {
@@ -133,9 +134,9 @@ type leftover struct {
 }
 
 func leftovers() map[string]leftover {
-	parked := func(id cluster.VMID, change func(*cluster.Record)) func(*testing.T) cluster.VM {
+	parked := func(id cluster.VMID, change func(*parking.Record)) func(*testing.T) cluster.VM {
 		return func(t *testing.T) cluster.VM {
-			rec := cluster.Record{Cluster: "c1", Node: "wk1", Run: "r0", VMIDs: "9100-9199", VMID: 101}
+			rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r0", VMIDs: "9100-9199", VMID: 101}
 			change(&rec)
 			return parkingVM(t, id, rec)
 		}
@@ -171,22 +172,22 @@ func leftovers() map[string]leftover {
 			},
 		},
 		"an unfinished replacement": {
-			vm:   parked(9150, func(r *cluster.Record) { r.Open = true }),
+			vm:   parked(9150, func(r *parking.Record) { r.Open = true }),
 			want: []string{"holds, in an unfinished replacement, the disks of node wk1 for run r0, with proxmox.vmids 9100-9199", "this one has proxmox.vmids 9000-9099", "9000-9150 holds them all"},
 		},
 		"an old system disk": {
-			vm: parked(9150, func(*cluster.Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
+			vm: parked(9150, func(*parking.Record) {}), want: []string{"keeps old system disks of node wk1", "proxmox.vmids 9100-9199", "9000-9099"},
 		},
 		"an old system disk of an older recast": {
-			vm: parked(8950, func(r *cluster.Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
+			vm: parked(8950, func(r *parking.Record) { r.VMIDs = "" }), want: []string{"with other proxmox.vmids", "8950-9099 holds them all"},
 		},
-		"an old system disk, to be pruned": {vm: parked(9150, func(*cluster.Record) {}), prune: true},
-		"an old system disk in our range":  {vm: parked(9050, func(*cluster.Record) {})},
+		"an old system disk, to be pruned": {vm: parked(9150, func(*parking.Record) {}), prune: true},
+		"an old system disk in our range":  {vm: parked(9050, func(*parking.Record) {})},
 		"an unfinished replacement of our node, under another name": {
-			vm:   parked(9050, func(r *cluster.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
+			vm:   parked(9050, func(r *parking.Record) { r.Cluster, r.Open, r.VMID = "c2", true, 102 }),
 			want: []string{"node wk1 (VM 102) of cluster c2", "one name"},
 		},
-		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *cluster.Record) { r.Cluster, r.Open = "c2", true })},
+		"an unfinished replacement of another Talos cluster": {vm: parked(9150, func(r *parking.Record) { r.Cluster, r.Open = "c2", true })},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -35,7 +36,7 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 	var found []string
 	first, last, renamed := vmids.First, vmids.Last, false
 	for _, vm := range vms {
-		rec, ok, err := cluster.ReadRecord(vm)
+		rec, ok, err := parking.ReadRecord(vm)
 		switch {
 		case err != nil, !ok: // who reads the records says so
 		case rec.Cluster == name && !vmids.Contains(vm.ID):
@@ -61,7 +62,7 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 }
 
 // holds says what a record's parking VM has.
-func holds(r cluster.Record) string {
+func holds(r parking.Record) string {
 	if r.Open {
 		return "holds, in an unfinished replacement, the disks of"
 	}

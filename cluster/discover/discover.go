@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -280,7 +281,7 @@ func twice(nodes []Discovered) []error {
 // they were, and its recast.yaml knows how to go on. It also learns the cluster's name.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
-		rec, ok, err := cluster.ReadRecord(vm)
+		rec, ok, err := parking.ReadRecord(vm)
 		if err != nil || !ok {
 			continue // of a cluster that nobody can name: the record's own run minds it
 		}

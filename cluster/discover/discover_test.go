@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -123,25 +124,25 @@ func TestDiscoveredUnproven(t *testing.T) {
 
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
-	parking := func(r cluster.Record) cluster.VM {
+	park := func(r parking.Record) cluster.VM {
 		text, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": cluster.RecordMark + string(text)}}
+		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": parking.RecordMark + string(text)}}
 	}
 	n, vm := discovered(nil)
 	n.VM = vm
 	for name, c := range map[string]struct {
-		record  cluster.Record
+		record  parking.Record
 		cluster string
 		refused bool
 	}{
-		"finished":  {cluster.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
-		"half done": {cluster.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
-		"another's": {cluster.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
+		"finished":  {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
+		"half done": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
+		"another's": {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
 	} {
-		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, parking(c.record)}}
+		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, park(c.record)}}
 		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {
 			t.Errorf("%s: cluster %q, %v", name, d.Cluster, err)
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // Own are the VMs that recast has made for its own ends when it worked on this
@@ -14,7 +15,7 @@ func (d Discovery) Own(name string) []cluster.VM {
 	named := func(of string) bool { return of == name || d.Cluster != "" && of == d.Cluster }
 	var own []cluster.VM
 	for _, vm := range d.VMs {
-		rec, parking, errRecord := cluster.ReadRecord(vm)
+		rec, parking, errRecord := parking.ReadRecord(vm)
 		claim, held, errClaim := claim.Read(vm)
 		if parking && errRecord == nil && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) ||
 			held && errClaim == nil && named(claim.Cluster) {

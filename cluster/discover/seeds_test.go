@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -123,7 +124,7 @@ func TestDiscoverAll(t *testing.T) {
 // TestDiscoveryOwn: which VMs of recast's say that there is a recast.yaml already.
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
-	parking := func(id cluster.VMID, r cluster.Record) cluster.VM {
+	park := func(id cluster.VMID, r parking.Record) cluster.VM {
 		text, err := r.Description()
 		if err != nil {
 			t.Fatal(err)
@@ -140,9 +141,9 @@ func TestDiscoveryOwn(t *testing.T) {
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{
 		{ID: 101, Name: "wk1"},
 		claim(9000, "homelab"), claim(9100, "other"),
-		parking(9001, cluster.Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
-		parking(9002, cluster.Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
-		parking(9101, cluster.Record{Cluster: "other", Node: "wk1", UUID: "y"}),
+		park(9001, parking.Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
+		park(9002, parking.Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
+		park(9101, parking.Record{Cluster: "other", Node: "wk1", UUID: "y"}),
 	}}
 	for _, tc := range []struct{ cluster, learned, want string }{
 		{"homelab", "", "[9000 9001 9002]"}, {"new", "", "[9001]"}, {"new", "homelab", "[9000 9001 9002]"}, {"other", "", "[9100 9001 9101]"},

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 )
@@ -79,7 +80,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
 	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
 	_ = g.Wait() // none of them returns an error: each is kept
-	parking, err := cluster.Parkings(s.VMs, src.Cluster)
+	parking, err := parking.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
 	s.Found = make([]observe.Found, len(wanted))
 	for i, w := range wanted {

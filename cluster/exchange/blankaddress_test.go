@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 )
 
@@ -17,15 +18,15 @@ func TestBlankSettingComesAndGoes(t *testing.T) {
 		if was != "" {
 			vm.Config["ipconfig0"] = was
 		}
-		mem := cluster.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &reach.Setting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
+		mem := parking.Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab", Blank: &reach.Setting{Key: "ipconfig0", Value: "ip=10.0.0.31/24"}}
 		packed, err := mem.Pack()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if mem, err = cluster.UnpackMemory(packed); err != nil { // another machine goes on
+		if mem, err = parking.UnpackMemory(packed); err != nil { // another machine goes on
 			t.Fatal(err)
 		}
-		rec := cluster.Record{Strategy: cluster.Recreate, Disks: []cluster.ParkedDisk{{Key: "scsi0", System: true}}}
+		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
 		r := Of(nil, mem, rec, 9900)
 		made, err := r.System.NewConfig("isos:iso/a.iso")
 		if err != nil {

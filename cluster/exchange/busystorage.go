@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -21,7 +22,7 @@ const (
 // do gives a volume of one VM to the other. A storage that can't rename the
 // volume just now is asked again for some minutes. Each attempt looks first at
 // what became of the one before: it may have been done all the same.
-func (r handOver) do(ctx context.Context, in cluster.Intent) error {
+func (r handOver) do(ctx context.Context, in parking.Intent) error {
 	err := r.once(ctx, in)
 	say, said := r.saying(r.stepID(in)), ""
 	for begun := time.Now(); errors.Is(err, cluster.ErrStorageBusy) && time.Since(begun) < busyFor; {
@@ -46,7 +47,7 @@ func (r handOver) do(ctx context.Context, in cluster.Intent) error {
 }
 
 // stepID is the step in which a disk changes hands.
-func (r handOver) stepID(in cluster.Intent) string {
+func (r handOver) stepID(in parking.Intent) string {
 	switch {
 	case in.To == r.Parking && r.Strategy == cluster.PutBack:
 		return "park-new"

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -75,7 +76,7 @@ func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problem
 
 // moved says whether a disk changes its volid on its way.
 func (r comparison) moved(key string) bool {
-	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
+	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }
 
 // added lists the drives that the VM had not before. The volumes of pods come

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -54,12 +55,12 @@ func (r NewSystem) created(ctx context.Context) (string, error) {
 }
 
 func (r NewSystem) isSystem(key string) bool {
-	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool { return d.System && d.Key == key })
+	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.System && d.Key == key })
 }
 
 // Marked is the VM's own description with the run's mark.
 func (r NewSystem) Marked() (string, error) {
-	text := cluster.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
+	text := parking.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > cluster.MaxDescription {
 		return "", fault.ParkedHalf.Refusedf("%s: with the run's mark its description has %d characters, Proxmox allows %d", r.VM, n, cluster.MaxDescription)
 	}

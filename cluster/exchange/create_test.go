@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
@@ -63,6 +64,6 @@ func oldVM() cluster.VM {
 func replacement() *Replace {
 	return WiredReplace(&Replace{
 		Run: "r1", Build: "b1", VM: oldVM(), Serial: "recast-1", Parking: 9090,
-		Disks: []cluster.ParkedDisk{{Key: "efidisk0"}, {Key: "scsi0", System: true}, {Key: "scsi1"}},
+		Disks: []parking.ParkedDisk{{Key: "efidisk0"}, {Key: "scsi0", System: true}, {Key: "scsi1"}},
 	})
 }

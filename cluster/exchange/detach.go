@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // DiskNames lists disks by key and volume, for a message.
@@ -18,7 +19,7 @@ func DiskNames(disks []cluster.Disk) string {
 
 // ForeignDisks lists the drives that a VM is not remembered with: those of pods,
 // which are never remembered, and whatever was plugged in since.
-func ForeignDisks(vm cluster.VM, mem cluster.Memory) ([]cluster.Disk, error) {
+func ForeignDisks(vm cluster.VM, mem parking.Memory) ([]cluster.Disk, error) {
 	have, err := vm.Disks()
 	if err != nil {
 		return nil, err

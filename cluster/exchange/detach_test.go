@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 func TestForeignDisks(t *testing.T) {
@@ -24,7 +25,7 @@ func TestForeignDisks(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, cluster.Memory{VM: cluster.VM{ID: 9031, Config: before}})
+			got, err := ForeignDisks(cluster.VM{ID: 9031, Config: c.now}, parking.Memory{VM: cluster.VM{ID: 9031, Config: before}})
 			if err != nil {
 				t.Fatal(err)
 			}

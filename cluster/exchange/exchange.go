@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -15,9 +16,9 @@ type ReplaceOptions struct {
 	Strategy                  cluster.Strategy  // Recreate, Reimage or Rollback
 	VM                        cluster.VM        // as read just now
 	System                    string            // key of its system disk, "scsi0"
-	Restore                   *cluster.KeptDisk // Rollback: the kept disk that comes back
+	Restore                   *parking.KeptDisk // Rollback: the kept disk that comes back
 	SystemGiB                 int               // wanted size of the new system disk; 0 or less than before: as before
-	Parking                   *cluster.Parking  // the node's parking VM of an earlier exchange; nil: one is made
+	Parking                   *parking.Parking  // the node's parking VM of an earlier exchange; nil: one is made
 	ParkingIDs                []cluster.VMID    // VMIDs that a new one may take, in order
 	ISO                       func(ctx context.Context) (string, error)
 }
@@ -25,7 +26,7 @@ type ReplaceOptions struct {
 // ResumeReplace gives the exchange that the open record of a parking VM is
 // about. The record is all that it needs.
 func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Context) (string, error)) (*Replace, error) {
-	rec, ok, err := cluster.ReadRecord(park)
+	rec, ok, err := parking.ReadRecord(park)
 	switch {
 	case err != nil:
 		return nil, err
@@ -42,7 +43,7 @@ func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Con
 }
 
 // Of is the exchange that an open record and its memory describe.
-func Of(px cluster.Proxmox, mem cluster.Memory, rec cluster.Record, parking cluster.VMID) *Replace {
+func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
 	return WiredReplace(&Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
 		Disks: rec.Disks, Restore: rec.Restore, Serial: mem.DiskSerial, SystemGiB: mem.SystemGiB, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
@@ -98,12 +99,12 @@ func branch(id, title string, steps ...step.Step) step.Step {
 }
 
 // record reads the record afresh.
-func (r *Replace) record(ctx context.Context) (cluster.Record, error) {
+func (r *Replace) record(ctx context.Context) (parking.Record, error) {
 	_, rec, err := r.Spare.parkingNow(ctx)
 	return rec, err
 }
 
-func (r *Replace) updateRecord(ctx context.Context, change func(*cluster.Record)) error {
+func (r *Replace) updateRecord(ctx context.Context, change func(*parking.Record)) error {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
@@ -124,12 +125,12 @@ func (r *Replace) GiveUp(ctx context.Context) error {
 	if r.Restore != nil {
 		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
 	}
-	return r.updateRecord(ctx, func(rec *cluster.Record) { rec.PutBack = true })
+	return r.updateRecord(ctx, func(rec *parking.Record) { rec.PutBack = true })
 }
 
 // CloseRecord ends the exchange: its record is no longer open.
 func (r *Replace) CloseRecord(ctx context.Context) error {
-	return r.updateRecord(ctx, (*cluster.Record).Close)
+	return r.updateRecord(ctx, (*parking.Record).Close)
 }
 
 // stayOff sees to it that the VM, if there is one, is off and stays so.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -155,9 +156,9 @@ func (r Settings) RestoreHA(ctx context.Context) error {
 
 // Keep closes the record: the old system disk stays parked, as the way back.
 func (r Settings) Keep(ctx context.Context) error {
-	return r.updateRecord(ctx, func(rec *cluster.Record) {
+	return r.updateRecord(ctx, func(rec *parking.Record) {
 		if back := rec.Restore; back != nil {
-			rec.Kept = slices.DeleteFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.Key == back.Key })
+			rec.Kept = slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key })
 		}
 		for _, d := range rec.Disks {
 			if d.System {
@@ -167,7 +168,7 @@ func (r Settings) Keep(ctx context.Context) error {
 			}
 		}
 		for i, k := range rec.Kept {
-			rec.Kept[i].Going = k.Going || slices.ContainsFunc(r.Frees, func(f cluster.FreePlan) bool { return f.Key == k.Key && f.Run == k.Run })
+			rec.Kept[i].Going = k.Going || slices.ContainsFunc(r.Frees, func(f parking.FreePlan) bool { return f.Key == k.Key && f.Run == k.Run })
 		}
 		rec.Close()
 	})

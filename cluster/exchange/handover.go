@@ -8,18 +8,19 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 // begun is the hand-over that was begun last; nil if there was none.
-func (r handOver) begun(a, b cluster.VM) (*cluster.Intent, error) {
-	rec, _, err := cluster.ReadRecord(r.parkingOf(a, b))
+func (r handOver) begun(a, b cluster.VM) (*parking.Intent, error) {
+	rec, _, err := parking.ReadRecord(r.parkingOf(a, b))
 	return rec.Intent, err
 }
 
-func (r handOver) both(ctx context.Context, in cluster.Intent) (from, to cluster.VM, err error) {
+func (r handOver) both(ctx context.Context, in parking.Intent) (from, to cluster.VM, err error) {
 	var errFrom, errTo error
 	from, errFrom = r.Proxmox.VM(ctx, in.From)
 	to, errTo = r.Proxmox.VM(ctx, in.To)
@@ -34,7 +35,7 @@ func (r handOver) both(ctx context.Context, in cluster.Intent) (from, to cluster
 // drive's key, which leaves an unusedN, then that. Freeing is harmless as long
 // as nothing has that name: where a later volume has got it, it stays. A VM's
 // protection is against just that.
-func (r handOver) dropDangling(ctx context.Context, in cluster.Intent) error {
+func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
 		vm, err := r.Proxmox.VM(ctx, in.From)
 		if err != nil {
@@ -69,7 +70,7 @@ func (r handOver) dropDangling(ctx context.Context, in cluster.Intent) error {
 // findUnnamed finishes a hand-over that was cut off in Proxmox: it gives the one
 // volume that has lost its name to the VM that was to get it. found is false
 // where nothing had happened yet.
-func (r handOver) findUnnamed(ctx context.Context, in cluster.Intent, from, to cluster.VM) (found bool, err error) {
+func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	disk, err := cluster.ParseDisk(in.Key, cluster.JoinOptions(in.Volid, in.Options))
 	if err != nil {
 		return false, err
@@ -121,7 +122,7 @@ func (r handOver) findUnnamed(ctx context.Context, in cluster.Intent, from, to c
 
 // finish sees a hand-over between two VMs, in either direction, to its
 // end; found is false where Proxmox has done nothing of it.
-func (r handOver) finish(ctx context.Context, in cluster.Intent, from, to cluster.VM) (found bool, err error) {
+func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	if in.IsOver(from, to) {
 		return true, nil
 	}
@@ -140,7 +141,7 @@ func (r handOver) finish(ctx context.Context, in cluster.Intent, from, to cluste
 // of the host, or a loss of quorum, in between leaves a volume that nobody names.
 // So the intent is durable before, with every volume that had no name then: at
 // most one can be new afterwards, and that is the one.
-func (r handOver) once(ctx context.Context, in cluster.Intent) error {
+func (r handOver) once(ctx context.Context, in parking.Intent) error {
 	from, to, err := r.both(ctx, in)
 	if err != nil {
 		return err
@@ -175,7 +176,7 @@ func (r handOver) once(ctx context.Context, in cluster.Intent) error {
 	if in.Unnamed, err = r.unnamed(ctx, disk.Storage(), from, to); err != nil {
 		return err
 	}
-	if err := ChangeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *cluster.Record) { rec.Intent = &in }); err != nil {
+	if err := ChangeRecord(ctx, r.Proxmox, r.parkingOf(from, to), r.Run, func(rec *parking.Record) { rec.Intent = &in }); err != nil {
 		return err
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -196,7 +197,7 @@ func (r handOver) once(ctx context.Context, in cluster.Intent) error {
 
 // handable refuses to hand over what is not as it was planned, or is another
 // VM's: Proxmox would rename that under its real owner's configuration.
-func (r handOver) handable(in cluster.Intent, from cluster.VM) error {
+func (r handOver) handable(in parking.Intent, from cluster.VM) error {
 	value, attached := from.Config[in.Key]
 	if !attached {
 		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
@@ -277,13 +278,13 @@ func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.
 }
 
 // ChangeRecord changes the open record of a run on its parking VM.
-func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run string, change func(*cluster.Record)) error {
-	rec, ok, err := cluster.ReadRecord(park)
+func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run string, change func(*parking.Record)) error {
+	rec, ok, err := parking.ReadRecord(park)
 	switch {
 	case err != nil:
 		return err
 	case !ok:
-		return cluster.DescriptionChanged(park, "a node")
+		return parking.DescriptionChanged(park, "a node")
 	case !rec.Open || rec.Run != run:
 		return fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park, run)
 	}
@@ -300,8 +301,8 @@ func startedMeanwhile(vm cluster.VM) error {
 // of the content alone (PVE/QemuServer.pm, parse_vm_config). So no two records of a VM
 // are the same: else one that was sent by a process which is dead could come when
 // another process has the VM just as it was, and close the record in the middle of its work.
-func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec cluster.Record) error {
-	was, _, err := cluster.ReadRecord(park)
+func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec parking.Record) error {
+	was, _, err := parking.ReadRecord(park)
 	if err != nil {
 		return err
 	}

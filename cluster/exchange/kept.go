@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -22,7 +23,7 @@ type KeptRef struct {
 
 // Find reads the parking VM afresh and the disk's entry in its record; found is
 // false once that is gone.
-func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p cluster.Parking, entry cluster.KeptDisk, found bool, err error) {
+func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p parking.Parking, entry parking.KeptDisk, found bool, err error) {
 	p.VM, err = px.VM(ctx, k.Parking)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -30,7 +31,7 @@ func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p cluster.Park
 	case err != nil:
 		return p, entry, false, fmt.Errorf("look up parking VM %d: %w", k.Parking, err)
 	}
-	rec, is, err := cluster.ReadRecord(p.VM)
+	rec, is, err := parking.ReadRecord(p.VM)
 	switch {
 	case err != nil:
 		return p, entry, false, err
@@ -45,7 +46,7 @@ func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p cluster.Park
 	return p, rec.Kept[i], true, nil
 }
 
-func (k KeptRef) is(entry cluster.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
+func (k KeptRef) is(entry parking.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
 
 // Free frees the disk and takes its entry from the record. It looks at
 // everything again right before: the volume must be the one that was shown, the
@@ -63,7 +64,7 @@ func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context
 	if err != nil {
 		return err
 	}
-	if by := cluster.NamedBeside(p.VM, disk, now); len(by) > 0 {
+	if by := parking.NamedBeside(p.VM, disk, now); len(by) > 0 {
 		return fault.WithHint(fault.PruneRefused.Refusedf("%s is %s of %s, but %s refers to it as well: it stays", disk.Volid, k.Key, p.VM, strings.Join(by, ", ")),
 			"detach it there; it is a system disk that recast keeps")
 	}
@@ -88,7 +89,7 @@ func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context
 
 // look finds the disk and refuses unless everything is as it was shown. Its
 // Volid is "" where the drive is gone.
-func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p cluster.Parking, disk cluster.Disk, found bool, err error) {
+func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p parking.Parking, disk cluster.Disk, found bool, err error) {
 	p, entry, found, err := k.Find(ctx, px)
 	if err != nil || !found {
 		return p, disk, false, err

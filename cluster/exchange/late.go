@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -32,7 +33,7 @@ func (r Deletion) awaitDelete(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.Late.awaitUnless(ctx, []cluster.Parking{{VM: park, Record: rec}}, []string{SentDelete}, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
+	return r.Late.awaitUnless(ctx, []parking.Parking{{VM: park, Record: rec}}, []string{SentDelete}, r.saying("delete-vm"), func(ctx context.Context) (bool, error) {
 		_, found, err := r.Current(ctx)
 		return !found, err
 	})
@@ -44,7 +45,7 @@ func (r *Replace) awaitLate(ctx context.Context, id string, which ...string) err
 	if err != nil {
 		return err
 	}
-	return r.Late.Await(ctx, []cluster.Parking{{VM: park, Record: rec}}, which, r.saying(id))
+	return r.Late.Await(ctx, []parking.Parking{{VM: park, Record: rec}}, which, r.saying(id))
 }
 
 // saying tells what happens in a step of the exchange.
@@ -76,7 +77,7 @@ func (r *Replace) Sending(ctx context.Context, what string, within time.Duration
 		r.Late.anew(r.Parking, what)
 	}
 	if now := rec.Sent.With(what, within); !maps.Equal(now, rec.Sent) {
-		if err := r.updateRecord(ctx, func(rec *cluster.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
+		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
 			return err
 		}
 	}
@@ -92,7 +93,7 @@ func (r *Replace) Sending(ctx context.Context, what string, within time.Duration
 		return err
 	}
 	r.Late.answered(r.Parking, what)
-	return errors.Join(err, r.updateRecord(ctx, func(rec *cluster.Record) { rec.Sent = rec.Sent.Without(what) }))
+	return errors.Join(err, r.updateRecord(ctx, func(rec *parking.Record) { rec.Sent = rec.Sent.Without(what) }))
 }
 
 type lateKey struct {
@@ -113,11 +114,11 @@ type Late struct {
 }
 
 // anew notes that one of them has been sent, or was not answered, just now.
-func (l *Late) anew(parking cluster.VMID, what string) {
+func (l *Late) anew(park cluster.VMID, what string) {
 	l.mu.Lock()
-	delete(l.since, lateKey{parking, what})
+	delete(l.since, lateKey{park, what})
 	l.mu.Unlock()
-	l.saw(parking, cluster.Sent{what: 0})
+	l.saw(park, parking.Sent{what: 0})
 }
 
 // answered forgets one of them.
@@ -128,12 +129,12 @@ func (l *Late) answered(parking cluster.VMID, what string) {
 }
 
 // Await waits until none of these requests can come any more, saying why it waits.
-func (l *Late) Await(ctx context.Context, parkings []cluster.Parking, which []string, say func(string)) error {
+func (l *Late) Await(ctx context.Context, parkings []parking.Parking, which []string, say func(string)) error {
 	return l.awaitUnless(ctx, parkings, which, say, func(context.Context) (bool, error) { return false, nil })
 }
 
 // awaitUnless is await that ends, too, once something is so.
-func (l *Late) awaitUnless(ctx context.Context, parkings []cluster.Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
+func (l *Late) awaitUnless(ctx context.Context, parkings []parking.Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
 	w := wait.For{Name: "late requests", Every: latePoll, Seen: say}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var waits []string
@@ -154,11 +155,11 @@ func (l *Late) awaitUnless(ctx context.Context, parkings []cluster.Parking, whic
 }
 
 // Forgetting adds to a change of a record that what can't come any more leaves it.
-func (l *Late) Forgetting(parking cluster.VMID, change func(*cluster.Record)) func(*cluster.Record) {
-	return func(rec *cluster.Record) {
+func (l *Late) Forgetting(park cluster.VMID, change func(*parking.Record)) func(*parking.Record) {
+	return func(rec *parking.Record) {
 		change(rec)
 		for what := range rec.Sent {
-			if l.left(parking, rec.Sent, []string{what}) <= 0 {
+			if l.left(park, rec.Sent, []string{what}) <= 0 {
 				rec.Sent = rec.Sent.Without(what)
 			}
 		}
@@ -166,7 +167,7 @@ func (l *Late) Forgetting(parking cluster.VMID, change func(*cluster.Record)) fu
 }
 
 // left is for how much longer any of these may come; 0: none does.
-func (l *Late) left(parking cluster.VMID, s cluster.Sent, which []string) (longest time.Duration) {
+func (l *Late) left(parking cluster.VMID, s parking.Sent, which []string) (longest time.Duration) {
 	if len(s) == 0 {
 		return 0
 	}
@@ -190,7 +191,7 @@ func (l *Late) None() bool {
 }
 
 // saw notes that a record has these requests.
-func (l *Late) saw(parking cluster.VMID, s cluster.Sent) {
+func (l *Late) saw(parking cluster.VMID, s parking.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.since == nil {
@@ -204,7 +205,7 @@ func (l *Late) saw(parking cluster.VMID, s cluster.Sent) {
 }
 
 // SawAll notes that every record of the cluster was looked at.
-func (l *Late) SawAll(parkings []cluster.Parking) {
+func (l *Late) SawAll(parkings []parking.Parking) {
 	for _, p := range parkings {
 		l.saw(p.VM.ID, p.Record.Sent)
 	}

@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // lateLab is an exchange with an open record, and what was done to Proxmox.
-func lateLab(t *testing.T, sent cluster.Sent) (*guardedPair, *Replace) {
+func lateLab(t *testing.T, sent parking.Sent) (*guardedPair, *Replace) {
 	t.Helper()
-	rec := cluster.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
+	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
 	description, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +32,7 @@ func TestSending(t *testing.T) {
 	t.Parallel()
 	lost := fmt.Errorf("504: %w", cluster.ErrLostAnswer)
 	for name, c := range map[string]struct {
-		before cluster.Sent
+		before parking.Sent
 		err    error
 		late   bool // the adapter says that it may come yet
 		cancel bool
@@ -43,10 +44,10 @@ func TestSending(t *testing.T) {
 		"done, by somebody perhaps":      {late: true, stays: true},
 		"the sender gives up":            {cancel: true, stays: true},
 		"the claim is lost":              {err: fault.As(fault.Claimed, errors.New("it is another run's")), stays: true},
-		"an earlier one has no answer":   {before: cluster.Sent{cluster.SentShutdown: 600}, stays: true},
-		"another request has no answer":  {before: cluster.Sent{SentStart: 600}},
+		"an earlier one has no answer":   {before: parking.Sent{cluster.SentShutdown: 600}, stays: true},
+		"another request has no answer":  {before: parking.Sent{SentStart: 600}},
 		"its end was not seen":           {err: context.DeadlineExceeded, stays: true},
-		"an earlier one, and this, lost": {before: cluster.Sent{cluster.SentShutdown: 600}, err: lost, stays: true},
+		"an earlier one, and this, lost": {before: parking.Sent{cluster.SentShutdown: 600}, err: lost, stays: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -93,7 +94,7 @@ func TestSending(t *testing.T) {
 func TestLateIsWaitedOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		_, r := lateLab(t, cluster.Sent{SentDelete: 300, SentStart: 100})
+		_, r := lateLab(t, parking.Sent{SentDelete: 300, SentStart: 100})
 		var said []string
 		r.Say = func(id, text string) { said = append(said, id+": "+text) }
 		began := time.Now()
@@ -113,7 +114,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 sent") {
 			t.Errorf("said %q", said)
 		}
-		if err := r.updateRecord(t.Context(), (*cluster.Record).Close); err != nil {
+		if err := r.updateRecord(t.Context(), (*parking.Record).Close); err != nil {
 			t.Fatal(err)
 		}
 		if rec, err := r.record(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
@@ -141,14 +142,14 @@ func (g *goesLater) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, 
 func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		sent cluster.Sent
+		sent parking.Sent
 		gone time.Duration // when the VM goes; 0: it stays
 		want time.Duration
 	}{
 		"none was sent":          {nil, 0, 0},
-		"another request":        {cluster.Sent{cluster.SentShutdown: 300}, 0, 0},
-		"it may come":            {cluster.Sent{SentDelete: 300}, 0, 300 * time.Second},
-		"it is carried out late": {cluster.Sent{SentDelete: 300}, 20 * time.Second, 20 * time.Second},
+		"another request":        {parking.Sent{cluster.SentShutdown: 300}, 0, 0},
+		"it may come":            {parking.Sent{SentDelete: 300}, 0, 300 * time.Second},
+		"it is carried out late": {parking.Sent{SentDelete: 300}, 20 * time.Second, 20 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -174,20 +175,20 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 // what may come yet.
 func TestRequestOutlivesItsRecord(t *testing.T) {
 	t.Parallel()
-	px, r := lateLab(t, cluster.Sent{cluster.SentShutdown: 360})
-	if err := r.updateRecord(t.Context(), (*cluster.Record).Close); err != nil {
+	px, r := lateLab(t, parking.Sent{cluster.SentShutdown: 360})
+	if err := r.updateRecord(t.Context(), (*parking.Record).Close); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := r.record(t.Context())
 	if err != nil || rec.Open || rec.Sent[cluster.SentShutdown] != 360 || !rec.ControlPlane {
 		t.Fatalf("closed: %+v, %v", rec, err)
 	}
-	mem := cluster.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
-	next, err := cluster.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &cluster.Parking{VM: px.vms[9900], Record: rec})
+	mem := parking.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
+	next, err := parking.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &parking.Parking{VM: px.vms[9900], Record: rec})
 	if err != nil || next.Sent[cluster.SentShutdown] != 360 {
 		t.Errorf("opened again: %+v, %v", next, err)
 	}
-	told := cluster.Parking{VM: px.vms[9900], Record: rec}.Unanswered()
+	told := parking.Parking{VM: px.vms[9900], Record: rec}.Unanswered()
 	if len(told) != 1 || !strings.Contains(told[0], "so recast waits up to 6m0s before it takes another control plane out") {
 		t.Errorf("told %q", told)
 	}

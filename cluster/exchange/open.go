@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -45,11 +46,11 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 	if err != nil {
 		return nil, err
 	}
-	mem := cluster.Memory{
+	mem := parking.Memory{
 		Firewall: fw, VM: o.VM, SystemKey: o.System, DiskSerial: DiskSerial(o.Run, o.Node), SystemGiB: o.SystemGiB, HA: ha,
-		Old: cluster.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
+		Old: parking.KeptDisk{Run: o.Run, Slot: o.System, Options: cluster.OptionString(system)},
 	}
-	opening := cluster.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
+	opening := parking.Record{Cluster: o.Cluster, Node: o.Node, Run: o.Run, Build: o.Build, Strategy: o.Strategy, Restore: o.Restore}
 	id, rec, err := OpenParking(ctx, px, opening, mem, o.Parking, o.ParkingIDs, &Numbers{}, func(cluster.VMID) error { return nil })
 	if err != nil {
 		return nil, err
@@ -61,19 +62,19 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 
 // OpenParking writes the open record into the parking VM of an earlier
 // replacement, or into a new one, whose number meant is told before it exists.
-func OpenParking(ctx context.Context, px cluster.Proxmox, opening cluster.Record, mem cluster.Memory, earlier *cluster.Parking, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (cluster.VMID, cluster.Record, error) {
+func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record, mem parking.Memory, earlier *parking.Parking, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (cluster.VMID, parking.Record, error) {
 	rec, err := opening.Opened(mem, earlier)
 	switch {
 	case err != nil:
-		return 0, cluster.Record{}, err
+		return 0, parking.Record{}, err
 	case earlier == nil:
 		id, err := CreateParking(ctx, px, mem.VM, rec, ids, numbers, meant)
 		return id, rec, err
 	case earlier.VM.Host != mem.VM.Host:
-		return 0, cluster.Record{}, fault.WithHint(fault.ParkedHalf.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
+		return 0, parking.Record{}, fault.WithHint(fault.ParkedHalf.Refusedf("%s is not on %s, where VM %d is: disks can be handed over on one host only", earlier.VM, mem.VM.Host, mem.VM.ID),
 			"on %s: %s", earlier.VM.Host, cluster.MigrateCommand(earlier.VM, mem.VM.Host))
 	case earlier.Record.Open && earlier.Record.Run != rec.Run:
-		return 0, cluster.Record{}, fault.ParkedHalf.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
+		return 0, parking.Record{}, fault.ParkedHalf.Refusedf("%s has an open record of run %s: that replacement has to be ended first", earlier.VM, earlier.Record.Run)
 	}
 	return earlier.VM.ID, rec, WriteRecord(ctx, px, earlier.VM, rec)
 }
@@ -81,7 +82,7 @@ func OpenParking(ctx context.Context, px cluster.Proxmox, opening cluster.Record
 // CreateParking takes the first free VMID; whoever loses a race for one takes the
 // next. An empty parking VM of the node there is what an earlier request of ours made
 // after nobody waited for it any more: that is the one then.
-func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec cluster.Record, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
+func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
 	end, err := numbers.Turn(ctx)
 	if err != nil {
 		return 0, err

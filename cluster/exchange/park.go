@@ -7,11 +7,12 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
-func (r diskMoves) attach(ctx context.Context, d cluster.ParkedDisk) error {
+func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 	vm, found, err := r.Powered(ctx)
 	switch {
 	case err != nil:
@@ -28,7 +29,7 @@ func (r diskMoves) attach(ctx context.Context, d cluster.ParkedDisk) error {
 	case d.Holder != 0:
 		return r.attachHeld(ctx, vm, d)
 	default:
-		err = r.handOvers.do(ctx, cluster.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
+		err = r.handOvers.do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options})
 	}
 	if err != nil {
 		return err
@@ -46,14 +47,14 @@ func (r diskMoves) attach(ctx context.Context, d cluster.ParkedDisk) error {
 	return r.setOptions(ctx, vm, disk, cluster.SplitOptions(d.Options))
 }
 
-func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d cluster.ParkedDisk) error {
+func (r diskMoves) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
 	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: cluster.JoinOptions(d.Volid, d.Options)}, nil); err != nil {
 		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
 	}
 	return nil
 }
 
-func (r diskMoves) attachStep(d cluster.ParkedDisk) step.Step {
+func (r diskMoves) attachStep(d parking.ParkedDisk) step.Step {
 	return step.Step{
 		ID: d.Key, Kind: "attach-disk", Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) { return r.attached(ctx, d) },
@@ -72,7 +73,7 @@ func (r diskMoves) attachSteps() []step.Step {
 	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.comparison.compareDisks})
 }
 
-func (r diskMoves) attached(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil || !found {
 		return "", err
@@ -96,7 +97,7 @@ func (r diskMoves) attached(ctx context.Context, d cluster.ParkedDisk) (string, 
 // detach takes a disk that another VM owns out of the configuration. Proxmox
 // drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
 // Handing it over would rename it under its owner's configuration.
-func (r diskMoves) detach(ctx context.Context, d cluster.ParkedDisk) error {
+func (r diskMoves) detach(ctx context.Context, d parking.ParkedDisk) error {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
 		return err
@@ -120,7 +121,7 @@ func (r diskMoves) detach(ctx context.Context, d cluster.ParkedDisk) error {
 }
 
 // detached says whether a holder's disk has left the VM's configuration.
-func (r diskMoves) detached(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+func (r diskMoves) detached(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
 		return "", err
@@ -129,7 +130,7 @@ func (r diskMoves) detached(ctx context.Context, d cluster.ParkedDisk) (string, 
 }
 
 // onParking reads the drive under its parking key; found is false while the key is free.
-func (r diskMoves) onParking(ctx context.Context, d cluster.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
+func (r diskMoves) onParking(ctx context.Context, d parking.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
 	park, err = r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
 		return cluster.VM{}, cluster.Disk{}, false, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
@@ -140,7 +141,7 @@ func (r diskMoves) onParking(ctx context.Context, d cluster.ParkedDisk) (park cl
 
 // onlyOnce refuses where both VMs have something under the key of a disk that
 // changes hands: once no hand-over is cut off, one of the two is not that disk.
-func (r diskMoves) onlyOnce(ctx context.Context, d cluster.ParkedDisk) error {
+func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 	if err := r.handOvers.settle(ctx); err != nil {
 		return err
 	}
@@ -157,9 +158,9 @@ func (r diskMoves) onlyOnce(ctx context.Context, d cluster.ParkedDisk) error {
 }
 
 // owner is whose name the disk's volume carries while the VM has it.
-func (r diskMoves) owner(d cluster.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
+func (r diskMoves) owner(d parking.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
 
-func (r diskMoves) park(ctx context.Context, d cluster.ParkedDisk) error {
+func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
 	if d.Holder != 0 {
 		return r.detach(ctx, d)
 	}
@@ -176,8 +177,8 @@ func (r diskMoves) park(ctx context.Context, d cluster.ParkedDisk) error {
 		}
 		fallthrough
 	default:
-		err = r.handOvers.do(ctx, cluster.Intent{
-			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(cluster.ParkedOptions(d), ","),
+		err = r.handOvers.do(ctx, parking.Intent{
+			From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parking.ParkedOptions(d), ","),
 		})
 	}
 	if err != nil {
@@ -190,7 +191,7 @@ func (r diskMoves) park(ctx context.Context, d cluster.ParkedDisk) error {
 	case !found:
 		return fmt.Errorf("%s of VM %d: Proxmox reported it moved, but %s has no %s", d.Key, r.VM.ID, park, d.ParkKey)
 	}
-	return r.setOptions(ctx, park, disk, cluster.ParkedOptions(d))
+	return r.setOptions(ctx, park, disk, parking.ParkedOptions(d))
 }
 
 func (r diskMoves) parkSteps() []step.Step {
@@ -205,7 +206,7 @@ func (r diskMoves) parkSteps() []step.Step {
 	return steps
 }
 
-func (r diskMoves) parkTitle(d cluster.ParkedDisk) string {
+func (r diskMoves) parkTitle(d parking.ParkedDisk) string {
 	switch {
 	case d.Holder != 0:
 		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
@@ -215,7 +216,7 @@ func (r diskMoves) parkTitle(d cluster.ParkedDisk) string {
 	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
 }
 
-func (r diskMoves) parked(ctx context.Context, d cluster.ParkedDisk) (string, error) {
+func (r diskMoves) parked(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	if d.Holder != 0 {
 		return r.detached(ctx, d)
 	}
@@ -237,7 +238,7 @@ func (r diskMoves) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk
 	return nil
 }
 
-func isDetached(d cluster.ParkedDisk, vm cluster.VM, found bool) string {
+func isDetached(d parking.ParkedDisk, vm cluster.VM, found bool) string {
 	if _, there := vm.Config[d.Key]; found && there {
 		return ""
 	}
@@ -245,16 +246,16 @@ func isDetached(d cluster.ParkedDisk, vm cluster.VM, found bool) string {
 }
 
 // IsParked says, in words, that the parking VM has that disk; "" if it has not, an error if it has another.
-func IsParked(park cluster.VM, d cluster.ParkedDisk) (string, error) {
+func IsParked(park cluster.VM, d parking.ParkedDisk) (string, error) {
 	disk, found, err := parkedDisk(park, d)
-	if err != nil || !found || !cluster.SameOptions(disk.Options, cluster.ParkedOptions(d)) {
+	if err != nil || !found || !cluster.SameOptions(disk.Options, parking.ParkedOptions(d)) {
 		return "", err
 	}
 	return fmt.Sprintf("%s is %s of %s", disk.Volid, d.ParkKey, park), nil
 }
 
 // parkedDisk is the drive under its parking key.
-func parkedDisk(park cluster.VM, d cluster.ParkedDisk) (disk cluster.Disk, found bool, err error) {
+func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found bool, err error) {
 	value, found := park.Config[d.ParkKey]
 	if !found {
 		return cluster.Disk{}, false, nil

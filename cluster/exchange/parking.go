@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // CreationTakes is how long a VM without disks is being created at most, where no task
@@ -95,13 +96,13 @@ func (f *Numbers) Turn(ctx context.Context) (end func(made bool), err error) {
 
 // LateParking is the record of a parking VM of the cluster to which nothing was ever
 // handed over.
-func LateParking(vm cluster.VM, clusterName string) (cluster.Record, bool) {
-	rec, found, err := cluster.ReadRecord(vm)
-	return rec, found && err == nil && rec.Cluster == clusterName && cluster.Parking{VM: vm, Record: rec}.Empty()
+func LateParking(vm cluster.VM, clusterName string) (parking.Record, bool) {
+	rec, found, err := parking.ReadRecord(vm)
+	return rec, found && err == nil && rec.Cluster == clusterName && parking.Parking{VM: vm, Record: rec}.Empty()
 }
 
 // MakeParking creates the parking VM of a record under a number, protected and never started.
-func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec cluster.Record, id cluster.VMID) error {
+func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, id cluster.VMID) error {
 	rec.Parking = id
 	description, err := rec.Description()
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -106,7 +107,7 @@ func (r NewSystem) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	back := cluster.ParkedDisk{Key: system.Key, ParkKey: r.Restore.Key, Options: r.Restore.Options, System: true}
+	back := parking.ParkedDisk{Key: system.Key, ParkKey: r.Restore.Key, Options: r.Restore.Options, System: true}
 	if err := r.moves.attach(ctx, back); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -25,8 +26,8 @@ type Replace struct {
 	Build     string       // build ID, for the mark on the new VM
 	VM        cluster.VM   // as it was before anything was touched
 	Parking   cluster.VMID // the parking VM, with an open record of this run
-	Disks     []cluster.ParkedDisk
-	Restore   *cluster.KeptDisk                         // Rollback: the disk that comes back
+	Disks     []parking.ParkedDisk
+	Restore   *parking.KeptDisk                         // Rollback: the disk that comes back
 	ISO       func(ctx context.Context) (string, error) // finds the volid of the boot ISO
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
@@ -40,8 +41,8 @@ type Replace struct {
 	HostArch string // see Ties.HostArch
 
 	ha   *cluster.HAResource // that the VM was; nil: not managed
-	old  cluster.KeptDisk    // what the old system disk is kept as, but for where
-	Made cluster.KeptDisk    // what is known of the system on the new one
+	old  parking.KeptDisk    // what the old system disk is kept as, but for where
+	Made parking.KeptDisk    // what is known of the system on the new one
 
 	// Asks looks, right before a system disk leaves the VM, whether anything is on
 	// it that nobody has said may be lost; nil: nobody can tell.
@@ -53,7 +54,7 @@ type Replace struct {
 	// Pods lists the handles of pods' volumes; nil: nobody can be asked.
 	Pods func(ctx context.Context) ([]string, error)
 
-	Frees []cluster.FreePlan // kept disks that are superseded once this one is parked
+	Frees []parking.FreePlan // kept disks that are superseded once this one is parked
 
 	Late *Late                 // those that may still come
 	Say  func(id, text string) // what a step waits for; nil: nobody listens

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -69,9 +70,9 @@ func (p *guardedPair) DeleteVM(_ context.Context, vm cluster.VM) error {
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
 	var (
-		system = cluster.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}
-		data   = cluster.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"}
-		held   = cluster.ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
+		system = parking.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}
+		data   = parking.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"}
+		held   = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
 		spare  = func(r *Replace, ctx context.Context) error { _, _, err := r.Spare.newToPark(ctx); return err }
 		remove = func(r *Replace, ctx context.Context) error { return r.Deletion.deleteSame(ctx) }
 		attach = func(r *Replace, ctx context.Context) error { return r.moves.attach(ctx, data) }
@@ -119,7 +120,7 @@ func TestReplaceGuards(t *testing.T) {
 				c.on = map[string]string{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}
 			}
 			px := &guardedPair{vms: map[cluster.VMID]cluster.VM{101: vm, 9900: {ID: 9900, Host: "pve1", Config: maps.Clone(c.on)}}}
-			r := WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: was, Parking: 9900, Disks: []cluster.ParkedDisk{system, data}, Serial: "blank"})
+			r := WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: was, Parking: 9900, Disks: []parking.ParkedDisk{system, data}, Serial: "blank"})
 			err := c.do(r, t.Context())
 			if got := strings.Join(px.done, "\n"); got != strings.Join(c.done, "\n") {
 				t.Errorf("done:\n%s\nwant:\n%s", got, strings.Join(c.done, "\n"))

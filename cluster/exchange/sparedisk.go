@@ -7,13 +7,14 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 // IsBlank says whether the VM's system disk is the one that this replacement made.
 func (r SpareDisk) IsBlank(vm cluster.VM) bool {
-	return slices.ContainsFunc(r.Disks, func(d cluster.ParkedDisk) bool {
+	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool {
 		disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
 		return d.System && err == nil && disk.Option("serial") == r.Serial && disk.Owner == vm.ID
 	})
@@ -75,7 +76,7 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 
 // noteSpare writes down what the new system disk is kept as before it is moved,
 // so that it is never on the parking VM without anybody knowing what it is.
-func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry cluster.KeptDisk, err error) {
+func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
 	park, rec, err := r.parkingNow(ctx)
 	if err != nil {
 		return entry, err
@@ -86,7 +87,7 @@ func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry clus
 	}
 	entry = r.Made
 	entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = key, r.Run, disk.Key, cluster.OptionString(disk), true
-	return entry, r.updateRecord(ctx, func(rec *cluster.Record) { rec.AddSpare(entry) })
+	return entry, r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) })
 }
 
 // ParkNew parks the system disk that this replacement has made: it has come to
@@ -113,7 +114,7 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = r.handOvers.do(ctx, cluster.Intent{
+	err = r.handOvers.do(ctx, parking.Intent{
 		From: vm.ID, Key: disk.Key, Volid: disk.Volid, To: r.Parking, ToKey: entry.Key, Options: strings.Join(entry.ParkedOptions(), ","),
 	})
 	if err != nil {
@@ -123,14 +124,14 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 }
 
 // parkingNow reads the parking VM and its record afresh.
-func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, cluster.Record, error) {
+func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, parking.Record, error) {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
-		return park, cluster.Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
+		return park, parking.Record{}, fmt.Errorf("look up parking VM %d: %w", r.Parking, err)
 	}
-	rec, ok, err := cluster.ReadRecord(park)
+	rec, ok, err := parking.ReadRecord(park)
 	if err == nil && !ok {
-		err = cluster.DescriptionChanged(park, r.VM.Name)
+		err = parking.DescriptionChanged(park, r.VM.Name)
 	}
 	return park, rec, err
 }
@@ -150,7 +151,7 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 	if !known { // somebody has put it there by hand, as the record says
 		entry = r.Made
 		entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = disk.Key, r.Run, r.old.Slot, cluster.OptionString(disk), true
-		if err := r.updateRecord(ctx, func(rec *cluster.Record) { rec.AddSpare(entry) }); err != nil {
+		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) }); err != nil {
 			return err
 		}
 		if park, _, err = r.parkingNow(ctx); err != nil {
@@ -162,7 +163,7 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 
 // spareOn is the new system disk on the parking VM, told by the key that was kept
 // free for it and by the serial that recast has made up.
-func (r SpareDisk) spareOn(park cluster.VM, rec cluster.Record) (disk cluster.Disk, there bool, err error) {
+func (r SpareDisk) spareOn(park cluster.VM, rec parking.Record) (disk cluster.Disk, there bool, err error) {
 	value, there := park.Config[rec.SpareKey]
 	if !there {
 		return disk, false, nil

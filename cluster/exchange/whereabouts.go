@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // elsewhere finds a disk that neither of the two has: by its volid where it is a
 // holder's, by its serial where it has one that nobody else has.
-func (r LostDisks) elsewhere(d cluster.ParkedDisk, vms []cluster.VM) (at, volid string) {
+func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
 	serial := (cluster.Disk{Options: cluster.SplitOptions(d.Options)}).Option("serial")
 	var found []string
 	for _, vm := range vms {
@@ -55,7 +56,7 @@ func (r LostDisks) explained(s step.Step) step.Step {
 func (r LostDisks) Located(ctx context.Context, err error) error {
 	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
 	park, errPark := r.Proxmox.VM(ctx, r.Parking)
-	if rec, is, _ := cluster.ReadRecord(park); is && rec.VMID != r.VM.ID {
+	if rec, is, _ := parking.ReadRecord(park); is && rec.VMID != r.VM.ID {
 		park, errPark = cluster.VM{}, fmt.Errorf("%s is another node's: %w", park, cluster.ErrNotFound)
 	}
 	for _, e := range []error{errVM, errPark} {
@@ -98,7 +99,7 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 }
 
 // whereabouts says which of the two VMs of an exchange has a disk; at is "" if neither.
-func (r LostDisks) whereabouts(d cluster.ParkedDisk, vm, park cluster.VM) (at, volid string) {
+func (r LostDisks) whereabouts(d parking.ParkedDisk, vm, park cluster.VM) (at, volid string) {
 	for _, place := range []struct {
 		vm  cluster.VM
 		key string

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
@@ -183,13 +184,13 @@ func TestExplainWhatWasBegun(t *testing.T) {
 		"put back": {false, cluster.PutBack, FateBack, FateBack, "put-back/attach/scsi0"},
 	} {
 		e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
-			packed, err := cluster.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
+			packed, err := parking.Memory{VM: *o.Found[1].VM, SystemKey: "scsi0"}.Pack()
 			if err != nil {
 				t.Fatal(err)
 			}
 			o.Found[1].VM, o.Found[1].Machine, o.Found[1].ConfigKnown = nil, nil, c.config
-			o.Found[1].Parking = &cluster.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: cluster.Record{
-				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []cluster.ParkedDisk{
+			o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{
+				Run: "r1", Open: true, Build: "b1", Strategy: cluster.Recreate, VMID: 9002, UUID: "u-wk1", Memory: packed, Disks: []parking.ParkedDisk{
 					{Key: "scsi0", ParkKey: "scsi30", Volid: clustertest.Volid(9002, 0), Options: "size=10G", System: true},
 					{Key: "scsi1", ParkKey: "scsi1", Volid: clustertest.Volid(9002, 1), Options: "size=20G"},
 				},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -72,7 +73,7 @@ func TestDiff(t *testing.T) {
 		"somebody's own ISO is theirs": {func(f *Found) { f.VM.Config["ide2"] = "isos:iso/debian.iso,media=cdrom" }, nil},
 		"unfinished": {
 			func(f *Found) {
-				f.Parking = &cluster.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: cluster.Record{Run: "r1", Open: true}}
+				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: parking.Record{Run: "r1", Open: true}}
 			},
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 		},

@@ -5,10 +5,11 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // diffKept are old system disks that a roll which has ended was about to free.
-func diffKept(p cluster.Parking) []cluster.Reason {
+func diffKept(p parking.Parking) []cluster.Reason {
 	var out []cluster.Reason
 	for _, k := range p.Record.Kept {
 		if k.Going && !p.Record.Open {

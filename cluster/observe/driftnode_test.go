@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // rolledNode is a node as a finished roll leaves it.
@@ -81,7 +82,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			func(_ *cluster.Wanted, f *Found) {
 				f.Node.Mark = &cluster.Mark{Run: "r1"}
 				f.VM.Config["boot"] = "order=ide2;scsi0"
-				f.Parking = &cluster.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: cluster.Record{Run: "r1", Open: true}}
+				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: parking.Record{Run: "r1", Open: true}}
 			},
 			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 			nil,

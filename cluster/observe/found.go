@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -24,7 +25,7 @@ type Found struct {
 	Blank   *cluster.Machine // where it answers in maintenance mode instead, though nobody is replacing it
 	Node    *cluster.KubeNode
 	Addr    netip.Addr       // where its Talos API is expected
-	Parking *cluster.Parking // its parking VM: the one with an open record, else the one on the VM's host, if there is one
+	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if there is one
 	Ties    cluster.Ties
 	Local   []cluster.LocalData
 	handles []string // of all volumes of Proxmox' CSI driver
@@ -37,7 +38,7 @@ type Found struct {
 	Unsupported []string
 	Errs        []error
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
-	Elsewhere []cluster.Parking
+	Elsewhere []parking.Parking
 
 	ConfigIn cluster.ConfigPlace // where it is then
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
@@ -95,7 +96,7 @@ func (o Observation) Unread(w cluster.Wanted, f Found) error {
 
 // KeptElsewhere says where the node's last system disk is if that is on another
 // host than its VM, and what brings them together.
-func (f *Found) KeptElsewhere(kept cluster.KeptDisk, on cluster.VM) string {
+func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 	if on.Host == f.VM.Host {
 		return ""
 	}
@@ -109,7 +110,7 @@ func (f *Found) KeptElsewhere(kept cluster.KeptDisk, on cluster.VM) string {
 
 // LastKept is the system disk that a node had before its present one, and the
 // parking VM that it is on, wherever its VM was then.
-func (f *Found) LastKept() (last cluster.KeptDisk, on cluster.VM, found bool) {
+func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	for _, p := range f.Parkings() { // the one on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
 			if k.GivenUp {
@@ -158,11 +159,11 @@ func observeMoves(ctx context.Context, px cluster.Inventory, found []Found) erro
 }
 
 // Parkings are all parking VMs of the node.
-func (f *Found) Parkings() []cluster.Parking {
+func (f *Found) Parkings() []parking.Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
 	}
-	return append([]cluster.Parking{*f.Parking}, f.Elsewhere...)
+	return append([]parking.Parking{*f.Parking}, f.Elsewhere...)
 }
 
 // parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
@@ -171,8 +172,8 @@ func (f *Found) Parkings() []cluster.Parking {
 // disks that are not the ones it means. One with the disks of another VM is none
 // of them: of an earlier one of that name, or of a cluster whose recast.yaml was
 // copied from this one. uuid is "" where the node's is not known.
-func parkingsOf(all []cluster.Parking, node, uuid string) ([]cluster.Parking, error) {
-	mine := slices.DeleteFunc(slices.Clone(all), func(p cluster.Parking) bool {
+func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, error) {
+	mine := slices.DeleteFunc(slices.Clone(all), func(p parking.Parking) bool {
 		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
 	})
 	for i, p := range mine {
@@ -191,7 +192,7 @@ func parkingsOf(all []cluster.Parking, node, uuid string) ([]cluster.Parking, er
 }
 
 // takeParking takes the one that is so out of a node's parking VMs; nil if none is.
-func takeParking(all []cluster.Parking, is func(cluster.Parking) bool) (one *cluster.Parking, others []cluster.Parking) {
+func takeParking(all []parking.Parking, is func(parking.Parking) bool) (one *parking.Parking, others []parking.Parking) {
 	for _, p := range all {
 		if one == nil && is(p) {
 			one = &p

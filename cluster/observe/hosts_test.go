@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -29,23 +30,23 @@ func TestParkingVMsOfANode(t *testing.T) {
 	other := parkingOn(9099, "pve1", true, run1)
 	other.Record.Node = "wk2"
 	cases := map[string]struct {
-		parkings []cluster.Parking
+		parkings []parking.Parking
 		want     cluster.VMID // of the one that is taken for a VM on pve1
 		last     string
 		err      string
 	}{
-		"none":                       {parkings: []cluster.Parking{other}, last: " 0"},
-		"beside the VM":              {parkings: []cluster.Parking{parkingOn(9001, "pve1", false, run1), other}, want: 9001, last: "scsi30 9001"},
-		"left behind":                {parkings: []cluster.Parking{parkingOn(9001, "pve2", false, run1)}, last: "scsi30 9001"},
-		"one on each host":           {parkings: []cluster.Parking{parkingOn(9001, "pve2", false, run1), parkingOn(9002, "pve1", false, run2)}, want: 9002, last: "scsi30 9002"},
-		"the newer disk elsewhere":   {parkings: []cluster.Parking{parkingOn(9001, "pve2", false, run2), parkingOn(9002, "pve1", false, run1)}, want: 9002, last: "scsi30 9001"},
-		"of several the last":        {parkings: []cluster.Parking{parkingOn(9001, "pve1", false, run1, "20260101-0000-0000")}, want: 9001, last: "scsi29 9001"},
-		"the open one":               {parkings: []cluster.Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", true)}, want: 9002, last: "scsi30 9001"},
-		"two open ones":              {parkings: []cluster.Parking{parkingOn(9001, "pve1", true), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs with an unfinished replacement: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`},
-		"two on one host":            {parkings: []cluster.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", false)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
-		"an open and a closed there": {parkings: []cluster.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
+		"none":                       {parkings: []parking.Parking{other}, last: " 0"},
+		"beside the VM":              {parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1), other}, want: 9001, last: "scsi30 9001"},
+		"left behind":                {parkings: []parking.Parking{parkingOn(9001, "pve2", false, run1)}, last: "scsi30 9001"},
+		"one on each host":           {parkings: []parking.Parking{parkingOn(9001, "pve2", false, run1), parkingOn(9002, "pve1", false, run2)}, want: 9002, last: "scsi30 9002"},
+		"the newer disk elsewhere":   {parkings: []parking.Parking{parkingOn(9001, "pve2", false, run2), parkingOn(9002, "pve1", false, run1)}, want: 9002, last: "scsi30 9001"},
+		"of several the last":        {parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1, "20260101-0000-0000")}, want: 9001, last: "scsi29 9001"},
+		"the open one":               {parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", true)}, want: 9002, last: "scsi30 9001"},
+		"two open ones":              {parkings: []parking.Parking{parkingOn(9001, "pve1", true), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs with an unfinished replacement: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`},
+		"two on one host":            {parkings: []parking.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", false)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
+		"an open and a closed there": {parkings: []parking.Parking{parkingOn(9001, "pve2", false), parkingOn(9002, "pve2", true)}, err: `node wk1 has two parking VMs on pve2: VM 9001 "recast-parking-wk1" on pve2 and VM 9002 "recast-parking-wk1" on pve2`},
 		"a copy on another host": {
-			parkings: []cluster.Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", false, run2, run1)},
+			parkings: []parking.Parking{parkingOn(9001, "pve1", false, run1), parkingOn(9002, "pve2", false, run2, run1)},
 			err:      `two parking VMs say that they keep the system disk of node wk1 that run 20260101-0000-aaaa replaced: VM 9001 "recast-parking-wk1" on pve1 and VM 9002 "recast-parking-wk1" on pve2`,
 		},
 	}
@@ -78,10 +79,10 @@ func TestParkingVMsOfANode(t *testing.T) {
 
 func parkedAt(i int) string { return []string{"scsi30", "scsi29"}[i] }
 
-func parkingOn(id cluster.VMID, host string, open bool, kept ...string) cluster.Parking {
-	p := cluster.Parking{VM: cluster.VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: cluster.Record{Node: "wk1", UUID: "u", Open: open}}
+func parkingOn(id cluster.VMID, host string, open bool, kept ...string) parking.Parking {
+	p := parking.Parking{VM: cluster.VM{ID: id, Name: "recast-parking-wk1", Host: host}, Record: parking.Record{Node: "wk1", UUID: "u", Open: open}}
 	for i, run := range kept {
-		p.Record.Kept = append(p.Record.Kept, cluster.KeptDisk{Key: parkedAt(i), Run: run, Nth: map[string]int{"20260101-0000-aaaa": 1, "20260102-0000-aaaa": 2}[run]})
+		p.Record.Kept = append(p.Record.Kept, parking.KeptDisk{Key: parkedAt(i), Run: run, Nth: map[string]int{"20260101-0000-aaaa": 1, "20260102-0000-aaaa": 2}[run]})
 	}
 	return p
 }

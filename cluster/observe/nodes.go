@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -80,7 +81,7 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w cluste
 	if !f.Open() && f.Blank == nil || src.ConfigKnown == nil {
 		return nil
 	}
-	var rec cluster.Record
+	var rec parking.Record
 	if f.Open() {
 		rec = f.Parking.Record
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // Hidden says why a system disk must not be exchanged while hosts do not answer:
@@ -114,7 +115,7 @@ func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk)
 
 // Signed says whether every build that a kept system can be of is signed for
 // Secure Boot, of which its lock hash says nothing.
-func (o Observation) Signed(w cluster.Wanted, kept cluster.KeptDisk) bool {
+func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	known := false
 	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
 		if b.LockHash != kept.Build || b.TalosVersion != kept.Talos {
@@ -174,7 +175,7 @@ func (o Observation) lostTrack(f Found) string {
 		what += fmt.Sprintf("; %s has %s", f.VM, cluster.DrivesOf(*f.VM))
 	}
 	for _, vm := range o.VMs {
-		if _, isRecord, _ := cluster.ReadRecord(vm); isRecord || vm.Name != cluster.ParkingName(f.Name) {
+		if _, isRecord, _ := parking.ReadRecord(vm); isRecord || vm.Name != cluster.ParkingName(f.Name) {
 			continue
 		}
 		return fmt.Sprintf("%s: the description of %s, which has %s, was changed. Put it back as it was, then run the same command again", what, vm, cluster.DrivesOf(vm))
@@ -187,7 +188,7 @@ type Observation struct {
 	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, but for those on hosts away
 	Away     *cluster.HostsAway // hosts with VMs that do not answer; nil: there are none
 	Quorate  bool               // the Proxmox cluster has quorum
-	Parking  []cluster.Parking
+	Parking  []parking.Parking
 	Nodes    []cluster.KubeNode
 	Storages []cluster.Storage
 	Rooms    map[string]cluster.Room // of the hosts of the nodes' VMs
@@ -224,7 +225,7 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 
 // controlPlaneOut says whether an unfinished replacement has a control plane out.
 func (o Observation) controlPlaneOut() bool {
-	return slices.ContainsFunc(o.Parking, func(p cluster.Parking) bool {
+	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
 		mem, err := p.Record.ReadMemory(p.VM)
 		return p.Record.Open && err == nil && mem.ControlPlane
 	})

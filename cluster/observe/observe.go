@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -32,7 +33,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	if err != nil {
 		return f, err
 	}
-	f.Parking, f.Elsewhere = takeParking(parked, func(p cluster.Parking) bool { return p.Record.Open })
+	f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.Record.Open })
 	if f.Open() {
 		uuid = f.Parking.Record.UUID
 		if !f.Addr.IsValid() {
@@ -50,7 +51,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
 		return f, err
 	}
-	f.Parking, f.Elsewhere = takeParking(parked, func(p cluster.Parking) bool { return p.VM.Host == f.VM.Host })
+	f.Parking, f.Elsewhere = takeParking(parked, func(p parking.Parking) bool { return p.VM.Host == f.VM.Host })
 	return f, nil
 }
 
@@ -195,7 +196,7 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
-	if o.Parking, err = cluster.Parkings(o.VMs, src.Cluster); err != nil {
+	if o.Parking, err = parking.Parkings(o.VMs, src.Cluster); err != nil {
 		return Observation{}, nil, err
 	}
 	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
@@ -222,7 +223,7 @@ type Sources struct {
 	// ConfigKnown says where a node's machine configuration is at hand: in the journal
 	// of the run that the record is of (the zero Record: of none), or in the
 	// user's files. Its error is ErrConfigDamaged where the journal's is. nil: nowhere.
-	ConfigKnown func(node string, rec cluster.Record) (cluster.ConfigPlace, error)
+	ConfigKnown func(node string, rec parking.Record) (cluster.ConfigPlace, error)
 	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
 	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
 }

@@ -8,27 +8,28 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // TestParkingsOf: two clusters of one name on one Proxmox don't take each other's disks.
 func TestParkingsOf(t *testing.T) {
 	t.Parallel()
-	other := func(open bool) cluster.Parking {
-		return clustertest.Edited(clustertest.Park(9901, "pve1", "wk1", "scsi30 r2"), func(p *cluster.Parking) { p.Record.UUID, p.Record.Open = "u-other", open })
+	other := func(open bool) parking.Parking {
+		return clustertest.Edited(clustertest.Park(9901, "pve1", "wk1", "scsi30 r2"), func(p *parking.Parking) { p.Record.UUID, p.Record.Open = "u-other", open })
 	}
 	for name, c := range map[string]struct {
-		all  []cluster.Parking
+		all  []parking.Parking
 		uuid string
 		want []cluster.VMID
 		err  string
 	}{
-		"its own":                      {all: []cluster.Parking{clustertest.ParkWK1("scsi30 r1")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
-		"another node's":               {all: []cluster.Parking{clustertest.ParkWK1("scsi30 r1"), clustertest.Park(9902, "pve1", "wk2")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
-		"of another VM of that name":   {all: []cluster.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, uuid: "u-wk1", want: []cluster.VMID{9900}},
-		"whose it is can't be told":    {all: []cluster.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, err: "two parking VMs on pve1"},
-		"another one, being replaced":  {all: []cluster.Parking{other(true)}, uuid: "u-wk1", err: "whose SMBIOS UUID is u-other, not u-wk1"},
-		"its own, Kubernetes not read": {all: []cluster.Parking{other(true)}, want: []cluster.VMID{9901}},
+		"its own":                      {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"another node's":               {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), clustertest.Park(9902, "pve1", "wk2")}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"of another VM of that name":   {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, uuid: "u-wk1", want: []cluster.VMID{9900}},
+		"whose it is can't be told":    {all: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), other(false)}, err: "two parking VMs on pve1"},
+		"another one, being replaced":  {all: []parking.Parking{other(true)}, uuid: "u-wk1", err: "whose SMBIOS UUID is u-other, not u-wk1"},
+		"its own, Kubernetes not read": {all: []parking.Parking{other(true)}, want: []cluster.VMID{9901}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // TestSigned: a lock hash is that of signed and of unsigned builds alike.
@@ -26,7 +27,7 @@ func TestSigned(t *testing.T) {
 		"in no lock that is here":      {cluster.Build{}, map[string]cluster.Build{"o": older}, false},
 		"another version is no excuse": {cluster.Build{}, map[string]cluster.Build{"o": {TalosVersion: "v1.13.8", LockHash: hash, SecureBoot: true}}, false},
 	} {
-		if got := (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, cluster.KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
+		if got := (Observation{PastBuilds: tc.past}).Signed(cluster.Wanted{Build: tc.wanted}, parking.KeptDisk{Build: hash, Talos: "v1.13.9"}); got != tc.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

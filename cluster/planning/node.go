@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -63,14 +64,14 @@ func (n *NodePlan) AskLosses() {
 }
 
 // addNow adds a disk of an unfinished replacement by the name that it has now.
-func (n *NodePlan) addNow(d cluster.ParkedDisk, serial string, away *cluster.HostsAway) {
+func (n *NodePlan) addNow(d parking.ParkedDisk, serial string, away *cluster.HostsAway) {
 	park := n.Found.Parking
 	now := park.Record.Locate(d, n.Found.VMOrZero(), park.VM, n.Found.Dangling)
 	p := cluster.DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
 	switch _, unread := away.VM(park.Record.VMID); {
-	case now.Place == cluster.Lost && unread:
+	case now.Place == parking.Lost && unread:
 		p.Volid, p.Where = "", fmt.Sprintf("not on parking VM %d; VM %d, which can't be read, may have it", park.VM.ID, park.Record.VMID)
-	case now.Place == cluster.Lost, now.Place == cluster.Unnamed:
+	case now.Place == parking.Lost, now.Place == parking.Unnamed:
 		p.Volid = ""
 	}
 	if d.System {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -84,7 +85,7 @@ type NodePlan struct {
 	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
 	Carried    []cluster.DiskPlan  `json:"carried,omitempty"`
 	System     *cluster.DiskPlan   `json:"systemDisk,omitempty"` // parked and replaced by a blank one
-	Frees      []cluster.FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
+	Frees      []parking.FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
 	Renewed    []string            `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
 	// OutageSeconds is how long the node is expected to be away.
@@ -99,7 +100,7 @@ type NodePlan struct {
 	ControlPlanes []cluster.Endpoint `json:"-"` // of the whole cluster
 	Heed          cluster.Heed       `json:"-"`
 	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
-	Restore       *cluster.KeptDisk  `json:"-"` // of a rollback
+	Restore       *parking.KeptDisk  `json:"-"` // of a rollback
 	Space         *cluster.NewDisk   `json:"-"` // the blank system disk
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that

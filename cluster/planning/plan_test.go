@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -52,11 +53,11 @@ func TestPlanOrder(t *testing.T) {
 			wanted, o := observetest.World()
 			for i := range o.Found {
 				if o.Found[i].Name == tc.open {
-					packed, err := cluster.Memory{}.Pack()
+					packed, err := parking.Memory{}.Pack()
 					if err != nil {
 						t.Fatal(err)
 					}
-					o.Found[i].Parking = &cluster.Parking{VM: cluster.VM{ID: 9090}, Record: cluster.Record{Run: "r1", Open: true, Build: "b1", Memory: packed}}
+					o.Found[i].Parking = &parking.Parking{VM: cluster.VM{ID: 9090}, Record: parking.Record{Run: "r1", Open: true, Build: "b1", Memory: packed}}
 				}
 			}
 			plan, err := New("c1", wanted, o, clustertest.Past, tc.policy)

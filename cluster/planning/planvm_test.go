@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
@@ -90,7 +91,7 @@ func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 			o.VMs = append(o.VMs, cluster.VM{ID: 9092}, cluster.VM{ID: 9091})
 		}, want: lack},
 		"one has its parking VM": {change: func(_ []cluster.Wanted, o *observe.Observation) {
-			o.ParkingIDs, o.Found[0].Parking = []cluster.VMID{9092}, &cluster.Parking{VM: cluster.VM{ID: 9091}}
+			o.ParkingIDs, o.Found[0].Parking = []cluster.VMID{9092}, &parking.Parking{VM: cluster.VM{ID: 9091}}
 		}},
 		"one in place": {change: func(w []cluster.Wanted, o *observe.Observation) {
 			o.ParkingIDs, w[0].Strategy = []cluster.VMID{9092}, cluster.InPlace

@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 func TestPlanFrees(t *testing.T) {
@@ -18,7 +19,7 @@ func TestPlanFrees(t *testing.T) {
 		refused  bool
 		keep     int
 		kept     []string
-		edit     func(*cluster.Parking)
+		edit     func(*parking.Parking)
 		others   []cluster.VM
 		want     []string
 		notes    int
@@ -33,11 +34,11 @@ func TestPlanFrees(t *testing.T) {
 		"a rollback":               {strategy: cluster.Rollback, kept: three},
 		"a put-back":               {strategy: cluster.PutBack, kept: three},
 		"in place":                 {strategy: cluster.InPlace, kept: three},
-		"in place, begun before":   {strategy: cluster.InPlace, kept: three, edit: func(p *cluster.Parking) { p.Record.Kept[0].Going = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
-		"begun, the drive is gone": {strategy: cluster.InPlace, kept: three, edit: func(p *cluster.Parking) { p.Record.Kept[0].Going = true; delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
-		"an unfinished one":        {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *cluster.Parking) { p.Record.Open = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
-		"a drive that is gone":     {strategy: cluster.Recreate, keep: 2, kept: []string{"scsi30 r1", "scsi29 r2"}, edit: func(p *cluster.Parking) { delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
-		"somebody's":               {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *cluster.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-4,serial=other" }, notes: 1},
+		"in place, begun before":   {strategy: cluster.InPlace, kept: three, edit: func(p *parking.Parking) { p.Record.Kept[0].Going = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
+		"begun, the drive is gone": {strategy: cluster.InPlace, kept: three, edit: func(p *parking.Parking) { p.Record.Kept[0].Going = true; delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
+		"an unfinished one":        {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *parking.Parking) { p.Record.Open = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
+		"a drive that is gone":     {strategy: cluster.Recreate, keep: 2, kept: []string{"scsi30 r1", "scsi29 r2"}, edit: func(p *parking.Parking) { delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
+		"somebody's":               {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *parking.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-4,serial=other" }, notes: 1},
 		"named twice":              {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, others: []cluster.VM{{ID: 7, Config: map[string]string{"sata0": "fast:vm-9900-disk-0"}}}, notes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // FreesOn lists the storages of the disks that go.
@@ -40,7 +41,7 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 		}
 	}
 	for _, k := range p.Record.Kept {
-		f := cluster.FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
+		f := parking.FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
 		disk, against := p.Freeable(k, o.VMs)
 		f.Volid, f.Size = disk.Volid, disk.Option("size")
 		switch superseded := replaces && (f.Volid == "" || k.GivenUp || there >= max(1, keep)); {

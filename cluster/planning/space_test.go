@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 const spaceRemedy = "while the old one stays parked: free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage"
@@ -53,7 +54,7 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 
 func TestWhatARollGivesBack(t *testing.T) {
 	t.Parallel()
-	n := NodePlan{Frees: []cluster.FreePlan{{Volid: "thick:vm-1-disk-0", Size: "10G"}, {Volid: "thick:vm-1-disk-1", Size: "512M"}, {Volid: "dir:1/vm-1-disk-0.raw", Size: "7G"}, {Key: "scsi3"}}}
+	n := NodePlan{Frees: []parking.FreePlan{{Volid: "thick:vm-1-disk-0", Size: "10G"}, {Volid: "thick:vm-1-disk-1", Size: "512M"}, {Volid: "dir:1/vm-1-disk-0.raw", Size: "7G"}, {Key: "scsi3"}}}
 	thick := cluster.Storage{Name: "thick", Type: "lvm", Pool: "vg", Thick: true}
 	shared := cluster.Storage{Name: "san", Type: "lvm", Pool: "san", Thick: true, Shared: true}
 	plain := cluster.Storage{Name: "dir", Type: "dir"}

@@ -8,13 +8,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // TestAParkingVMThatCameLate: a request whose sender has died is carried out when the node has
 // another parking VM. That nothing is in it, and nothing was ever written into it, tells it apart.
 func TestAParkingVMThatCameLate(t *testing.T) {
 	t.Parallel()
-	park := func(id cluster.VMID, run string, edit func(*cluster.Parking)) cluster.Parking {
+	park := func(id cluster.VMID, run string, edit func(*parking.Parking)) parking.Parking {
 		p := clustertest.Park(id, "pve1", "wk1")
 		p.Record.Run, p.Record.Open = run, true
 		if edit != nil {
@@ -22,30 +23,30 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		}
 		return p
 	}
-	done := func(p *cluster.Parking) {
+	done := func(p *parking.Parking) {
 		p.Record.Open, p.Record.Written = false, 3
-		p.Record.Kept = []cluster.KeptDisk{{Key: "scsi0", Run: p.Record.Run, Slot: "scsi0"}}
+		p.Record.Kept = []parking.KeptDisk{{Key: "scsi0", Run: p.Record.Run, Slot: "scsi0"}}
 		p.VM.Config["scsi0"] = "fast:vm-9001-disk-0"
 	}
 	for name, c := range map[string]struct {
-		other, late cluster.Parking
+		other, late parking.Parking
 		want        []cluster.VMID
 	}{
 		"another one is done":        {park(9001, "r2", done), park(9002, "r1", nil), []cluster.VMID{9001}},
-		"another one is at work":     {park(9001, "r2", func(p *cluster.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
+		"another one is at work":     {park(9001, "r2", func(p *parking.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []cluster.VMID{9001}},
 		"neither, of one run":        {park(9001, "r1", nil), park(9002, "r1", nil), []cluster.VMID{9001}},
-		"a disk is in it":            {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.VM.Config["scsi1"] = "fast:vm-9002-disk-0" }), []cluster.VMID{9001, 9002}},
-		"something was written":      {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.Record.Written = 1 }), []cluster.VMID{9001, 9002}},
-		"a request has no answer":    {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.Record.Sent = cluster.Sent{cluster.SentShutdown: 9031} }), []cluster.VMID{9001, 9002}},
-		"on another host":            {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.VM.Host = "pve2" }), []cluster.VMID{9001, 9002}},
-		"of another VM of that name": {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.Record.UUID = "other" }), []cluster.VMID{9001, 9002}},
-		"of another node":            {park(9001, "r2", done), park(9002, "r1", func(p *cluster.Parking) { p.Record.Node = "wk2" }), []cluster.VMID{9001, 9002}},
+		"a disk is in it":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.VM.Config["scsi1"] = "fast:vm-9002-disk-0" }), []cluster.VMID{9001, 9002}},
+		"something was written":      {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.Written = 1 }), []cluster.VMID{9001, 9002}},
+		"a request has no answer":    {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.Sent = parking.Sent{cluster.SentShutdown: 9031} }), []cluster.VMID{9001, 9002}},
+		"on another host":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.VM.Host = "pve2" }), []cluster.VMID{9001, 9002}},
+		"of another VM of that name": {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.UUID = "other" }), []cluster.VMID{9001, 9002}},
+		"of another node":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.Record.Node = "wk2" }), []cluster.VMID{9001, 9002}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
-			found, err := cluster.Parkings(vms, "c1")
+			found, err := parking.Parkings(vms, "c1")
 			var got []cluster.VMID
 			for _, p := range found {
 				got = append(got, p.VM.ID)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -110,12 +111,12 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 // answered waits until nothing that the record of an empty parking VM has without
 // an answer can come any more: nobody would know of it without that record.
 func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVerdict) (cluster.VM, error) {
-	rec, _, err := cluster.ReadRecord(vm)
+	rec, _, err := parking.ReadRecord(vm)
 	if err != nil || len(rec.Sent) == 0 {
 		return vm, err
 	}
 	which := slices.Collect(maps.Keys(rec.Sent))
-	if err := new(exchange.Late).Await(ctx, []cluster.Parking{{VM: vm, Record: rec}}, which, p.Say); err != nil {
+	if err := new(exchange.Late).Await(ctx, []parking.Parking{{VM: vm, Record: rec}}, which, p.Say); err != nil {
 		return vm, err
 	}
 	return p.empty(ctx, v)
@@ -128,7 +129,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	if err != nil {
 		return vm, fmt.Errorf("look up VM %d: %w", v.VMID, err)
 	}
-	rec, is, err := cluster.ReadRecord(vm)
+	rec, is, err := parking.ReadRecord(vm)
 	if err != nil {
 		return vm, err
 	}
@@ -136,8 +137,8 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	if err != nil {
 		return vm, fmt.Errorf("list VMs: %w", err)
 	}
-	all, _ := cluster.AllParkings(vms, p.Cluster) // what can't be read is no other one of the node
-	park := cluster.Parking{VM: vm, Record: rec}
+	all, _ := parking.AllParkings(vms, p.Cluster) // what can't be read is no other one of the node
+	park := parking.Parking{VM: vm, Record: rec}
 	park.Record.Open = rec.Open && !park.CameLate(all)
 	against := park.Untouchable(nil)
 	switch {

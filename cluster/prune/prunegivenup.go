@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // letGo judges a disk that was given up, and says whether it is one: nothing
@@ -15,7 +16,7 @@ func (j *judgement) letGo(i int) bool {
 	if !v.GivenUp {
 		return false
 	}
-	open := slices.IndexFunc(j.parkings, func(p cluster.Parking) bool { return p.Record.Node == v.Node && p.Record.Open })
+	open := slices.IndexFunc(j.parkings, func(p parking.Parking) bool { return p.Record.Node == v.Node && p.Record.Open })
 	switch vm := j.vmOf(v.Parking); {
 	case open >= 0 && j.parkings[open].VM.ID != v.Parking:
 		v.Keep = append(v.Keep, fmt.Sprintf("%s holds the unfinished replacement of node %s", j.parkings[open].VM, v.Node))

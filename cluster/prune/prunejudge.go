@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -17,7 +18,7 @@ func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdi
 	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
 	parks := []ParkingVerdict{}
 	for _, vm := range vms {
-		rec, is, err := cluster.ReadRecord(vm)
+		rec, is, err := parking.ReadRecord(vm)
 		switch {
 		case vm.ID == r.Except || err == nil && (!is || rec.Cluster != r.Cluster):
 			continue
@@ -25,7 +26,7 @@ func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdi
 			parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Keep: []string{err.Error()}})
 			continue
 		}
-		j.parkings = append(j.parkings, cluster.Parking{VM: vm, Record: rec})
+		j.parkings = append(j.parkings, parking.Parking{VM: vm, Record: rec})
 		parks = append(parks, ParkingVerdict{VMID: vm.ID, Name: vm.Name, Host: vm.Host, Node: rec.Node})
 	}
 	for _, p := range j.parkings {
@@ -72,7 +73,7 @@ func (v KeptVerdict) String() string {
 	if v.Volid == "" {
 		what = "the entry of a system disk"
 	}
-	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s %s", v.Key, v.Parking, v.Host, what, v.Node, v.Run, cluster.WasDone(v.GivenUp))
+	return fmt.Sprintf("%s of VM %d on %s, %s of %s, which run %s %s", v.Key, v.Parking, v.Host, what, v.Node, v.Run, parking.WasDone(v.GivenUp))
 }
 
 // ParkingVerdict is what is to become of a parking VM.
@@ -104,7 +105,7 @@ type judgement struct {
 	Retention
 	vms      []cluster.VM
 	uses     []cluster.Use
-	parkings []cluster.Parking
+	parkings []parking.Parking
 	kept     []KeptVerdict
 	nth      []int        // of kept, as in their records
 	vouched  map[int]bool // indexes of kept: it is what its record says
@@ -131,7 +132,7 @@ func (j *judgement) copies() {
 }
 
 // judge looks at one disk by itself; vouched says that it is what its record says.
-func (j *judgement) judge(p cluster.Parking, k cluster.KeptDisk) (v KeptVerdict, vouched bool) {
+func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict, vouched bool) {
 	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
 	v.Keep = p.Untouchable(j.Holders)
 	value, there := p.VM.Config[k.Key]
@@ -146,7 +147,7 @@ func (j *judgement) judge(p cluster.Parking, k cluster.KeptDisk) (v KeptVerdict,
 		return v, false
 	}
 	v.Volid, v.SizeBytes = disk.Volid, disk.SizeBytes()
-	if by := cluster.NamedBeside(p.VM, disk, j.uses); len(by) > 0 {
+	if by := parking.NamedBeside(p.VM, disk, j.uses); len(by) > 0 {
 		v.Keep = append(v.Keep, strings.Join(by, ", ")+" refers to it as well")
 		return v, false
 	}
@@ -154,7 +155,7 @@ func (j *judgement) judge(p cluster.Parking, k cluster.KeptDisk) (v KeptVerdict,
 }
 
 // judgeVM lets a parking VM go that owns nothing, or will own nothing.
-func (j *judgement) judgeVM(v *ParkingVerdict, p cluster.Parking) {
+func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	late := p.CameLate(j.parkings)
 	p.Record.Open = p.Record.Open && !late
 	v.Keep = append(v.Keep, p.Untouchable(j.Holders)...)
@@ -220,7 +221,7 @@ func (j *judgement) retain() {
 	for m, list := range byNode {
 		node := m.node
 		list = slices.DeleteFunc(list, func(i int) bool { return j.letGo(i) })
-		open := slices.IndexFunc(j.parkings, func(p cluster.Parking) bool { return p.Record.Node == node && p.Record.Open })
+		open := slices.IndexFunc(j.parkings, func(p parking.Parking) bool { return p.Record.Node == node && p.Record.Open })
 		for _, i := range list {
 			v, newer := &j.kept[i], j.newerThan(i, list)
 			rank := len(newer)
@@ -255,8 +256,8 @@ func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
 	return &j.vms[at]
 }
 
-func parkingWith(parkings []cluster.Parking, id cluster.VMID) *cluster.Parking {
-	i := slices.IndexFunc(parkings, func(p cluster.Parking) bool { return p.VM.ID == id })
+func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
+	i := slices.IndexFunc(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
 	if i < 0 {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -24,7 +25,7 @@ func Unanswered(lost, waited error) error {
 	return fmt.Errorf("%w; before that: %w", waited, lost)
 }
 
-func checkBlankDisks(m cluster.Machine, mem cluster.Memory, configured bool) []error {
+func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
 	switch ours := mem.BlankDisks(m); {
@@ -110,7 +111,7 @@ func (n bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err er
 
 // awaitRenewed is awaitBlank once more, with another blank disk, for a machine
 // that may hang because its installation was cut off.
-func (n bringUp) awaitRenewed(ctx context.Context, mem cluster.Memory, silent error) (*cluster.Machine, error) {
+func (n bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.Machine, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return nil, err
@@ -127,7 +128,7 @@ func (n bringUp) awaitRenewed(ctx context.Context, mem cluster.Memory, silent er
 
 // checkBlank compares the machine in maintenance mode with what was remembered and is
 // wanted; configured says that it may have had its configuration once.
-func (n bringUp) checkBlank(m cluster.Machine, mem cluster.Memory, configured bool) error {
+func (n bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
 	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
@@ -154,14 +155,14 @@ func (n bringUp) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.checkBlank(*blank, mem, park.Record.Stage == cluster.StageConfigured); err != nil {
+	if err := n.checkBlank(*blank, mem, park.Record.Stage == parking.StageConfigured); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
 	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
 	if err := n.identity.requireNameFree(ctx); err != nil {
 		return err
 	}
-	if err := n.noteStage(ctx, cluster.StageConfigured); err != nil {
+	if err := n.noteStage(ctx, parking.StageConfigured); err != nil {
 		return err
 	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -54,7 +55,7 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		m := clustertest.InSync()
 		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
 		tc.change(&m)
-		if got := clustertest.Message(n.bringUp.checkBlank(m, cluster.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, false)); got != tc.want {
+		if got := clustertest.Message(n.bringUp.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, false)); got != tc.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -39,11 +40,11 @@ func exchangeOf(n planning.NodePlan) (*exchange.Replace, error) {
 	vm := *n.Found.VM
 	vm.Config = maps.Clone(vm.Config)
 	vm.DropCSI()
-	mem := cluster.Memory{VM: vm, SystemKey: n.System.Key}
+	mem := parking.Memory{VM: vm, SystemKey: n.System.Key}
 	if n.Strategy == cluster.Recreate {
 		mem.Firewall = n.Found.Ties.Firewall.Sum()
 	}
-	rec, err := cluster.Record{Node: n.Node, Strategy: n.Strategy}.Opened(mem, n.Found.Parking)
+	rec, err := parking.Record{Node: n.Node, Strategy: n.Strategy}.Opened(mem, n.Found.Parking)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -41,7 +42,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 			return n.plan.Node + " has left etcd", nil
 		}
 		n.outOfEtcd = false
-		if err := n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Left = false }); err != nil {
+		if err := n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
 			return "", err
 		}
 	}
@@ -167,7 +168,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Left = true })
+	return n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
 }
 
 // mayLeave refuses where the others could not go on without the node, or who it
@@ -216,7 +217,7 @@ func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 const learnerStill = "its etcd member is a learner still"
 
 // lacks names what the node's own member still lacks after the roll.
-func (n etcdMember) lacks(ctx context.Context, mem cluster.Memory) (string, error) {
+func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	if !mem.ControlPlane {
 		return "", nil
 	}
@@ -274,7 +275,7 @@ func (n etcdMember) blame(ctx context.Context, waited error) error {
 }
 
 // remember notes which member the node is, to know it again.
-func (n etcdMember) remember(ctx context.Context, mem *cluster.Memory) error {
+func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -37,7 +38,7 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 // awaitDisksGone waits until the VM has none but the disks that it is remembered
 // with: stopped now, it would be recreated without the others, or take along what a
 // pod writes to elsewhere by now.
-func (n eviction) awaitDisksGone(ctx context.Context, id string, mem cluster.Memory, within time.Duration) error {
+func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
 	var foreign []cluster.Disk
 	err := n.wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.plan.VMID), within, func(ctx context.Context) (bool, string, error) {
 		vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
@@ -147,7 +148,7 @@ func (n eviction) backOut(ctx context.Context) error {
 	if err := n.takesPods(ctx); err != nil {
 		return err
 	}
-	if err := n.record.updateRecord(ctx, (*cluster.Record).Close); err != nil {
+	if err := n.record.updateRecord(ctx, (*parking.Record).Close); err != nil {
 		return err
 	}
 	return n.savedConfig.forget()

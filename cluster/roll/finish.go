@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -35,7 +36,7 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 }
 
 func (n finish) uncordon(ctx context.Context) error {
-	if err := errors.Join(n.identity.requireOwnName(ctx), n.noteStage(ctx, cluster.StageServes)); err != nil {
+	if err := errors.Join(n.identity.requireOwnName(ctx), n.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
 	return fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
@@ -78,7 +79,7 @@ func (n finish) restoreMetadata(ctx context.Context) error {
 func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) error {
 	err := ref.Free(ctx, n.Proxmox, func(ctx context.Context) ([]cluster.Use, error) {
 		vms, err := n.Proxmox.VMs(ctx)
-		return cluster.UsesOf(vms), fault.Prefix("read Proxmox", err)
+		return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
 	})
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err

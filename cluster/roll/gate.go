@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -38,7 +39,7 @@ func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, ow
 			}
 		}
 	}
-	parkings, err := cluster.Parkings(vms, clusterName)
+	parkings, err := parking.Parkings(vms, clusterName)
 	for _, p := range parkings {
 		ids[p.VM.ID], ids[p.Record.VMID] = true, true
 		for _, d := range p.Record.Disks {

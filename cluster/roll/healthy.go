@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -89,7 +90,7 @@ func (n health) isHealthy() string {
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
-func (n health) lacks(ctx context.Context, mem cluster.Memory) (string, error) {
+func (n health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	m, lacks, err := n.arrived(ctx, true)
 	if err != nil || lacks != "" {
 		return lacks, err
@@ -122,7 +123,7 @@ func (n health) lacks(ctx context.Context, mem cluster.Memory) (string, error) {
 // lacksPlace says which persistent volume is on another disk than before. A disk that
 // can't be told any more, because pods have got disks of the same size, is none: a
 // blank machine has shown all of them, and a disk that does not move is in its place.
-func (n health) lacksPlace(m cluster.Machine, mem cluster.Memory) string {
+func (n health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -139,7 +140,7 @@ func (n health) lacksPlace(m cluster.Machine, mem cluster.Memory) string {
 }
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
-func (n health) lacksSystem(m cluster.Machine, mem cluster.Memory) string {
+func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if n.plan.Strategy == cluster.PutBack || n.plan.Strategy == cluster.Rollback {
 		if n.plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
@@ -162,7 +163,7 @@ func (n health) lacksSystem(m cluster.Machine, mem cluster.Memory) string {
 }
 
 // runsFromIts says whether the machine's system disk is the one that it is to have.
-func (n health) runsFromIts(m cluster.Machine, mem cluster.Memory) bool {
+func (n health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -245,7 +246,7 @@ func (n health) settled(ctx context.Context, lacks func(context.Context) (string
 }
 
 // vmToBe is the VM that is being brought up.
-func (n health) vmToBe(mem cluster.Memory) cluster.VM {
+func (n health) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.plan.Strategy {
 	case cluster.Recreate, cluster.Reimage:
 		return mem.BlankVM()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -49,7 +50,7 @@ func (n lateGate) awaitLate(ctx context.Context) error {
 }
 
 // own is the node's own parking VM, whose record has what must be waited for.
-func (n lateGate) own(ctx context.Context) ([]cluster.Parking, error) {
+func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 	if n.plan.Strategy == cluster.InPlace {
 		return nil, nil
 	}
@@ -57,12 +58,12 @@ func (n lateGate) own(ctx context.Context) ([]cluster.Parking, error) {
 	if errors.Is(err, cluster.ErrNotFound) {
 		return nil, nil
 	}
-	return []cluster.Parking{park}, err
+	return []parking.Parking{park}, err
 }
 
 // others are the parking VMs of the cluster's other control planes whose
 // records have requests. On a host that is away nothing is carried out any more.
-func (n lateGate) others(ctx context.Context) ([]cluster.Parking, error) {
+func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 	if n.late.None() {
 		return nil, nil
 	}
@@ -71,14 +72,14 @@ func (n lateGate) others(ctx context.Context) ([]cluster.Parking, error) {
 	if err != nil && !away {
 		return nil, fmt.Errorf("look for requests without an answer: %w", err)
 	}
-	all, err := cluster.Parkings(vms, n.Cluster)
+	all, err := parking.Parkings(vms, n.Cluster)
 	if err != nil {
 		return nil, err
 	}
 	if !away {
 		n.late.SawAll(all)
 	}
-	var out []cluster.Parking
+	var out []parking.Parking
 	for _, p := range all {
 		if p.Record.Node != n.plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0 {
 			out = append(out, p)
@@ -89,10 +90,10 @@ func (n lateGate) others(ctx context.Context) ([]cluster.Parking, error) {
 
 // forget takes what can't come any more out of records that are closed. No
 // other control plane is at work, so that nobody else writes them.
-func (n lateGate) forget(ctx context.Context, parkings []cluster.Parking) error {
+func (n lateGate) forget(ctx context.Context, parkings []parking.Parking) error {
 	for _, p := range parkings {
 		before := len(p.Record.Sent)
-		n.late.Forgetting(p.VM.ID, func(*cluster.Record) {})(&p.Record)
+		n.late.Forgetting(p.VM.ID, func(*parking.Record) {})(&p.Record)
 		if p.Record.Open || len(p.Record.Sent) == before {
 			continue
 		}

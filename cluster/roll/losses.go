@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -126,7 +127,7 @@ func (n losses) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.Lo
 
 // noteStage writes down how far the system on the new disk may come from here on.
 // A record of an older recast tells nothing of it, and goes on to tell nothing.
-func (n *node) noteStage(ctx context.Context, s cluster.Stage) error {
+func (n *node) noteStage(ctx context.Context, s parking.Stage) error {
 	if n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
 		return nil
 	}
@@ -134,5 +135,5 @@ func (n *node) noteStage(ctx context.Context, s cluster.Stage) error {
 	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
 		return err
 	}
-	return n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Stage = s })
+	return n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -75,8 +76,8 @@ func (n newBoot) lacks(ctx context.Context) (string, error) {
 }
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
-func (n newBoot) inPlaceMemory() cluster.Memory {
-	return cluster.Memory{ControlPlane: n.plan.Role == cluster.ControlPlane, EtcdMembers: len(n.plan.ControlPlanes)}
+func (n newBoot) inPlaceMemory() parking.Memory {
+	return parking.Memory{ControlPlane: n.plan.Role == cluster.ControlPlane, EtcdMembers: len(n.plan.ControlPlanes)}
 }
 
 // isOther says whether a machine runs another system than before the upgrade; a

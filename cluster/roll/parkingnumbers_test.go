@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // parkingPlace has some VMs and makes others.
@@ -67,12 +68,12 @@ func TestNumbersOfParkingVMs(t *testing.T) {
 	}{{0, 9002, 2}, {0, 9004, 2}, {0, 9005, 1}, {9003, 9003, 2}} {
 		px.taken = slices.DeleteFunc(px.taken, func(id cluster.VMID) bool { return id == c.freed })
 		px.looked = 0
-		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, cluster.Record{Node: fmt.Sprint("wk", i)}, ids, &numbers, noted)
+		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, parking.Record{Node: fmt.Sprint("wk", i)}, ids, &numbers, noted)
 		if err != nil || got != c.want || px.looked != c.looks {
 			t.Errorf("took %d after %d looks, want %d after %d: %v", got, px.looked, c.want, c.looks, err)
 		}
 	}
-	if id, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, cluster.Record{}, ids, &numbers, noted); err == nil {
+	if id, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, parking.Record{}, ids, &numbers, noted); err == nil {
 		t.Errorf("took %d", id)
 	}
 }
@@ -83,8 +84,8 @@ func noted(cluster.VMID) error { return nil }
 // when another node's was about to be made under its number, is that of its node.
 func TestParkingVMsThatCameLate(t *testing.T) {
 	t.Parallel()
-	record := func(node string) cluster.Record {
-		return cluster.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
+	record := func(node string) parking.Record {
+		return parking.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
 	}
 	text, err := record("wk2").Description()
 	if err != nil {
@@ -110,7 +111,7 @@ func TestParkingVMsThatCameLate(t *testing.T) {
 // gets no second one; a while only where that was killed.
 func TestAParkingVMThatTakesLong(t *testing.T) {
 	t.Parallel()
-	rec := cluster.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
+	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
 	text, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)

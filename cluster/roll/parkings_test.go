@@ -7,17 +7,18 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // TestTouchedBy: an earlier run's tasks are about its own cluster's VMs.
 func TestTouchedBy(t *testing.T) {
 	t.Parallel()
-	held := clustertest.Edited(clustertest.Park(9901, "pve1", "wk2"), func(p *cluster.Parking) {
-		p.Record.VMID, p.Record.Disks = 102, []cluster.ParkedDisk{{Key: "scsi1", Holder: 200}}
+	held := clustertest.Edited(clustertest.Park(9901, "pve1", "wk2"), func(p *parking.Parking) {
+		p.Record.VMID, p.Record.Disks = 102, []parking.ParkedDisk{{Key: "scsi1", Holder: 200}}
 	})
-	theirs := clustertest.Edited(clustertest.Park(7901, "pve1", "wk1"), func(p *cluster.Parking) { p.Record.Cluster, p.Record.VMID = "another", 301 })
+	theirs := clustertest.Edited(clustertest.Park(7901, "pve1", "wk1"), func(p *parking.Parking) { p.Record.Cluster, p.Record.VMID = "another", 301 })
 	vms := []cluster.VM{{ID: 101, Name: "wk1"}, {ID: 301, Name: "their-wk1"}}
-	for _, p := range []cluster.Parking{held, theirs} {
+	for _, p := range []parking.Parking{held, theirs} {
 		text, err := p.Record.Description()
 		if err != nil {
 			t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -14,7 +15,7 @@ import (
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
 	n := wired(&node{Roller: &Roller{Talos: isoTalos{}, Journal: keptMemory{}, Timing: Timing{Poll: time.Second}}, plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
-	reason, err := n.bringUp.bootEntryStep(func(cluster.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
+	reason, err := n.bringUp.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
 	if reason != "" || err != nil {
 		t.Errorf("%q, %v", reason, err)
 	}
@@ -31,6 +32,6 @@ func (isoTalos) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
 type keptMemory struct{ Journal }
 
 func (keptMemory) Get(_ string, v any) (bool, error) {
-	*v.(*cluster.Memory) = cluster.Memory{}
+	*v.(*parking.Memory) = parking.Memory{}
 	return true, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // TestABlankMachineShowsEachPersistentDiskInItsPlace: else it gets no configuration.
@@ -16,12 +17,12 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	t.Parallel()
 	lun := func(n string) string { return "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:" + n }
 	a, b := cluster.Volume{Device: "sdb1", Disk: "sdb", Label: "u-a", PartitionUUID: "pa", FilesystemUUID: "fa"}, cluster.Volume{Device: "sdc", Disk: "sdc", Format: cluster.FormatLVM, FilesystemLabel: "pv"}
-	mem := cluster.Memory{
+	mem := parking.Memory{
 		SystemKey: "scsi0", DiskSerial: "recast-1", Volumes: []cluster.Volume{a, b},
 		VM: cluster.VM{ID: 1, Config: map[string]string{
 			"scsihw": "virtio-scsi-single", "scsi0": "f:vm-1-disk-0,size=10G", "scsi1": "f:vm-1-disk-1,size=20G", "scsi2": "f:vm-1-disk-2,size=20G", "scsi3": "f:vm-1-disk-3,size=30G",
 		}},
-		Persistent: []cluster.PersistentDisk{{Key: "scsi1", Device: "sdb", SizeBytes: 20 << 30, Blank: false}, {Key: "scsi2", Device: "sdc", SizeBytes: 20 << 30, Blank: false}, {Key: "scsi3", Device: "sdd", SizeBytes: 30 << 30, Blank: true}},
+		Persistent: []parking.PersistentDisk{{Key: "scsi1", Device: "sdb", SizeBytes: 20 << 30, Blank: false}, {Key: "scsi2", Device: "sdc", SizeBytes: 20 << 30, Blank: false}, {Key: "scsi3", Device: "sdd", SizeBytes: 30 << 30, Blank: true}},
 	}
 	on := func(device string, v cluster.Volume) cluster.Volume {
 		v.Disk, v.Device = device, strings.Replace(v.Device, v.Disk, device, 1)

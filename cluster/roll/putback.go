@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -175,7 +176,7 @@ func (n putBack) step() step.Step {
 			return append(
 				steps,
 				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.power.started, Do: n.power.start},
-				n.bringUp.bootEntryStep(func(mem cluster.Memory) string { return mem.Old.Entry }),
+				n.bringUp.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
 				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(append(
 					r.Settings.RestoreSteps(),

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -20,86 +21,86 @@ func (n recall) keepFirewall(ctx context.Context) error {
 	return r.KeptFirewall.Keep(ctx)
 }
 
-func (n recall) observe(ctx context.Context) (cluster.Memory, error) {
+func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
 	if err != nil {
-		return cluster.Memory{}, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
 	m, err := n.Talos.Machine(ctx, n.plan.Addr)
 	if err != nil {
-		return cluster.Memory{}, fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return parking.Memory{}, fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
 	}
 	if m.UUID != vm.UUID() {
-		return cluster.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
+		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
 	}
 	if vm.Host != n.plan.Host { // where the plan's parking VM is
-		return cluster.Memory{}, n.gate.movedSince(vm)
+		return parking.Memory{}, n.gate.movedSince(vm)
 	}
 	if n.plan.Found.VM != nil {
 		vm.Pods = n.plan.Found.VM.Pods
 	}
 	if err := vm.KnowPods(ctx, n.Kube.PodVolumes); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	system, err := cluster.ProveSystemDisk(vm, m, n.want.SystemDisk)
 	if err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	persistent, err := n.provenDisks(vm, m, system)
 	if err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	vm.DropCSI()
 	k, err := n.kubeNode(ctx)
 	if err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	ha, err := n.Proxmox.HAResource(ctx, vm.ID)
 	if err != nil {
-		return cluster.Memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+		return parking.Memory{}, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
 	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	fw, err := exchange.RememberFirewall(ctx, n.Proxmox, vm, n.plan.Strategy)
 	if err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
-	mem := cluster.Memory{
+	mem := parking.Memory{
 		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.plan.Node), HA: ha,
 		ControlPlane: m.ControlPlane, EtcdKept: n.plan.EtcdKept, HostArch: n.plan.Found.Ties.HostArch,
-		Old: cluster.KeptDisk{
+		Old: parking.KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
 			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.EtcdKept,
 		},
 	}
 	drives, err := vm.Bootable()
 	if err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	mem.Pools = m.Pools()
 	if mem.Volumes, err = cluster.PersistentVolumes(vm, drives, m, system); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	if mem.Blank, err = n.reachBlank(vm, m); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	if err := n.etcd.remember(ctx, &mem); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
 	if err != nil {
-		return cluster.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		return parking.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
 	}
 	if mem.Old.Config, err = configHash(n.Maintenance, config); err != nil {
-		return cluster.Memory{}, err
+		return parking.Memory{}, err
 	}
 	mem.Kubernetes, err = n.savedConfig.runsKubernetes(ctx)
 	return mem, err
 }
 
 // proveReplace finds out what would stop the exchange later, while the node still runs.
-func (n recall) proveReplace(ctx context.Context, mem cluster.Memory, rec cluster.Record) error {
+func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parking.Record) error {
 	r := n.record.of(mem, rec, 0)
 	if n.plan.Strategy == cluster.Rollback {
 		_, err := r.System.Marked()
@@ -120,9 +121,9 @@ func (n recall) proveReplace(ctx context.Context, mem cluster.Memory, rec cluste
 
 // provenDisks are the persistent disks. The plan has refused those that could not be
 // proven in a new VM; what is on them may have changed since.
-func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]cluster.PersistentDisk, error) {
+func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
 	if n.plan.Strategy == cluster.Recreate {
-		problems, err := cluster.Unprovable(vm, m, system.Key)
+		problems, err := parking.Unprovable(vm, m, system.Key)
 		if err != nil {
 			return nil, err
 		}
@@ -130,7 +131,7 @@ func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Dis
 			return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s", strings.Join(cluster.Texts(problems), "; ")), "run recast plan and look again")
 		}
 	}
-	known, _, err := cluster.PersistentDisks(vm, m, system.Key)
+	known, _, err := parking.PersistentDisks(vm, m, system.Key)
 	return known, err
 }
 
@@ -146,7 +147,7 @@ func (n recall) remember(ctx context.Context) error {
 		// Only that is missing or damaged: the journal was lost.
 		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
 		if err == nil && sum != park.Record.Config {
-			err = n.record.updateRecord(ctx, func(rec *cluster.Record) { rec.Config = sum })
+			err = n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
 		}
 		if err != nil {
 			return err

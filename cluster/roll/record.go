@@ -8,12 +8,13 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // memory reads what was remembered of the node: from the journal, else from the record.
-func (n *node) memory(ctx context.Context) (cluster.Memory, error) {
-	var m cluster.Memory
+func (n *node) memory(ctx context.Context) (parking.Memory, error) {
+	var m parking.Memory
 	found, err := n.Journal.Get(n.key("memory"), &m)
 	if err != nil {
 		return m, fmt.Errorf("journal: %w", err)
@@ -37,11 +38,11 @@ func (n record) known(ctx context.Context) (*exchange.Replace, error) {
 	return n.opened.Copy(), nil
 }
 
-func (n record) of(mem cluster.Memory, rec cluster.Record, parking cluster.VMID) *exchange.Replace {
-	r := exchange.Of(n.Proxmox, mem, rec, parking)
+func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
+	r := exchange.Of(n.Proxmox, mem, rec, park)
 	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.gate.isoVolume, n.want.SystemGiB, true, n.losses.requireOff
 	if b := n.want.Build; b.ID == rec.Build {
-		r.Made = cluster.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
+		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
 	r.Late, r.Say, r.Pods = &n.late, n.say, n.Kube.PodVolumes
 	return r
@@ -49,12 +50,12 @@ func (n record) of(mem cluster.Memory, rec cluster.Record, parking cluster.VMID)
 
 // open makes the parking VM, or uses the one of an earlier roll, and
 // writes the open record into it. From here on the replacement is unfinished.
-func (n record) open(ctx context.Context, mem cluster.Memory) error {
-	var earlier *cluster.Parking
+func (n record) open(ctx context.Context, mem parking.Memory) error {
+	var earlier *parking.Parking
 	park, err := n.parking(ctx)
 	switch {
 	case err == nil:
-		n.late.Forgetting(park.VM.ID, func(*cluster.Record) {})(&park.Record)
+		n.late.Forgetting(park.VM.ID, func(*parking.Record) {})(&park.Record)
 		earlier = &park
 	case !errors.Is(err, cluster.ErrNotFound):
 		return err
@@ -68,10 +69,10 @@ func (n record) open(ctx context.Context, mem cluster.Memory) error {
 
 // opening is the record of this node's replacement as far as it is known before
 // anything of it is done.
-func (n record) opening() cluster.Record {
-	return cluster.Record{
+func (n record) opening() parking.Record {
+	return parking.Record{
 		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.VMIDs.String(), Build: n.plan.Build(), Strategy: n.plan.Strategy,
-		Addr: n.plan.Addr, Restore: n.plan.Restore, Nth: cluster.NextNth(n.plan.Found.Parkings()),
+		Addr: n.plan.Addr, Restore: n.plan.Restore, Nth: parking.NextNth(n.plan.Found.Parkings()),
 	}
 }
 
@@ -90,7 +91,7 @@ func (n record) read(ctx context.Context) (*exchange.Replace, error) {
 func (n record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
 
 // updateRecord changes the open record of this run.
-func (n record) updateRecord(ctx context.Context, change func(*cluster.Record)) error {
+func (n record) updateRecord(ctx context.Context, change func(*parking.Record)) error {
 	park, err := n.parking(ctx)
 	if err != nil {
 		return err
@@ -99,7 +100,7 @@ func (n record) updateRecord(ctx context.Context, change func(*cluster.Record)) 
 }
 
 // with is replace, with the parking VM as it was read.
-func (n record) with(ctx context.Context, park cluster.Parking) (*exchange.Replace, error) {
+func (n record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
 	mem, err := n.memory(ctx)
 	if err != nil {
 		return nil, err

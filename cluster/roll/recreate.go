@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -49,7 +50,7 @@ func (n order) recreate() []step.Step {
 				step.OnlyIf(!rollback, step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
 				x.Attach(),
 				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(cluster.Memory) string { return n.plan.Restore.Entry })),
+				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.plan.Restore.Entry })),
 				step.OnlyIf(!rollback, step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
 				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -33,7 +34,7 @@ func (n renewal) stillOn(ctx context.Context, err error) error {
 // process of ours was cut off, by a power failure of its host, say: a boot ISO
 // that finds Talos on a disk halts (talos.halt_if_installed). Nothing but that is
 // on the disk: the node has not been given back, and etcd has no member of it.
-func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem cluster.Memory) bool {
+func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
 	if !n.plan.Resume || n.renewed || n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
 		return false
 	}

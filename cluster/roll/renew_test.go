@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
@@ -57,8 +58,8 @@ func TestCutOffInstallation(t *testing.T) {
 			n := wired(&node{Roller: &Roller{Run: "r1"}, plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
-			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []cluster.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})
-			if got := n.renewal.cutOff(t.Context(), r, cluster.Memory{}); got != c.want {
+			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})
+			if got := n.renewal.cutOff(t.Context(), r, parking.Memory{}); got != c.want {
 				t.Errorf("cut off: %t, want %t", got, c.want)
 			}
 		})

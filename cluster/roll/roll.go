@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
@@ -192,27 +193,27 @@ func (n order) finished(ctx context.Context) (string, error) {
 func (n *node) key(what string) string { return n.plan.Node + "/" + what }
 
 // parking reads the node's parking VM afresh; ErrNotFound while there is none.
-func (n *node) parking(ctx context.Context) (cluster.Parking, error) {
+func (n *node) parking(ctx context.Context) (parking.Parking, error) {
 	id, err := n.parkingID(ctx)
 	if err != nil {
-		return cluster.Parking{}, err
+		return parking.Parking{}, err
 	}
 	vm, err := n.Proxmox.VMConfig(ctx, id)
 	if err != nil {
-		return cluster.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
+		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
 	}
-	rec, ok, err := cluster.ReadRecord(vm)
+	rec, ok, err := parking.ReadRecord(vm)
 	if err != nil {
-		return cluster.Parking{}, err
+		return parking.Parking{}, err
 	}
 	switch {
 	case ok && rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
-		return cluster.Parking{VM: vm, Record: rec}, nil
+		return parking.Parking{VM: vm, Record: rec}, nil
 	case n.plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.plan.Node) || ok && rec.Node != n.plan.Node):
 		// The number was only meant for it; another VM took it first.
-		return cluster.Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
+		return parking.Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
 	}
-	return cluster.Parking{}, cluster.DescriptionChanged(vm, n.plan.Node)
+	return parking.Parking{}, parking.DescriptionChanged(vm, n.plan.Node)
 }
 
 // parkingID finds the parking VM by its record once, and remembers its number.

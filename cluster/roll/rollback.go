@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
@@ -72,8 +73,8 @@ func minor(version string) string {
 }
 
 // rolledBackTo is the goal of a rollback: the kept disk is parked no more.
-func (n order) rolledBackTo(rec cluster.Record) string {
-	parked := slices.ContainsFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.Key == n.plan.Restore.Key && k.Run == n.plan.Restore.Run })
+func (n order) rolledBackTo(rec parking.Record) string {
+	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.plan.Restore.Key && k.Run == n.plan.Restore.Run })
 	if parked {
 		return ""
 	}
@@ -153,7 +154,7 @@ func planRollback(ctx context.Context, n *planning.NodePlan, o observe.Observati
 
 // planRollbackEtcd lets a control plane go back only where its old disk holds no
 // data of etcd, because it had left before: data of a removed member never joins again.
-func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o observe.Observation, talos cluster.Talos, p planning.Policy, kept cluster.KeptDisk) error {
+func planRollbackEtcd(ctx context.Context, n *planning.NodePlan, o observe.Observation, talos cluster.Talos, p planning.Policy, kept parking.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 // A machine that is off is asked about as it was remembered: a pool that was on
@@ -15,11 +16,11 @@ func TestPoolsAreRemembered(t *testing.T) {
 		{Device: "sda5", Disks: []string{"sda"}, Format: cluster.FormatLVM, Group: "here"},
 		{Device: "loop1", Format: cluster.FormatLVM, Group: "nobody-knows"},
 	}}
-	packed, err := cluster.Memory{VM: cluster.VM{ID: 101}, Pools: was.Pools()}.Pack()
+	packed, err := parking.Memory{VM: cluster.VM{ID: 101}, Pools: was.Pools()}.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem, err := cluster.UnpackMemory(packed)
+	mem, err := parking.UnpackMemory(packed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -154,7 +155,7 @@ func (c Candidate) unprovable() []cluster.Obstacle {
 	if c.SystemErr != nil || c.DisksErr != nil || len(c.Untellable()) > 0 {
 		return nil // what is refused already would only be said in other words
 	}
-	out, err := cluster.Unprovable(c.VM, c.Machine, c.System.Key)
+	out, err := parking.Unprovable(c.VM, c.Machine, c.System.Key)
 	if err != nil {
 		return inWords([]string{err.Error()})
 	}

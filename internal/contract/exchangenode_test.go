@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
@@ -175,12 +176,12 @@ func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run stri
 func (x *exchanged) bootISO(context.Context) (string, error) { return x.iso, nil }
 
 // parking finds the node's parking VM as recast does; nil if there is none.
-func (x *exchanged) parking(px cluster.Proxmox) (*cluster.Parking, error) {
+func (x *exchanged) parking(px cluster.Proxmox) (*parking.Parking, error) {
 	vms, err := px.VMs(x.s.t.Context())
 	if err != nil {
 		return nil, err
 	}
-	all, err := cluster.Parkings(vms, exchangeCluster)
+	all, err := parking.Parkings(vms, exchangeCluster)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -197,7 +198,7 @@ func TestExchangeNotOpened(t *testing.T) {
 		"its parking VM is on another node": {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
-				text, err := cluster.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
+				text, err := parking.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
 				if err != nil {
 					s.t.Fatal(err)
 				}

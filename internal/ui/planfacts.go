@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 )
@@ -173,7 +174,7 @@ func drawDisk(d cluster.DiskPlan) string {
 }
 
 // drawFree describes an old system disk that is freed at the end.
-func drawFree(f cluster.FreePlan) string {
+func drawFree(f parking.FreePlan) string {
 	text := f.String()
 	if f.Volid != "" {
 		text += " (" + strings.Join(slices.DeleteFunc([]string{f.Volid, f.Size}, func(s string) bool { return s == "" }), ", ") + ")"

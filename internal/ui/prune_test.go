@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/cluster/roll"
@@ -171,7 +172,7 @@ func TestPlanShowsWhatItFrees(t *testing.T) {
 	t.Parallel()
 	plan := planning.Plan{Nodes: []planning.NodePlan{{
 		Node: "wk1", Role: "worker", Phase: cluster.Workers, Strategy: cluster.Reimage, VMID: 101, Host: "pve1",
-		Frees: []cluster.FreePlan{
+		Frees: []parking.FreePlan{
 			{Parking: 9900, Key: "scsi29", Run: "r1", Talos: "v1.13.8", Volid: "fast:vm-9900-disk-0", Size: "10G"},
 			{Parking: 9900, Key: "scsi28", Run: "r0"},
 		},

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/simtest"
@@ -61,7 +61,7 @@ type play struct {
 	away     bool // the next process runs on another machine
 	members  map[string]string
 	problems map[string]bool            // all problems so far
-	records  map[string]*cluster.Record // open ones, by their VM's description; nil: it has none
+	records  map[string]*parking.Record // open ones, by their VM's description; nil: it has none
 	calm     bool                       // no fault begins any more, and those with a duration have ended
 	over     bool
 	changes  uint64 // of the datacentre, at the latest check
@@ -95,7 +95,7 @@ func Play(t testing.TB, c Case) Result {
 
 func newPlay(t testing.TB, c Case) *play {
 	p := &play{
-		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{}, records: map[string]*cluster.Record{},
+		c: c, t: t, ctx: t.Context(), cordoned: map[string]bool{}, muted: map[int]bool{}, problems: map[string]bool{}, first: map[int]world.VM{}, records: map[string]*parking.Record{},
 		screens: screens{lines: map[string]string{}},
 		others:  others{squats: map[int]bool{}, vms: map[int]map[string]string{}, sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}},
 		res:     Result{Case: c.String(), Struck: map[string]int{}, Persons: map[string]int{}},

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -35,7 +36,7 @@ func (p *play) look(after string) {
 	open := p.openRecords(vms)
 	for _, v := range p.lab.World.Violations() {
 		// A volume may lack a name for a moment, if a record says so.
-		if strings.HasSuffix(v, unnamed) && slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Intent != nil }) {
+		if strings.HasSuffix(v, unnamed) && slices.ContainsFunc(open, func(r parking.Record) bool { return r.Intent != nil }) {
 			continue
 		}
 		p.fail("%s (after %s)", v, after)
@@ -47,7 +48,7 @@ func (p *play) look(after string) {
 }
 
 // openRecords are the open records in the VMs' descriptions.
-func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
+func (p *play) openRecords(vms []world.VM) (open []parking.Record) {
 	for _, vm := range vms {
 		if rec := p.openRecord(vm); rec != nil && !onlyMeant(vm, *rec, vms) {
 			open = append(open, *rec)
@@ -58,14 +59,14 @@ func (p *play) openRecords(vms []world.VM) (open []cluster.Record) {
 
 // onlyMeant says whether nothing of the record's intent was done yet. While its run works
 // on the node, the Node has a mark.
-func onlyMeant(park world.VM, rec cluster.Record, vms []world.VM) bool {
+func onlyMeant(park world.VM, rec parking.Record, vms []world.VM) bool {
 	handedOver := slices.ContainsFunc(slices.Collect(maps.Keys(park.Config)), cluster.IsDiskKey)
 	runs := slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == int(rec.VMID) && vm.Running })
 	return runs && !handedOver && rec.Intent == nil
 }
 
 // openRecord is the VM's open record, cached; nil if it has none.
-func (p *play) openRecord(vm world.VM) *cluster.Record {
+func (p *play) openRecord(vm world.VM) *parking.Record {
 	text := vm.Config["description"]
 	p.mu.Lock()
 	rec, known := p.records[text]
@@ -73,7 +74,7 @@ func (p *play) openRecord(vm world.VM) *cluster.Record {
 	if known {
 		return rec
 	}
-	if r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config}); err == nil && found && r.Open {
+	if r, found, err := parking.ReadRecord(cluster.VM{Config: vm.Config}); err == nil && found && r.Open {
 		rec = &r
 	}
 	p.mu.Lock()
@@ -151,7 +152,7 @@ func (p *play) inExchange(node int) bool {
 	return p.isExchanged(node, vms, p.openRecords(vms))
 }
 
-func (p *play) isOut(node int, vms []world.VM, open []cluster.Record) bool {
+func (p *play) isOut(node int, vms []world.VM, open []parking.Record) bool {
 	if p.isExchanged(node, vms, open) {
 		return true
 	}
@@ -159,16 +160,16 @@ func (p *play) isOut(node int, vms []world.VM, open []cluster.Record) bool {
 	return err == nil && k.Annotations[rollMark] != ""
 }
 
-func (p *play) isExchanged(node int, vms []world.VM, open []cluster.Record) bool {
+func (p *play) isExchanged(node int, vms []world.VM, open []parking.Record) bool {
 	n := p.lab.Nodes[node]
-	if slices.ContainsFunc(open, func(r cluster.Record) bool { return r.Node == n.Name }) {
+	if slices.ContainsFunc(open, func(r parking.Record) bool { return r.Node == n.Name }) {
 		return true
 	}
 	return !slices.ContainsFunc(vms, func(vm world.VM) bool { return vm.ID == n.VMID })
 }
 
 // lookAtOutages checks the number of nodes that recast has made unavailable.
-func (p *play) lookAtOutages(vms []world.VM, open []cluster.Record, after string) {
+func (p *play) lookAtOutages(vms []world.VM, open []parking.Record, after string) {
 	controls, workers, hosts := []string{}, []string{}, map[string][]string{}
 	for i, n := range p.lab.Nodes {
 		if !p.isOut(i, vms, open) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -148,10 +149,10 @@ const theirSerial = ",serial=theirs"
 // name.
 func (p *play) reuse(node int) (func(), error) {
 	var park world.VM
-	var rec cluster.Record
+	var rec parking.Record
 	kept := func() bool {
 		for _, vm := range p.lab.World.VMs() {
-			r, found, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+			r, found, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
 			if err != nil || !found || r.Open || r.Node != p.lab.Nodes[node].Name || len(r.Kept) == 0 {
 				continue
 			}

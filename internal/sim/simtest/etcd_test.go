@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -259,7 +260,7 @@ func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rec, _, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+			rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
 			if err != nil || len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
 				t.Errorf("the record of %s: %+v, %v", node, rec.Kept, err)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -49,7 +50,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 				lab.Patch(everywhere)
 				lab.mustRoll("20000101-0000-0001", planning.Policy{Only: []string{"cp1"}})
-				lab.editRecord("cp1", func(rec *cluster.Record) { rec.Kept[0].Etcd = kept })
+				lab.editRecord("cp1", func(rec *parking.Record) { rec.Kept[0].Etcd = kept })
 				from := len(lab.Recorder.Calls())
 				c := lab.Client()
 				c.Run = "20000101-0000-0002"
@@ -69,7 +70,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 }
 
 // editRecord changes the record of a node's parking VM.
-func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
+func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.t.Helper()
 	res, err := l.Client().Status(l.t.Context())
 	if err != nil {
@@ -82,12 +83,12 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 	for _, h := range res.Open {
 		parkings[h.Node] = h.Parking
 	}
-	if parking := parkings[node]; parking != 0 {
-		vm, err := l.World.LookupVM(l.node(node).Host, int(parking))
+	if park := parkings[node]; park != 0 {
+		vm, err := l.World.LookupVM(l.node(node).Host, int(park))
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		rec, _, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+		rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
 		if err != nil {
 			l.t.Fatal(err)
 		}
@@ -96,7 +97,7 @@ func (l *Lab) editRecord(node string, edit func(*cluster.Record)) {
 		if err != nil {
 			l.t.Fatal(err)
 		}
-		l.EditVM(int(parking), "description", text)
+		l.EditVM(int(park), "description", text)
 		return
 	}
 	l.t.Fatalf("nothing of %s is kept or parked: %+v", node, res)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -21,11 +22,11 @@ func (l *Lab) requireIntactAndKept(n int) {
 	l.RequireIntact()
 	kept := 0
 	for _, vm := range l.World.VMs() {
-		rec, ok, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
+		rec, ok, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
 		if err != nil || ok && rec.Open {
 			l.t.Errorf("VM %d: open, or %v", vm.ID, err)
 		}
-		kept += len(slices.DeleteFunc(rec.Kept, func(k cluster.KeptDisk) bool { return k.GivenUp }))
+		kept += len(slices.DeleteFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.GivenUp }))
 	}
 	if kept != n {
 		l.t.Errorf("%d old system disks are kept, want %d", kept, n)
@@ -64,7 +65,7 @@ func (l *Lab) migrate(id int, to string) {
 func (l *Lab) parkingsByHost() string {
 	var out []string
 	for _, vm := range l.World.VMs() {
-		rec, ok, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
+		rec, ok, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
 		if err != nil {
 			l.t.Error(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -115,7 +116,7 @@ func (l *matrixLab) isParking(id int) bool { return id >= matrixParking && id < 
 // intended says whether an open record says that this very volume is being handed over.
 func (l *matrixLab) intended(volid string) bool {
 	for _, vm := range l.world.VMs() {
-		rec, ok, err := cluster.ReadRecord(cluster.VM{Config: vm.Config})
+		rec, ok, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
 		if err == nil && ok && rec.Open && rec.Intent != nil && rec.Intent.Volid == volid {
 			return true
 		}

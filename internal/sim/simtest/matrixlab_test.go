@@ -18,6 +18,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -173,19 +174,19 @@ func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy,
 
 // begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
 // nil if there is nothing left to do, or nothing to cancel.
-func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchange.Replace, cluster.Record, error) {
+func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchange.Replace, parking.Record, error) {
 	if err := roll.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
-		return nil, cluster.Record{}, err
+		return nil, parking.Record{}, err
 	}
 	vms, err := life.px.VMs(ctx)
 	if err != nil {
-		return nil, cluster.Record{}, err
+		return nil, parking.Record{}, err
 	}
-	parkings, err := cluster.Parkings(vms, matrixCluster)
+	parkings, err := parking.Parkings(vms, matrixCluster)
 	if err != nil {
-		return nil, cluster.Record{}, err
+		return nil, parking.Record{}, err
 	}
-	var earlier *cluster.Parking
+	var earlier *parking.Parking
 	for _, p := range parkings {
 		switch {
 		case p.Record.Open:
@@ -197,15 +198,15 @@ func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, pu
 		earlier = &p
 	}
 	if putBack {
-		return nil, cluster.Record{}, nil
+		return nil, parking.Record{}, nil
 	}
 	return life.open(ctx, strategy, earlier)
 }
 
-func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *cluster.Parking) (*exchange.Replace, cluster.Record, error) {
+func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, earlier *parking.Parking) (*exchange.Replace, parking.Record, error) {
 	vm, err := life.px.VM(ctx, matrixVM)
 	if err != nil {
-		return nil, cluster.Record{}, err
+		return nil, parking.Record{}, err
 	}
 	o := exchange.ReplaceOptions{
 		Cluster: matrixCluster, Node: matrixNode, Run: life.shape.run(strategy), Build: "3f2a", Strategy: strategy, VM: vm, System: "scsi0",
@@ -215,7 +216,7 @@ func (life *matrixLife) open(ctx context.Context, strategy cluster.Strategy, ear
 		o.Restore = &earlier.Record.Kept[0]
 	}
 	r, err := exchange.OpenReplace(ctx, life.px, o)
-	return r, cluster.Record{Open: true}, err
+	return r, parking.Record{Open: true}, err
 }
 
 func isoOfMatrix(context.Context) (string, error) { return matrixISO, nil }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -195,10 +196,10 @@ func (l *matrixLab) buildVM(held map[string]string) error {
 // buildParking makes the parking VM of an earlier exchange, with the node's previous
 // system disk.
 func (l *matrixLab) buildParking() error {
-	rec := cluster.Record{
+	rec := parking.Record{
 		Cluster: matrixCluster, Node: matrixNode, Run: "19991231-0000-dead", Build: "1e0f", Strategy: cluster.Recreate,
 		VMID: matrixVM, UUID: "00000000-0000-4000-8000-000000009011", VMName: matrixNode,
-		Kept: []cluster.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
+		Kept: []parking.KeptDisk{{Key: "scsi30", Run: "19991231-0000-dead", Slot: "scsi0", Options: "discard=on,iothread=1,serial=older,ssd=1", Talos: "v1.12.0"}},
 	}
 	text, err := rec.Description()
 	if err != nil {

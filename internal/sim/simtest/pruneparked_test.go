@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -49,7 +50,7 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 func (l *Lab) parkOld(id int, node string, runs ...string) {
 	l.t.Helper()
 	config := map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"}
-	rec := cluster.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
+	rec := parking.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
 	for i, run := range runs {
 		config["scsi"+strconv.Itoa(30-i)] = sim.DiskStorage + ":1,backup=0,serial=" + run
 	}
@@ -58,7 +59,7 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 		key := "scsi" + strconv.Itoa(30-i)
 		_, options, _ := strings.Cut(l.vmConfig(id)[key], ",")
 		kept := slices.DeleteFunc(strings.Split(options, ","), func(o string) bool { return o == "backup=0" })
-		rec.Kept = append(rec.Kept, cluster.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
+		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
 	}
 	text, err := rec.Description()
 	if err != nil {
@@ -164,38 +165,38 @@ func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string
 // was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
-	const parking = 9040
+	const park = 9040
 	for name, tc := range map[string]struct {
 		edit func(t *testing.T, lab *Lab)
 		text string
 	}{
 		"another volume under the key": {func(t *testing.T, lab *Lab) {
-			lab.EditVM(parking, "protection", "0")
-			lab.EditVM(parking, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
+			lab.EditVM(park, "protection", "0")
+			lab.EditVM(park, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
 		}, "as shown: it is not freed"},
 		"another serial": {func(t *testing.T, lab *Lab) {
-			volid, _, _ := strings.Cut(lab.vmConfig(parking)["scsi30"], ",")
-			lab.EditVM(parking, "scsi30", volid+",backup=0,serial=data")
+			volid, _, _ := strings.Cut(lab.vmConfig(park)["scsi30"], ",")
+			lab.EditVM(park, "scsi30", volid+",backup=0,serial=data")
 		}, "its record says"},
 		"another VM names it": {func(t *testing.T, lab *Lab) {
-			volid, _, _ := strings.Cut(lab.vmConfig(parking)["scsi30"], ",")
+			volid, _, _ := strings.Cut(lab.vmConfig(park)["scsi30"], ",")
 			lab.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
 			lab.EditVM(9050, "scsi0", volid)
 		}, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
-		"a lock": {func(t *testing.T, lab *Lab) { lab.EditVM(parking, "lock", "backup") }, "is locked (backup)"},
+		"a lock": {func(t *testing.T, lab *Lab) { lab.EditVM(park, "lock", "backup") }, "is locked (backup)"},
 		"another record": {func(t *testing.T, lab *Lab) {
-			rec, _, err := cluster.ReadRecord(cluster.VM{Config: lab.vmConfig(parking)})
+			rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(park)})
 			must(t, err)
 			rec.Node = "wk7"
 			text, err := rec.Description()
 			must(t, err)
-			lab.EditVM(parking, "description", text)
+			lab.EditVM(park, "description", text)
 		}, "is not the parking VM of node wk1 any more"},
 		"no quorum": {func(t *testing.T, lab *Lab) { lab.World.SetQuorum(false) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.parkOld(parking, "wk1", firstRun, secondRun)
+				lab.parkOld(park, "wk1", firstRun, secondRun)
 				var before []string
 				rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
 					tc.edit(t, lab)
@@ -263,13 +264,13 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		var first int
-		var rec cluster.Record
+		var rec parking.Record
 		for _, vm := range lab.World.VMs() {
-			if r, found, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config}); found && err == nil && r.Node == "wk1" {
+			if r, found, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config}); found && err == nil && r.Node == "wk1" {
 				first, rec = vm.ID, r
 			}
 		}
-		late := cluster.Record{
+		late := parking.Record{
 			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
 			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true,
 		}

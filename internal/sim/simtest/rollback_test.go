@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -183,17 +184,17 @@ func TestRollbackRefused(t *testing.T) {
 		},
 		"the kubelet has another version": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, func(k *cluster.KeptDisk) { k.Kubernetes = "v1.34.1" })
+				lab.editKept(t, func(k *parking.KeptDisk) { k.Kubernetes = "v1.34.1" })
 			}, "wk1: its Kubernetes version was v1.34.1 and is v1.35.4: put the previous lock back", "",
 		},
 		"etcd has another minor version": {
 			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, func(k *cluster.KeptDisk) { k.Etcd = "3.5.21" })
+				lab.editKept(t, func(k *parking.KeptDisk) { k.Etcd = "3.5.21" })
 			}, "cp2: its etcd was 3.5.21 and is ", "",
 		},
 		"it had not left etcd": {
 			threeControlPlanes, "cp2", func(t *testing.T, lab *Lab) {
-				lab.editKept(t, func(k *cluster.KeptDisk) { k.Left = false })
+				lab.editKept(t, func(k *parking.KeptDisk) { k.Left = false })
 			}, "cp2: its old system disk holds the data of an etcd member that did not leave before it was replaced: it would never join again", "",
 		},
 		"another machine is down": {
@@ -230,10 +231,10 @@ func TestRollbackRefused(t *testing.T) {
 }
 
 // editKept changes the last kept disk in the parking VM's record.
-func (l *Lab) editKept(t *testing.T, change func(*cluster.KeptDisk)) {
+func (l *Lab) editKept(t *testing.T, change func(*parking.KeptDisk)) {
 	t.Helper()
 	for _, vm := range l.World.VMs() {
-		rec, found, err := cluster.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
+		rec, found, err := parking.ReadRecord(cluster.VM{ID: cluster.VMID(vm.ID), Config: vm.Config})
 		must(t, err)
 		if !found {
 			continue

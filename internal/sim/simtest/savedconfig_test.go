@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
@@ -71,7 +72,7 @@ func TestRecordWithoutASum(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-		lab.editRecord("wk1", func(rec *cluster.Record) { rec.Config = "" })
+		lab.editRecord("wk1", func(rec *parking.Record) { rec.Config = "" })
 		if p := lab.planOf(lab.Client(), "wk1", planning.Policy{}); p.Strategy != cluster.Recreate || !p.Resume {
 			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 		}

@@ -1,4 +1,4 @@
-package cluster
+package parking
 
 import (
 	"net/netip"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 func TestRecordSurvivesADescription(t *testing.T) {
@@ -26,7 +28,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 		}
 	}
 	// Proxmox gives descriptions back with a line break at the end.
-	got, ok, err := ReadRecord(VM{Config: map[string]string{"description": text + "\n"}})
+	got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text + "\n"}})
 	if err != nil || !ok {
 		t.Fatalf("ok %t, err %v", ok, err)
 	}
@@ -37,10 +39,10 @@ func TestRecordSurvivesADescription(t *testing.T) {
 
 func TestReadRecordOfOtherVMs(t *testing.T) {
 	t.Parallel()
-	if _, ok, err := ReadRecord(VM{Config: map[string]string{"description": "web server\nsince 2019"}}); ok || err != nil {
+	if _, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": "web server\nsince 2019"}}); ok || err != nil {
 		t.Errorf("ok %t, err %v", ok, err)
 	}
-	_, ok, err := ReadRecord(VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
+	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
 	if !ok || err == nil {
 		t.Errorf("a damaged record: ok %t, err %v", ok, err)
 	}
@@ -48,7 +50,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 
 func TestRecordTooLargeForADescription(t *testing.T) {
 	t.Parallel()
-	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", MaxDescription)}}}
+	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", cluster.MaxDescription)}}}
 	if _, err := rec.Description(); err == nil {
 		t.Error("Proxmox would have refused this description in the middle of a roll")
 	}
@@ -65,7 +67,7 @@ func TestMarkDescription(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("%s: %q, want %q", name, got, tc.want)
 		}
-		if by := (VM{Config: map[string]string{"description": got}}).MadeBy(); by != "r2" {
+		if by := (cluster.VM{Config: map[string]string{"description": got}}).MadeBy(); by != "r2" {
 			t.Errorf("%s: made by %q", name, by)
 		}
 	}

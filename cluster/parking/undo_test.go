@@ -1,4 +1,4 @@
-package cluster
+package parking
 
 import (
 	"fmt"
@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // undoRecord is the open record of a VM's recreation, with what is remembered of it.
-func undoRecord(t *testing.T, vm VM, in *Intent) Record {
+func undoRecord(t *testing.T, vm cluster.VM, in *Intent) Record {
 	t.Helper()
-	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: Recreate, Parking: 9900}.
+	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: cluster.Recreate, Parking: 9900}.
 		Opened(Memory{VM: vm, SystemKey: "scsi0", DiskSerial: "recast-0123456789ab"}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +27,7 @@ func undoRecord(t *testing.T, vm VM, in *Intent) Record {
 
 func TestWayBack(t *testing.T) {
 	t.Parallel()
-	vm := VM{ID: 9011, Name: "wk1", Host: "pve1", Pool: "talos", Config: map[string]string{
+	vm := cluster.VM{ID: 9011, Name: "wk1", Host: "pve1", Pool: "talos", Config: map[string]string{
 		"name": "wk1", "memory": "4096", "smbios1": "uuid=a", "net0": "virtio=BC:24:11:00:00:11,bridge=vmbr0", "tags": "a;b", "ide0": "fast:vm-9011-cloudinit,media=cdrom,size=4M",
 		"ide2": "none,media=cdrom", "boot": "order=scsi0;ide2", "onboot": "1", "protection": "1", "description": "it's\n100%41\n", "sshkeys": "ssh-ed25519%20AAAA",
 		"scsi0": "fast:vm-9011-disk-0,size=10G", "scsi1": "fast:vm-9011-disk-1,backup=0,serial=d,size=20G", "scsi2": "fast:vm-200-disk-0,serial=h", "unused3": "fast:vm-9011-disk-7",
@@ -78,7 +80,7 @@ func TestWayBack(t *testing.T) {
 }
 
 // manyDrives is a VM with ten disks, four network cards and all that a VM may have.
-func manyDrives(keys, description int) VM {
+func manyDrives(keys, description int) cluster.VM {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) string {
 		var b strings.Builder
@@ -87,7 +89,7 @@ func manyDrives(keys, description int) VM {
 		}
 		return b.String()
 	}
-	vm := VM{ID: 90110, Name: "worker-zone-a-17", Host: "pve1", Pool: "talos-production", Config: map[string]string{
+	vm := cluster.VM{ID: 90110, Name: "worker-zone-a-17", Host: "pve1", Pool: "talos-production", Config: map[string]string{
 		"name": "worker-zone-a-17", "memory": "65536", "balloon": "0", "cores": "16", "sockets": "1", "cpu": "x86-64-v3", "numa": "1", "machine": "q35", "bios": "ovmf",
 		"ostype": "l26", "agent": "1,fstrim_cloned_disks=1", "scsihw": "virtio-scsi-single", "smbios1": "uuid=5ec0ffee-0000-4000-8000-000000090110", "tags": "production;talos;worker;zone-a",
 		"onboot": "1", "protection": "1", "startup": "order=3,up=30,down=120", "boot": "order=scsi0;ide2;net0", "ide2": "none,media=cdrom", "ide0": "ceph-nvme:vm-90110-cloudinit,media=cdrom,size=4M",
@@ -130,16 +132,16 @@ func TestWayBackFits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(text) > MaxDescription {
+			if len(text) > cluster.MaxDescription {
 				t.Errorf("%d bytes", len(text))
 			}
 			if got := strings.Contains(text, "qm create 90110 "); got != c.commands {
 				t.Errorf("commands: %t, want %t", got, c.commands)
 			}
-			if !c.commands && len(text)+len(noRoom) < MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
+			if !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
 				t.Errorf("it does not say where else to look: %s", text)
 			}
-			got, ok, err := ReadRecord(VM{Config: map[string]string{"description": text}})
+			got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text}})
 			if err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12 {
 				t.Errorf("ok %t, %v", ok, err)
 			}
@@ -150,7 +152,7 @@ func TestWayBackFits(t *testing.T) {
 // TestShellFunctionsAreExplained: the document has each of them word for word.
 func TestShellFunctionsAreExplained(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../docs/notes/proxmox.md")
+	doc, err := os.ReadFile("../../docs/notes/proxmox.md")
 	if err != nil {
 		t.Fatal(err)
 	}

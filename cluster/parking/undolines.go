@@ -1,4 +1,4 @@
-package cluster
+package parking
 
 import (
 	"cmp"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -15,10 +16,10 @@ import (
 // stands last in its line: sh -e goes on after any other that does.
 func (u *undo) switchOff() {
 	id := u.vm()
-	if u.rec.Strategy != Reimage && u.rec.Strategy != Rollback {
+	if u.rec.Strategy != cluster.Reimage && u.rec.Strategy != cluster.Rollback {
 		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
 	}
-	if uuid := (Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another one may have taken the number
+	if uuid := (cluster.Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another one may have taken the number
 		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, words.Quote("smbios1:.*"+uuid)), "exit 1")
 	}
 	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
@@ -32,10 +33,10 @@ func (u *undo) switchOff() {
 // make creates the VM where it is gone, on the host of the parking VM. A VM that
 // a run made anew has all of this already.
 func (u *undo) make() {
-	if u.rec.Strategy == Reimage || u.rec.Strategy == Rollback {
+	if u.rec.Strategy == cluster.Reimage || u.rec.Strategy == cluster.Rollback {
 		return
 	}
-	config := OldSettings(u.mem.VM)
+	config := cluster.OldSettings(u.mem.VM)
 	for _, key := range []string{"boot", "description", "onboot", "protection", "sshkeys", "cipassword"} {
 		delete(config, key) // set afterwards, or known to nobody
 	}
@@ -43,8 +44,8 @@ func (u *undo) make() {
 	create := fmt.Sprintf("qm create %d", id)
 	if u.tight {
 		create = "new"
-		for _, key := range slices.SortedFunc(maps.Keys(config), CompareKeys) {
-			if _, remembered := u.mem.VM.Config[key]; remembered && !IsDiskKey(key) {
+		for _, key := range slices.SortedFunc(maps.Keys(config), cluster.CompareKeys) {
+			if _, remembered := u.mem.VM.Config[key]; remembered && !cluster.IsDiskKey(key) {
 				u.read = append(u.read, key)
 				delete(config, key)
 			}
@@ -82,7 +83,7 @@ func (u *undo) moveBack() {
 		switch {
 		case d.System, strings.HasPrefix(d.Key, "unused"):
 		case d.Holder != 0:
-			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(JoinOptions(d.Volid, d.Options))))
+			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(cluster.JoinOptions(d.Volid, d.Options))))
 		default:
 			u.move(d)
 		}
@@ -123,7 +124,7 @@ func (u *undo) finishMove(in Intent) {
 	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, words.Quote(in.Volid)))
 	u.use("key")
 	options := optionSuffix(in.Options)
-	if key := cmp.Or(map[VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != Rollback {
+	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != cluster.Rollback {
 		u.use("old")
 		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, if it is still to be parked
 	}
@@ -145,7 +146,7 @@ func (u *undo) restoreSystem() {
 		if !d.System {
 			continue
 		}
-		if k := u.rec.Restore; u.rec.Strategy == Rollback && k != nil {
+		if k := u.rec.Restore; u.rec.Strategy == cluster.Rollback && k != nil {
 			u.line(fmt.Sprintf("lacks %d %s:", u.rec.Parking, k.Key), fmt.Sprintf("has %d %s:", id, d.Key),
 				fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", id, d.Key, u.rec.Parking, k.Key),
 				fmt.Sprintf(`qm set %d --%s "$(vol %d %s)"%s`, u.rec.Parking, k.Key, u.rec.Parking, k.Key,
@@ -212,7 +213,7 @@ func (u *undo) setUp() {
 func (u *undo) setOptions() {
 	spelled, keys := "", ""
 	for _, d := range u.rec.Disks {
-		if d.Holder == 0 && !SameOptions(SplitOptions(d.Options), ParkedOptions(d)) {
+		if d.Holder == 0 && !cluster.SameOptions(cluster.SplitOptions(d.Options), ParkedOptions(d)) {
 			spelled += fmt.Sprintf(` --%s "$(vol %d %s)"%s`, d.Key, u.vm(), d.Key, optionSuffix(d.Options))
 			keys += " " + d.Key
 		}
@@ -236,24 +237,24 @@ func (u *undo) setCDs() {
 	cds := map[string]string{}
 	for _, d := range disks {
 		if d.CDROM && !d.CloudInit() {
-			cds[d.Key] = WithoutOption(d, "size").Value()
+			cds[d.Key] = cluster.WithoutOption(d, "size").Value()
 		}
 	}
 	if len(cds) > 0 {
 		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
 	}
-	if key := CDKey(u.mem.VM.Config, disks); u.rec.Strategy != Rollback && cds[key] == "" {
+	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy != cluster.Rollback && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
 	}
 }
 
-func unusedKeys(vm VM) []string {
+func unusedKeys(vm cluster.VM) []string {
 	var keys []string
 	for key := range vm.Config {
-		if IsDiskKey(key) && strings.HasPrefix(key, "unused") {
+		if cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, CompareKeys)
+	slices.SortFunc(keys, cluster.CompareKeys)
 	return keys
 }

@@ -1,4 +1,4 @@
-package cluster
+package parking
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -17,21 +18,21 @@ import (
 // Memory is what the world can no longer tell once the VM is gone. It is in the
 // journal before anything is taken down and, without Metadata, in the record.
 type Memory struct {
-	VM         VM // as it was; its Config is what a new VM gets
+	VM         cluster.VM // as it was; its Config is what a new VM gets
 	SystemKey  string
-	BootID     string           // of the boot that ends here
-	Volumes    []Volume         // partitions and filesystems on persistent disks
-	Persistent []PersistentDisk `json:",omitempty"` // those disks; none where an older recast remembered it
-	Pools      []PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk where they are on no other
-	DiskSerial string           // of the blank system disk to come
-	SystemGiB  int              // its wanted size; 0 or less than before: as before
-	HA         *HAResource      // nil: not managed
-	Firewall   string           `json:",omitempty"` // see Replace.Firewall
+	BootID     string               // of the boot that ends here
+	Volumes    []cluster.Volume     // partitions and filesystems on persistent disks
+	Persistent []PersistentDisk     `json:",omitempty"` // those disks; none where an older recast remembered it
+	Pools      []cluster.PoolMember `json:",omitzero"`  // of LVM and ZFS; on the system disk where they are on no other
+	DiskSerial string               // of the blank system disk to come
+	SystemGiB  int                  // its wanted size; 0 or less than before: as before
+	HA         *cluster.HAResource  // nil: not managed
+	Firewall   string               `json:",omitempty"` // see Replace.Firewall
 
 	// Metadata of the Kubernetes Node, for the case that somebody deletes it
 	// meanwhile. It is too large for the record: without the journal the Node
 	// itself has to do.
-	Metadata NodeMetadata
+	Metadata cluster.NodeMetadata
 	NodeUID  string // of that Node; "" where an older recast remembered it
 
 	ControlPlane bool
@@ -41,7 +42,7 @@ type Memory struct {
 
 	// Kubernetes is what the node ran. The one that comes back runs the same,
 	// whatever a configuration from a file names: a roll never changes it.
-	Kubernetes KubernetesImages `json:",omitzero"`
+	Kubernetes cluster.KubernetesImages `json:",omitzero"`
 
 	Old KeptDisk // what the old system disk is kept as, but for where
 
@@ -60,7 +61,7 @@ const maxMemory = 1 << 20
 
 // Pack makes a memory small enough for a VM's description.
 func (m Memory) Pack() (string, error) {
-	m.Metadata, m.ConfigSum = NodeMetadata{}, "" // the record has the sum beside it
+	m.Metadata, m.ConfigSum = cluster.NodeMetadata{}, "" // the record has the sum beside it
 	b, err := json.Marshal(m)
 	if err != nil {
 		return "", fmt.Errorf("pack what is remembered of %s: %w", m.VM, err)
@@ -94,7 +95,7 @@ func UnpackMemory(packed string) (m Memory, err error) {
 	return m, json.Unmarshal(b, &m)
 }
 
-func (r Record) ReadMemory(park VM) (Memory, error) {
+func (r Record) ReadMemory(park cluster.VM) (Memory, error) {
 	m, err := UnpackMemory(r.Memory)
 	if err != nil {
 		return m, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
@@ -104,16 +105,16 @@ func (r Record) ReadMemory(park VM) (Memory, error) {
 }
 
 // Disks are the VM's drives as remembered, without CD and cloud-init drives.
-func (m Memory) Disks() ([]Disk, error) {
+func (m Memory) Disks() ([]cluster.Disk, error) {
 	all, err := m.VM.Disks()
-	return slices.DeleteFunc(all, func(d Disk) bool { return d.CDROM }), err
+	return slices.DeleteFunc(all, func(d cluster.Disk) bool { return d.CDROM }), err
 }
 
 // VMWith is the VM with those options for its system disk.
-func (m Memory) VMWith(options []string) VM {
+func (m Memory) VMWith(options []string) cluster.VM {
 	vm := m.VM
 	vm.Config = maps.Clone(vm.Config)
-	d, err := ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
+	d, err := cluster.ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
 	if err == nil {
 		d.Options = options
 		vm.Config[m.SystemKey] = d.Value()
@@ -123,8 +124,22 @@ func (m Memory) VMWith(options []string) VM {
 
 // BlankVM is the VM with the blank system disk, known by its names and address
 // alone. One that an older recast made has no WWN, which is then not looked for.
-func (m Memory) BlankVM() VM { return m.VMWith(Disk{Key: m.SystemKey}.Named(m.DiskSerial)) }
+func (m Memory) BlankVM() cluster.VM {
+	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
+}
 
 // LostMetadata says whether a Node is not the one that was remembered, as far as
 // that can be told.
-func (m Memory) LostMetadata(now KubeNode) bool { return m.NodeUID == "" || m.NodeUID != now.UID }
+func (m Memory) LostMetadata(now cluster.KubeNode) bool {
+	return m.NodeUID == "" || m.NodeUID != now.UID
+}
+
+// BlankDisks are the machine's disks that are the blank system disk: one.
+func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
+	vm := mem.BlankVM()
+	drives, err := vm.Bootable()
+	if err != nil {
+		return nil
+	}
+	return m.MachineDisks(vm, drives, mem.SystemKey)
+}

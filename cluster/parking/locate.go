@@ -1,9 +1,11 @@
-package cluster
+package parking
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // DiskPlace is where a disk of an unfinished replacement is.
@@ -29,13 +31,13 @@ type DiskNow struct {
 // Locate finds a disk by the names that Proxmox has for it now: each hand-over
 // gives it another one, and its old one to whatever comes next. vm is the zero VM
 // while there is none; dangling is what Dangling says.
-func (r Record) Locate(d ParkedDisk, vm, park VM, dangling bool) DiskNow {
+func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow {
 	if d.Holder != 0 {
 		return r.locateHeld(d, vm)
 	}
 	in := r.Intent
 	moving := in != nil && (in.To == park.ID && in.ToKey == d.ParkKey || in.From == park.ID && in.Key == d.ParkKey)
-	from := func(vm VM) bool { return moving && dangling && in.From == vm.ID }
+	from := func(vm cluster.VM) bool { return moving && dangling && in.From == vm.ID }
 	if now, ok := drive(park, d.ParkKey); ok && now.Owner == park.ID && !from(park) {
 		return DiskNow{OnParking, now.Volid, now.Option("size"), fmt.Sprintf("%s of parking VM %d", d.ParkKey, park.ID)}
 	}
@@ -52,7 +54,7 @@ func (r Record) Locate(d ParkedDisk, vm, park VM, dangling bool) DiskNow {
 }
 
 // locateHeld finds a disk of a holder, which keeps its name.
-func (r Record) locateHeld(d ParkedDisk, vm VM) DiskNow {
+func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 	if now, ok := drive(vm, d.Key); ok && now.Volid == d.Volid {
 		return DiskNow{OnVM, now.Volid, now.Option("size"), fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, vm.ID, d.Holder)}
 	}
@@ -61,12 +63,12 @@ func (r Record) locateHeld(d ParkedDisk, vm VM) DiskNow {
 
 // Dangling says whether the source of the hand-over that was begun last still
 // names a volume that Proxmox has already given another name.
-func (r Record) Dangling(ctx context.Context, px Inventory, vm, park VM) (bool, error) {
+func (r Record) Dangling(ctx context.Context, px cluster.Inventory, vm, park cluster.VM) (bool, error) {
 	in := r.Intent
 	if in == nil {
 		return false, nil
 	}
-	for _, vm := range []VM{vm, park} {
+	for _, vm := range []cluster.VM{vm, park} {
 		if now, ok := drive(vm, in.Key); ok && vm.ID == in.From && now.Volid == in.Volid {
 			have, err := px.HasVolume(ctx, vm.Host, in.Volid)
 			if err != nil {
@@ -78,14 +80,14 @@ func (r Record) Dangling(ctx context.Context, px Inventory, vm, park VM) (bool, 
 	return false, nil
 }
 
-func drive(vm VM, key string) (Disk, bool) {
-	d, err := ParseDisk(key, vm.Config[key])
+func drive(vm cluster.VM, key string) (cluster.Disk, bool) {
+	d, err := cluster.ParseDisk(key, vm.Config[key])
 	return d, err == nil
 }
 
 // sameSerial tells an old system disk from the one that took its place: a new
 // one has a serial that recast made up for it.
-func sameSerial(now Disk, was ParkedDisk) bool {
-	old, err := ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
+func sameSerial(now cluster.Disk, was ParkedDisk) bool {
+	old, err := cluster.ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
 	return err == nil && now.Option("serial") == old.Option("serial")
 }

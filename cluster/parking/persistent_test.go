@@ -1,19 +1,21 @@
-package cluster
+package parking
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // TestPersistentDisksWithoutASerialAreProven or refused: what the plan says of them.
 func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 	t.Parallel()
 	lun := func(n string) string { return "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:" + n }
-	machine := func(scsi1, scsi2 MachineDisk, volumes ...Volume) Machine {
+	machine := func(scsi1, scsi2 cluster.MachineDisk, volumes ...cluster.Volume) cluster.Machine {
 		scsi1.Device, scsi1.BusPath, scsi2.Device, scsi2.BusPath = "sdb", lun("1"), "sdc", lun("2")
-		return Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", BusPath: lun("0"), SizeBytes: 10 << 30}, scsi1, scsi2}, Volumes: volumes}
+		return cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", BusPath: lun("0"), SizeBytes: 10 << 30}, scsi1, scsi2}, Volumes: volumes}
 	}
 	virtio := map[string]string{"scsihw": "virtio-scsi-single", "scsi0": "f:vm-1-disk-0,size=10G", "scsi1": "f:vm-1-disk-1,size=20G", "scsi2": "f:vm-1-disk-2,size=20G,ssd=1"}
 	with := func(key, value string) map[string]string {
@@ -26,54 +28,54 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 		return c
 	}
 	sata := map[string]string{"sata0": "f:vm-1-disk-0,size=10G", "sata1": "f:vm-1-disk-1,size=20G", "sata2": "f:vm-1-disk-2,size=20G"}
-	blank := MachineDisk{SizeBytes: 20 << 30, Blank: true}
-	full := MachineDisk{SizeBytes: 20 << 30}
-	xfs := func(disk, uuid string) Volume {
-		return Volume{Device: disk + "1", Disk: disk, Label: "u-data", PartitionUUID: "p", FilesystemUUID: uuid}
+	blank := cluster.MachineDisk{SizeBytes: 20 << 30, Blank: true}
+	full := cluster.MachineDisk{SizeBytes: 20 << 30}
+	xfs := func(disk, uuid string) cluster.Volume {
+		return cluster.Volume{Device: disk + "1", Disk: disk, Label: "u-data", PartitionUUID: "p", FilesystemUUID: uuid}
 	}
 	const twins = "the persistent disks scsi1 and scsi2 have one size, and "
 	const line = ", so the new VM could not prove that each came back to its place: qm set 1 --scsi2 f:vm-1-disk-2,size=20G,ssd=1,serial=1-scsi2 gives one of them a name; the VM need not be restarted for that"
 	for name, tc := range map[string]struct {
 		config map[string]string
-		m      Machine
+		m      cluster.Machine
 		want   string
 	}{
 		"by content":                            {virtio, machine(full, full, xfs("sdb", "a"), xfs("sdc", "b")), ""},
 		"by content, and one that is blank":     {virtio, machine(full, blank, xfs("sdb", "a")), ""},
-		"blank, by size":                        {virtio, machine(blank, MachineDisk{SizeBytes: 21 << 30, Blank: true}), ""},
+		"blank, by size":                        {virtio, machine(blank, cluster.MachineDisk{SizeBytes: 21 << 30, Blank: true}), ""},
 		"blank, of one size":                    {virtio, machine(blank, blank), twins + "nothing that tells them apart is on them" + line},
 		"blank, of one size, one with a serial": {with("scsi2", "f:vm-1-disk-2,size=20G,serial=1-scsi2"), machine(blank, blank), ""},
 		"a copy":                                {virtio, machine(full, full, xfs("sdb", "a"), xfs("sdc", "A")), twins + "one is a copy of the other" + line},
-		"a copy that was enlarged":              {virtio, machine(full, MachineDisk{SizeBytes: 30 << 30}, xfs("sdb", "a"), xfs("sdc", "a")), ""},
+		"a copy that was enlarged":              {virtio, machine(full, cluster.MachineDisk{SizeBytes: 30 << 30}, xfs("sdb", "a"), xfs("sdc", "a")), ""},
 		"what has no UUID, such as two OSDs of Ceph": {
-			virtio, machine(full, full, Volume{Device: "sdb", Disk: "sdb", Format: "bluestore"}, Volume{Device: "sdc", Disk: "sdc", Format: "bluestore"}),
+			virtio, machine(full, full, cluster.Volume{Device: "sdb", Disk: "sdb", Format: "bluestore"}, cluster.Volume{Device: "sdc", Disk: "sdc", Format: "bluestore"}),
 			twins + "nothing that tells them apart is on them" + line,
 		},
 		"LVM, by its label": {
-			virtio, machine(full, full, Volume{Device: "sdb", Disk: "sdb", Format: FormatLVM, FilesystemLabel: "a"}, Volume{Device: "sdc", Disk: "sdc", Format: FormatLVM, FilesystemLabel: "b"}), "",
+			virtio, machine(full, full, cluster.Volume{Device: "sdb", Disk: "sdb", Format: cluster.FormatLVM, FilesystemLabel: "a"}, cluster.Volume{Device: "sdc", Disk: "sdc", Format: cluster.FormatLVM, FilesystemLabel: "b"}), "",
 		},
 		"a copy that is a holder's": {with("scsi2", "f:vm-200-disk-2,size=20G"), machine(blank, blank), ""},
 		"where nothing tells them apart": {
 			sata,
-			Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
+			cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
 			"which of the machine's disks is sata1 or sata2 can't be told: qm set 1 --sata1 f:vm-1-disk-1,size=20G,serial=1-sata1,wwn=0x3684fdee2bb900a9, " +
 				"then shut VM 1 down and start it (a reboot from inside is not enough), so that Talos shows the name",
 		},
 		"sizes alone": {
 			map[string]string{"sata0": "f:vm-1-disk-0,size=10G", "sata1": "f:vm-1-disk-1,size=20G", "sata2": "f:vm-1-disk-2,size=30G"},
-			Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30}, {Device: "sdc", SizeBytes: 30 << 30}}},
+			cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30}, {Device: "sdc", SizeBytes: 30 << 30}}},
 			"",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			vm := VM{ID: 1, Config: tc.config}
-			system, err := ProveSystemDisk(vm, tc.m, "")
+			vm := cluster.VM{ID: 1, Config: tc.config}
+			system, err := cluster.ProveSystemDisk(vm, tc.m, "")
 			if err != nil {
 				t.Fatal(err)
 			}
 			got, err := Unprovable(vm, tc.m, system.Key)
-			if diff := cmp.Diff(tc.want, strings.Join(Texts(got), "\n")); err != nil || diff != "" {
+			if diff := cmp.Diff(tc.want, strings.Join(cluster.Texts(got), "\n")); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
 		})

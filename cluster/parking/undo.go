@@ -1,8 +1,10 @@
-package cluster
+package parking
 
 import (
 	"fmt"
 	"strings"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // undo writes the commands that give a node's VM its old self back without
@@ -27,7 +29,7 @@ type undoForm struct {
 	leaves bool // the new system disk stays with the VM, as an unusedN
 }
 
-var undoForms = []undoForm{{long: MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
+var undoForms = []undoForm{{long: cluster.MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
 
 // shellFunctions are what the lines call, in the order in which they are defined.
 // lost asks for volumes that no configuration names without writing anything
@@ -89,7 +91,7 @@ func (u *undo) text() string {
 	return b.String()
 }
 
-func (u *undo) vm() VMID { return u.mem.VM.ID }
+func (u *undo) vm() cluster.VMID { return u.mem.VM.ID }
 
 // line adds a command behind conditions, "has 9011 scsi1:". What is in
 // conditions and arguments must be quoted already.

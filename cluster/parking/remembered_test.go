@@ -1,14 +1,16 @@
-package cluster
+package parking
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 func TestRemembered(t *testing.T) {
 	t.Parallel()
-	was := VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
+	was := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"ide2": "local:iso/a.iso,media=cdrom"}}
 	packed, err := Memory{VM: was, SystemKey: "scsi0"}.Pack()
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +36,7 @@ func TestMadeFrom(t *testing.T) {
 		"recast: run=r1":                    "",
 		"text recast: run=r1 build=cd":      "",
 	} {
-		if got := (VM{Config: map[string]string{"description": description}}).MadeFrom(); got != want {
+		if got := (cluster.VM{Config: map[string]string{"description": description}}).MadeFrom(); got != want {
 			t.Errorf("%q: %q, want %q", description, got, want)
 		}
 	}

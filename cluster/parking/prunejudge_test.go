@@ -1,4 +1,4 @@
-package cluster
+package parking
 
 import (
 	"fmt"
@@ -8,12 +8,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // prunePark is a parking VM of node with kept disks "key run"; each has its drive.
-func prunePark(id VMID, host, node string, kept ...string) Parking {
+func prunePark(id cluster.VMID, host, node string, kept ...string) Parking {
 	p := Parking{
-		VM:     VM{ID: id, Name: "recast-parking-" + node, Host: host, Config: map[string]string{"protection": "1"}},
+		VM:     cluster.VM{ID: id, Name: "recast-parking-" + node, Host: host, Config: map[string]string{"protection": "1"}},
 		Record: Record{Cluster: "c1", Node: node, VMID: 101, UUID: "u-" + node},
 	}
 	for i, k := range kept {
@@ -26,7 +28,7 @@ func prunePark(id VMID, host, node string, kept ...string) Parking {
 }
 
 // vm writes the record into the description.
-func (p Parking) vm(t *testing.T) VM {
+func (p Parking) vm(t *testing.T) cluster.VM {
 	t.Helper()
 	description, err := p.Record.Description()
 	if err != nil {
@@ -47,8 +49,8 @@ func TestStaleEntriesKeepTheirKeys(t *testing.T) {
 	t.Parallel()
 	p := parkWK1("scsi30 r1", "scsi29 r2")
 	delete(p.VM.Config, "scsi30")
-	mem := Memory{SystemKey: "scsi0", VM: VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "scsi30": "fast:vm-101-disk-1,size=10G"}}}
-	rec, err := Record{Cluster: "c1", Node: "wk1", Strategy: Recreate}.Opened(mem, &p)
+	mem := Memory{SystemKey: "scsi0", VM: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-101-disk-0,size=10G", "scsi30": "fast:vm-101-disk-1,size=10G"}}}
+	rec, err := Record{Cluster: "c1", Node: "wk1", Strategy: cluster.Recreate}.Opened(mem, &p)
 	if err != nil {
 		t.Fatal(err)
 	}

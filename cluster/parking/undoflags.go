@@ -1,19 +1,20 @@
-package cluster
+package parking
 
 import (
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/words"
 )
 
 // flags writes settings of the remembered VM as qm takes them, in order.
 func (u *undo) flags(settings map[string]string) string {
 	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(settings), CompareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(settings), cluster.CompareKeys) {
 		value := words.Quote(settings[key])
-		if _, remembered := u.mem.VM.Config[key]; remembered && !IsDiskKey(key) {
+		if _, remembered := u.mem.VM.Config[key]; remembered && !cluster.IsDiskKey(key) {
 			value = u.value(key)
 		}
 		b.WriteString(" --" + key + " " + value)
@@ -34,7 +35,7 @@ func (u *undo) value(key string) string {
 
 func plainFlags(options map[string]string) string {
 	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(options), CompareKeys) {
+	for _, key := range slices.SortedFunc(maps.Keys(options), cluster.CompareKeys) {
 		b.WriteString(" --" + key + " " + words.Quote(options[key]))
 	}
 	return b.String()

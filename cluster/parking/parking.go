@@ -1,0 +1,180 @@
+package parking
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// NextNth counts the replacements of a node's system disk. The machines on which
+// runs begin need not agree on the time, so that the IDs of runs give no order.
+func NextNth(parkings []Parking) int {
+	last := 0
+	for _, p := range parkings {
+		last = max(last, p.Record.Nth)
+		for _, k := range p.Record.Kept {
+			last = max(last, k.Nth)
+		}
+	}
+	return last + 1
+}
+
+// ParkedOptions are the drive's options while it is parked: a backup of the
+// parking VM must not copy, or lock, what is only passing through. EFI
+// variables, TPM state and detached volumes have no such option.
+func ParkedOptions(d ParkedDisk) []string {
+	if !(cluster.Disk{Key: d.Key}).Bootable() {
+		return cluster.SplitOptions(d.Options)
+	}
+	return cluster.Disk{Options: cluster.SplitOptions(d.Options)}.With("backup", "0")
+}
+
+// Parked are the node's keys whose disks its open record has handed over.
+func (p Parking) Parked() []string {
+	var keys []string
+	for _, d := range p.Record.Disks {
+		if d.ParkKey != "" && p.VM.Config[d.ParkKey] != "" {
+			keys = append(keys, d.Key)
+		}
+	}
+	return keys
+}
+
+// Opened completes the record of a replacement. It maps the drives that have to
+// leave the remembered VM to free keys of the parking VM (nil: one yet to be
+// made): their own where that is free, else the lowest free SCSI key. The system
+// disk stays parked for long, so it is kept out of the way at the other end. A
+// holder's disks are only detached.
+func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
+	rec.Open, rec.VMID, rec.UUID, rec.VMName, rec.ControlPlane = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name, mem.ControlPlane
+	taken := map[string]bool{}
+	if park != nil {
+		rec.Kept, rec.Sent = park.Record.Kept, park.Record.Sent
+		rec.Nth = max(rec.Nth, NextNth([]Parking{*park}))
+		for key := range park.VM.Config {
+			taken[key] = true
+		}
+		for _, k := range rec.Kept { // somebody may have taken its drive away
+			taken[k.Key] = true
+		}
+	}
+	disks, err := mem.Disks()
+	if err != nil {
+		return Record{}, err
+	}
+	for _, d := range disks {
+		system := d.Key == mem.SystemKey
+		if rec.Strategy != cluster.Recreate && !system {
+			continue // the VM stays, and its disks with it
+		}
+		p := ParkedDisk{Key: d.Key, Volid: d.Volid, Options: cluster.OptionString(d), System: system}
+		switch {
+		case d.Owner == 0, system && d.Owner != mem.VM.ID:
+			return Record{}, fault.ParkedHalf.Refusedf("%s of %s is %s, which does not carry that VM's number: it can't be handed over", d.Key, mem.VM, d.Volid)
+		case d.Owner != mem.VM.ID:
+			p.Holder = d.Owner
+		default:
+			if p.ParkKey, err = parkingKey(d.Key, system, taken); err != nil {
+				return Record{}, fmt.Errorf("parking VM of %s: %w", rec.Node, err)
+			}
+			taken[p.ParkKey] = true
+		}
+		rec.Disks = append(rec.Disks, p)
+	}
+	rec.Config = mem.ConfigSum
+	if rec.Stage = firstStage(rec.Strategy); rec.Stage != "" {
+		// Where none is free now, one is by the time that disks have gone back.
+		rec.SpareKey, _ = parkingKey(mem.SystemKey, true, taken)
+	}
+	rec.Memory, err = mem.Pack()
+	return rec, err
+}
+
+func parkingKey(key string, system bool, taken map[string]bool) (string, error) {
+	if !system && !taken[key] {
+		return key, nil
+	}
+	for i := range scsiKeys {
+		if system {
+			i = scsiKeys - 1 - i
+		}
+		if k := "scsi" + strconv.Itoa(i); !taken[k] {
+			return k, nil
+		}
+	}
+	return "", fault.WithHint(fault.ParkedHalf.Refusedf("no drive key is free for %s", key), "free old system disks that are still parked there")
+}
+
+// scsiKeys is how many SCSI drives a Proxmox VM can have.
+const scsiKeys = 31
+
+// Parking is a parking VM with what its description says.
+type Parking struct {
+	VM     cluster.VM
+	Record Record
+}
+
+// Parkings finds the parking VMs of a cluster among all VMs, but for those that came
+// too late for anybody to use them.
+func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {
+	all, err := AllParkings(vms, cluster)
+	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
+}
+
+func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {
+	var out []Parking
+	var problems []error
+	for _, vm := range vms {
+		rec, ok, err := ReadRecord(vm)
+		switch {
+		case err != nil:
+			problems = append(problems, err)
+		case ok && rec.Cluster == cluster:
+			out = append(out, Parking{VM: vm, Record: rec})
+		}
+	}
+	return out, errors.Join(problems...)
+}
+
+// CameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
+// another one was there: every run takes the one that its node has on the host. Of two that
+// nobody has used either would do; which run began later is not asked, as that is a matter of clocks.
+func (p Parking) CameLate(all []Parking) bool {
+	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
+		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
+		return same && (!q.unused() || q.VM.ID < p.VM.ID)
+	})
+}
+
+// unused says whether nothing was done with the parking VM since it was created.
+func (p Parking) unused() bool { return p.Empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
+
+// Empty says whether nothing was ever handed over to the parking VM of a replacement.
+func (p Parking) Empty() bool {
+	drives := slices.ContainsFunc(slices.Collect(maps.Keys(p.VM.Config)), cluster.IsDiskKey)
+	return p.Record.Open && p.Record.Intent == nil && !drives
+}
+
+// Twin says why two parking VMs of one node can't both be genuine.
+func (p Parking) Twin(q Parking) error {
+	hint := "look at their descriptions (recast status; qm config): a copy (clone, restore) of a parking VM has to go"
+	switch {
+	case p.Record.Open && q.Record.Open:
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs with an unfinished replacement: %s and %s", p.Record.Node, q.VM, p.VM), "%s", hint)
+	case p.VM.Host == q.VM.Host:
+		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s has two parking VMs on %s: %s and %s", p.Record.Node, p.VM.Host, q.VM, p.VM),
+			"%s; one that was migrated there has to go back to where it was made", hint)
+	}
+	for _, k := range p.Record.Kept {
+		if slices.ContainsFunc(q.Record.Kept, func(o KeptDisk) bool { return o.Run == k.Run }) {
+			return fault.WithHint(fault.ParkedHalf.Refusedf("two parking VMs say that they keep the system disk of node %s that run %s replaced: %s and %s",
+				p.Record.Node, k.Run, q.VM, p.VM), "%s", hint)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+package parking
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// DescriptionChanged is the error of a parking VM whose record is gone.
+func DescriptionChanged(vm cluster.VM, node string) error {
+	return fault.WithHint(fault.ParkedHalf.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
+		"somebody edited the description of VM %d, whose last line says where disks are: put it back as it was; nothing can go on without it", vm.ID)
+}
+
+// Intent is written before a disk is handed over. Proxmox renames the volume,
+// then writes the source's configuration, then the target's: whoever finds this
+// after a crash can tell the volume that lost its name from all others.
+type Intent struct {
+	From    cluster.VMID `json:"from"`
+	Key     string       `json:"key"`
+	Volid   string       `json:"volid"`
+	To      cluster.VMID `json:"to"`
+	ToKey   string       `json:"toKey"`
+	Options string       `json:"options,omitempty"` // on the target
+	Unnamed []string     `json:"unnamed,omitempty"` // volumes of either VM that nobody named before
+}
+
+// KeptDisk is an old system disk that stays parked: the way back.
+type KeptDisk struct {
+	Key        string `json:"key"`               // on the parking VM
+	Run        string `json:"run"`               // the run that replaced it
+	Nth        int    `json:"nth,omitempty"`     // of the node's system disks that were replaced, from 1; 0: not counted
+	Slot       string `json:"slot,omitempty"`    // on the node's VM
+	Options    string `json:"options,omitempty"` // there
+	Build      string `json:"build,omitempty"`   // lock hash of the system on it; "" if recast had not locked it
+	Talos      string `json:"talos,omitempty"`
+	Entry      string `json:"entry,omitempty"`      // boot entry that was booted from it; "": none that a boot loader names
+	Config     string `json:"config,omitempty"`     // SHA-256 of its machine configuration
+	Kubernetes string `json:"kubernetes,omitempty"` // version of the kubelet then
+	Etcd       string `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
+	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds the data of etcd
+	Left       bool   `json:"left,omitempty"`       // which is empty: the node had left
+	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
+	GivenUp    bool   `json:"givenUp,omitempty"`    // that run had made it, and was given up or made another: it is no way back
+}
+
+// ParkedOptions are those of a kept disk's drive on the parking VM.
+func (k KeptDisk) ParkedOptions() []string {
+	return ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
+}
+
+// MarkDescription adds the run's mark to a VM's own description, replacing an older one.
+func MarkDescription(description, run, build string) string {
+	var kept []string
+	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
+		if !strings.HasPrefix(line, cluster.RunMark) {
+			kept = append(kept, line)
+		}
+	}
+	text := strings.TrimRight(strings.Join(kept, "\n"), "\n")
+	if text != "" {
+		text += "\n"
+	}
+	return text + cluster.RunMark + run + " build=" + build
+}
+
+// ParkedDisk maps a drive of the node's VM to its place on the parking VM.
+type ParkedDisk struct {
+	Key     string       `json:"key"`               // on the node's VM
+	ParkKey string       `json:"parkKey,omitempty"` // on the parking VM; "" for a holder's disk
+	Volid   string       `json:"volid"`             // as it was before the replacement
+	Options string       `json:"options,omitempty"`
+	System  bool         `json:"system,omitempty"`
+	Holder  cluster.VMID `json:"holder,omitempty"` // owned by that VM: detached, never handed over
+}
+
+// ReadRecord reads the record of a parking VM; ok is false for any other VM.
+func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
+	for line := range strings.Lines(vm.Config["description"]) {
+		b, found := strings.CutPrefix(strings.TrimSpace(line), RecordMark)
+		if !found {
+			continue
+		}
+		if err := json.Unmarshal([]byte(b), &rec); err != nil {
+			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
+				"somebody edited the last line of VM %d's description, which says where disks are: put it back as it was; nothing can go on without it", vm.ID)
+		}
+		return rec, true, nil
+	}
+	return Record{}, false, nil
+}
+
+// Record is the durable account of one replacement. It lives in the
+// description of the node's parking VM, so that anybody who can read Proxmox
+// can see what is where; nothing in it is secret.
+type Record struct {
+	Cluster  string           `json:"cluster"`
+	Node     string           `json:"node"`
+	Run      string           `json:"run"`
+	Parking  cluster.VMID     `json:"parking,omitempty"`  // the parking VM that it was written into
+	Written  int              `json:"written,omitempty"`  // how often it was written anew: see writeRecord
+	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml; a recast from before has not written it
+	Build    string           `json:"build"`              // build ID the node is being brought to
+	Strategy cluster.Strategy `json:"strategy,omitempty"` // how: recreate, reimage or rollback
+	VMID     cluster.VMID     `json:"vmid"`
+	UUID     string           `json:"uuid"`
+	VMName   string           `json:"name"`
+	Addr     netip.Addr       `json:"address,omitzero"`
+	Open     bool             `json:"open"`              // the replacement is not finished
+	PutBack  bool             `json:"putBack,omitempty"` // it was given up: the old system disk goes back
+	Left     bool             `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
+	// ControlPlane says of what node it is, where that is known.
+	ControlPlane bool    `json:"controlPlane,omitempty"`
+	Intent       *Intent `json:"intent,omitempty"` // the hand-over of a disk that was begun last
+	Stage        Stage   `json:"stage,omitempty"`  // how far the system on the new disk has come
+	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is given up
+	// Sent are the requests that have no answer yet: see Sent.
+	Sent    Sent         `json:"sent,omitempty"`
+	Disks   []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
+	Nth     int          `json:"nth,omitempty"`     // replacement of the node's system disk, from 1
+	Restore *KeptDisk    `json:"restore,omitempty"` // of a rollback: the kept disk that becomes the system disk
+	Kept    []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
+	Memory  string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
+	// Config is the SHA-256 of the machine configuration in the run's journal, in hex;
+	// "" where the journal has none, or an older recast wrote the record. Anybody may
+	// see it: a configuration holds private keys, so nobody can find it by guessing.
+	Config string `json:"config,omitempty"`
+}
+
+func (r *Record) AddSpare(entry KeptDisk) {
+	r.SpareKey = entry.Key
+	r.Kept = slices.DeleteFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == entry.Run && k.Key == entry.Key })
+	r.Kept = append(r.Kept, entry)
+}
+
+// Close ends a replacement. What is kept stays, and so does what was sent and has
+// no answer yet.
+func (r *Record) Close() {
+	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory, r.Config = false, false, false, nil, nil, nil, "", ""
+	r.Stage, r.SpareKey = "", ""
+}
+
+// Description renders the record for people and, on its last line, for recast.
+// While it is open, people find in it how to undo the replacement without recast.
+func (r Record) Description() (string, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return "", fmt.Errorf("record of %s: %w", r.Node, err)
+	}
+	state := "keeps the previous system disk of"
+	if r.Open {
+		state = "holds, during a roll, the disks of"
+	}
+	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
+		state, r.Node, r.VMID, r.Cluster)
+	// Proxmox before 9 takes %41 in a description for an encoded letter (pve-common, Tools.pm, encode_text).
+	last := RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
+	text := head + r.wayBack(cluster.MaxDescription-len(head)-len(last)) + last
+	if len(text) > cluster.MaxDescription {
+		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), cluster.MaxDescription)
+	}
+	return text, nil
+}
+
+// SpareDrive is where the new system disk goes on the parking VM: to the key that
+// was kept free for it, or on its way to which it was cut off, else to another one.
+func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
+	taken := map[string]bool{}
+	for key := range park.Config {
+		taken[key] = true
+	}
+	for _, k := range r.Kept {
+		if there := taken[k.Key]; !there && k.GivenUp && k.Run == run {
+			return k.Key, nil
+		}
+		taken[k.Key] = true
+	}
+	if r.SpareKey != "" && !taken[r.SpareKey] {
+		return r.SpareKey, nil
+	}
+	if r.Strategy != cluster.PutBack && !r.PutBack {
+		for _, d := range r.Disks { // they come back there if it is given up later
+			taken[d.ParkKey] = true
+		}
+	}
+	return parkingKey(key, true, taken)
+}
+
+// SpareEntry is what the record keeps the new system disk of a run as.
+func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
+	i := slices.IndexFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
+	if i < 0 {
+		return KeptDisk{}, false
+	}
+	return r.Kept[i], true
+}
+
+const RecordMark = "recast-record: "
+
+// IsOver says whether nothing of a hand-over between two VMs, in either
+// direction, is left to be done.
+func (in Intent) IsOver(from, to cluster.VM) bool {
+	if from.ID != in.From {
+		from, to = to, from
+	}
+	_, arrived := to.Config[in.ToKey]
+	return arrived && len(cluster.UsersOf(in.Volid, from)) == 0
+}
+
+// Same says whether it is the same hand-over.
+func (in Intent) Same(as Intent) bool {
+	return in.From == as.From && in.Key == as.Key && in.To == as.To && in.ToKey == as.ToKey
+}
+
+// Remembered is the node's VM as it was before the replacement that the record
+// is about. What it had in its drives is needed to put it back.
+func (r Record) Remembered() (cluster.VM, error) {
+	m, err := UnpackMemory(r.Memory)
+	if err != nil {
+		return cluster.VM{}, fmt.Errorf("record of node %s: what it remembers of VM %d can't be read: %w", r.Node, r.VMID, err)
+	}
+	return m.VM, nil
+}
+
+// CheckConfig compares a machine configuration from the journal with the sum in the
+// record. A record of an older recast has none, and then any is accepted.
+func (r Record) CheckConfig(config []byte) error {
+	if r.Config == "" || cluster.ConfigSum(config) == r.Config {
+		return nil
+	}
+	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", cluster.ErrConfigDamaged, words.Short(cluster.ConfigSum(config)), r.Run, words.Short(r.Config))
+}
