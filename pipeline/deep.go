@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
@@ -27,20 +28,20 @@ func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say 
 		return DriftResult{}, err
 	}
 	locked := newLockedFiles(r, say)
-	var targets []cluster.FileTarget
+	var targets []files.FileTarget
 	var nodes []int // of each target, in res.Nodes
 	for i, f := range found {
 		if f.Machine == nil {
 			continue // it could not be read; the result says so
 		}
-		t := cluster.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
+		t := files.FileTarget{Node: f.Name, Addr: f.Addr, UUID: f.Machine.UUID}
 		if err := locked.want(ctx, &t, lock.Arch, build(lock, p.Config.Nodes[i].Schematic)); err != nil {
-			res.Nodes[i] = res.Nodes[i].WithFiles(cluster.FileCheck{}, err)
+			res.Nodes[i] = res.Nodes[i].WithFiles(files.FileCheck{}, err)
 			continue // the comparison of its labels is still a result
 		}
 		targets, nodes = append(targets, t), append(nodes, i)
 	}
-	checks, errs := cluster.CompareFiles(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
+	checks, errs := files.Compare(ctx, m.Files, targets, func(node, text string) { say(node + ": " + text) })
 	for k, i := range nodes {
 		res.Nodes[i] = res.Nodes[i].WithFiles(checks[k], errs[k])
 	}
@@ -57,7 +58,7 @@ type lockedFiles struct {
 
 // lockedRead is the result of reading an image.
 type lockedRead struct {
-	files map[string]cluster.LockedFile
+	files map[string]files.LockedFile
 	err   error
 }
 
@@ -67,14 +68,14 @@ func newLockedFiles(r images.Puller, say func(string)) lockedFiles {
 
 // want adds the files of a build to a target, to compare. Its error becomes part of a
 // result, so the text includes the hints.
-func (l lockedFiles) want(ctx context.Context, t *cluster.FileTarget, arch string, b cluster.Build) error {
+func (l lockedFiles) want(ctx context.Context, t *files.FileTarget, arch string, b cluster.Build) error {
 	t.EmbedsConfig = b.EmbedsConfig
 	for _, e := range b.Extensions {
-		files, err := l.files(ctx, arch, e)
+		list, err := l.files(ctx, arch, e)
 		if err != nil {
 			return fmt.Errorf("read the locked image of extension %s: %w%s", e.Name, err, inBrackets(fault.Hints(err)))
 		}
-		t.Content = append(t.Content, cluster.LockedContent{Extension: e, Files: files})
+		t.Content = append(t.Content, files.LockedContent{Extension: e, Files: list})
 	}
 	return nil
 }
@@ -86,7 +87,7 @@ func inBrackets(hints []string) string {
 	return " (" + strings.Join(hints, "; ") + ")"
 }
 
-func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]cluster.LockedFile, error) {
+func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExtension) (map[string]files.LockedFile, error) {
 	ref := e.Ref + "@" + e.Digest
 	read, done := l.read[ref+" "+arch]
 	if !done {
@@ -97,7 +98,7 @@ func (l lockedFiles) files(ctx context.Context, arch string, e cluster.LockedExt
 	return read.files, read.err
 }
 
-func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]cluster.LockedFile, err error) {
+func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[string]files.LockedFile, err error) {
 	body, err := l.puller.Extract(ctx, ref, arch)
 	if err != nil {
 		return nil, err
@@ -111,11 +112,11 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return nil, err
 	}
-	files := map[string]cluster.LockedFile{}
+	list := map[string]files.LockedFile{}
 	for name, f := range extension.Files {
-		files[name] = cluster.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
+		list[name] = files.LockedFile{Mode: f.Mode, SizeBytes: f.SizeBytes, SHA256: f.SHA256, Link: f.Link, HardLink: f.HardLink}
 	}
-	return files, nil
+	return list, nil
 }
 
 // knownBuilds returns all builds of a lock.

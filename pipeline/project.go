@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/provenance"
@@ -66,7 +67,7 @@ type Machines struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
 	Leases      cluster.Leases
-	Files       cluster.FileReader
+	Files       files.FileReader
 	Claims      provenance.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/images"
@@ -45,7 +46,7 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 		return provenance.Provenance{}, fmt.Errorf("read the image details of %s: %w", node, err)
 	}
 	if b := t.Claimant(); r != nil && b != nil {
-		target := cluster.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
+		target := files.FileTarget{Node: node, Addr: found.Addr, UUID: found.VM.UUID()}
 		if t.Files, err = compareOne(ctx, m, r, target, *b, say); err != nil {
 			t.Unread = err.Error()
 		}
@@ -57,12 +58,12 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 
 // compareOne compares the files of one node with those of a build.
 func compareOne(
-	ctx context.Context, m Machines, r images.Puller, t cluster.FileTarget, b provenance.KnownBuild, say func(string),
-) (*cluster.FileCheck, error) {
+	ctx context.Context, m Machines, r images.Puller, t files.FileTarget, b provenance.KnownBuild, say func(string),
+) (*files.FileCheck, error) {
 	if err := newLockedFiles(r, say).want(ctx, &t, b.Build.Arch, b.Build); err != nil {
 		return nil, err
 	}
-	checks, errs := cluster.CompareFiles(ctx, m.Files, []cluster.FileTarget{t}, func(node, text string) { say(node + ": " + text) })
+	checks, errs := files.Compare(ctx, m.Files, []files.FileTarget{t}, func(node, text string) { say(node + ": " + text) })
 	if errs[0] != nil {
 		return nil, errs[0]
 	}

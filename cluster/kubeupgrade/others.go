@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -108,7 +109,7 @@ func (u *Upgrade) requireEtcd(ctx context.Context) error {
 	for _, n := range u.with(cluster.APIServer) {
 		ask = append(ask, cluster.Endpoint{Node: n.Node, Addr: n.Addr})
 	}
-	v, err := cluster.ViewEtcd(ctx, u.Talos, ask)
+	v, err := etcd.Look(ctx, u.Talos, ask)
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
 	}

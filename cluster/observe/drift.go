@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 )
 
 // Diff compares one node with what is wanted of it.
@@ -100,7 +101,7 @@ func (d Drift) Tidy() bool {
 const fileDiffers = "extension-file"
 
 // WithFiles adds to how a node stands what the comparison of its files came to.
-func (d Drift) WithFiles(c cluster.FileCheck, err error) Drift {
+func (d Drift) WithFiles(c files.FileCheck, err error) Drift {
 	if err != nil {
 		d.Unread = append(d.Unread, err.Error())
 		return d

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 )
 
 // TakePulse looks once. Whoever does not answer is not known of: that is no error.
@@ -19,7 +20,7 @@ func (p Plan) TakePulse(ctx context.Context, kube cluster.KubeReader, talos clus
 		}
 		slices.Sort(pulse.NotReady)
 	}
-	if v, err := cluster.ViewEtcd(ctx, talos, p.ControlPlanes); err == nil {
+	if v, err := etcd.Look(ctx, talos, p.ControlPlanes); err == nil {
 		pulse.Etcd, pulse.Members = true, len(v.Members)
 		for _, m := range v.Members {
 			if s, known := v.Statuses[m.ID]; !known || m.Learner || s.Learner || s.Leader == 0 {

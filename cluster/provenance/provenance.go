@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 )
 
 // ClaimReader reads what running machines say about their images.
@@ -128,7 +129,7 @@ type Trail struct {
 	Known    []KnownBuild // builds of every lock at hand, the present one's among them
 	Claims   Claims
 	Describe func(schematic string) (d Described, ok bool) // of one that no lock at hand has
-	Files    *cluster.FileCheck                            // against the build that it claims; nil: not compared
+	Files    *files.FileCheck                              // against the build that it claims; nil: not compared
 	// Unread is why the files could not be compared although that was asked for.
 	Unread string
 }

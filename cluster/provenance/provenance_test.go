@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/files"
 )
 
 // lockedYAML is a schematic with a lock.
@@ -71,7 +72,7 @@ func withResource(c Claims, schematicID string) Claims {
 // traceCases are what a node says, and how well the chain from it to a lock holds.
 var traceCases = map[string]struct {
 	claims Claims
-	files  *cluster.FileCheck
+	files  *files.FileCheck
 	unread string
 	noLock bool
 	origin Origin
@@ -98,7 +99,7 @@ var traceCases = map[string]struct {
 	},
 	"what the lock wants, files compared": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &cluster.FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
+		files:   &files.FileCheck{Files: 3, Bytes: 9, NotCompared: []string{"1 files of x"}},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files proven",
 		has: []string{
 			"files proven: all 3 files of its extensions are those of the images that recast.lock pins by digest", "  not compared: 1 files of x",
@@ -107,7 +108,7 @@ var traceCases = map[string]struct {
 	},
 	"a label that lies": {
 		claims: claims("v1.13.9", withLock("sha256-b"), layers(factoryAuthor, lockedYAML("sha256-b"), tool)...), origin: FromLock, build: "build-2",
-		files:   &cluster.FileCheck{Files: 1, Differ: []cluster.FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
+		files:   &files.FileCheck{Files: 1, Differ: []files.FileDiff{{Path: "/usr/local/a", Extension: "tool v1", Found: "sha256:aa", Wanted: "sha256:bb"}}, More: 2},
 		certain: "lock proven, schematic claimed, build claimed, extensions claimed, talos claimed, boot claimed, cmdline claimed, files contradicted",
 		has: []string{
 			"files contradicted: 3 files of its extensions are not those of the images that recast.lock pins by digest",

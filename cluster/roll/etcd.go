@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
@@ -50,7 +51,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 	if err != nil || !off {
 		return "", err
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.ask(), n.plan.Node)
 	if err != nil || len(v.Unhealthy(n.plan.Node)) > 0 {
 		return "", nil //nolint:nilerr // leaving says what is wrong
 	}
@@ -67,7 +68,7 @@ func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.others(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.others(), n.plan.Node)
 	if err != nil {
 		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
 		if !vm.Running {
@@ -152,7 +153,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 		}
 	}
 	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		v, err := cluster.ViewEtcd(ctx, n.Talos, n.others(), n.plan.Node)
+		v, err := etcd.Look(ctx, n.Talos, n.others(), n.plan.Node)
 		if err != nil {
 			return false, "", err
 		}
@@ -175,7 +176,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 // is is not proven; serves says that it goes on as a member then. member says
 // whether it is one at all.
 func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.ask(), n.plan.Node)
 	if err != nil {
 		return false, false, err
 	}
@@ -221,7 +222,7 @@ func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, erro
 	if !mem.ControlPlane {
 		return "", nil
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.ask())
 	if err != nil {
 		return "", err
 	}
@@ -279,7 +280,7 @@ func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.ask())
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -66,15 +67,15 @@ type Backup struct {
 // atEndpoints asks whatever is at the addresses for its own status, the first
 // that can for all members, and members that are at none of them where they say
 // that they are.
-func atEndpoints(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr) (v cluster.EtcdView, at map[uint64]netip.Addr, problems []error) {
-	v = cluster.EtcdView{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
+func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr) (v etcd.View, at map[uint64]netip.Addr, problems []error) {
+	v = etcd.View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	at = map[uint64]netip.Addr{}
 	unread := map[netip.Addr]error{}
 	look := func(addr netip.Addr) (cluster.EtcdStatus, error) {
 		if err := unread[addr]; err != nil {
 			return cluster.EtcdStatus{}, err
 		}
-		s, err := etcd.EtcdStatus(ctx, addr)
+		s, err := view.EtcdStatus(ctx, addr)
 		if err == nil {
 			v.Statuses[s.MemberID], at[s.MemberID] = s, addr
 		} else {
@@ -85,7 +86,7 @@ func atEndpoints(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr)
 	for _, addr := range ask {
 		s, err := look(addr)
 		if err == nil && len(v.Members) == 0 && s.Leader != 0 && !s.Learner {
-			if v.Members, err = etcd.EtcdMembers(ctx, addr); err != nil {
+			if v.Members, err = view.EtcdMembers(ctx, addr); err != nil {
 				problems = append(problems, err)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -16,7 +17,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	if n.plan.Role != cluster.ControlPlane {
 		return nil
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask())
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
@@ -54,7 +55,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 // requireSameEtcd refuses where the member of the node's name is not the one
 // that runs on the node: when it joins again Talos would remove another
 // machine's member, and what it has now would be another cluster's data.
-func (n gate) requireSameEtcd(ctx context.Context, v cluster.EtcdView, m cluster.EtcdMember) error {
+func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
 	_, answers := v.Statuses[m.ID]
 	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.plan.Node })
@@ -76,7 +77,7 @@ func (n gate) requireSameEtcd(ctx context.Context, v cluster.EtcdView, m cluster
 
 // requireAllMembers refuses where a control plane has no part in the etcd that
 // was looked at. A resumed run may not see them all.
-func (n gate) requireAllMembers(v cluster.EtcdView, voters int) error {
+func (n gate) requireAllMembers(v etcd.View, voters int) error {
 	if n.plan.Resume || voters == len(n.plan.ControlPlanes) {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -81,7 +82,7 @@ func (n identity) requireNameFree(ctx context.Context) error {
 		if err != nil {
 			continue
 		}
-		m, found, err := cluster.EtcdView{Members: members}.Member(n.plan.Node)
+		m, found, err := etcd.View{Members: members}.Member(n.plan.Node)
 		if err != nil || !found {
 			return errors.Join(err, ctx.Err())
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -58,7 +59,7 @@ func (n gate) requireOldEtcd(ctx context.Context) error {
 	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
 		return nil
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
 	if err != nil {
 		return err
 	}
@@ -116,7 +117,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	if !found || !r.Spare.IsBlank(vm) {
 		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
 	if err != nil && !vm.Running {
 		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 	}

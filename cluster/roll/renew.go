@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
@@ -48,7 +49,7 @@ func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Me
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
 	}
-	v, err := cluster.ViewEtcd(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
 	if err != nil {
 		return false
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -37,7 +38,7 @@ type Roller struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
 	Journal     Journal
-	Files       cluster.FileReader // of the machines
+	Files       files.FileReader // of the machines
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
 

@@ -1,4 +1,4 @@
-package cluster
+package files
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -49,7 +50,7 @@ type LockedFile struct {
 
 // LockedContent is what a locked extension brings onto a node, by absolute path.
 type LockedContent struct {
-	Extension LockedExtension
+	Extension cluster.LockedExtension
 	Files     map[string]LockedFile
 }
 
@@ -108,10 +109,10 @@ const maxFileDiffs = 8
 // fileReads bounds how many machines are read at once.
 const fileReads = 4
 
-// CompareFiles reads the files of locked extensions back from each target and
+// Compare reads the files of locked extensions back from each target and
 // compares them. Errors are by target: a machine that can't be read is no reason
 // not to read the others. say gets a line about a node, one at a time.
-func CompareFiles(ctx context.Context, r FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
+func Compare(ctx context.Context, r FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
 	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
 	var saying sync.Mutex
 	g := errgroup.Group{}

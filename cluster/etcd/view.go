@@ -1,0 +1,236 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// View is the cluster as all of its members describe it.
+type View struct {
+	Members  []cluster.EtcdMember
+	Statuses map[uint64]cluster.EtcdStatus
+	Errs     map[uint64]error
+}
+
+// Fit are the members whose snapshot is worth having, the best first.
+func (v View) Fit() ([]cluster.EtcdMember, error) {
+	var fit []cluster.EtcdMember
+	strangers := maps.Clone(v.Statuses)
+	for _, m := range v.Members {
+		delete(strangers, m.ID)
+		s, ok := v.Statuses[m.ID]
+		if ok && s.Corrupt {
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
+				"talosctl etcd alarm list; replace the member that is wrong; talosctl etcd snapshot takes one of a member that you trust")
+		}
+		if ok && s.Leader != 0 && !s.Learner && !m.Learner {
+			fit = append(fit, m)
+		}
+	}
+	for id := range strangers {
+		if len(v.Members) > 0 {
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.Names()),
+				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
+		}
+	}
+	if len(fit) == 0 {
+		return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("no member of etcd that answers follows a leader, so none is known to be up to date"),
+			"talosctl etcd status; bring etcd back first; talosctl etcd snapshot takes what a member has without that")
+	}
+	slices.SortStableFunc(fit, func(a, b cluster.EtcdMember) int { return cmp.Compare(v.rank(a), v.rank(b)) })
+	return fit, nil
+}
+
+// Has says whether a control plane is a member, if only one that was added and has not started yet.
+func (v View) Has(e cluster.Endpoint) bool {
+	return slices.ContainsFunc(v.Members, func(m cluster.EtcdMember) bool {
+		addr, err := m.Address(nil)
+		return m.Name == e.Node || m.Name == "" && err == nil && addr == e.Addr
+	})
+}
+
+// Member finds the one member of a machine; two of the same name are an error:
+// Talos would remove the wrong one when the machine joins again.
+func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) {
+	for _, o := range v.Members {
+		if o.Name != name {
+			continue
+		}
+		if found {
+			return m, true, fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
+				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins anew")
+		}
+		m, found = o, true
+	}
+	return m, found, nil
+}
+
+// Names lists the members but the ones named in without.
+func (v View) Names(without ...string) string {
+	var out []string
+	for _, m := range v.Members {
+		if !slices.Contains(without, m.Name) {
+			out = append(out, m.Label())
+		}
+	}
+	return words.OrNone(strings.Join(out, ", "))
+}
+
+// SilentOr is the refusal of what is wrong with members, which may be asked again
+// where that is only that they gave no answer.
+func (v View) SilentOr(refusal error, wrong []string) error {
+	silent := 0
+	for _, err := range v.Errs {
+		if cluster.IsUnanswered(err) {
+			silent++
+		}
+	}
+	if silent < len(wrong) {
+		return refusal
+	}
+	return &cluster.SilentError{Err: refusal}
+}
+
+// Unhealthy lists what is wrong with every member but the one named except.
+func (v View) Unhealthy(except string) []string {
+	var out []string
+	leaders := map[uint64][]string{} // who says so, by leader
+	told := map[string]bool{}
+	for _, m := range v.Members {
+		if m.Name == except {
+			continue
+		}
+		s, err := v.Statuses[m.ID], v.Errs[m.ID]
+		switch {
+		case err != nil:
+			out = append(out, m.Label()+" "+err.Error())
+			continue
+		case m.Learner || s.Learner:
+			out = append(out, m.Label()+cluster.IsLearner)
+		case s.Leader == 0:
+			out = append(out, m.Label()+" knows no leader")
+		}
+		for _, e := range s.Errors {
+			if text := m.Label() + ": " + e; !told[e] {
+				told[e] = true // every member tells all alarms
+				out = append(out, text)
+			}
+		}
+		if s.Leader != 0 {
+			leaders[s.Leader] = append(leaders[s.Leader], m.Label())
+		}
+	}
+	if len(leaders) > 1 {
+		out = append(out, "its members do not agree who leads: "+camps(leaders))
+	}
+	return append(out, v.skew(except)...)
+}
+
+func (v View) nameOf(id uint64) string {
+	for _, m := range v.Members {
+		if m.ID == id {
+			return m.Label()
+		}
+	}
+	return fmt.Sprintf("%x", id)
+}
+
+// rank orders members: the leader has all that was ever agreed upon.
+func (v View) rank(m cluster.EtcdMember) int {
+	if v.Statuses[m.ID].Leader == m.ID {
+		return 0
+	}
+	return 1
+}
+
+// skew says whether members are more than one minor version apart, which etcd
+// does not support: it is upgraded one minor version after the other, and so one
+// is what a roll passes through.
+func (v View) skew(except string) []string {
+	var oldest, newest cluster.EtcdStatus
+	for _, m := range v.Members {
+		s := v.Statuses[m.ID]
+		if m.Name == except || s.Version == "" {
+			continue
+		}
+		if oldest.Version == "" || versionOf(s).before(versionOf(oldest)) {
+			oldest = s
+		}
+		if newest.Version == "" || versionOf(newest).before(versionOf(s)) {
+			newest = s
+		}
+	}
+	from, to := versionOf(oldest), versionOf(newest)
+	if from.major == to.major && to.minor-from.minor <= 1 {
+		return nil
+	}
+	return []string{fmt.Sprintf("its members are more than one minor version apart: %s runs %s, %s runs %s",
+		v.nameOf(oldest.MemberID), oldest.Version, v.nameOf(newest.MemberID), newest.Version)}
+}
+
+// Look asks the first of the control planes that answers for the list of
+// members, then every member but the ones named in without for its own status.
+func Look(ctx context.Context, talos cluster.Talos, ask []cluster.Endpoint, without ...string) (View, error) {
+	v := View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
+	var errs []error
+	for _, e := range ask {
+		members, err := talos.EtcdMembers(ctx, e.Addr)
+		if err == nil {
+			v.Members = members
+			break
+		}
+		errs = append(errs, fmt.Errorf("ask %s for the members of etcd: %w", e.Node, err))
+	}
+	if len(v.Members) == 0 {
+		return v, errors.Join(append(errs, errors.New("no control plane says who the members of etcd are"))...)
+	}
+	for _, m := range v.Members {
+		if slices.Contains(without, m.Name) {
+			continue
+		}
+		addr, err := m.Address(ask)
+		var s cluster.EtcdStatus
+		if err == nil {
+			s, err = talos.EtcdStatus(ctx, addr)
+		}
+		switch {
+		case err != nil:
+			v.Errs[m.ID] = fmt.Errorf("does not answer: %w", err)
+		case s.MemberID != m.ID:
+			v.Errs[m.ID] = fmt.Errorf("is member %x, but what runs on %s is member %x: another machine has its name", m.ID, addr, s.MemberID)
+		default:
+			v.Statuses[m.ID] = s
+		}
+	}
+	return v, nil
+}
+
+// camps says who takes whom for the leader.
+func camps(leaders map[uint64][]string) string {
+	var out []string
+	for leader, by := range leaders {
+		out = append(out, fmt.Sprintf("%s say %x", strings.Join(by, " and "), leader))
+	}
+	slices.Sort(out)
+	return strings.Join(out, ", ")
+}
+
+type etcdVersion struct{ major, minor int }
+
+func (v etcdVersion) before(o etcdVersion) bool {
+	return v.major < o.major || v.major == o.major && v.minor < o.minor
+}
+
+func versionOf(s cluster.EtcdStatus) (v etcdVersion) {
+	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v.major, &v.minor) // what is none counts as 0.0
+	return v
+}
