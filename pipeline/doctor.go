@@ -12,7 +12,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/doctor"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
@@ -81,8 +80,8 @@ type DoctorSources struct {
 	Endpoints    []Endpoint
 	Talos        cluster.Talos
 	ErrTalos     error
-	TalosExpires time.Time        // of our certificate; zero: there is none
-	Files        files.FileReader // of the machines; set whenever Talos is
+	TalosExpires time.Time          // of our certificate; zero: there is none
+	Files        cluster.FileReader // of the machines; set whenever Talos is
 	Kube         cluster.Kube
 	ErrKube      error
 	KubeExpires  time.Time

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/provenance"
@@ -67,7 +66,7 @@ type Machines struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
 	Leases      cluster.Leases
-	Files       files.FileReader
+	Files       cluster.FileReader
 	Claims      provenance.ClaimReader
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner

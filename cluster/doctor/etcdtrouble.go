@@ -7,13 +7,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // EtcdTroubles says what is wrong with etcd, each with what to do about it.
-func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files files.FileReader) []error {
+func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files cluster.FileReader) []error {
 	planes := s.ControlPlanes()
 	if len(planes) == 0 {
 		return nil // told where Kubernetes is
@@ -51,7 +50,7 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 // noMember says what is known of a control plane that the members do not know. One
 // that was removed while it kept its data restarts its etcd for ever, and says so
 // in the log of that only.
-func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files files.FileReader, v etcd.View, e cluster.Endpoint) error {
+func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),

@@ -24,10 +24,10 @@ func (f LockedFile) fingerprint() string {
 
 // compareFiles lists first, which is cheap, and then reads every regular file
 // that has a counterpart: only bytes prove anything.
-func compareFiles(ctx context.Context, r FileReader, t FileTarget) (FileCheck, error) {
-	c := &fileComparison{target: t, owners: map[string][]int{}, found: map[string]MachineFile{}}
+func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (FileCheck, error) {
+	c := &fileComparison{target: t, owners: map[string][]int{}, found: map[string]cluster.MachineFile{}}
 	c.plan()
-	err := r.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, files MachineFiles) error {
+	err := r.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, files cluster.MachineFiles) error {
 		if err := c.list(ctx, files); err != nil {
 			return err
 		}
@@ -46,11 +46,11 @@ const emptyFingerprint = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934
 type fileComparison struct {
 	target FileTarget
 	owners map[string][]int // of a path: indices into target.Content
-	found  map[string]MachineFile
+	found  map[string]cluster.MachineFile
 	check  FileCheck
 }
 
-func (c *fileComparison) compare(ctx context.Context, files MachineFiles) error {
+func (c *fileComparison) compare(ctx context.Context, files cluster.MachineFiles) error {
 	for _, name := range sortedKeys(c.owners) {
 		c.check.Files++
 		f, there := c.found[name]
@@ -100,7 +100,7 @@ func (c *fileComparison) judge(name, found string) {
 }
 
 // list keeps what the machine has at the locked paths, and all files below local.
-func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
+func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) error {
 	dirs, running := map[string]bool{local: true}, map[string]int{}
 	for name := range c.owners {
 		if !strings.HasPrefix(name, local+"/") {
@@ -108,7 +108,7 @@ func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
 		}
 	}
 	for _, dir := range sortedKeys(dirs) {
-		err := files.List(ctx, dir, dirs[dir], func(f MachineFile) error {
+		err := files.List(ctx, dir, dirs[dir], func(f cluster.MachineFile) error {
 			_, ours := c.owners[f.Path]
 			extra := !ours && dirs[dir] && !f.Mode.IsDir() && !c.ofNobody(f)
 			switch {
@@ -131,7 +131,7 @@ func (c *fileComparison) list(ctx context.Context, files MachineFiles) error {
 }
 
 // ofNobody says whether a file below local belongs to no extension image by right.
-func (c *fileComparison) ofNobody(f MachineFile) bool {
+func (c *fileComparison) ofNobody(f cluster.MachineFile) bool {
 	switch {
 	case path.Dir(f.Path) == local+"/share/schematic": // the schematic's own entry
 		return true
@@ -161,7 +161,7 @@ func (c *fileComparison) plan() {
 }
 
 // read is the fingerprint of a file on the machine.
-func (c *fileComparison) read(ctx context.Context, files MachineFiles, f MachineFile) (string, error) {
+func (c *fileComparison) read(ctx context.Context, files cluster.MachineFiles, f cluster.MachineFile) (string, error) {
 	if !f.Mode.IsRegular() {
 		return kindOf(f.Mode, f.Link), nil
 	}

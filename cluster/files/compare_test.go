@@ -84,29 +84,29 @@ type fakeFiles struct {
 	read  []string
 }
 
-func (f *fakeFiles) Files(ctx context.Context, _ netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error {
+func (f *fakeFiles) Files(ctx context.Context, _ netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error) error {
 	if uuid != "uuid-1" {
 		return errors.New("another machine")
 	}
 	return look(ctx, f)
 }
 
-func (f *fakeFiles) List(_ context.Context, dir string, deep bool, each func(MachineFile) error) error {
+func (f *fakeFiles) List(_ context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
 	if err := f.fail[dir]; err != nil {
 		return err
 	}
-	entries := map[string]MachineFile{}
+	entries := map[string]cluster.MachineFile{}
 	for name, text := range f.files {
 		below, ok := strings.CutPrefix(name, dir+"/")
 		if !ok {
 			continue
 		}
 		for parent := path.Dir(below); parent != "."; parent = path.Dir(parent) {
-			entries[path.Join(dir, parent)] = MachineFile{Path: path.Join(dir, parent), Mode: fs.ModeDir | 0o755}
+			entries[path.Join(dir, parent)] = cluster.MachineFile{Path: path.Join(dir, parent), Mode: fs.ModeDir | 0o755}
 		}
-		entries[name] = MachineFile{Path: name, Mode: 0o755, SizeBytes: int64(len(text))}
+		entries[name] = cluster.MachineFile{Path: name, Mode: 0o755, SizeBytes: int64(len(text))}
 		if link, ok := strings.CutPrefix(text, "→ "); ok {
-			entries[name] = MachineFile{Path: name, Mode: fs.ModeSymlink | 0o777, Link: link}
+			entries[name] = cluster.MachineFile{Path: name, Mode: fs.ModeSymlink | 0o777, Link: link}
 		}
 	}
 	if len(entries) == 0 {
@@ -286,6 +286,6 @@ func print256(text string) string {
 // readOnly is many machines with the same files.
 type readOnly struct{ files map[string]string }
 
-func (r readOnly) Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error {
+func (r readOnly) Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error) error {
 	return (&fakeFiles{files: r.files}).Files(ctx, addr, uuid, look)
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -27,7 +26,7 @@ const EmptyEtcd = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --g
 // FindRestoreTarget looks for a node at the talosconfig's endpoints: Kubernetes,
 // which would know its address, is down without etcd. All other nodes must be
 // known for workers.
-func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files files.FileReader, ask []netip.Addr, node string, nodes []string) (t RestoreTarget, err error) {
+func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t RestoreTarget, err error) {
 	var problems []error
 	for _, addr := range ask {
 		m, err := talos.Machine(ctx, addr)
@@ -240,9 +239,9 @@ const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-ext
 const etcdDataDir = "/var/lib/etcd"
 
 // HasEtcdData says whether anything lies in the data directory of etcd on that machine.
-func HasEtcdData(ctx context.Context, list files.FileReader, t RestoreTarget) (found bool, err error) {
-	err = list.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, f files.MachineFiles) error {
-		return f.List(ctx, etcdDataDir, false, func(files.MachineFile) error { found = true; return nil })
+func HasEtcdData(ctx context.Context, files cluster.FileReader, t RestoreTarget) (found bool, err error) {
+	err = files.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, f cluster.MachineFiles) error {
+		return f.List(ctx, etcdDataDir, false, func(cluster.MachineFile) error { found = true; return nil })
 	})
 	if errors.Is(err, cluster.ErrNotFound) {
 		err = nil

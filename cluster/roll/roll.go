@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -38,7 +37,7 @@ type Roller struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
 	Journal     Journal
-	Files       files.FileReader // of the machines
+	Files       cluster.FileReader // of the machines
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
 

@@ -15,18 +15,17 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-var _ files.FileReader = (*Client)(nil)
+var _ cluster.FileReader = (*Client)(nil)
 
 // fileSilence is how long a machine may stay silent while it sends or lists files.
 const fileSilence = 30 * time.Second
 
 // Files opens the files of the machine at addr, over one connection.
 func (c *Client) Files(
-	ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, files.MachineFiles) error,
+	ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error,
 ) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "none of its files was read"); err != nil {
@@ -43,10 +42,10 @@ type machineFiles struct {
 	wait patience
 }
 
-var _ files.MachineFiles = machineFiles{}
+var _ cluster.MachineFiles = machineFiles{}
 
 // List lists a directory without itself.
-func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(files.MachineFile) error) error {
+func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a stream that is not read to its end
 	stream, err := m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})
@@ -68,7 +67,7 @@ func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func
 		if f.GetRelativeName() == "." {
 			continue
 		}
-		if err := each(files.MachineFile{
+		if err := each(cluster.MachineFile{
 			// Its name has the links in dir resolved.
 			Path: path.Join(dir, f.GetRelativeName()), Mode: fs.FileMode(f.GetMode()), SizeBytes: f.GetSize(), Link: f.GetLink(),
 		}); err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/files"
 	"github.com/recast-sh/recast/cluster/provenance"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/talos"
@@ -24,7 +23,7 @@ import (
 // read reads one file of the control plane.
 func read(ctx context.Context, c *talos.Client, name string, sizeBytes int64) (text string, err error) {
 	var b bytes.Buffer
-	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files files.MachineFiles) error {
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 		return files.Read(ctx, name, sizeBytes, &b)
 	})
 	return b.String(), err
@@ -32,8 +31,8 @@ func read(ctx context.Context, c *talos.Client, name string, sizeBytes int64) (t
 
 // paths lists a directory of the control plane.
 func paths(ctx context.Context, c *talos.Client, dir string, deep bool) (list []string, err error) {
-	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, list files.MachineFiles) error {
-		return list.List(ctx, dir, deep, func(f files.MachineFile) error {
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.List(ctx, dir, deep, func(f cluster.MachineFile) error {
 			list = append(list, f.Path+" "+f.Mode.String()+" "+f.Link)
 			return nil
 		})
@@ -80,7 +79,7 @@ func TestFiles(t *testing.T) {
 		if _, err := read(ctx, reader, name, 23); err == nil || !strings.Contains(err.Error(), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized") {
 			t.Errorf("read as a reader: %v", err)
 		}
-		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, files.MachineFiles) error { return errors.New("it looked") })
+		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
 		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read") {
 			t.Errorf("another machine: %v", err)
 		}
@@ -123,7 +122,7 @@ func TestFilesOfMissingMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
 		c := l.client(role.Admin)
-		err := c.Files(t.Context(), netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files files.MachineFiles) error {
+		err := c.Files(t.Context(), netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 			return files.Read(ctx, "/proc/cmdline", 1, io.Discard)
 		})
 		if err == nil || errors.Is(err, cluster.ErrNotFound) {
