@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/doctor"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -110,7 +111,7 @@ func (d *checkup) kubernetes() {
 		d.fail(GroupKubernetes, "API", d.survey.Kubernetes)
 		return
 	}
-	heed := cluster.Heed{Ignore: d.Config.Roll.IgnoreNodes}
+	heed := planning.Heed{Ignore: d.Config.Roll.IgnoreNodes}
 	for _, n := range d.Config.Nodes {
 		heed.Known = append(heed.Known, n.Name)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -198,7 +199,7 @@ func (d *checkup) systemSpace(ctx context.Context) {
 		room.Err = err
 		rooms[host] = room
 	}
-	for _, use := range cluster.SpaceUses(d.survey.NewDisks(d.wanted, d.res.Nodes), rooms) {
+	for _, use := range observe.SpaceUses(d.survey.NewDisks(d.wanted, d.res.Nodes), rooms) {
 		what := fmt.Sprintf("room for system disks on %s of %s", use.Storage, use.Host)
 		lacks := use.Lacks(1)
 		first := slices.IndexFunc(lacks, func(lack string) bool { return lack != "" })

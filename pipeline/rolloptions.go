@@ -32,7 +32,7 @@ type RollOptions struct {
 	Holder claim.Holder
 	Dead   func(claim.Holder) bool
 	// Pulsed is called from time to time with the state of Kubernetes and etcd; may be nil.
-	Pulsed func(cluster.Pulse)
+	Pulsed func(planning.Pulse)
 	// Version of recast, for history and reports.
 	Version string
 	// Rehearse tests the boot ISOs before the first node; nil: as in roll.rehearse.enabled.

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -27,7 +28,7 @@ func (t *tally) listen(run *step.Runner) func() {
 
 // see handles the events of nodes' branches.
 func (t *tally) see(e step.Event) {
-	_, node, below := cluster.NodeOfStep(e.Path)
+	_, node, below := planning.NodeOfStep(e.Path)
 	if node == "" || len(below) > 0 || e.Status == step.Note {
 		return
 	}

@@ -44,18 +44,18 @@ func watchClock(run *step.Runner, plan planning.Plan, j *journal.Journal) (s *st
 	}
 	for _, n := range plan.Work() {
 		if !n.Resume { // the duration of an unfinished replacement is unknown
-			s.nodes[cluster.StepPath(n.Phase, n.Node)] = n
+			s.nodes[planning.StepPath(n.Phase, n.Node)] = n
 		}
 	}
 	return s, run.Listen(s.see)
 }
 
 func (s *stopwatch) see(e step.Event) {
-	phase, node, below := cluster.NodeOfStep(e.Path)
+	phase, node, below := planning.NodeOfStep(e.Path)
 	if node == "" || e.Status == step.Note {
 		return
 	}
-	path := cluster.StepPath(phase, node)
+	path := planning.StepPath(phase, node)
 	n, ok := s.nodes[path]
 	if !ok {
 		return

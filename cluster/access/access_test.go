@@ -113,8 +113,8 @@ func TestNeedsByStrategy(t *testing.T) {
 			t.Parallel()
 			n := planning.NodePlan{
 				Strategy: tc.strategy, VMID: 9002,
-				Carried: []cluster.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
-				System:  &cluster.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
+				Carried: []planning.DiskPlan{{Key: "scsi1", Volid: "bulk:9002/vm-9002-disk-1.raw"}},
+				System:  &planning.DiskPlan{Key: "scsi0", Volid: "fast:vm-9002-disk-0"},
 				Wanted:  cluster.Wanted{VMID: 9002, ISOStorages: []string{"isos"}},
 				Found: observe.Found{VM: &cluster.VM{ID: 9002, Config: map[string]string{
 					"net0": "virtio=AA,bridge=vmbr0", "startup": "order=1", "virtiofs0": "dirid=share,cache=auto",
@@ -147,7 +147,7 @@ func withSettings(n *planning.NodePlan) {
 
 func withHolder(n *planning.NodePlan) {
 	n.Found.VM.Config = nil
-	n.Carried = []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}}
+	n.Carried = []planning.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}}
 }
 
 func TestNeedsOfNoWork(t *testing.T) {
@@ -162,7 +162,7 @@ func TestNeedsOfNoWork(t *testing.T) {
 func TestPropagation(t *testing.T) {
 	t.Parallel()
 	n := planning.NodePlan{
-		Strategy: cluster.Recreate, Host: "pve1", Wanted: cluster.Wanted{VMID: 9002}, Carried: []cluster.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
+		Strategy: cluster.Recreate, Host: "pve1", Wanted: cluster.Wanted{VMID: 9002}, Carried: []planning.DiskPlan{{Key: "scsi4", Volid: "held:vm-200-disk-0"}},
 		Found: observe.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
 	}
 	needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)

@@ -79,7 +79,7 @@ func (n *Needs) config(config map[string]string) {
 
 // disk is what parking a disk takes, or attaching a holder's again: pve-storage's
 // check_volume_access (PVE/Storage.pm) asks for VM.Config.Disk at its owner.
-func (n *Needs) disk(d cluster.DiskPlan, vm cluster.VMID) {
+func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 	disk, err := cluster.ParseDisk(d.Key, d.Volid)
 	if err != nil || !strings.Contains(d.Volid, ":") {
 		return // no volume of a storage: such a node is refused
@@ -118,7 +118,7 @@ func (n *Needs) medium(key, value string) {
 }
 
 // Node is what one node takes. disks are those that it is about to lose or get back.
-func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []cluster.DiskPlan) {
+func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
 	if s == cluster.InPlace || s == cluster.Configure {
 		return
 	}

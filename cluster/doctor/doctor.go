@@ -147,10 +147,10 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 			needs = needs.With(access.NeedsToRoll(w.ISOStorages, nil, strategy))
 			continue
 		}
-		var disks []cluster.DiskPlan
+		var disks []planning.DiskPlan
 		for _, d := range a.disks {
 			if !d.CDROM && (strategy != cluster.Reimage || d.Key == a.System || a.System == "") {
-				disks = append(disks, cluster.DiskPlan{Key: d.Key, Volid: d.Volid})
+				disks = append(disks, planning.DiskPlan{Key: d.Key, Volid: d.Volid})
 			}
 		}
 		needs.Common([]string{f.VM.Host})

@@ -1,10 +1,13 @@
 package doctor
 
-import "github.com/recast-sh/recast/cluster"
+import (
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+)
 
 // NewDisks are those that a roll of all these nodes would make.
-func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []cluster.NewDisk {
-	var out []cluster.NewDisk
+func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
+	var out []observe.NewDisk
 	for i, a := range assessments {
 		disk, known := a.SystemDisk()
 		if !known || a.Strategy == cluster.InPlace {

@@ -25,7 +25,7 @@ type Explanation struct {
 	Turn int `json:"turn,omitempty"`
 	Of   int `json:"of"`
 	// Batch is the one that it goes with; nil: nothing is done to it.
-	Batch      *cluster.Batch    `json:"batch,omitempty"`
+	Batch      *planning.Batch   `json:"batch,omitempty"`
 	Plan       planning.NodePlan `json:"plan"`                 // as recast plan has it
 	Compared   []Comparison      `json:"compared,omitempty"`   // what is wanted of it beside what was found; none where it could not be read
 	Asked      cluster.Strategy  `json:"asked"`                // the strategy that the configuration asks for
@@ -52,7 +52,7 @@ type StrategyChoice struct {
 
 // DiskFate is one drive of the node's VM and what a roll does with it.
 type DiskFate struct {
-	cluster.DiskPlan
+	planning.DiskPlan
 	Owner cluster.VMID `json:"owner,omitempty"` // the VM whose number the volume carries; 0: none
 	Fate  Fate         `json:"fate"`
 	Does  string       `json:"does"` // the same for people
@@ -98,7 +98,7 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 	}
 	if n.Strategy != "" {
 		e.Turn = 1 + slices.IndexFunc(p.Work(), func(w planning.NodePlan) bool { return w.Node == node })
-		if b := slices.IndexFunc(p.Batches, func(b cluster.Batch) bool { return slices.Contains(b.Nodes, node) }); b >= 0 {
+		if b := slices.IndexFunc(p.Batches, func(b planning.Batch) bool { return slices.Contains(b.Nodes, node) }); b >= 0 {
 			e.Batch = &p.Batches[b]
 		}
 	}
@@ -138,7 +138,7 @@ func fatesOf(n planning.NodePlan) []DiskFate {
 	}
 	var out []DiskFate
 	for _, d := range disks {
-		f := DiskFate{DiskPlan: cluster.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
+		f := DiskFate{DiskPlan: planning.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
 		f.Fate, f.Does = fateOf(n, d)
 		if n.System != nil && n.System.Key == d.Key {
 			f.NewSize = n.System.NewSize
@@ -172,7 +172,7 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 
 // fatesOfRecord are those of the drives that an unfinished replacement had parked.
 func fatesOfRecord(n planning.NodePlan) []DiskFate {
-	back := func(d cluster.DiskPlan) DiskFate {
+	back := func(d planning.DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
 	}
 	var out []DiskFate

@@ -61,7 +61,7 @@ func TestExplainRecreate(t *testing.T) {
 		o.Found[1].VM.Config["scsi2"], o.Found[1].VM.Pods = "fast:vm-9002-pvc-1,size=1G", []string{"fast:vm-9002-pvc-1"}
 		o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
 	})
-	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != cluster.Workers {
+	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != planning.Workers {
 		t.Errorf("turn %d of %d in %+v", e.Turn, e.Of, e.Batch)
 	}
 	want := "pull gate take-down/remember take-down/drain take-down/stop take-down/unprotect " +

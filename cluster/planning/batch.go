@@ -71,19 +71,19 @@ func (p *Plan) Arrange() {
 }
 
 // Of lists the nodes of a batch.
-func (p Plan) Of(b cluster.Batch) []NodePlan {
+func (p Plan) Of(b Batch) []NodePlan {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
 }
 
 // Slots says how many steps may hold a slot of this plan at the same time, for step.Runner.
 func (p Plan) Slots() map[string]int { return p.Room }
 
-func (p *Plan) batch(phase cluster.Phase) cluster.Batch {
-	b := cluster.Batch{Phase: phase, Limit: 1}
-	if phase == cluster.Workers {
+func (p *Plan) batch(phase Phase) Batch {
+	b := Batch{Phase: phase, Limit: 1}
+	if phase == Workers {
 		b.Limit = max(1, p.MaxUnavailable)
 	}
-	both := []cluster.Phase{cluster.ControlPlanes, cluster.Workers}
+	both := []Phase{ControlPlanes, Workers}
 	if last := len(p.Batches) - 1; p.WorkersBeside && !p.TakesAPIAway() && last >= 0 {
 		b.Beside = slices.Contains(both, phase) && slices.Contains(both, p.Batches[last].Phase)
 	}
@@ -91,3 +91,12 @@ func (p *Plan) batch(phase cluster.Phase) cluster.Batch {
 }
 
 func hostSlot(host string) string { return "host/" + host }
+
+// Batch is a part of a plan that ends before the next begins: its nodes in their
+// order, each as soon as the limit and its slots allow.
+type Batch struct {
+	Phase  Phase    `json:"phase"`
+	Nodes  []string `json:"nodes"`
+	Limit  int      `json:"limit"`            // how many of them are out at a time
+	Beside bool     `json:"beside,omitempty"` // rolled at the same time as the batch before it
+}

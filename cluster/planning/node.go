@@ -14,11 +14,11 @@ import (
 
 // Disks are what of the node is parked or attached again; of an unfinished
 // replacement by the names that they had on the node's VM, which say whose they are.
-func (n NodePlan) Disks() []cluster.DiskPlan {
-	var out []cluster.DiskPlan
+func (n NodePlan) Disks() []DiskPlan {
+	var out []DiskPlan
 	if n.Found.Open() {
 		for _, d := range n.Found.Parking.Record.Disks {
-			out = append(out, cluster.DiskPlan{Key: d.Key, Volid: d.Volid})
+			out = append(out, DiskPlan{Key: d.Key, Volid: d.Volid})
 		}
 		return out
 	}
@@ -67,7 +67,7 @@ func (n *NodePlan) AskLosses() {
 func (n *NodePlan) addNow(d parking.ParkedDisk, serial string, away *cluster.HostsAway) {
 	park := n.Found.Parking
 	now := park.Record.Locate(d, n.Found.VMOrZero(), park.VM, n.Found.Dangling)
-	p := cluster.DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
+	p := DiskPlan{Key: d.Key, Serial: serial, Volid: now.Volid, Size: now.Size, Where: now.Where}
 	switch _, unread := away.VM(park.Record.VMID); {
 	case now.Place == parking.Lost && unread:
 		p.Volid, p.Where = "", fmt.Sprintf("not on parking VM %d; VM %d, which can't be read, may have it", park.VM.ID, park.Record.VMID)
@@ -200,4 +200,16 @@ func (n *NodePlan) planFile() {
 		}
 		n.ConfigFile = &shown
 	}
+}
+
+// DiskPlan is one drive in a plan.
+type DiskPlan struct {
+	Key    string `json:"key"`
+	Serial string `json:"serial,omitempty"`
+	Volid  string `json:"volid"` // now; "": it has none, and Where says more
+	Size   string `json:"size,omitempty"`
+	// Where the disk of an unfinished replacement is now: "scsi30 of parking VM 9900".
+	Where string `json:"where,omitempty"`
+	// NewSize is that of the blank system disk where it differs: never less.
+	NewSize string `json:"newSize,omitempty"`
 }

@@ -35,12 +35,12 @@ func TestThePlanKnowsWhoIsDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := Plan{Nodes: slices.Clone(tc.nodes), Heed: cluster.Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
+			p := Plan{Nodes: slices.Clone(tc.nodes), Heed: Heed{Known: []string{"wk1", "wk2", "wk3", "wk4"}}}
 			p.AwaitOthers(o)
 			var got map[string]string
 			for _, n := range p.Nodes {
 				for _, r := range n.Refused {
-					down, _, _ := strings.Cut(strings.TrimPrefix(r, cluster.OthersDown), ": ")
+					down, _, _ := strings.Cut(strings.TrimPrefix(r, OthersDown), ": ")
 					if got == nil {
 						got = map[string]string{}
 					}

@@ -31,7 +31,7 @@ func (p Plan) Estimate() time.Duration {
 }
 
 // estimate is how long batches take that are rolled at the same time.
-func (p Plan) estimate(batches []cluster.Batch) (whole time.Duration) {
+func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	room := maps.Clone(p.Room)
 	if room == nil {
 		room = map[string]int{}
@@ -60,9 +60,9 @@ func (p Plan) estimate(batches []cluster.Batch) (whole time.Duration) {
 
 // spread orders control planes, and workers, among themselves.
 func (p *Plan) spread() {
-	for _, phase := range []cluster.Phase{cluster.ControlPlanes, cluster.Workers} {
+	for _, phase := range []Phase{ControlPlanes, Workers} {
 		limit := 1
-		if phase == cluster.Workers {
+		if phase == Workers {
 			limit = max(1, p.MaxUnavailable)
 		}
 		var at []int

@@ -100,10 +100,10 @@ func TestBatches(t *testing.T) {
 	p.Nodes[2].Node, p.Nodes[3].Node = "n3", "n4"
 	p.Order(Policy{Canary: true, CanaryNode: "n4"})
 	p.Arrange()
-	want := []cluster.Batch{
-		{Phase: cluster.Canary, Nodes: []string{"n4"}, Limit: 1},
-		{Phase: cluster.ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
-		{Phase: cluster.Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
+	want := []Batch{
+		{Phase: Canary, Nodes: []string{"n4"}, Limit: 1},
+		{Phase: ControlPlanes, Nodes: []string{"n1", "n2"}, Limit: 1},
+		{Phase: Workers, Nodes: []string{"n3"}, Limit: 2, Beside: true},
 	}
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)
@@ -124,10 +124,10 @@ func TestBegunGoesFirst(t *testing.T) {
 	p.Nodes[2].Found.Node = &cluster.KubeNode{Mark: &cluster.Mark{Run: "r1", Strategy: cluster.InPlace}}
 	p.Order(Policy{Canary: true, CanaryNode: "n3"})
 	p.Arrange()
-	want := []cluster.Batch{
-		{Phase: cluster.Unfinished, Nodes: []string{"n3"}, Limit: 1},
-		{Phase: cluster.Canary, Nodes: []string{"n1"}, Limit: 1},
-		{Phase: cluster.Workers, Nodes: []string{"n2"}, Limit: 2},
+	want := []Batch{
+		{Phase: Unfinished, Nodes: []string{"n3"}, Limit: 1},
+		{Phase: Canary, Nodes: []string{"n1"}, Limit: 1},
+		{Phase: Workers, Nodes: []string{"n2"}, Limit: 2},
 	}
 	if diff := cmp.Diff(want, p.Batches); diff != "" {
 		t.Error(diff)

@@ -16,7 +16,7 @@ func TestAPausedNodeIsNoSign(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"cp1": "x"})
 	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})
-	if err != nil || plan.Batches[0].Phase != cluster.Canary {
+	if err != nil || plan.Batches[0].Phase != Canary {
 		t.Errorf("%+v, %v", plan.Batches, err)
 	}
 }

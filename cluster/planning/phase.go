@@ -1,7 +1,9 @@
 package planning
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -19,21 +21,21 @@ func (p *Plan) Order(policy Policy) {
 		n := &p.Nodes[i]
 		switch {
 		case n.Strategy == cluster.Configure:
-			n.Phase = cluster.Reset
+			n.Phase = Reset
 		case n.Resume, n.begun():
-			n.Phase = cluster.Unfinished
+			n.Phase = Unfinished
 		case n.Role == cluster.ControlPlane:
-			n.Phase = cluster.ControlPlanes
+			n.Phase = ControlPlanes
 		default:
-			n.Phase = cluster.Workers
+			n.Phase = Workers
 		}
 	}
 	if policy.Canary {
 		p.pickCanary(policy.CanaryNode)
 	}
-	order := []cluster.Phase{cluster.Unfinished, cluster.Reset, cluster.Canary, cluster.ControlPlanes, cluster.Workers}
+	order := []Phase{Unfinished, Reset, Canary, ControlPlanes, Workers}
 	if policy.WorkersFirst {
-		order = []cluster.Phase{cluster.Unfinished, cluster.Reset, cluster.Canary, cluster.Workers, cluster.ControlPlanes}
+		order = []Phase{Unfinished, Reset, Canary, Workers, ControlPlanes}
 	}
 	slices.SortStableFunc(p.Nodes, func(a, b NodePlan) int { return slices.Index(order, a.Phase) - slices.Index(order, b.Phase) })
 	p.spread()
@@ -78,7 +80,7 @@ func (p *Plan) pickCanary(named string) {
 	}
 	pick := -1
 	for i, n := range p.Nodes {
-		if n.Paused != "" || n.Strategy == "" || n.Phase == cluster.Unfinished || booted[n.Wanted.Build.ID] {
+		if n.Paused != "" || n.Strategy == "" || n.Phase == Unfinished || booted[n.Wanted.Build.ID] {
 			continue
 		}
 		switch {
@@ -88,6 +90,57 @@ func (p *Plan) pickCanary(named string) {
 		}
 	}
 	if pick >= 0 && changing > 1 {
-		p.Nodes[pick].Phase = cluster.Canary
+		p.Nodes[pick].Phase = Canary
 	}
+}
+
+// Phase is a part of a roll that ends before the next begins.
+type Phase string
+
+// The phases of a roll. The last two change places where workers go first.
+const (
+	Unfinished    Phase = "unfinished" // what an earlier run left
+	Reset         Phase = "reset"      // machines that somebody has reset
+	Canary        Phase = "canary"     // one node, because none runs the new build yet
+	ControlPlanes Phase = "control-planes"
+	Workers       Phase = "workers"
+)
+
+// StepPath is the path of the step that is about a node.
+func StepPath(p Phase, node string) string { return "roll/" + string(p) + "/" + node }
+
+// NodeOfStep finds the node that a step is about in its path, and which steps below the
+// node's own the path goes through. What is about hosts, scratch VMs or a phase as
+// a whole has none: an ID of the last has an underscore, which no name of a node has.
+func NodeOfStep(path string) (phase Phase, node string, below []string) {
+	parts := strings.Split(path, "/")
+	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") {
+		return "", "", nil
+	}
+	switch phase := Phase(parts[1]); phase {
+	case Unfinished, Reset, Canary, ControlPlanes, Workers:
+		return phase, parts[2], parts[3:]
+	default:
+		return "", "", nil
+	}
+}
+
+func (p Phase) Title(nodes, limit int) string {
+	switch p {
+	case Unfinished:
+		return "finish what an earlier run left"
+	case Reset:
+		return "give machines that were reset their configuration back"
+	case Canary:
+		return "one node first, since none runs the new build yet"
+	case ControlPlanes:
+		if nodes == 1 {
+			return "one control plane"
+		}
+		return fmt.Sprintf("%d control planes, one at a time", nodes)
+	}
+	if nodes == 1 {
+		return "one worker"
+	}
+	return fmt.Sprintf("%d workers, at most %d at a time", nodes, limit)
 }

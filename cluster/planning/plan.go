@@ -64,7 +64,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 type NodePlan struct {
 	Node     string           `json:"node"`
 	Role     string           `json:"role"` // "worker" or "control-plane"
-	Phase    cluster.Phase    `json:"phase,omitempty"`
+	Phase    Phase            `json:"phase,omitempty"`
 	Drift    observe.Drift    `json:"drift"`
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // "" when nothing is to be done
 	Why      string           `json:"why"`                // of the strategy, or of doing nothing
@@ -83,8 +83,8 @@ type NodePlan struct {
 	Digest     string             `json:"digest,omitempty"` // of the VM's configuration when planned
 	// ConfigFile is the node's file of talos.machineConfigs; nil: it has none, or none that this strategy would apply and none that differs.
 	ConfigFile *cluster.ConfigFile `json:"configFile,omitempty"`
-	Carried    []cluster.DiskPlan  `json:"carried,omitempty"`
-	System     *cluster.DiskPlan   `json:"systemDisk,omitempty"` // parked and replaced by a blank one
+	Carried    []DiskPlan          `json:"carried,omitempty"`
+	System     *DiskPlan           `json:"systemDisk,omitempty"` // parked and replaced by a blank one
 	Frees      []parking.FreePlan  `json:"frees,omitempty"`      // old system disks that go once the node's roll has succeeded
 	Renewed    []string            `json:"renewed,omitempty"`    // what Proxmox gives the VM anew when it is made again: "vmgenid", "meta", "volid of scsi1"
 
@@ -98,10 +98,10 @@ type NodePlan struct {
 	Wanted        cluster.Wanted     `json:"-"`
 	Found         observe.Found      `json:"-"`
 	ControlPlanes []cluster.Endpoint `json:"-"` // of the whole cluster
-	Heed          cluster.Heed       `json:"-"`
+	Heed          Heed               `json:"-"`
 	EtcdKept      bool               `json:"-"` // its etcd data outlives the system disk
 	Restore       *parking.KeptDisk  `json:"-"` // of a rollback
-	Space         *cluster.NewDisk   `json:"-"` // the blank system disk
+	Space         *observe.NewDisk   `json:"-"` // the blank system disk
 	Previous      *cluster.Build     `json:"-"` // what a node that does not come back from an in-place upgrade is reimaged to; nil: it is not
 	FallbackKept  bool               `json:"-"` // etcd's data outlives that
 	IsWayBack     bool               `json:"-"` // the build that it is to get will be what a later upgrade's failure reimages it to
@@ -109,7 +109,7 @@ type NodePlan struct {
 }
 
 func (n *NodePlan) Add(d cluster.Disk, system bool) {
-	p := cluster.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}
+	p := DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}
 	if system {
 		n.System = &p
 		return
@@ -140,7 +140,7 @@ type Plan struct {
 	// WorkersBeside says that control planes and workers are rolled at the same time.
 	WorkersBeside bool               `json:"workersBeside,omitempty"`
 	TotalSeconds  int                `json:"totalSeconds,omitempty"` // that all of it is expected to take
-	Batches       []cluster.Batch    `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
+	Batches       []Batch            `json:"batches,omitempty"`      // the nodes that something is done to, as they are rolled
 	Room          map[string]int     `json:"room,omitempty"`         // how many nodes may hold a slot at a time
 	Warn          []string           `json:"warnings,omitempty"`
 	Gates         []cluster.UserGate `json:"gates,omitempty"`      // asked before each node is taken out, and after it is back
@@ -153,7 +153,7 @@ type Plan struct {
 	Trials []Trial `json:"trials,omitempty"`
 
 	ControlPlanes []cluster.Endpoint `json:"-"`
-	Heed          cluster.Heed       `json:"-"`
+	Heed          Heed               `json:"-"`
 }
 
 // ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are

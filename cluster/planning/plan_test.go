@@ -89,7 +89,7 @@ func TestPlanRecreatesTheStaleWorker(t *testing.T) {
 	if len(work) != 1 || work[0].Node != "wk1" || work[0].Strategy != cluster.Recreate || len(work[0].Refused) > 0 {
 		t.Fatalf("%+v", work)
 	}
-	if diff := cmp.Diff([]cluster.DiskPlan{{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9002-disk-1", Size: "20G"}}, work[0].Carried); diff != "" {
+	if diff := cmp.Diff([]DiskPlan{{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9002-disk-1", Size: "20G"}}, work[0].Carried); diff != "" {
 		t.Error(diff)
 	}
 	if work[0].System.Key != "scsi0" || work[0].Digest != "dwk1" || work[0].OutageSeconds == 0 {

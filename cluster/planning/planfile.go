@@ -61,7 +61,7 @@ func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 // Seal completes a plan that is kept: lock and config are the hashes of what it
 // was made from. Its ID is the hash of everything in it.
 func (p *Plan) Seal(lock, config string) {
-	p.Version, p.Lock, p.Config = cluster.PlanVersion, lock, config
+	p.Version, p.Lock, p.Config = Version, lock, config
 	p.ID = p.hash()
 }
 
@@ -154,8 +154,8 @@ func Read(b []byte) (Plan, error) {
 	if err := json.Unmarshal(b, &version); err != nil {
 		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
 	}
-	if version.Version != cluster.PlanVersion {
-		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, cluster.PlanVersion), planAgain)
+	if version.Version != Version {
+		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, Version), planAgain)
 	}
 	var p Plan
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -247,3 +247,6 @@ type trait struct {
 func treatment(n NodePlan) []trait {
 	return []trait{{"what is done", words.OrNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
 }
+
+// Version is the format of a plan as JSON.
+const Version = 1

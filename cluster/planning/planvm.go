@@ -89,7 +89,7 @@ func (p *Plan) numbers(o observe.Observation) {
 // space refuses the nodes for whose new system disk there is no room, all that
 // the plan takes together: the old disks stay parked.
 func (p *Plan) space(o observe.Observation) {
-	var disks []cluster.NewDisk
+	var disks []observe.NewDisk
 	for _, n := range p.Nodes {
 		if n.Space != nil && !n.Resume {
 			d := *n.Space
@@ -97,7 +97,7 @@ func (p *Plan) space(o observe.Observation) {
 			disks = append(disks, d)
 		}
 	}
-	for _, use := range cluster.SpaceUses(disks, o.Rooms) {
+	for _, use := range observe.SpaceUses(disks, o.Rooms) {
 		for i, lack := range use.Lacks(max(1, p.MaxUnavailable)) {
 			if lack == "" {
 				continue

@@ -32,7 +32,7 @@ func (p *Plan) AwaitOthers(o observe.Observation) {
 			continue
 		}
 		if down := p.Heed.Down(o.Nodes, n.Role, func(name string) bool { return slices.Contains(before, name) }); len(down) > 0 {
-			n.Refused = append(n.Refused, cluster.OthersDown+strings.Join(down, ", ")+": "+cluster.BringBack)
+			n.Refused = append(n.Refused, OthersDown+strings.Join(down, ", ")+": "+BringBack)
 		}
 	}
 	for _, k := range o.Nodes {
@@ -59,8 +59,8 @@ func (p Policy) Check(wanted []cluster.Wanted) error {
 	return errors.Join(problems...)
 }
 
-func (p Policy) Heed(wanted []cluster.Wanted) cluster.Heed {
-	h := cluster.Heed{Ignore: p.IgnoreNodes}
+func (p Policy) Heed(wanted []cluster.Wanted) Heed {
+	h := Heed{Ignore: p.IgnoreNodes}
 	for _, w := range wanted {
 		h.Known = append(h.Known, w.Name)
 	}
@@ -165,7 +165,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 		against = append(against, "the build that it runs is in no past lock that is here")
 	}
 	if d := o.NewDisk(n.Wanted, n.Found.VM.Host, system); d != nil {
-		for _, use := range cluster.SpaceUses([]cluster.NewDisk{*d}, o.Rooms) {
+		for _, use := range observe.SpaceUses([]observe.NewDisk{*d}, o.Rooms) {
 			against = append(against, slices.DeleteFunc(use.Lacks(1), func(lack string) bool { return lack == "" })...)
 		}
 	}
@@ -177,3 +177,42 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 	n.Notes = append(n.Notes, fmt.Sprintf("should it not come back within the boot deadline, its system disk is parked and build %s, which it runs now, is installed on a blank one", words.Short(n.Previous.ID)))
 	n.Add(system, true)
 }
+
+// Heed says which Nodes that are not Ready keep others from being taken out.
+type Heed struct {
+	Known  []string // the nodes of recast.yaml; empty: every Node counts
+	Ignore []string // roll.ignoreNodes
+}
+
+// Down lists the Nodes that keep a node of that role from being taken out. While
+// a control plane is not Ready no other one goes, whatever excuse it has.
+func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
+	var down []string
+	for _, k := range nodes {
+		counts := h.Excuse(k) == "" || role == cluster.ControlPlane && k.ControlPlane
+		if !k.Ready && counts && !not(k.Name) {
+			down = append(down, k.Name)
+		}
+	}
+	slices.Sort(down)
+	return down
+}
+
+// Excuse is why a Node that is not Ready does not count; "" where it does. A
+// person who cordons a node has taken it out, and none that recast has out is excused.
+func (h Heed) Excuse(k cluster.KubeNode) string {
+	switch {
+	case slices.Contains(h.Ignore, k.Name):
+		return "in roll.ignoreNodes"
+	case len(h.Known) > 0 && !slices.Contains(h.Known, k.Name):
+		return "not in recast.yaml"
+	case k.Unschedulable && k.Mark == nil:
+		return "cordoned"
+	}
+	return ""
+}
+
+const (
+	OthersDown = "other nodes are not Ready: "
+	BringBack  = "bring them back first; one more out would be one too many. A worker that is to stay away: kubectl cordon it, or name it in roll.ignoreNodes"
+)

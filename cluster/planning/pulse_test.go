@@ -45,12 +45,12 @@ func TestTakePulse(t *testing.T) {
 	members := []cluster.EtcdMember{{ID: 1, Name: "cp1"}, {ID: 2, Name: "cp2"}, {ID: 3, Name: "cp3"}, {ID: 4, Name: "cp4"}}
 	cases := map[string]struct {
 		of   bedside
-		want cluster.Pulse
+		want Pulse
 	}{
-		"nobody answers": {bedside{}, cluster.Pulse{}},
+		"nobody answers": {bedside{}, Pulse{}},
 		"all is well": {
 			bedside{nodes: []cluster.KubeNode{{Name: "cp1", Ready: true}}, members: members[:1], status: map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}}},
-			cluster.Pulse{Kubernetes: true, Nodes: 1, Etcd: true, Members: 1},
+			Pulse{Kubernetes: true, Nodes: 1, Etcd: true, Members: 1},
 		},
 		"a node and three members are not": {
 			bedside{
@@ -58,7 +58,7 @@ func TestTakePulse(t *testing.T) {
 				members: members,
 				status:  map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}, at(2): {MemberID: 2, Leader: 1, Learner: true}, at(3): {MemberID: 3}},
 			},
-			cluster.Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
+			Pulse{Kubernetes: true, Nodes: 3, NotReady: []string{"wk1", "wk2"}, Etcd: true, Members: 4, Unwell: []string{"cp2", "cp3", "cp4"}},
 		},
 	}
 	for name, c := range cases {

@@ -20,7 +20,7 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t Timing) ([]step.Step, er
 	}
 	of := wired(&node{
 		Roller: &Roller{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}},
-		plan:   n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: cluster.StepPath(n.Phase, n.Node), drawn: drawn,
+		plan:   n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: planning.StepPath(n.Phase, n.Node), drawn: drawn,
 	})
 	of.plan.ControlPlanes, of.plan.Heed = p.ControlPlanes, p.Heed
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil

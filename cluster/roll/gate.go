@@ -11,7 +11,9 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -290,7 +292,7 @@ func (n gate) requireOthersReady(ctx context.Context) error {
 	}
 	down := n.plan.Heed.Down(nodes, n.plan.Role, func(name string) bool { return name == n.plan.Node || n.out.has(name) })
 	if len(down) > 0 {
-		return fault.WithHint(fault.GateClosed.Refusedf("%s%s", cluster.OthersDown, strings.Join(down, ", ")), cluster.BringBack)
+		return fault.WithHint(fault.GateClosed.Refusedf("%s%s", planning.OthersDown, strings.Join(down, ", ")), planning.BringBack)
 	}
 	return nil
 }
@@ -306,7 +308,7 @@ func (n gate) requireRoom(ctx context.Context) error {
 		return fmt.Errorf("read the room on %s: %w", n.plan.Host, room.Err)
 	}
 	rooms := map[string]cluster.Room{n.plan.Host: room}
-	for _, use := range cluster.SpaceUses([]cluster.NewDisk{*n.plan.Space}, rooms) {
+	for _, use := range observe.SpaceUses([]observe.NewDisk{*n.plan.Space}, rooms) {
 		if lack := use.Lacks(1)[0]; lack != "" {
 			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
 		}

@@ -23,7 +23,7 @@ func BeforeRunFailed(ctx context.Context, err error) error {
 type HookCall struct {
 	Commands cluster.CommandRunner
 	Point    cluster.HookPoint
-	Batch    cluster.Phase
+	Batch    planning.Phase
 	Node     string
 	Env      []string
 	Say      func(text string)             // is told what they print
@@ -75,7 +75,7 @@ func HookPoints() []cluster.HookPoint {
 // HookRun is how one hook fared.
 type HookRun struct {
 	Point       cluster.HookPoint `json:"point"`
-	Batch       cluster.Phase     `json:"batch,omitempty"`
+	Batch       planning.Phase    `json:"batch,omitempty"`
 	Node        string            `json:"node,omitempty"`
 	Description string            `json:"description,omitempty"`
 	Command     []string          `json:"command"`
@@ -169,7 +169,7 @@ func (n hookPoints) batchLeftOpen(err error) error {
 	if err == nil || len(n.hooks.AfterBatch) == 0 {
 		return err
 	}
-	phase, _, _ := cluster.NodeOfStep(n.path)
+	phase, _, _ := planning.NodeOfStep(n.path)
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
@@ -184,7 +184,7 @@ func yielding(steps []step.Step) []step.Step {
 }
 
 func (n hookPoints) call(p cluster.HookPoint, id string) HookCall {
-	phase, _, _ := cluster.NodeOfStep(n.path)
+	phase, _, _ := planning.NodeOfStep(n.path)
 	return HookCall{
 		Commands: n.Commands, Point: p, Batch: phase, Node: n.plan.Node, Env: append(n.runEnv(phase), n.env(p)...),
 		Say: func(text string) { n.say(id, text) }, Keep: n.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
@@ -213,7 +213,7 @@ func (n hookPoints) env(p cluster.HookPoint) []string {
 }
 
 // withBatchHooks puts the hooks of a batch before and behind its nodes.
-func (r *Roller) withBatchHooks(p planning.Plan, b cluster.Batch, steps []step.Step) []step.Step {
+func (r *Roller) withBatchHooks(p planning.Plan, b planning.Batch, steps []step.Step) []step.Step {
 	phase := b.Phase
 	call := func(point cluster.HookPoint, id string) HookCall {
 		return HookCall{
@@ -240,7 +240,7 @@ func (r *Roller) withBatchHooks(p planning.Plan, b cluster.Batch, steps []step.S
 	return append(append(yielding(before), steps...), after...)
 }
 
-func (r *Roller) runEnv(batch cluster.Phase) []string {
+func (r *Roller) runEnv(batch planning.Phase) []string {
 	return []string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.Run, "RECAST_BATCH=" + string(batch)}
 }
 

@@ -93,14 +93,14 @@ func (r *Roller) Steps(p planning.Plan) step.Step {
 	}
 }
 
-func (r *Roller) phase(p planning.Plan, b cluster.Batch) (step.Step, error) {
+func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 	var steps, first []step.Step
 	ahead := min(b.Limit+1, maxAhead)
 	for i, n := range p.Of(b) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := wired(&node{Roller: r, plan: n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: cluster.StepPath(b.Phase, n.Node)})
+		roll := wired(&node{Roller: r, plan: n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: planning.StepPath(b.Phase, n.Node)})
 		roll.plan.ControlPlanes, roll.plan.Heed = p.ControlPlanes, p.Heed
 		branch := roll.order.step()
 		steps = append(steps, branch)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -25,9 +24,9 @@ type Board struct {
 	end   stopState
 	lines []string // shown instead of steps
 
-	phases map[cluster.Phase]string // titles of the phases that have begun
-	nodes  []*node                  // in the plan's order, then by appearance
-	others []*entry                 // steps that concern no node, by beginning
+	phases map[planning.Phase]string // titles of the phases that have begun
+	nodes  []*node                   // in the plan's order, then by appearance
+	others []*entry                  // steps that concern no node, by beginning
 	byPath map[string]*entry
 }
 
@@ -56,7 +55,7 @@ func (e *entry) runs() bool { return e.status == step.Started }
 // node is one node of the roll.
 type node struct {
 	name     string
-	phase    cluster.Phase
+	phase    planning.Phase
 	strategy string
 	outage   time.Duration // expected; 0: unknown
 	expected time.Duration // expected for the node's whole roll
@@ -72,7 +71,7 @@ type node struct {
 
 // NewBoard is the board of a command that began then.
 func NewBoard(title string, began time.Time) *Board {
-	return &Board{title: title, began: began, phases: map[cluster.Phase]string{}, byPath: map[string]*entry{}}
+	return &Board{title: title, began: began, phases: map[planning.Phase]string{}, byPath: map[string]*entry{}}
 }
 
 // Plan replaces the board's content by what is planned from then on.
@@ -91,7 +90,7 @@ func (b *Board) Plan(at time.Time, plan planning.Plan) {
 // forget clears the board after its content was printed to the scrollback.
 func (b *Board) forget() {
 	b.note, b.nodes, b.others, b.total = nil, nil, nil, 0
-	b.phases, b.byPath = map[cluster.Phase]string{}, map[string]*entry{}
+	b.phases, b.byPath = map[planning.Phase]string{}, map[string]*entry{}
 }
 
 // See adds an event.
@@ -108,7 +107,7 @@ func (b *Board) See(at time.Time, e step.Event) {
 	} else {
 		own.update(at, e)
 	}
-	phase, name, below := cluster.NodeOfStep(e.Path)
+	phase, name, below := planning.NodeOfStep(e.Path)
 	switch {
 	case name != "" && len(below) == 0:
 		b.node(phase, name).update(at, e)
@@ -116,7 +115,7 @@ func (b *Board) See(at time.Time, e step.Event) {
 		b.node(phase, name).updateStep(at, e, below, own)
 	case e.Path == "roll":
 	case isPhase(e.Path):
-		b.phases[cluster.Phase(strings.TrimPrefix(e.Path, "roll/"))] = e.Title
+		b.phases[planning.Phase(strings.TrimPrefix(e.Path, "roll/"))] = e.Title
 	case e.Status != step.Note && own.began == at && !own.listed(b):
 		b.others = append(b.others, own)
 	}
@@ -124,7 +123,7 @@ func (b *Board) See(at time.Time, e step.Event) {
 
 // isPhase says whether a path is that of one of a roll's phases.
 func isPhase(path string) bool {
-	_, name, _ := cluster.NodeOfStep(path + "/any")
+	_, name, _ := planning.NodeOfStep(path + "/any")
 	return name != "" && strings.Count(path, "/") == 1
 }
 
@@ -171,7 +170,7 @@ func (e *entry) update(at time.Time, ev step.Event) {
 
 // node returns a node of a phase. A node can appear in two phases: an unfinished run is
 // finished first.
-func (b *Board) node(phase cluster.Phase, name string) *node {
+func (b *Board) node(phase planning.Phase, name string) *node {
 	for _, n := range b.nodes {
 		if n.name == name && n.phase == phase {
 			return n

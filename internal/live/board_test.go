@@ -31,9 +31,9 @@ type testBoard struct{ *Board }
 func rollOf(workers int) testBoard {
 	b := NewBoard("recast roll", begun)
 	p := planning.Plan{TotalSeconds: 240 * (workers + 1)}
-	p.Nodes = append(p.Nodes, planning.NodePlan{Node: "cp1", Phase: cluster.ControlPlanes, Strategy: cluster.InPlace, OutageSeconds: 120})
+	p.Nodes = append(p.Nodes, planning.NodePlan{Node: "cp1", Phase: planning.ControlPlanes, Strategy: cluster.InPlace, OutageSeconds: 120})
 	for i := range workers {
-		p.Nodes = append(p.Nodes, planning.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: cluster.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
+		p.Nodes = append(p.Nodes, planning.NodePlan{Node: fmt.Sprintf("wk%d", i+1), Phase: planning.Workers, Strategy: cluster.Recreate, OutageSeconds: 240, WholeSeconds: 300})
 	}
 	b.Plan(begun, p)
 	return testBoard{b}

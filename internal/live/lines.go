@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
@@ -41,7 +41,7 @@ func NewLines(w io.Writer) *Lines { return &Lines{w: w} }
 // Emit writes one event.
 func (l *Lines) Emit(e step.Event) {
 	out := line{Time: time.Now(), Msg: "step", Step: e.Path, Status: e.Status.String(), Title: e.Title, Text: e.Text}
-	if _, node, _ := cluster.NodeOfStep(e.Path); node != "" {
+	if _, node, _ := planning.NodeOfStep(e.Path); node != "" {
 		out.Node = node
 	}
 	if e.Status == step.Started {

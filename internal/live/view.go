@@ -12,7 +12,6 @@ import (
 	"github.com/charmbracelet/colorprofile"
 	"golang.org/x/sys/unix"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/step"
@@ -78,7 +77,7 @@ func isHook(path string) bool {
 }
 
 func hookOf(path string) string {
-	if _, node, _ := cluster.NodeOfStep(path); node != "" {
+	if _, node, _ := planning.NodeOfStep(path); node != "" {
 		return node + ": "
 	}
 	return ""

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // chart is a number over time.
@@ -47,12 +47,12 @@ func (v view) charts() []chart {
 	var out []chart
 	for _, c := range []struct {
 		name, lowest, lack string
-		read               func(cluster.Pulse) reading
+		read               func(planning.Pulse) reading
 	}{
-		{"Ready nodes", "fewest Ready nodes", "not Ready", func(p cluster.Pulse) reading {
+		{"Ready nodes", "fewest Ready nodes", "not Ready", func(p planning.Pulse) reading {
 			return reading{known: p.Kubernetes, is: p.Ready(), of: p.Nodes, lacking: p.NotReady}
 		}},
-		{"healthy members of etcd", "fewest healthy members of etcd", "not healthy", func(p cluster.Pulse) reading {
+		{"healthy members of etcd", "fewest healthy members of etcd", "not healthy", func(p planning.Pulse) reading {
 			return reading{known: p.Etcd && p.Members > 0, is: p.Well(), of: p.Members, lacking: p.Unwell}
 		}},
 	} {

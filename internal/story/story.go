@@ -5,7 +5,7 @@ package story
 import (
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -107,7 +107,7 @@ type Said struct {
 // Pulse is the cluster's state at a moment.
 type Pulse struct {
 	At time.Time
-	cluster.Pulse
+	planning.Pulse
 }
 
 // Requests counts the mutating requests to one kind of server.

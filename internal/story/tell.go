@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -38,7 +38,7 @@ func (b *builder) add(l line) {
 	case "request":
 		b.request(l)
 	case "pulse":
-		b.Pulses = append(b.Pulses, Pulse{l.Time, cluster.Pulse{
+		b.Pulses = append(b.Pulses, Pulse{l.Time, planning.Pulse{
 			Kubernetes: l.Kubernetes, Nodes: l.Nodes, NotReady: l.NotReady, Etcd: l.Etcd, Members: l.Members, Unwell: l.Unwell,
 		}})
 	}
@@ -93,7 +93,7 @@ func (b *builder) say(l line, node, mark, text string) {
 }
 
 func (b *builder) step(l line) {
-	phase, node, below := cluster.NodeOfStep(l.Step)
+	phase, node, below := planning.NodeOfStep(l.Step)
 	text := cmp.Or(l.Title, l.Text)
 	if l.Text != "" && l.Title != "" {
 		text = l.Title + ": " + l.Text
@@ -113,8 +113,8 @@ func (b *builder) step(l line) {
 }
 
 // turn is the turn that a step belongs to.
-func (b *builder) turn(l line, phase cluster.Phase, node string) *Turn {
-	path := cluster.StepPath(phase, node)
+func (b *builder) turn(l line, phase planning.Phase, node string) *Turn {
+	path := planning.StepPath(phase, node)
 	turn := b.turns[path]
 	again := turn != nil && !turn.Ended.IsZero() && l.Status != step.Note.String()
 	if turn == nil || again {
@@ -202,7 +202,7 @@ func (b *builder) other(l line) {
 }
 
 func isPhase(path string) bool {
-	_, node, _ := cluster.NodeOfStep(path + "/x")
+	_, node, _ := planning.NodeOfStep(path + "/x")
 	return node != ""
 }
 

@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // call is one request to a server. Bodies, queries, headers and the text of answers are
@@ -79,7 +79,7 @@ func (t *Telemetry) answered(c *call, r result) {
 	if c.step != "" {
 		attrs = append(attrs, "step", c.step)
 	}
-	if _, node, _ := cluster.NodeOfStep(c.step); node != "" {
+	if _, node, _ := planning.NodeOfStep(c.step); node != "" {
 		attrs = append(attrs, "node", node)
 	}
 	say("request", attrs...)

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -59,7 +59,7 @@ func (t *Telemetry) enter(ctx context.Context, at string) context.Context {
 
 func stepAttributes(at string) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{attrStep.String(at)}
-	if phase, node, _ := cluster.NodeOfStep(at); node != "" {
+	if phase, node, _ := planning.NodeOfStep(at); node != "" {
 		attrs = append(attrs, attrNode.String(node), attrPhase.String(string(phase)))
 	}
 	return attrs
@@ -98,7 +98,7 @@ func (t *Telemetry) ended(e step.Event, r *running) {
 	fail(r.span, e.Err)
 	r.span.End()
 	took := time.Since(r.began)
-	if _, node, below := cluster.NodeOfStep(e.Path); node != "" && len(below) <= 1 {
+	if _, node, below := planning.NodeOfStep(e.Path); node != "" && len(below) <= 1 {
 		t.took[e.Path] += took
 	}
 	if t.counts != nil && e.Status != step.Skipped && e.Status != step.NotStarted {
@@ -109,7 +109,7 @@ func (t *Telemetry) ended(e step.Event, r *running) {
 func (t *Telemetry) logStep(e step.Event, r *running) {
 	say := t.log.Info
 	attrs := []any{"step", e.Path, "status", e.Status.String()}
-	if _, node, _ := cluster.NodeOfStep(e.Path); node != "" {
+	if _, node, _ := planning.NodeOfStep(e.Path); node != "" {
 		attrs = append(attrs, "node", node)
 	}
 	if e.Title != "" && e.Status != step.Note {

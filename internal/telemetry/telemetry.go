@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -107,7 +107,7 @@ func (t *Telemetry) Began(run, dir string) {
 }
 
 // Pulsed logs the cluster's state. It is pipeline.RollOptions.Pulsed.
-func (t *Telemetry) Pulsed(p cluster.Pulse) {
+func (t *Telemetry) Pulsed(p planning.Pulse) {
 	if t == nil {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 func explained() explain.Explanation {
@@ -14,7 +15,7 @@ func explained() explain.Explanation {
 	n.Slots = []string{"host/pve1"}
 	n.System.NewSize = "20G"
 	return explain.Explanation{
-		Cluster: "c1", PlanID: "0123456789abcdef", Turn: 1, Of: 3, Batch: &cluster.Batch{Phase: cluster.Canary, Nodes: []string{"wk000"}, Limit: 1}, Plan: n, Asked: cluster.Recreate,
+		Cluster: "c1", PlanID: "0123456789abcdef", Turn: 1, Of: 3, Batch: &planning.Batch{Phase: planning.Canary, Nodes: []string{"wk000"}, Limit: 1}, Plan: n, Asked: cluster.Recreate,
 		Compared: []explain.Comparison{
 			{What: "Talos", Found: "v1.13.9", Wanted: "v1.13.9", Same: true},
 			{What: "build", Wanted: "abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789"},
@@ -28,7 +29,7 @@ func explained() explain.Explanation {
 		Disks: []explain.DiskFate{
 			{DiskPlan: *n.System, Owner: 10000, Fate: explain.FateReplaced, Does: "parked and kept; a blank disk takes its place"},
 			{DiskPlan: n.Carried[0], Owner: 10000, Fate: explain.FateCarried, Does: "carried over"},
-			{DiskPlan: cluster.DiskPlan{Key: "ide2", Volid: "none"}, Fate: explain.FateMedium, Does: "a CD drive"},
+			{DiskPlan: planning.DiskPlan{Key: "ide2", Volid: "none"}, Fate: explain.FateMedium, Does: "a CD drive"},
 		},
 		Steps: []explain.StepOutline{
 			{Path: "pull", Title: "have wk000 fetch the installer", Risk: "safe", Seconds: 12, SecondsFrom: "3 earlier rolls of it"},

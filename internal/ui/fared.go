@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
@@ -56,7 +56,7 @@ func (t *tracker) see(e step.Event) {
 	if e.Path == "roll/snapshot-etcd" && (e.Status == step.Done || e.Status == step.Skipped) {
 		t.fared.Snapshot = strings.TrimPrefix(e.Text, "saved as ")
 	}
-	_, name, below := cluster.NodeOfStep(e.Path)
+	_, name, below := planning.NodeOfStep(e.Path)
 	switch {
 	case name == "" || e.Status == step.Note:
 		return

@@ -23,7 +23,7 @@ func TestPlanDrawsHooks(t *testing.T) {
 	told.Description = "freeze deployments"
 	drawn(t, "plan-hooks", func(b *bytes.Buffer) error {
 		return WritePlan(b, "text", planning.Plan{
-			Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
+			Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.InPlace, 120)}, TotalSeconds: 120,
 			Hooks: cluster.Hooks{BeforeRun: []cluster.Hook{told, run("date")}, AfterBatch: []cluster.Hook{run("sync")}, AfterNode: []cluster.Hook{run("sh", "-c", "a\nb\n")}},
 		})
 	})
@@ -63,8 +63,8 @@ func TestReportDrawsHooks(t *testing.T) {
 			Run: "r1", Started: began, Ended: began.Add(time.Minute), Outcome: "failed: bad",
 			Hooks: []roll.HookRun{
 				{Point: cluster.BeforeRun, Seconds: 1.5},
-				{Point: cluster.BeforeBatch, Batch: cluster.Workers, Seconds: 2, Error: "a ended with 3"},
-				{Point: cluster.AfterNode, Batch: cluster.Workers, Node: "wk1", Seconds: 3, Error: "b ended with 4"},
+				{Point: cluster.BeforeBatch, Batch: planning.Workers, Seconds: 2, Error: "a ended with 3"},
+				{Point: cluster.AfterNode, Batch: planning.Workers, Node: "wk1", Seconds: 3, Error: "b ended with 4"},
 			},
 			Unsent: []string{"webhook h.example: notice of end: no answer within 10s"},
 		}, p.Fared())

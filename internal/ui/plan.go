@@ -74,8 +74,8 @@ func drawRehearsal(p *page, plan planning.Plan) {
 func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
 // phases lists the phases of a plan that have something to do, in order.
-func phases(plan planning.Plan) []cluster.Phase {
-	var out []cluster.Phase
+func phases(plan planning.Plan) []planning.Phase {
+	var out []planning.Phase
 	for _, n := range plan.Nodes {
 		if acts(n) && !slices.Contains(out, n.Phase) {
 			out = append(out, n.Phase)
@@ -84,22 +84,22 @@ func phases(plan planning.Plan) []cluster.Phase {
 	return out
 }
 
-func ofPhase(plan planning.Plan, phase cluster.Phase) []planning.NodePlan {
+func ofPhase(plan planning.Plan, phase planning.Phase) []planning.NodePlan {
 	return slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) || n.Phase != phase })
 }
 
-func heading(plan planning.Plan, phase cluster.Phase, nodes int) string {
+func heading(plan planning.Plan, phase planning.Phase, nodes int) string {
 	switch phase {
-	case cluster.Unfinished:
+	case planning.Unfinished:
 		if plan.Run == "" {
 			return "first: left cordoned by an earlier run"
 		}
 		return "finish first: left by run " + plan.Run
-	case cluster.Reset:
+	case planning.Reset:
 		return "before all others: machines that were reset"
-	case cluster.Canary:
+	case planning.Canary:
 		return "canary: one node first, since none runs the new build yet"
-	case cluster.ControlPlanes:
+	case planning.ControlPlanes:
 		return fmt.Sprintf("control planes: %d, one at a time", nodes) + beside(plan, phase)
 	}
 	text := fmt.Sprintf("workers: %d, at most %d at a time and %d per Proxmox host", nodes, max(1, plan.MaxUnavailable), max(1, plan.PerHost))
@@ -107,8 +107,8 @@ func heading(plan planning.Plan, phase cluster.Phase, nodes int) string {
 }
 
 // beside says that a batch does not wait for the one before it.
-func beside(plan planning.Plan, phase cluster.Phase) string {
-	i := slices.IndexFunc(plan.Batches, func(b cluster.Batch) bool { return b.Phase == phase })
+func beside(plan planning.Plan, phase planning.Phase) string {
+	i := slices.IndexFunc(plan.Batches, func(b planning.Batch) bool { return b.Phase == phase })
 	if i < 1 || !plan.Batches[i].Beside {
 		return ""
 	}

@@ -42,42 +42,42 @@ func drawn(t *testing.T, name string, draw func(*bytes.Buffer) error) {
 }
 
 var (
-	system = &cluster.DiskPlan{Key: "scsi0", Serial: "sys", Volid: "fast:vm-9031-disk-0", Size: "10G"}
-	data   = cluster.DiskPlan{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9031-disk-1", Size: "20G"}
+	system = &planning.DiskPlan{Key: "scsi0", Serial: "sys", Volid: "fast:vm-9031-disk-0", Size: "10G"}
+	data   = planning.DiskPlan{Key: "scsi1", Serial: "data-wk1", Volid: "fast:vm-9031-disk-1", Size: "20G"}
 	stale  = observe.Drift{Stale: true, Reasons: []cluster.Reason{
 		{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:000000000000 → sha256:111111111111"},
 	}}
 )
 
-func node(name string, id cluster.VMID, phase cluster.Phase, s cluster.Strategy, seconds int) planning.NodePlan {
+func node(name string, id cluster.VMID, phase planning.Phase, s cluster.Strategy, seconds int) planning.NodePlan {
 	n := planning.NodePlan{Node: name, Role: "worker", Phase: phase, Strategy: s, VMID: id, Host: "pve1", OutageSeconds: seconds, Drift: stale}
-	if phase == cluster.ControlPlanes {
+	if phase == planning.ControlPlanes {
 		n.Role = "control-plane"
 	}
 	return n
 }
 
 func inSync(name string) planning.NodePlan {
-	return planning.NodePlan{Node: name, Role: "worker", Phase: cluster.Workers, Why: "runs v1.13.9 build abcdef012345"}
+	return planning.NodePlan{Node: name, Role: "worker", Phase: planning.Workers, Why: "runs v1.13.9 build abcdef012345"}
 }
 
 // everyPhase is a plan with a node in every state.
 func everyPhase() planning.Plan {
-	resumed := node("wk3", 9033, cluster.Unfinished, cluster.PutBack, 180)
+	resumed := node("wk3", 9033, planning.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
 		"its machine configuration is nowhere but on the old system disk"
-	resumed.System, resumed.Carried, resumed.Drift = system, []cluster.DiskPlan{data}, observe.Drift{}
-	canary := node("wk1", 9031, cluster.Canary, cluster.Recreate, 240)
-	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []cluster.DiskPlan{data}
+	resumed.System, resumed.Carried, resumed.Drift = system, []planning.DiskPlan{data}, observe.Drift{}
+	canary := node("wk1", 9031, planning.Canary, cluster.Recreate, 240)
+	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []planning.DiskPlan{data}
 	canary.Renewed, canary.System = []string{"vmgenid", "meta", "volid of scsi1"}, new(*system)
 	canary.System.NewSize = "20G"
-	cp := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
+	cp := node("cp1", 9001, planning.ControlPlanes, cluster.InPlace, 120)
 	cp.Why = "in-place: a new system disk is impossible (the only etcd member's data would be lost with the system disk)"
 	cp.System, cp.Notes = system, []string{"it is the only control plane: the Kubernetes API is down meanwhile"}
 	cp.Drift.Reasons = append(cp.Drift.Reasons, cluster.Reason{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"})
-	losing := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
+	losing := node("wk2", 9032, planning.Workers, cluster.Reimage, 240)
 	losing.System, losing.WillLose = system, []string{"PersistentVolume pvc-1 (claim default/db-0) on the system disk will be lost"}
-	back := node("wk4", 9034, cluster.Workers, cluster.Rollback, 180)
+	back := node("wk4", 9034, planning.Workers, cluster.Rollback, 180)
 	back.System, back.Drift = system, observe.Drift{}
 	kept := inSync("wk6")
 	kept.Drift = observe.Drift{Stale: true, Reasons: []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.34.0 → v1.35.4"}}}
@@ -93,7 +93,7 @@ func TestWritePlan(t *testing.T) {
 	t.Parallel()
 	every := everyPhase()
 	canary, losing := every.Nodes[1], every.Nodes[3]
-	refused := node("wk5", 9035, cluster.Workers, cluster.Auto, 0)
+	refused := node("wk5", 9035, planning.Workers, cluster.Auto, 0)
 	refused.Why, refused.Refused = "no strategy is possible", []string{"recreate, reimage: the VM has snapshots (before), whose disks can't leave it: delete them first", "in-place: x"}
 	refused.ToRecreate = []cluster.Obstacle{{Text: "the VM has snapshots (before), whose disks can't leave it: delete them first", Command: "qm delsnapshot 9035 before"}}
 	losing.ToRecreate = []cluster.Obstacle{
@@ -108,12 +108,12 @@ func TestWritePlan(t *testing.T) {
 	for name, plan := range map[string]planning.Plan{
 		"plan-paused": {
 			Cluster: "c1", ID: "0123456789abcdef", Nodes: []planning.NodePlan{canary, losing, left}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 480,
-			Batches: []cluster.Batch{{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: cluster.Workers, Nodes: []string{"wk2"}, Limit: 1}},
+			Batches: []planning.Batch{{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1}, {Phase: planning.Workers, Nodes: []string{"wk2"}, Limit: 1}},
 		},
 		"plan-nothing":     {Nodes: []planning.NodePlan{inSync("wk1"), inSync("wk2")}},
 		"plan-every-phase": every,
 		"plan-gates": {
-			Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Gates: []cluster.UserGate{
 				{TimeoutSeconds: 3600, Description: "Ceph is whole", Objects: &cluster.ObjectGate{
 					APIVersion: "ceph.rook.io/v1", Kind: "CephCluster", Expr: "now - timestamp(status.ceph.lastChecked) < duration('5m') &&\n(status.ceph.health == 'HEALTH_OK')",
@@ -122,7 +122,7 @@ func TestWritePlan(t *testing.T) {
 			},
 		},
 		"plan-rehearsal": {
-			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
+			Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1, TotalSeconds: 240,
 			Scratch: []cluster.LeftScratch{{VMID: 9099, Name: "recast-rehearse-9099", Host: "pve2", Run: "20261120-0300-aaaa"}},
 			Trials: []planning.Trial{
 				{Host: "pve1", Firmware: "OVMF, q35, CPU host", ISO: "recast-v1.13.9-abcdef012345-nocloud-amd64.iso", Schematic: "storage", Nodes: []string{"wk1", "wk2"}, Addr: netip.MustParsePrefix("192.0.2.250/24")},
@@ -141,7 +141,7 @@ func TestWritePlan(t *testing.T) {
 
 func TestPlanAsJSONIsThePlan(t *testing.T) {
 	t.Parallel()
-	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
+	plan := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{node("wk1", 9031, planning.Workers, cluster.Recreate, 240)}, MaxUnavailable: 1, PerHost: 1}
 	var out bytes.Buffer
 	if err := WritePlan(&out, "json", plan); err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestPlanAsJSONIsThePlan(t *testing.T) {
 func TestLossesAreRed(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	n := node("wk2", 9032, cluster.Workers, cluster.Reimage, 240)
+	n := node("wk2", 9032, planning.Workers, cluster.Reimage, 240)
 	n.WillLose = []string{"PersistentVolume pvc-1 on the system disk will be lost"}
 	drawPlan(&page{w: &out, colour: true}, planning.Plan{Nodes: []planning.NodePlan{n}, TotalSeconds: 240})
 	for _, want := range []string{"\x1b[31mwill be lost: PersistentVolume pvc-1 on the system disk\x1b[0m", "\x1b[31mdata will be lost on wk2\x1b[0m"} {

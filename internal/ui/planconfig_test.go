@@ -39,18 +39,18 @@ func withFile(n planning.NodePlan, f cluster.ConfigFile) planning.NodePlan {
 func TestWriteConfigFiles(t *testing.T) {
 	t.Parallel()
 	hash := strings.Repeat("ab", 32)
-	away := withFile(node("wk1", 9031, cluster.Unfinished, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Applied: true, Uncompared: "the node is away; the file is the one that run 20261120-0300-aaaa remembered"})
-	inPlace := withFile(node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120), cluster.ConfigFile{Hash: hash, Runs: hash, Changes: changes(0)})
+	away := withFile(node("wk1", 9031, planning.Unfinished, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Applied: true, Uncompared: "the node is away; the file is the one that run 20261120-0300-aaaa remembered"})
+	inPlace := withFile(node("cp1", 9001, planning.ControlPlanes, cluster.InPlace, 120), cluster.ConfigFile{Hash: hash, Runs: hash, Changes: changes(0)})
 	inPlace.Notes = []string{"its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"}
 	few := cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(0)}
-	many := withFile(node("wk4", 9034, cluster.Canary, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(10)})
-	same := withFile(node("wk5", 9035, cluster.Workers, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true})
-	same.Phase = cluster.Reset
+	many := withFile(node("wk4", 9034, planning.Canary, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(10)})
+	same := withFile(node("wk5", 9035, planning.Workers, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true})
+	same.Phase = planning.Reset
 	plan := planning.Plan{
 		Run: "20261120-0300-aaaa", MaxUnavailable: 1, PerHost: 1, TotalSeconds: 960,
 		Nodes: []planning.NodePlan{
 			away, same, many, inPlace,
-			withFile(node("wk2", 9032, cluster.Workers, cluster.Recreate, 240), few), withFile(node("wk3", 9033, cluster.Workers, cluster.Recreate, 240), few),
+			withFile(node("wk2", 9032, planning.Workers, cluster.Recreate, 240), few), withFile(node("wk3", 9033, planning.Workers, cluster.Recreate, 240), few),
 		},
 	}
 	drawn(t, "plan-files", func(b *bytes.Buffer) error { return WritePlan(b, "text", plan) })

@@ -154,7 +154,7 @@ func fateOfSystem(s cluster.Strategy) string {
 	return ""
 }
 
-func drawDisk(d cluster.DiskPlan) string {
+func drawDisk(d planning.DiskPlan) string {
 	parts := []string{d.Key}
 	switch {
 	case d.Volid == "":

@@ -66,21 +66,21 @@ func TestPlanInColours(t *testing.T) {
 // many is a plan of a large cluster in which that many workers change.
 func many(nodes, changing int) planning.Plan {
 	plan := planning.Plan{Cluster: "c1", ID: "0123456789abcdef", MaxUnavailable: 5, PerHost: 1, TotalSeconds: 240 * ((changing + 4) / 5)}
-	batch := cluster.Batch{Phase: cluster.Workers, Limit: 5}
+	batch := planning.Batch{Phase: planning.Workers, Limit: 5}
 	for i := range nodes {
 		name := fmt.Sprintf("wk%03d", i)
 		if i >= changing {
 			plan.Nodes = append(plan.Nodes, inSync(name))
 			continue
 		}
-		n := node(name, cluster.VMID(10000+i), cluster.Workers, cluster.Recreate, 240)
+		n := node(name, cluster.VMID(10000+i), planning.Workers, cluster.Recreate, 240)
 		n.Host, n.Why, n.OutageFrom = fmt.Sprintf("pve%d", 1+i%12), "recreate: possible, every persistent disk can be carried over", assumed
-		n.Carried = []cluster.DiskPlan{{Key: "scsi1", Serial: "data-" + name, Volid: fmt.Sprintf("fast:vm-%d-disk-1", n.VMID), Size: "20G"}}
-		n.System = &cluster.DiskPlan{Key: "scsi0", Serial: "sys", Volid: fmt.Sprintf("fast:vm-%d-disk-0", n.VMID), Size: "10G"}
+		n.Carried = []planning.DiskPlan{{Key: "scsi1", Serial: "data-" + name, Volid: fmt.Sprintf("fast:vm-%d-disk-1", n.VMID), Size: "20G"}}
+		n.System = &planning.DiskPlan{Key: "scsi0", Serial: "sys", Volid: fmt.Sprintf("fast:vm-%d-disk-0", n.VMID), Size: "10G"}
 		n.Renewed = []string{"vmgenid", "meta", "volid of scsi1"}
 		plan.Nodes, batch.Nodes = append(plan.Nodes, n), append(batch.Nodes, name)
 	}
-	plan.Batches = []cluster.Batch{batch}
+	plan.Batches = []planning.Batch{batch}
 	return plan
 }
 

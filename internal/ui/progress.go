@@ -8,7 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -74,7 +74,7 @@ func (p *Progress) Emit(e step.Event) {
 // the same time, so every line starts with the node's name.
 func (p *Progress) line(path, colour, mark, text string) {
 	at := time.Since(p.start).Round(time.Second)
-	_, node, below := cluster.NodeOfStep(path)
+	_, node, below := planning.NodeOfStep(path)
 	if strings.HasPrefix(path, "roll") {
 		p.width = max(p.width, nodeColumn, utf8.RuneCountInString(node))
 	}

@@ -163,9 +163,9 @@ func TestFaredWithGates(t *testing.T) {
 func TestWriteReport(t *testing.T) {
 	t.Parallel()
 	begun := time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC)
-	work := node("wk1", 9031, cluster.Workers, cluster.Recreate, 240)
-	work.Drift.Build, work.Carried = "abcdef0123456789", []cluster.DiskPlan{data}
-	inPlace := node("cp1", 9001, cluster.ControlPlanes, cluster.InPlace, 120)
+	work := node("wk1", 9031, planning.Workers, cluster.Recreate, 240)
+	work.Drift.Build, work.Carried = "abcdef0123456789", []planning.DiskPlan{data}
+	inPlace := node("cp1", 9001, planning.ControlPlanes, cluster.InPlace, 120)
 	inPlace.Drift.Build = "abcdef0123456789"
 	plan := planning.Plan{Nodes: []planning.NodePlan{work, inPlace, inSync("wk2")}}
 	report := func(outcome string) pipeline.Report {

@@ -171,7 +171,7 @@ func TestPruneQuestion(t *testing.T) {
 func TestPlanShowsWhatItFrees(t *testing.T) {
 	t.Parallel()
 	plan := planning.Plan{Nodes: []planning.NodePlan{{
-		Node: "wk1", Role: "worker", Phase: cluster.Workers, Strategy: cluster.Reimage, VMID: 101, Host: "pve1",
+		Node: "wk1", Role: "worker", Phase: planning.Workers, Strategy: cluster.Reimage, VMID: 101, Host: "pve1",
 		Frees: []parking.FreePlan{
 			{Parking: 9900, Key: "scsi29", Run: "r1", Talos: "v1.13.8", Volid: "fast:vm-9900-disk-0", Size: "10G"},
 			{Parking: 9900, Key: "scsi28", Run: "r0"},

@@ -99,7 +99,7 @@ func fate(p *page, n NodeFared, plan planning.Plan) string {
 		return p.paint(colour, "not touched: "+gates)
 	case n.Gates == "after":
 		return achieved(n, plan) + ", " + p.paint(colour, gates)
-	case n.Hooks == "before" && n.Phase == string(cluster.Unfinished):
+	case n.Hooks == "before" && n.Phase == string(planning.Unfinished):
 		return p.paint(colour, "as it was left: "+hooks)
 	case n.Hooks == "before":
 		return p.paint(colour, "not touched: "+hooks)
@@ -116,7 +116,7 @@ func fate(p *page, n NodeFared, plan planning.Plan) string {
 func achieved(n NodeFared, plan planning.Plan) string {
 	text := cmp.Or(done[cluster.Strategy(n.Strategy)], n.Strategy)
 	i := slices.IndexFunc(plan.Work(), func(w planning.NodePlan) bool { return w.Node == n.Node })
-	if i < 0 || n.Phase == string(cluster.Unfinished) {
+	if i < 0 || n.Phase == string(planning.Unfinished) {
 		return text
 	}
 	switch w := plan.Work()[i]; w.Strategy {

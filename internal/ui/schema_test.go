@@ -148,7 +148,7 @@ func wordSchema(t reflect.Type) *jsonschema.Schema {
 	switch t {
 	case reflect.TypeFor[cluster.Strategy]():
 		return words("auto", "recreate", "reimage", "in-place", "rollback", "put-back", "configure", "")
-	case reflect.TypeFor[cluster.Phase]():
+	case reflect.TypeFor[planning.Phase]():
 		return words("unfinished", "reset", "canary", "control-planes", "workers")
 	case reflect.TypeFor[explain.Fate]():
 		return words("stays", "carried", "detached", "replaced", "back", "pods", "medium")

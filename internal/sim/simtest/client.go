@@ -62,7 +62,7 @@ type Client struct {
 	// Notify gets notices of its runs; may be nil.
 	Notify cluster.Notifier
 	// Pulsed gets the cluster's state during a roll; may be nil.
-	Pulsed func(cluster.Pulse)
+	Pulsed func(planning.Pulse)
 	// Telemetry records the next commands; may be nil.
 	Telemetry *telemetry.Telemetry
 

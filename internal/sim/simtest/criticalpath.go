@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -68,16 +67,16 @@ func (l *Lab) byNode(delays []record.Delay) map[string][]record.Delay {
 // as soon as the roll begins.
 func shortest(p planning.Plan, spans map[string]span) time.Duration {
 	var now, begin time.Duration
-	var before cluster.Phase
+	var before planning.Phase
 	for work := p.Work(); len(work) > 0; {
 		phase := work[0].Phase
 		nodes := slices.DeleteFunc(slices.Clone(work), func(n planning.NodePlan) bool { return n.Phase != phase })
 		work = work[len(nodes):]
 		limit := 1
-		if phase == cluster.Workers {
+		if phase == planning.Workers {
 			limit = max(1, p.MaxUnavailable)
 		}
-		beside := p.WorkersBeside && (before == cluster.ControlPlanes || before == cluster.Workers)
+		beside := p.WorkersBeside && (before == planning.ControlPlanes || before == planning.Workers)
 		if !beside {
 			begin = now
 		}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/explain"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
@@ -51,7 +50,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 				}
 				c := lab.Client()
 				c.Emit = func(e step.Event) {
-					_, node, below := cluster.NodeOfStep(e.Path)
+					_, node, below := planning.NodeOfStep(e.Path)
 					if e.Status != step.Started && e.Status != step.Skipped || e.Kind == "" || want[node] == nil {
 						return
 					}

@@ -295,9 +295,9 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []cluster.Batch{
-			{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1},
-			{Phase: cluster.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
+		want := []planning.Batch{
+			{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1},
+			{Phase: planning.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
 		}
 		if diff := cmp.Diff(want, plan.Batches); diff != "" {
 			t.Errorf("batches (-want +got):\n%s", diff)

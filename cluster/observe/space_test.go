@@ -1,4 +1,4 @@
-package cluster
+package observe
 
 import (
 	"errors"
@@ -7,24 +7,26 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 var (
-	thinStorage  = Storage{Name: "thin", Type: "lvmthin", Pool: "pve/data"}
-	thickStorage = Storage{Name: "thick", Type: "lvm", Pool: "vg", Thick: true}
-	sharedThick  = Storage{Name: "san", Type: "lvm", Pool: "san", Thick: true, Shared: true}
-	plainStorage = Storage{Name: "dir", Type: "dir"}
+	thinStorage  = cluster.Storage{Name: "thin", Type: "lvmthin", Pool: "pve/data"}
+	thickStorage = cluster.Storage{Name: "thick", Type: "lvm", Pool: "vg", Thick: true}
+	sharedThick  = cluster.Storage{Name: "san", Type: "lvm", Pool: "san", Thick: true, Shared: true}
+	plainStorage = cluster.Storage{Name: "dir", Type: "dir"}
 )
 
-func roomWith(totalGiB, freeGiB int64, pools ...ThinPool) Room {
-	room := Room{ThinPools: pools}
-	for _, s := range []Storage{plainStorage, sharedThick, thickStorage, thinStorage} {
-		room.Storages = append(room.Storages, StorageRoom{Name: s.Name, Active: true, Total: totalGiB << 30, Free: freeGiB << 30})
+func roomWith(totalGiB, freeGiB int64, pools ...cluster.ThinPool) cluster.Room {
+	room := cluster.Room{ThinPools: pools}
+	for _, s := range []cluster.Storage{plainStorage, sharedThick, thickStorage, thinStorage} {
+		room.Storages = append(room.Storages, cluster.StorageRoom{Name: s.Name, Active: true, Total: totalGiB << 30, Free: freeGiB << 30})
 	}
 	return room
 }
 
-func newDisk(node, host string, s Storage, gib int64) NewDisk {
+func newDisk(node, host string, s cluster.Storage, gib int64) NewDisk {
 	return NewDisk{Node: node, Host: host, Storage: s, Bytes: gib << 30}
 }
 
@@ -33,7 +35,7 @@ const spaceRemedy = "while the old one stays parked: free old ones with recast p
 // roomCase is new disks on one storage.
 type roomCase struct {
 	disks  []NewDisk
-	room   Room
+	room   cluster.Room
 	atOnce int
 	want   []string // by disk
 	warn   []string
@@ -44,7 +46,7 @@ func checkRoom(t *testing.T, cases map[string]roomCase) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			uses := SpaceUses(tc.disks, map[string]Room{"pve1": tc.room})
+			uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
 			if len(uses) != 1 {
 				t.Fatalf("%+v", uses)
 			}
@@ -88,7 +90,7 @@ func TestRoomForThickDisks(t *testing.T) {
 
 func TestRoomForThinDisks(t *testing.T) {
 	t.Parallel()
-	pool := ThinPool{VG: "pve", Name: "data", Size: 100 << 30, MetaSize: 100 << 20, MetaUsed: 10 << 20}
+	pool := cluster.ThinPool{VG: "pve", Name: "data", Size: 100 << 30, MetaSize: 100 << 20, MetaUsed: 10 << 20}
 	fullMeta := pool
 	fullMeta.MetaUsed = pool.MetaSize - 1<<20
 	checkRoom(t, map[string]roomCase{
@@ -122,7 +124,7 @@ func TestRoomForThinDisks(t *testing.T) {
 		},
 		"thin pools that can't be read": {
 			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
-			func() Room { r := roomWith(100, 50); r.ErrPools = errors.New("no lvs"); return r }(), 1,
+			func() cluster.Room { r := roomWith(100, 50); r.ErrPools = errors.New("no lvs"); return r }(), 1,
 			[]string{""},
 			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be told: no lvs"},
 		},
@@ -131,28 +133,28 @@ func TestRoomForThinDisks(t *testing.T) {
 
 func TestRoomThatCantBeTold(t *testing.T) {
 	t.Parallel()
-	away := func(s string) Room {
+	away := func(s string) cluster.Room {
 		r := roomWith(100, 50)
-		i := slices.IndexFunc(r.Storages, func(sr StorageRoom) bool { return sr.Name == s })
+		i := slices.IndexFunc(r.Storages, func(sr cluster.StorageRoom) bool { return sr.Name == s })
 		r.Storages[i].Active = false
 		return r
 	}
 	checkRoom(t, map[string]roomCase{
 		"not active": {[]NewDisk{newDisk("a", "pve1", thickStorage, 1)}, away("thick"), 1, []string{"storage thick is not active on pve1: see pvesm status there"}, nil},
 		"not for disks": {
-			[]NewDisk{newDisk("a", "pve1", Storage{Name: "isos"}, 1)},
+			[]NewDisk{newDisk("a", "pve1", cluster.Storage{Name: "isos"}, 1)},
 			roomWith(100, 50), 1,
 			[]string{"storage isos takes no disks on pve1: see its content, nodes and state (pvesm status)"},
 			nil,
 		},
 		"a host that does not answer": {
 			[]NewDisk{newDisk("a", "pve1", thickStorage, 1)},
-			Room{Err: errors.New("no route")},
+			cluster.Room{Err: errors.New("no route")},
 			1,
 			[]string{"the room on pve1 can't be read: no route"},
 			nil,
 		},
-		"a host that was not asked": {[]NewDisk{newDisk("a", "pve2", thickStorage, 1)}, Room{}, 1, []string{"nobody asked pve2 for its room"}, nil},
+		"a host that was not asked": {[]NewDisk{newDisk("a", "pve2", thickStorage, 1)}, cluster.Room{}, 1, []string{"nobody asked pve2 for its room"}, nil},
 		"a drive without size": {
 			[]NewDisk{newDisk("a", "pve1", thickStorage, 0)},
 			roomWith(100, 50), 1,
@@ -167,7 +169,7 @@ func TestSpaceIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	second := thickStorage
 	second.Name = "thick2"
-	sparse := Storage{Name: "dir2", Type: "dir"}
+	sparse := cluster.Storage{Name: "dir2", Type: "dir"}
 	disks := []NewDisk{
 		newDisk("a", "pve1", thickStorage, 1), newDisk("b", "pve2", thickStorage, 2), newDisk("c", "pve1", second, 4),
 		newDisk("d", "pve1", sharedThick, 8), newDisk("e", "pve2", sharedThick, 16), newDisk("f", "pve1", plainStorage, 1), newDisk("g", "pve1", sparse, 1),
@@ -178,7 +180,7 @@ func TestSpaceIsCountedOnce(t *testing.T) {
 		for _, d := range use.Disks {
 			nodes = append(nodes, d.Node)
 		}
-		got = append(got, use.Storage+" of "+use.Host+": "+strings.Join(nodes, " ")+", "+Size(use.Takes()))
+		got = append(got, use.Storage+" of "+use.Host+": "+strings.Join(nodes, " ")+", "+cluster.Size(use.Takes()))
 	}
 	want := []string{
 		"thick of pve1: a c, 5120 MiB", "thick of pve2: b, 2048 MiB", "san of pve1: d e, 24 GiB",

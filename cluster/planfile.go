@@ -1,4 +1,0 @@
-package cluster
-
-// PlanVersion is the format of a plan as JSON.
-const PlanVersion = 1
