@@ -65,8 +65,6 @@ func (p patient) VMState(ctx context.Context, id VMID) (VM, error) {
 
 func forBackup(vm VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
-func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
-
 // free waits until a VM is held by nobody; waited is false if it was not.
 func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}

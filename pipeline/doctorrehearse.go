@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 func (d *checkup) needsToRehearse() access.Needs {
@@ -38,7 +38,7 @@ func (d *checkup) agents(ctx context.Context) {
 
 // scratch warns about scratch VMs: those of a killed run may run for ever.
 func (d *checkup) scratch() {
-	for _, s := range cluster.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
+	for _, s := range planning.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
 		d.warn(GroupProxmox, fmt.Sprintf("VM %d", s.VM.ID), "recast prune deletes it, once that run has ended",
 			"%q on %s: run %s tests, or tested, a boot ISO on it", s.VM.Name, s.VM.Host, s.Run)
 	}

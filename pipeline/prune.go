@@ -202,7 +202,7 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
 			needs, other = access.NeedsToFree(p.parkedOn(vms)), PruneISOs
-			if len(cluster.ScratchVMs(vms, p.Config.Cluster)) > 0 {
+			if len(planning.ScratchVMs(vms, p.Config.Cluster)) > 0 {
 				needs = needs.With(access.NeedsToClear())
 			}
 		}

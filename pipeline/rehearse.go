@@ -58,7 +58,7 @@ type Left struct {
 
 func scratchLeft(vms []cluster.VM, name string) []Left {
 	var out []Left
-	for _, s := range cluster.ScratchVMs(vms, name) {
+	for _, s := range planning.ScratchVMs(vms, name) {
 		out = append(out, Left{
 			VMID: s.VM.ID, Name: s.VM.Name, Host: s.VM.Host, Run: s.Run,
 			Next: []Advice{{"recast prune", "deletes it, once that run has ended"}, {"recast roll", "does so first, if it has anything to do"}},

@@ -6,6 +6,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // Own are the VMs that recast has made for its own ends when it worked on this
@@ -22,7 +23,7 @@ func (d Discovery) Own(name string) []cluster.VM {
 			own = append(own, vm)
 		}
 	}
-	for _, s := range cluster.ScratchVMs(d.VMs, name) {
+	for _, s := range planning.ScratchVMs(d.VMs, name) {
 		own = append(own, s.VM)
 	}
 	return own

@@ -148,7 +148,7 @@ type Plan struct {
 	Kubernetes    []string           `json:"kubernetes,omitempty"` // where another version is wanted: which goes first, the roll or that
 
 	// Scratch are VMs that killed runs have left. They are deleted before anything else.
-	Scratch []cluster.LeftScratch `json:"scratch,omitempty"`
+	Scratch []LeftScratch `json:"scratch,omitempty"`
 	// Trials are the boot ISOs that are tried out after that, before any node goes.
 	Trials []Trial `json:"trials,omitempty"`
 
@@ -196,7 +196,7 @@ func (p Plan) TakesAPIAway() bool {
 // rehearse plans the trials, and the end of what those of killed runs have left;
 // where nothing is to be done, that is another command's.
 func (p *Plan) rehearse(o observe.Observation, h *Rehearsal) {
-	for _, s := range cluster.ScratchVMs(o.VMs, p.Cluster) {
+	for _, s := range ScratchVMs(o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
 			continue

@@ -45,7 +45,7 @@ func (r *Roller) Rehearsed() []Rehearsed {
 }
 
 // clearScratch deletes what killed runs have left.
-func (r *Roller) clearScratch(left []cluster.LeftScratch) step.Step {
+func (r *Roller) clearScratch(left []planning.LeftScratch) step.Step {
 	pruner := r.scratchPruner()
 	for _, l := range left {
 		pruner.VMs = append(pruner.VMs, ScratchVerdict{LeftScratch: l})

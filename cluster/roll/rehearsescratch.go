@@ -95,9 +95,9 @@ func (t *rehearsal) config(id cluster.VMID, iso string) (map[string]string, erro
 	}
 	cd := cluster.CDKey(node.Config, disks)
 	config := map[string]string{
-		"name": cluster.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
+		"name": planning.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
 		"smbios1": "uuid=" + t.uuid, cd: iso + ",media=cdrom", "boot": "order=" + cd,
-		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + cluster.ScratchMark(t.Run, t.Cluster, t.uuid),
+		"description": "Scratch VM of recast: it tries a boot ISO out before a roll, and is deleted right after that. Nothing on it is of any worth.\n\n" + planning.ScratchMark(t.Run, t.Cluster, t.uuid),
 	}
 	for _, key := range asNode {
 		if v := node.Config[key]; v != "" {

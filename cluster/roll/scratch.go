@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -30,7 +31,7 @@ type ScratchPruner struct {
 // Judge says of each scratch VM of the cluster whether it can go: one that is not
 // as it was made stays, with the reason.
 func (p *ScratchPruner) Judge(ctx context.Context, vms []cluster.VM) error {
-	for _, s := range cluster.ScratchVMs(vms, p.Cluster) {
+	for _, s := range planning.ScratchVMs(vms, p.Cluster) {
 		against, err := p.against(ctx, s)
 		if err != nil {
 			return err
@@ -52,7 +53,7 @@ func (p ScratchPruner) Steps() []step.Step {
 }
 
 // against says why a scratch VM is not deleted; nothing: it is as it was made.
-func (p ScratchPruner) against(ctx context.Context, s cluster.Scratch) ([]string, error) {
+func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
 	against := s.Strange()
 	ties, err := p.Proxmox.Ties(ctx, s.VM)
 	if err != nil {
@@ -131,17 +132,17 @@ func (p ScratchPruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid 
 
 // read reads a scratch VM afresh and refuses one that is not as it was made;
 // the zero Scratch: it is gone.
-func (p ScratchPruner) read(ctx context.Context, id cluster.VMID, uuid string) (cluster.Scratch, error) {
+func (p ScratchPruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
 	vm, err := p.Proxmox.VM(ctx, id)
 	if errors.Is(err, cluster.ErrNotFound) {
-		return cluster.Scratch{}, nil
+		return planning.Scratch{}, nil
 	}
 	if err != nil {
-		return cluster.Scratch{}, fmt.Errorf("look up VM %d: %w", id, err)
+		return planning.Scratch{}, fmt.Errorf("look up VM %d: %w", id, err)
 	}
-	is := cluster.ScratchVMs([]cluster.VM{vm}, p.Cluster)
+	is := planning.ScratchVMs([]cluster.VM{vm}, p.Cluster)
 	if len(is) == 0 || is[0].UUID != uuid {
-		return cluster.Scratch{}, nil
+		return planning.Scratch{}, nil
 	}
 	against, err := p.against(ctx, is[0])
 	if err != nil {
@@ -155,7 +156,7 @@ func (p ScratchPruner) read(ctx context.Context, id cluster.VMID, uuid string) (
 
 // ScratchVerdict is what is to become of one.
 type ScratchVerdict struct {
-	cluster.LeftScratch
+	planning.LeftScratch
 	Keep    []string `json:"keep,omitempty"` // why it stays; none: it can go
 	Removed bool     `json:"removed"`
 }

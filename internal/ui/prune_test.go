@@ -110,8 +110,8 @@ func TestWritePruneCache(t *testing.T) {
 
 func TestWritePruneScratch(t *testing.T) {
 	t.Parallel()
-	left := func(id cluster.VMID, host string) cluster.LeftScratch {
-		return cluster.LeftScratch{VMID: id, Name: fmt.Sprintf("recast-rehearse-%d", id), Host: host, Run: "20261114-0421-3f2a"}
+	left := func(id cluster.VMID, host string) planning.LeftScratch {
+		return planning.LeftScratch{VMID: id, Name: fmt.Sprintf("recast-rehearse-%d", id), Host: host, Run: "20261114-0421-3f2a"}
 	}
 	writesPrune(t, pipeline.PruneReport{Scratch: []roll.ScratchVerdict{
 		{LeftScratch: left(9099, "pve1")}, {LeftScratch: left(9098, "pve2"), Keep: []string{"it has snapshots: a"}},

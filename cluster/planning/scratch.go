@@ -1,31 +1,33 @@
-package cluster
+package planning
 
 import (
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/recast-sh/recast/cluster"
 )
 
 // Scratch is a scratch VM: made to try a boot ISO out, and of no worth afterwards.
 type Scratch struct {
-	VM   VM
+	VM   cluster.VM
 	Run  string // that made it
 	UUID string // that it was made with
 }
 
 const scratchPrefix = "recast-rehearse-"
 
-func ScratchName(id VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
+func ScratchName(id cluster.VMID) string { return scratchPrefix + strconv.Itoa(int(id)) }
 
 // ScratchMark is the last line of a scratch VM's description.
-func ScratchMark(run, cluster, uuid string) string {
-	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", RunMark, run, cluster, uuid)
+func ScratchMark(run, name, uuid string) string {
+	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
 }
 
 // ScratchVMs are those of a cluster among all VMs. A copy, which has another UUID
 // or name than its description says, is none.
-func ScratchVMs(vms []VM, cluster string) []Scratch {
+func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	var out []Scratch
 	for _, vm := range vms {
 		run := vm.MadeBy()
@@ -61,11 +63,11 @@ func (s Scratch) Strange() []string {
 
 // LeftScratch is a scratch VM that a killed run has left, as plans and reports name it.
 type LeftScratch struct {
-	VMID VMID   `json:"vmid"`
-	Name string `json:"name"`
-	Host string `json:"host"`
-	Run  string `json:"run"` // that made it
-	UUID string `json:"uuid"`
+	VMID cluster.VMID `json:"vmid"`
+	Name string       `json:"name"`
+	Host string       `json:"host"`
+	Run  string       `json:"run"` // that made it
+	UUID string       `json:"uuid"`
 }
 
 func (s Scratch) Left() LeftScratch {
@@ -73,5 +75,5 @@ func (s Scratch) Left() LeftScratch {
 }
 
 func (l LeftScratch) String() string {
-	return fmt.Sprintf("%s, which run %s made to try a boot ISO out", VM{ID: l.VMID, Name: l.Name, Host: l.Host}, l.Run)
+	return fmt.Sprintf("%s, which run %s made to try a boot ISO out", cluster.VM{ID: l.VMID, Name: l.Name, Host: l.Host}, l.Run)
 }

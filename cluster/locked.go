@@ -1,0 +1,5 @@
+package cluster
+
+import "slices"
+
+func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
