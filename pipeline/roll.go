@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
@@ -360,7 +361,7 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
-	px := cluster.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
+	px := exchange.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
 	return &roll.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -117,7 +118,7 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 	if err != nil || r == nil {
 		return err
 	}
-	r.Proxmox = cluster.Patient(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
+	r.Proxmox = exchange.Patient(r.Proxmox, 2*time.Second, func(text string) { s.listen(step.Event{Text: text}) })
 	tree := r.Steps
 	if s.giveUp {
 		tree = r.PutBackSteps

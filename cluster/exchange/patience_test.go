@@ -1,4 +1,4 @@
-package cluster
+package exchange
 
 import (
 	"context"
@@ -12,20 +12,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // lockedVM is a Proxmox with one VM that somebody else has locked until some time.
 type lockedVM struct {
-	Proxmox
-	vm       VM
+	cluster.Proxmox
+	vm       cluster.VM
 	until    time.Time // the lock goes then
 	leaves   map[string]string
 	noQuorum bool
 	done     int
 }
 
-func (f *lockedVM) VM(context.Context, VMID) (VM, error) {
+func (f *lockedVM) VM(context.Context, cluster.VMID) (cluster.VM, error) {
 	vm := f.vm
 	vm.Config = maps.Clone(vm.Config)
 	if vm.Lock != "" && !time.Now().Before(f.until) {
@@ -39,14 +40,14 @@ func (f *lockedVM) VM(context.Context, VMID) (VM, error) {
 
 func (f *lockedVM) Quorate(context.Context) (bool, error) { return !f.noQuorum, nil }
 
-func (f *lockedVM) SetConfig(ctx context.Context, vm VM, _ map[string]string, _ []string) error {
+func (f *lockedVM) SetConfig(ctx context.Context, vm cluster.VM, _ map[string]string, _ []string) error {
 	switch now, err := f.VM(ctx, vm.ID); {
 	case err != nil:
 		return err
 	case now.Lock != "" && vm.Config["lock"] != "":
-		return fmt.Errorf("VM is locked: %w", ErrLocked)
+		return fmt.Errorf("VM is locked: %w", cluster.ErrLocked)
 	case now.Digest != vm.Digest:
-		return fmt.Errorf("checksum mismatch: %w", ErrChanged)
+		return fmt.Errorf("checksum mismatch: %w", cluster.ErrChanged)
 	}
 	f.done++
 	return nil
@@ -78,7 +79,7 @@ func TestPatience(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				f := &lockedVM{vm: VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
+				f := &lockedVM{vm: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
 				read, _ := f.VM(t.Context(), 101)
 				if c.lock != "" {
 					f.vm.Lock, f.vm.Config["lock"], f.until = c.lock, c.lock, time.Now().Add(c.lasts)
@@ -111,11 +112,11 @@ func TestPatience(t *testing.T) {
 // up, and is not taken for one that somebody has started.
 func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	t.Parallel()
-	for name, read := range map[string]func(Proxmox, context.Context, VMID) (VM, error){"VM": Proxmox.VM, "VMState": Proxmox.VMState} {
+	for name, read := range map[string]func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VM, error){"VM": cluster.Proxmox.VM, "VMState": cluster.Proxmox.VMState} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				f := &lockedVM{vm: VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
+				f := &lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Running: true, QMP: "prelaunch", Lock: "backup", Config: map[string]string{"lock": "backup"}}, until: time.Now().Add(time.Minute)}
 				px := Patient(f, 2*time.Second, func(string) {})
 				vm, err := read(px, t.Context(), 101)
 				if err != nil || vm.Running || vm.Lock != "" {
@@ -135,14 +136,16 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 // is to be given its disk.
 type pairedVMs struct {
 	lockedVM
-	to    VM
-	later func(to *VM) // when the lock is gone
+	to    cluster.VM
+	later func(to *cluster.VM) // when the lock is gone
 	moved int
 }
 
-func (f *lockedVM) VMState(ctx context.Context, id VMID) (VM, error) { return f.VM(ctx, id) }
+func (f *lockedVM) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return f.VM(ctx, id)
+}
 
-func (f *pairedVMs) VM(ctx context.Context, id VMID) (VM, error) {
+func (f *pairedVMs) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	if id == f.vm.ID {
 		return f.lockedVM.VM(ctx, id)
 	}
@@ -154,7 +157,7 @@ func (f *pairedVMs) VM(ctx context.Context, id VMID) (VM, error) {
 	return to, nil
 }
 
-func (f *pairedVMs) MoveDisk(ctx context.Context, vm VM, _ string, _ VMID, _ string) error {
+func (f *pairedVMs) MoveDisk(ctx context.Context, vm cluster.VM, _ string, _ cluster.VMID, _ string) error {
 	err := f.SetConfig(ctx, vm, nil, nil)
 	f.moved = f.done
 	return err
@@ -164,25 +167,25 @@ func (f *pairedVMs) MoveDisk(ctx context.Context, vm VM, _ string, _ VMID, _ str
 func TestPatienceWithATarget(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		later func(to *VM)
+		later func(to *cluster.VM)
 		moved int
 	}{
-		"as it was":           {func(*VM) {}, 1},
-		"another VM by now":   {func(to *VM) { to.Config["smbios1"] = "uuid=b" }, 0},
-		"on another host":     {func(to *VM) { to.Host = "pve2" }, 0},
-		"started by somebody": {func(to *VM) { to.Running = true }, 0},
+		"as it was":           {func(*cluster.VM) {}, 1},
+		"another VM by now":   {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
+		"on another host":     {func(to *cluster.VM) { to.Host = "pve2" }, 0},
+		"started by somebody": {func(to *cluster.VM) { to.Running = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				f := &pairedVMs{
-					lockedVM: lockedVM{vm: VM{ID: 101, Host: "pve1", Config: map[string]string{"scsi1": "fast:vm-101-disk-1"}}},
-					to:       VM{ID: 9900, Host: "pve1", Config: map[string]string{"smbios1": "uuid=a"}}, later: c.later,
+					lockedVM: lockedVM{vm: cluster.VM{ID: 101, Host: "pve1", Config: map[string]string{"scsi1": "fast:vm-101-disk-1"}}},
+					to:       cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"smbios1": "uuid=a"}}, later: c.later,
 				}
 				read, _ := f.VM(t.Context(), 101)
 				f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
 				err := Patient(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
-				if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, ErrChanged) {
+				if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged) {
 					t.Errorf("moved %d times: %v", f.moved, err)
 				}
 			})

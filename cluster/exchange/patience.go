@@ -1,4 +1,4 @@
-package cluster
+package exchange
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -17,33 +18,29 @@ import (
 // that is due is refused before a node is taken out, so this is one by hand.
 const lockWait = 15 * time.Minute
 
-// passing are the locks of a VM's configuration that go with the task that set
-// them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
-var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
-
 // Patient gives a Proxmox that waits while somebody else's task, a backup say,
 // holds a VM that is to be changed, and says so. What it was asked for is done
 // afterwards only if the VM is then as it was.
-func Patient(px Proxmox, poll time.Duration, say func(text string)) Proxmox {
+func Patient(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
 	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
 }
 
 type patient struct {
-	Access
-	Inventory
-	Tasks
-	HA
-	px   Proxmox
+	cluster.Access
+	cluster.Inventory
+	cluster.Tasks
+	cluster.HA
+	px   cluster.Proxmox
 	poll time.Duration
 	say  func(text string)
 }
 
-var _ Proxmox = patient{}
+var _ cluster.Proxmox = patient{}
 
 // VM waits for the end of a backup that has started the VM for its own purpose:
 // one that was off runs then, without a guest (pve-manager's vzdump, in
 // qemu-server, PVE/VZDump/QemuServer.pm, enforce_vm_running_for_backup).
-func (p patient) VM(ctx context.Context, id VMID) (VM, error) {
+func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VM(ctx, id)
 	if err != nil || !forBackup(vm) {
 		return vm, err
@@ -55,7 +52,7 @@ func (p patient) VM(ctx context.Context, id VMID) (VM, error) {
 }
 
 // VMState does as VM where it may be a backup that the VM runs for.
-func (p patient) VMState(ctx context.Context, id VMID) (VM, error) {
+func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VMState(ctx, id)
 	if err != nil || vm.QMP != "prelaunch" {
 		return vm, err
@@ -63,14 +60,14 @@ func (p patient) VMState(ctx context.Context, id VMID) (VM, error) {
 	return p.VM(ctx, id)
 }
 
-func forBackup(vm VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
+func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
 // free waits until a VM is held by nobody; waited is false if it was not.
-func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited bool, err error) {
+func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		vm, err := p.px.VM(ctx, id)
-		if errors.Is(err, ErrNotFound) {
+		if errors.Is(err, cluster.ErrNotFound) {
 			return true, "", nil
 		}
 		if err != nil || !held(vm) {
@@ -86,11 +83,11 @@ func (p patient) free(ctx context.Context, id VMID, held func(VM) bool) (waited 
 // refused because of somebody's lock, which is part of the configuration and so
 // of the digest too, is made again when the lock is gone. The digest is not that
 // of the others: whether they are as they were is asked here.
-func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) error) error {
-	ids := append([]VMID{vm.ID}, others...)
+func (p patient) change(ctx context.Context, vm cluster.VM, others []cluster.VMID, do func(cluster.VM) error) error {
+	ids := append([]cluster.VMID{vm.ID}, others...)
 	for start := time.Now(); ; {
 		err := do(vm)
-		if !errors.Is(err, ErrLocked) && !errors.Is(err, ErrChanged) || time.Since(start) >= lockWait {
+		if !errors.Is(err, cluster.ErrLocked) && !errors.Is(err, cluster.ErrChanged) || time.Since(start) >= lockWait {
 			return err
 		}
 		before, errLook := p.look(ctx, others)
@@ -99,7 +96,7 @@ func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) e
 		}
 		waited := false
 		for _, id := range ids {
-			w, errLock := p.free(ctx, id, Locked)
+			w, errLock := p.free(ctx, id, cluster.Locked)
 			if errLock != nil {
 				return errors.Join(err, errLock)
 			}
@@ -112,13 +109,13 @@ func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) e
 		if errLook != nil {
 			return errors.Join(err, errLook)
 		}
-		for i, was := range append([]VM{vm}, before...) {
+		for i, was := range append([]cluster.VM{vm}, before...) {
 			switch {
 			case sameButLock(was, now[i]) && (i == 0 || !now[i].Running): // a target that runs would be given the disk hot
-			case i == 0 && errors.Is(err, ErrChanged):
+			case i == 0 && errors.Is(err, cluster.ErrChanged):
 				return err
 			default:
-				return fmt.Errorf("%w; then %s was %w", err, now[i], ErrChanged)
+				return fmt.Errorf("%w; then %s was %w", err, now[i], cluster.ErrChanged)
 			}
 		}
 		if !waited { // it came and went
@@ -129,14 +126,14 @@ func (p patient) change(ctx context.Context, vm VM, others []VMID, do func(VM) e
 			}
 		}
 		vm = now[0]
-		if err := RequireQuorum(ctx, p.px); err != nil {
+		if err := cluster.RequireQuorum(ctx, p.px); err != nil {
 			return err
 		}
 	}
 }
 
-func (p patient) look(ctx context.Context, ids []VMID) ([]VM, error) {
-	var vms []VM
+func (p patient) look(ctx context.Context, ids []cluster.VMID) ([]cluster.VM, error) {
+	var vms []cluster.VM
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
 		if err != nil {
@@ -148,8 +145,8 @@ func (p patient) look(ctx context.Context, ids []VMID) ([]VM, error) {
 }
 
 // sameButLock says whether a VM is as it was when the change was decided upon.
-func sameButLock(a, b VM) bool {
-	without := func(vm VM) map[string]string {
+func sameButLock(a, b cluster.VM) bool {
+	without := func(vm cluster.VM) map[string]string {
 		config := maps.Clone(vm.Config)
 		delete(config, "lock")
 		return config
@@ -159,10 +156,10 @@ func sameButLock(a, b VM) bool {
 
 // lasting is the refusal with the lock that it is due to, if that is one which
 // no task takes away; nil if it is not.
-func (p patient) lasting(ctx context.Context, ids []VMID, refused error) error {
+func (p patient) lasting(ctx context.Context, ids []cluster.VMID, refused error) error {
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
-		if err != nil || vm.Lock == "" || Locked(vm) {
+		if err != nil || vm.Lock == "" || cluster.Locked(vm) {
 			continue
 		}
 		return fault.WithHint(fault.VMLocked.Errorf("%s is locked (%s): %w", vm, vm.Lock, refused),
@@ -171,48 +168,48 @@ func (p patient) lasting(ctx context.Context, ids []VMID, refused error) error {
 	return nil
 }
 
-func (p patient) CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error {
+func (p patient) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	return p.px.CreateVM(ctx, host, id, config)
 }
 
-func (p patient) SetConfig(ctx context.Context, vm VM, set map[string]string, del []string) error {
-	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.SetConfig(ctx, vm, set, del) })
+func (p patient) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.SetConfig(ctx, vm, set, del) })
 }
 
-func (p patient) FreeDisk(ctx context.Context, vm VM, key string) error {
-	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.FreeDisk(ctx, vm, key) })
+func (p patient) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.FreeDisk(ctx, vm, key) })
 }
 
-func (p patient) DeleteVM(ctx context.Context, vm VM) error {
-	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.DeleteVM(ctx, vm) })
+func (p patient) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.DeleteVM(ctx, vm) })
 }
 
-func (p patient) MoveDisk(ctx context.Context, vm VM, key string, to VMID, toKey string) error {
-	return p.change(ctx, vm, []VMID{to}, func(vm VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
+func (p patient) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+	return p.change(ctx, vm, []cluster.VMID{to}, func(vm cluster.VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
 }
 
 // SetFirewall is no change of a configuration: no lock of the VM holds it up.
-func (p patient) SetFirewall(ctx context.Context, vm VM, want firewall.Config) error {
+func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	return p.px.SetFirewall(ctx, vm, want)
 }
 
-func (p patient) Start(ctx context.Context, vm VM) error {
-	return p.change(ctx, vm, nil, func(vm VM) error {
+func (p patient) Start(ctx context.Context, vm cluster.VM) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error {
 		err := p.px.Start(ctx, vm)
 		if err == nil {
 			return nil
 		}
 		if now, errLook := p.px.VM(ctx, vm.ID); errLook == nil && forBackup(now) {
-			return fmt.Errorf("%w (backup): %w", ErrLocked, err) // it runs, but only to be backed up
+			return fmt.Errorf("%w (backup): %w", cluster.ErrLocked, err) // it runs, but only to be backed up
 		}
 		return err
 	})
 }
 
-func (p patient) Shutdown(ctx context.Context, vm VM, grace time.Duration) error {
-	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.Shutdown(ctx, vm, grace) })
+func (p patient) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Shutdown(ctx, vm, grace) })
 }
 
-func (p patient) Stop(ctx context.Context, vm VM) error {
-	return p.change(ctx, vm, nil, func(vm VM) error { return p.px.Stop(ctx, vm) })
+func (p patient) Stop(ctx context.Context, vm cluster.VM) error {
+	return p.change(ctx, vm, nil, func(vm cluster.VM) error { return p.px.Stop(ctx, vm) })
 }
