@@ -1,5 +1,6 @@
-// Package factory is the adapter to an Image Factory: its schematics, its lists
-// and its ISOs. Installers are pulled from it as from any registry.
+// Package factory is the adapter to an Image Factory: a [Client] has its schematics, its
+// lists, its ISOs and the builds of its installers. Installers are pulled from it as from
+// any registry.
 package factory
 
 import (

@@ -1,6 +1,5 @@
-// Package registry is the adapter to OCI registries: it resolves references, copies
-// from one registry to another, and lists the official extensions of a Talos
-// version.
+// Package registry is the adapter to OCI registries: a [Client] resolves references,
+// reads, copies and deletes images, and lists the official extensions of a Talos version.
 package registry
 
 import (
