@@ -22,12 +22,13 @@ import (
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	const passes = 2 * time.Minute
-	cases := map[string]struct {
+	type story struct {
 		fault  talosapi.EtcdFault
 		node   string
 		mended time.Duration // 0: not before the roll has failed
 		text   string        // of the last observation; "": the roll works
-	}{
+	}
+	cases := map[string]story{
 		"the others lose their leader for a while": {talosapi.EtcdFault{Down: true}, "cp2", passes, ""},
 		"another member hangs for a while":         {talosapi.EtcdFault{Hung: true}, "cp2", passes, ""},
 		"its own member is a learner for a while":  {talosapi.EtcdFault{Learner: true}, "cp1", passes, ""},
@@ -38,41 +39,34 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 		"a member runs out of space":     {talosapi.EtcdFault{NoSpace: true}, "cp3", 0, "alarm NOSPACE on member cp3"},
 		"the data is not the same":       {talosapi.EtcdFault{Corrupt: true}, "cp3", 0, "alarm CORRUPT on member cp3"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if call.Method != http.MethodDelete || !strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
-						return
-					}
-					lab.breakEtcd(c.fault, c.node)
-					if c.mended > 0 {
-						time.AfterFunc(c.mended, func() { lab.breakEtcd(talosapi.EtcdFault{}, c.node) })
-					}
-				})
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
-				if c.text == "" {
-					if err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					if err == nil || !strings.Contains(err.Error(), c.text) {
-						t.Errorf("err = %v, want %q", err, c.text)
-					}
-					lab.requireLeftAlone(len(lab.Recorder.Calls()), "cp2")
-					lab.breakEtcd(talosapi.EtcdFault{}, c.node)
-					time.Sleep(time.Minute)
-					lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp1"}})
-				}
-				if voters := slices.Sorted(maps.Keys(lab.memberIDs())); !slices.Equal(voters, controlPlanes) {
-					t.Errorf("voting members of etcd: %q", voters)
-				}
-				requireDrift(t, lab, "cp2", "cp3", "wk1")
-				lab.RequireIntact()
-			})
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Method != http.MethodDelete || !strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
+				return
+			}
+			lab.breakEtcd(c.fault, c.node)
+			if c.mended > 0 {
+				time.AfterFunc(c.mended, func() { lab.breakEtcd(talosapi.EtcdFault{}, c.node) })
+			}
 		})
-	}
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"cp1"}})
+		if c.text == "" {
+			must(t, err)
+		} else {
+			if err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("err = %v, want %q", err, c.text)
+			}
+			lab.requireLeftAlone(len(lab.Recorder.Calls()), "cp2")
+			lab.breakEtcd(talosapi.EtcdFault{}, c.node)
+			time.Sleep(time.Minute)
+			lab.mustRoll("20000101-0000-0002", cluster.Policy{Only: []string{"cp1"}})
+		}
+		if voters := slices.Sorted(maps.Keys(lab.memberIDs())); !slices.Equal(voters, controlPlanes) {
+			t.Errorf("voting members of etcd: %q", voters)
+		}
+		requireInSync(t, lab, "cp2", "cp3", "wk1")
+	})
 }
 
 // resetOnceItLeft resets a machine right after the first machine has left etcd.

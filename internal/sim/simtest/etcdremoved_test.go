@@ -76,9 +76,7 @@ func (l *Lab) removeMember(id string) {
 // reset is ResetNode and a wait for it.
 func (l *Lab) reset(node string, labels ...string) {
 	l.t.Helper()
-	if err := l.ResetNode(l.t.Context(), node, labels...); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.ResetNode(l.t.Context(), node, labels...))
 	time.Sleep(2 * time.Minute)
 }
 

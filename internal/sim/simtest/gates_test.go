@@ -83,9 +83,7 @@ func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
 		requireDrift(t, lab, "wk1")
 
 		lab.volume("pvc-1", "healthy")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
 		requireDrift(t, lab)
 	})
 }
@@ -105,17 +103,14 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		})
 		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
 		c.Emit = func(e step.Event) { note(e); breaks(e); heals(e); goes(e) }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(cluster.Policy{})(t.Context()))
 		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
 			t.Errorf("said %q", said)
 		}
 		if healthy.IsZero() || next.Before(healthy) {
 			t.Errorf("healthy at %s, the next node went at %s", healthy, next)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 	})
 }
 
@@ -148,13 +143,8 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 				requireDrift(t, lab, "wk2")
 
 				lab.volume("pvc-1", "healthy")
-				third := lab.Client()
-				third.Run = "20000101-0000-cafe"
-				if _, err := third.Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				must(t, lab.as("20000101-0000-cafe").roll(cluster.Policy{})(t.Context()))
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -245,9 +235,7 @@ func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
 			time.AfterFunc(70*time.Second, func() { lab.volume("pvc-1", "healthy"); c.Mend() })
 		})
 		c.Emit = func(e step.Event) { note(e); flaps(e) }
-		if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(cluster.Policy{})(t.Context()))
 		if len(said) < 2 || !strings.Contains(said[0], "robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
 			t.Errorf("said %q", said)
 		}
@@ -261,9 +249,7 @@ func TestGateOfACommand(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("check.sh", []byte("#!/bin/sh\necho \"$RECAST_WHEN $RECAST_NODE $RECAST_STRATEGY\" >>asked\necho \"token ${PROXMOX_VE_API_TOKEN-none}\"\ntest -e fine || { echo 'not fine'; exit 3; }\n"))
-		if err := os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700))
 		lab.setRoll("gates: [{description: it is fine, command: [./check.sh], timeout: 5s}]")
 		lab.Patch(sim.PatchedExtension)
 		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
@@ -273,9 +259,7 @@ func TestGateOfACommand(t *testing.T) {
 		}
 		lab.Write("fine", nil)
 		lab.Write("asked", nil)
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
 		if asked := string(lab.Read("asked")); asked != "before wk1 recreate\nafter wk1 recreate\n" {
 			t.Errorf("asked %q", asked)
 		}
@@ -288,9 +272,7 @@ func TestPlanShowsGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
 		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []cluster.UserGate{{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
 			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
 		}}}

@@ -40,9 +40,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		h.ran = nil
 		again := lab.second()
 		again.Commands = h
-		if _, err := again.Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, again.roll(cluster.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
@@ -61,9 +59,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 			c, h := withHooks(lab, nil)
 			c.Emit = whenStarted("wk1/bring-up", func() { c.Runner.Stop() })
-			if _, err := c.Roll(t.Context(), cluster.Policy{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.roll(cluster.Policy{})(t.Context()))
 			h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
 			requireDrift(t, lab)
 		})

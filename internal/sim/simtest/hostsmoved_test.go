@@ -46,13 +46,9 @@ func (l *Lab) migrate(id int, to string) {
 	l.t.Helper()
 	from := l.hostOf(id)
 	vm, err := l.World.LookupVM(from, id)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	upid, err := l.World.Migrate("", from, world.MigrateRequest{ID: id, Target: to, Online: vm.Running, WithLocalDisks: vm.Running})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if task, _ := l.World.WaitTask(upid); task.ExitStatus != "OK" {
 		l.t.Fatalf("migrate VM %d to %s: %s", id, to, task.ExitStatus)
 	}
@@ -85,9 +81,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 				roll := func(run string) {
 					t.Helper()
 					lab.Patch(sim.PatchedExtension)
-					if _, err := lab.as(run).Roll(t.Context(), cluster.Policy{}); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.as(run).roll(cluster.Policy{})(t.Context()))
 				}
 				requireParked := func(want string) {
 					t.Helper()
@@ -117,8 +111,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 
 				roll("20000101-0040-aaaa")
 				requireParked("pve2:1 pve3:1") // each keeps roll.keepDisks disks
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 				if strays := lab.strays(); !shared && len(strays) > 0 {
 					t.Errorf("no configuration names %q", strays)
 				}
@@ -171,9 +164,7 @@ func TestMovedInTheMiddle(t *testing.T) {
 					t.Errorf("changes: %q", changes)
 				}
 				lab.migrate(id, "pve2")
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.second().roll(cluster.Policy{})(t.Context()))
 				requireDrift(t, lab)
 				lab.requireIntactAndKept(1)
 			})
@@ -203,10 +194,11 @@ func TestHAMovesTheVM(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 	}
-	cases := map[string]struct {
+	type story struct {
 		arm  func(lab *Lab, c *Client)
 		says string
-	}{
+	}
+	cases := map[string]story{
 		"between plan and gate": {func(lab *Lab, c *Client) {
 			c.Confirm = func(cluster.Plan) (bool, error) { move(lab); return true, nil }
 		}, `VM 9031 "wk1" on pve3 was on pve2 when the plan was made`},
@@ -217,32 +209,26 @@ func TestHAMovesTheVM(t *testing.T) {
 			c.Emit = whenStarted("take-down/drain", func() { move(lab) })
 		}, `VM 9031 "wk1" on pve3 was on pve2 when its replacement was begun`},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, func(t *testing.T, lab *Lab) {
-				lab.manageByHA(startedByUs())
-				time.Sleep(time.Minute)
-				resources, rules := lab.World.HA(), lab.World.HARules()
-				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				tc.arm(lab, c)
-				if _, err := c.Roll(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("err = %v, want %s", err, tc.says)
-				}
-				requireOnHost(t, lab, "pve3", resources, rules)
-				node, err := lab.Kube.Node(t.Context(), "wk1")
-				if err != nil || node.Spec.Unschedulable || !isReady(node) {
-					t.Errorf("wk1 does not serve any more (%v)", err)
-				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireOnHost(t, lab, "pve3", resources, rules)
-				requireDrift(t, lab)
-				lab.requireIntactAndKept(1)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, cases, func(t *testing.T, lab *Lab, tc story) {
+		lab.manageByHA(startedByUs())
+		time.Sleep(time.Minute)
+		resources, rules := lab.World.HA(), lab.World.HARules()
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		tc.arm(lab, c)
+		if _, err := c.Roll(t.Context(), cluster.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("err = %v, want %s", err, tc.says)
+		}
+		requireOnHost(t, lab, "pve3", resources, rules)
+		node, err := lab.Kube.Node(t.Context(), "wk1")
+		if err != nil || node.Spec.Unschedulable || !isReady(node) {
+			t.Errorf("wk1 does not serve any more (%v)", err)
+		}
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
+		requireOnHost(t, lab, "pve3", resources, rules)
+		requireDrift(t, lab)
+		lab.requireIntactAndKept(1)
+	})
 }
 
 // TestHADoesNotRecoverAHalfMadeVM whose host is down for long: it is out of HA since
@@ -268,9 +254,7 @@ func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
 				if starts := startedByHA(lab); len(starts) > 0 {
 					t.Errorf("it was started: %q", starts)
 				}
-				if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.second().roll(cluster.Policy{})(t.Context()))
 				requireOnHost(t, lab, "pve2", resources, rules)
 				requireDrift(t, lab)
 				lab.requireIntactAndKept(1)

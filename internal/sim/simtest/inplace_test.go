@@ -27,9 +27,7 @@ func (l *Lab) inPlace(more ...string) {
 func (l *Lab) locked(node string) schematics.Locked {
 	l.t.Helper()
 	lock, err := schematics.ReadLock(filepath.Join(l.Dir, "recast.lock"))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if strings.HasPrefix(node, "cp") {
 		return lock.Schematics["default"]
 	}
@@ -56,15 +54,11 @@ func (l *Lab) upgradeCalls(since int) []string {
 func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
 	m, err := s.machines.Talos.Machine(l.t.Context(), l.Nodes[i].Addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return m
 }
 
@@ -72,9 +66,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 func (l *Lab) requireServing(name string) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	ready := false
 	for _, c := range node.Status.Conditions {
 		ready = ready || c.Type == "Ready" && c.Status == "True"

@@ -22,36 +22,31 @@ func oneInBubble(t *testing.T, f func(t *testing.T, lab *Lab)) {
 // brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	l.t.Helper()
-	if err := l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
 }
 
 // TestUpgradeKubernetesFetchesFirst: if an image can't be pulled nothing is restarted.
 func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct{ node, image string }{
+	type story struct{ node, image string }
+	eachInLab(t, oneWorker(), map[string]story{
 		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
 		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
 		"a scheduler":           {"cp1", "registry.k8s.io/kube-scheduler:v1.36.1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				before := lab.versions()
-				lab.brokenImage(c.node, c.image, talosapi.Unpullable)
-				_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				requireRefused(t, err, c.node+" can't fetch "+c.image)
-				if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
-					t.Errorf("before %v, after %v", before, after)
-				}
-				lab.brokenImage(c.node, c.image, talosapi.Sound)
-				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-					t.Fatal(err)
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		before := lab.versions()
+		lab.brokenImage(c.node, c.image, talosapi.Unpullable)
+		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		requireRefused(t, err, c.node+" can't fetch "+c.image)
+		if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
+			t.Errorf("before %v, after %v", before, after)
+		}
+		lab.brokenImage(c.node, c.image, talosapi.Sound)
+		if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+			t.Fatal(err)
+		}
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // TestUpgradeKubernetesStops: a component that does not start ends the upgrade with a
@@ -145,8 +140,7 @@ func TestARollKeepsKubernetes(t *testing.T) {
 					t.Fatal(err)
 				}
 				lab.Patch("iscsi-tools")
-				c := lab.Client()
-				c.Run = "20000101-0002-feed"
+				c := lab.as("20000101-0002-feed")
 				c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
 					config, found, err := files(node)
 					return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
@@ -155,8 +149,7 @@ func TestARollKeepsKubernetes(t *testing.T) {
 					t.Fatalf("%v, hints %q", err, fault.Hints(err))
 				}
 				lab.requireKubernetes("v1.36.1")
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -196,10 +189,11 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 // TestUpgradeKubernetesLooksAgain: changes during the confirmation are not overwritten.
 func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		meanwhile func(l *Lab)
 		want      string // "": it continues
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
 		"some of it gets done": {func(l *Lab) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
@@ -209,43 +203,33 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.35.5")
 			time.Sleep(2 * time.Minute)
 		}, "kube-scheduler of cp1 is to run registry.k8s.io/kube-scheduler:v1.35.5"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				user := lab.Client()
-				user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
-				_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				if c.want != "" {
-					requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
-					return
-				}
-				if err != nil {
-					t.Fatalf("%v, hints %q", err, fault.Hints(err))
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		user := lab.Client()
+		user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
+		_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		if c.want != "" {
+			requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
+			return
+		}
+		if err != nil {
+			t.Fatalf("%v, hints %q", err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // editConfig replaces a part of a machine's configuration, without a reboot.
 func (l *Lab) editConfig(node, old, fresh string) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	n := l.node(node)
 	config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	text := strings.Replace(string(config), old, fresh, 1)
 	if text == string(config) {
 		l.t.Fatalf("%s has no %q in its configuration", node, old)
 	}
-	if err := s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
 }

@@ -89,36 +89,32 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 // TestLateDelete: the delete of the old VM is processed when the new VM with its number
 // has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
-	for name, end := range map[string]func(context.Context, *Client) (pipeline.Report, error){
+	eachInLab(t, oneWorker(), map[string]func(context.Context, *Client) (pipeline.Report, error){
 		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, cluster.Policy{}) },
 		"recover": func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				before := lab.Disks()
-				x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), cluster.Policy{})
-				x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
-				if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
-					t.Errorf("report %+v, %v", rep, err)
-				}
-				if !strings.HasSuffix(x.said, ": 500") {
-					t.Errorf("the late delete was not refused: %q", x.said)
-				}
-				for serial, sum := range before {
-					if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
-						t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
-					}
-				}
-				lab.RequireIntact()
-				for _, vm := range lab.World.VMs() {
-					if vm.ID == 9031 && vm.Config["protection"] != "" {
-						t.Errorf("VM 9031 is left with protection %q, which it had not", vm.Config["protection"])
-					}
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, end func(context.Context, *Client) (pipeline.Report, error)) {
+		lab.Patch(sim.PatchedExtension)
+		before := lab.Disks()
+		x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), cluster.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
+		if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
+			t.Errorf("report %+v, %v", rep, err)
+		}
+		if !strings.HasSuffix(x.said, ": 500") {
+			t.Errorf("the late delete was not refused: %q", x.said)
+		}
+		for serial, sum := range before {
+			if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
+				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
+			}
+		}
+		lab.RequireIntact()
+		for _, vm := range lab.World.VMs() {
+			if vm.ID == 9031 && vm.Config["protection"] != "" {
+				t.Errorf("VM 9031 is left with protection %q, which it had not", vm.Config["protection"])
+			}
+		}
+	})
 }
 
 // stopTimeout is that of the lab's recast.yaml.
@@ -172,9 +168,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), cluster.Policy{Only: []string{"cp1"}})
 		told := func() []string {
 			res, err := lab.Client().Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return res.Unanswered
 		}
 		const want = "waits up to 6m0s before it takes another control plane out"

@@ -128,9 +128,7 @@ func (l *matrixLab) unfreed() (gone []string) {
 	there := map[*world.Media]bool{}
 	for _, storage := range []string{"data", "fast"} {
 		volumes, err := l.world.Volumes(storage, matrixHost)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			there[l.world.Media(v.Volid, matrixHost)] = true
 		}
@@ -290,9 +288,7 @@ func (l *matrixLab) sweep() (left []string) {
 	}
 	for _, storage := range []string{"data", "fast"} {
 		volumes, err := l.world.Volumes(storage, matrixHost)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			media := l.world.Media(v.Volid, matrixHost)
 			if known[media] || len(names[media]) > 0 {
@@ -300,9 +296,7 @@ func (l *matrixLab) sweep() (left []string) {
 			}
 			left = append(left, v.Volid)
 			upid, err := l.world.DeleteVolume("root@pam", matrixHost, v.Volid)
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, err)
 			l.world.WaitTask(upid)
 		}
 	}
@@ -318,9 +312,7 @@ func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 		found = true
 		l.world.SetLock(vm.ID, "")
 		upid, err := l.world.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		l.world.WaitTask(upid)
 	}
 	return found

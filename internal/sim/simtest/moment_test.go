@@ -102,9 +102,7 @@ func (c *Client) roll(policy cluster.Policy) func(context.Context) error {
 // loseJournal simulates another machine, without recast's own files.
 func (l *Lab) loseJournal() {
 	l.t.Helper()
-	if err := os.RemoveAll(filepath.Join(l.Dir, ".recast")); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
 // machineConfigs are the present configurations of all nodes, as a user would have saved
@@ -112,9 +110,7 @@ func (l *Lab) loseJournal() {
 func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	files := map[string]cluster.Secret{}
 	for _, n := range l.Nodes {
@@ -132,9 +128,7 @@ func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 func (l *Lab) planOf(c *Client, node string, policy cluster.Policy) cluster.NodePlan {
 	l.t.Helper()
 	plan, err := c.Plan(l.t.Context(), policy)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	i := slices.IndexFunc(plan.Nodes, func(n cluster.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
@@ -166,7 +160,7 @@ func (l *Lab) as(run string) *Client {
 	return c
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -199,9 +193,7 @@ func (l *Lab) strays() []string {
 	var out []string
 	for _, host := range l.World.Hosts() {
 		volumes, err := l.World.Volumes(sim.DiskStorage, host)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			if !named[host+" "+v.Volid] {
 				out = append(out, v.Volid)

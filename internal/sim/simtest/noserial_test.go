@@ -67,9 +67,7 @@ func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
 	}
 	if at != 0 {
 		if at%2 == 0 {
-			if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
 		}
 		_, more, err := lab.rollKilledAt(t.Context(), 0)
 		if err != nil {
@@ -80,8 +78,7 @@ func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
 	if len(broken) > 0 {
 		t.Errorf("killed at %d: promises broken: %q", at, broken)
 	}
-	requireDrift(t, lab)
-	lab.RequireIntact()
+	requireInSync(t, lab)
 	if diff := cmp.Diff(before, dataDrives(lab)); diff != "" {
 		t.Errorf("killed at %d: the drives' options changed:\n%s", at, diff)
 	}
@@ -134,10 +131,7 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 		}
 		lab.Recorder.Hooks(nil, nil)
 		swap()
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(cluster.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireInSync(t, lab)
 	})
 }

@@ -71,9 +71,7 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 				}
 				whileOff(change("ipconfig0=ip=dhcp"))(lab)
 				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{Only: []string{"wk1"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				note := "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
 				if n := rep.Plan.Work()[0]; len(n.Notes) == 0 || n.Notes[0] != note {
 					t.Errorf("notes: %q", n.Notes)

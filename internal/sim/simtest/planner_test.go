@@ -22,9 +22,7 @@ import (
 func (l *Lab) editNode(name, key, value string, label bool) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	of := &node.Annotations
 	if label {
 		of = &node.Labels
@@ -47,17 +45,11 @@ func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why,
 func (l *Lab) save(policy cluster.Policy) *cluster.Plan {
 	l.t.Helper()
 	plan, err := l.Client().Plan(l.t.Context(), policy)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	b, err := json.Marshal(plan)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	saved, err := cluster.ReadPlan(b)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return &saved
 }
 
@@ -76,17 +68,13 @@ func TestRollByLabel(t *testing.T) {
 		lab.editNode("wk2", "zone", "b", true)
 		zone := func(text string) cluster.Policy {
 			s, err := kube.ParseSelector(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return cluster.Policy{Labels: s}
 		}
 		if _, err := lab.Client().Roll(t.Context(), zone("zone=c")); fault.KindOf(err) != fault.Config {
 			t.Errorf("err = %v", err)
 		}
-		if _, err := lab.Client().Roll(t.Context(), zone("zone in (b,c)")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(zone("zone in (b,c)"))(t.Context()))
 		requireDrift(t, lab, "cp1", "wk1")
 	})
 }
@@ -113,11 +101,8 @@ func TestPauseDuringARoll(t *testing.T) {
 		}
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -127,11 +112,8 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "somebody works on it")
-		if _, err := lab.second().Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -148,9 +130,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				seen := lab.watchOutage()
 				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if seen.most != c.most {
 					t.Errorf("%d were out at a time", seen.most)
 				}
@@ -169,9 +149,7 @@ func TestRollOfASavedPlan(t *testing.T) {
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		saved := lab.save(cluster.Policy{Only: []string{"wk2"}})
-		if err := lab.rollOf(saved); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
 		runs, err := lab.Client().Status(t.Context())
 		if err != nil || !strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) || len(runs.LastRun.Took) != 1 || runs.LastRun.Took[0].OutageSeconds == 0 {
@@ -221,9 +199,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 
 func (l *Lab) rollOnly(node string) {
 	l.t.Helper()
-	if _, err := l.Client().Roll(l.t.Context(), cluster.Policy{Only: []string{node}}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.Client().roll(cluster.Policy{Only: []string{node}})(l.t.Context()))
 }
 
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
@@ -262,11 +238,8 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 				lab.Patch(everywhere)
 				saved := lab.save(cluster.Policy{Only: []string{"wk1"}})
 				lab.killSaved(saved, c.at)
-				if err := lab.rollOf(saved); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
+				must(t, lab.rollOf(saved))
+				requireInSync(t, lab, "cp1")
 			})
 		})
 	}
@@ -278,9 +251,7 @@ func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		lab.Patch(everywhere)
-		if err := lab.rollOf(lab.save(cluster.Policy{AcceptOutage: true})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.rollOf(lab.save(cluster.Policy{AcceptOutage: true})))
 		requireDrift(t, lab)
 	})
 }
@@ -291,9 +262,7 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
 		plan, err := lab.Client().Plan(t.Context(), cluster.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []cluster.Batch{
 			{Phase: cluster.Canary, Nodes: []string{"wk1"}, Limit: 1},
 			{Phase: cluster.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
@@ -322,9 +291,7 @@ func TestASavedPlanResumes(t *testing.T) {
 						again.Saved = saved
 						if elsewhere {
 							again.Elsewhere = true
-							if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")); err != nil {
-								t.Fatal(err)
-							}
+							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
 						}
 						_, err := again.Roll(t.Context(), cluster.Policy{})
 						lab.RequireIntact()
@@ -340,9 +307,7 @@ func TestASavedPlanResumes(t *testing.T) {
 							}
 							return
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						must(t, err)
 						requireDrift(t, lab)
 					})
 				})

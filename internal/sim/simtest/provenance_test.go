@@ -17,9 +17,7 @@ import (
 func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 	t.Helper()
 	res, err := lab.Client().DeepDrift(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string][]cluster.Reason{}
 	for _, d := range res.Nodes {
 		compared := slices.ContainsFunc(d.Notes, func(n string) bool { return strings.Contains(n, "of its extensions compared") })
@@ -39,9 +37,7 @@ func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 func certainty(t *testing.T, lab *Lab, node, link string) (provenance.Certainty, provenance.Provenance) {
 	t.Helper()
 	p, err := lab.Client().Provenance(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := slices.IndexFunc(p.Links, func(l provenance.Link) bool { return l.Name == link })
 	if i < 0 {
 		t.Fatalf("%s has no link %s: %+v", node, link, p)
@@ -78,9 +74,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		if files != provenance.Proven || p.Origin != provenance.FromLock || p.Build == p.Wanted || p.Contradicted() {
 			t.Errorf("before the roll: files %s, %+v", files, p)
 		}
-		if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(cluster.Policy{})(t.Context()))
 		if got := deepDrift(t, lab); len(got) > 0 {
 			t.Errorf("after the roll: %+v", got)
 		}
@@ -99,9 +93,7 @@ func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 			t.Fatal(err)
 		}
 		res, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)
 		d := requireDrift(t, lab, "wk1") // only by its configuration's install image
 		for _, r := range d.Nodes[1].Reasons {

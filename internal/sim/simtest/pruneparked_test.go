@@ -60,9 +60,7 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 		rec.Kept = append(rec.Kept, cluster.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
 	}
 	text, err := rec.Description()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	l.EditVM(id, "description", text)
 }
 
@@ -80,9 +78,7 @@ func (l *Lab) vmConfig(id int) map[string]string {
 func (l *Lab) diskVolumes() []string {
 	l.t.Helper()
 	infos, err := l.World.Volumes(sim.DiskStorage, "pve1")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	var out []string
 	for _, i := range infos {
 		out = append(out, i.Volid)
@@ -164,10 +160,11 @@ func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
 	const parking = 9040
-	for name, tc := range map[string]struct {
+	type story struct {
 		edit func(t *testing.T, lab *Lab)
 		text string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"another volume under the key": {func(t *testing.T, lab *Lab) {
 			lab.EditVM(parking, "protection", "0")
 			lab.EditVM(parking, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
@@ -191,29 +188,25 @@ func TestPruneLooksAgain(t *testing.T) {
 			lab.EditVM(parking, "description", text)
 		}, "is not the parking VM of node wk1 any more"},
 		"no quorum": {func(t *testing.T, lab *Lab) { lab.World.SetQuorum(false) }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.parkOld(parking, "wk1", firstRun, secondRun)
-				var before []string
-				rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
-					tc.edit(t, lab)
-					before = lab.diskVolumes()
-				})
-				lab.World.SetQuorum(true)
-				if err == nil || !strings.Contains(err.Error(), tc.text) {
-					t.Errorf("error %v, want %q", err, tc.text)
-				}
-				if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
-					t.Errorf("report %+v", rep)
-				}
-				if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
-					t.Errorf("volumes changed:\n%s", diff)
-				}
-				lab.RequireIntact()
-			})
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.parkOld(parking, "wk1", firstRun, secondRun)
+		var before []string
+		rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
+			tc.edit(t, lab)
+			before = lab.diskVolumes()
 		})
-	}
+		lab.World.SetQuorum(true)
+		if err == nil || !strings.Contains(err.Error(), tc.text) {
+			t.Errorf("error %v, want %q", err, tc.text)
+		}
+		if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
+			t.Errorf("report %+v", rep)
+		}
+		if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
+			t.Errorf("volumes changed:\n%s", diff)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so

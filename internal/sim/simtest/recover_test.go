@@ -126,9 +126,7 @@ func TestRecover(t *testing.T) {
 					lab.loseJournal()
 				}
 				rep, err := lab.Client().Recover(t.Context(), r.node)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if rep.Outcome != "done" || strings.Join(rep.Resumed, " ") != c.Run {
 					t.Errorf("report %+v", rep)
 				}
@@ -200,11 +198,8 @@ func TestRecoverKilled(t *testing.T) {
 					lab.requireRecovered(dump)
 					return
 				}
-				third := lab.Client()
-				third.Run = "20000101-0000-beef"
-				must(t, third.roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
-				requireDrift(t, lab, lab.others(c.node)...)
-				lab.RequireIntact()
+				must(t, lab.as("20000101-0000-beef").roll(cluster.Policy{Only: []string{c.node}})(t.Context()))
+				requireInSync(t, lab, lab.others(c.node)...)
 				lab.requireKept(1)
 			})
 		})
@@ -294,8 +289,7 @@ func TestRecoverRefused(t *testing.T) {
 		"a rollback": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
 				must(t, lab.Client().roll(cluster.Policy{})(t.Context()))
-				c := lab.Client()
-				c.Run = "20000101-0000-beef"
+				c := lab.as("20000101-0000-beef")
 				c.killedAt(t, after("restore-disk"), func(ctx context.Context) error { _, err := c.Rollback(ctx, cluster.Policy{}); return err })
 			},
 			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
@@ -331,13 +325,11 @@ func TestRecoverRefused(t *testing.T) {
 				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
 					t.Errorf("it changed something:\n%s", diff)
 				}
-				next := lab.Client()
-				next.Run = "20000101-0000-cafe"
+				next := lab.as("20000101-0000-cafe")
 				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
 					t.Fatalf("the roll after that: %v", err)
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}

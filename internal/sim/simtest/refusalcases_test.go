@@ -83,9 +83,7 @@ func cloudRefusals() []refusal {
 	return []refusal{{
 		name: "provider ID", bring: func(l *Lab) {
 			n, err := l.Kube.Node(l.t.Context(), "wk1")
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, err)
 			n = n.DeepCopy()
 			n.Spec.ProviderID = "proxmox://lab/9031"
 			if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main); err != nil {
@@ -214,18 +212,14 @@ func occupiedRefusals() []refusal {
 func snapshot(name string, memory bool) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if err := l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}))
 	}
 }
 
 func noSnapshot(name string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if err := l.World.DeleteSnapshot(wk1, name); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.DeleteSnapshot(wk1, name))
 	}
 }
 

@@ -66,11 +66,8 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				strategy(s)(lab)
 				lab.World.AddRole("Recast", privileges...)
-				if _, err := lab.Client().Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				must(t, lab.Client().roll(cluster.Policy{})(t.Context()))
+				requireInSync(t, lab)
 			})
 		})
 	}

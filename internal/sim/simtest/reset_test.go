@@ -103,9 +103,7 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 	dialer := l.Lab.Client()
 	c, err := client.New(l.t.Context(), client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(l.node(node).Addr.String()), client.WithGRPCDialOptions( //nolint:gosec // as talosctl does
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer c.Close()
 	if _, err := c.ApplyConfiguration(l.t.Context(), &machineapi.ApplyConfigurationRequest{Data: config}); err != nil {
 		l.t.Fatal(err)

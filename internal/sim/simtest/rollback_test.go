@@ -26,16 +26,12 @@ func (c *Client) goBack(nodes ...string) func(context.Context) error {
 func (l *Lab) builds() string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	var out []string
 	for _, n := range l.Nodes {
 		m, err := s.machines.Talos.Machine(l.t.Context(), n.Addr)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		out = append(out, n.Name+" "+m.Schematic.LockHash())
 	}
 	return strings.Join(out, "\n")
@@ -66,9 +62,7 @@ func TestRollback(t *testing.T) {
 				rolled := lab.builds()
 
 				rep, err := lab.as(secondRun).Rollback(t.Context(), cluster.Policy{Only: []string{c.node}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
 					t.Errorf("plan %+v", n)
 				}
