@@ -119,9 +119,7 @@ func (d door) try(t *testing.T, lab *Lab) {
 		}
 		return true, nil
 	}
-	if _, err := d.leave(c)(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(d.leave(c)(t.Context())))
 	if !slices.Contains(shown, pvLost) {
 		t.Errorf("shown as lost: %q", shown)
 	}

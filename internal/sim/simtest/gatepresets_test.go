@@ -63,9 +63,7 @@ func TestGatePresetOfTaints(t *testing.T) {
 		node, err := lab.Kube.Node(t.Context(), "wk1")
 		must(t, err)
 		node.Spec.Taints = []corev1.Taint{{Key: "drbd.linbit.com/lost-quorum", Effect: corev1.TaintEffectNoSchedule}}
-		if _, err := lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main)))
 		want := []string{`DRBD has quorum on every node: 1 of 2: wk1: spec.taints=[{"effect":"NoSchedule","key":"drbd.linbit.com/lost-quorum"}]`}
 		if diff := cmp.Diff(want, lab.failing(gates)); diff != "" {
 			t.Error(diff)

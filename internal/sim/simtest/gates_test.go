@@ -41,9 +41,7 @@ func (l *Lab) volume(name, robustness string) {
 		l.put(longhornVolumes.GroupVersionResource, u)
 		return
 	}
-	if _, err := l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status)))
 }
 
 // gated is a lab with stale workers, one volume, and that gate.
@@ -152,11 +150,12 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 
 func TestGateOfWhatIsNotInstalled(t *testing.T) {
 	const volumes = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: 'false'"
-	cases := map[string]struct {
+	type story struct {
 		gate string
 		crd  bool
 		want string // "": it holds
-	}{
+	}
+	cases := map[string]story{
 		"no such group":        {volumes + "}]", false, "longhorn.io is not installed: the API has no group of that name"},
 		"no such version":      {"gates: [{apiVersion: longhorn.io/v1beta1, kind: Volume, expr: 'false'}]", true, "longhorn.io is served as v1beta2, not as v1beta1"},
 		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Node, Volume"},
@@ -166,59 +165,50 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 		"no object, optional":  {volumes + ", optional: true}]", true, ""},
 		"no object, by a name": {volumes + ", namespace: longhorn-system, name: pvc-7, timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				if c.crd {
-					lab.installLonghorn()
-				}
-				lab.setRoll(c.gate)
-				lab.Patch(sim.PatchedExtension)
-				start := time.Now()
-				_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
-				switch {
-				case c.want == "" && err != nil:
-					t.Fatal(err)
-				case c.want == "":
-					requireDrift(t, lab)
-				case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
-				if took := time.Since(start); c.want != "" && took > time.Minute {
-					t.Errorf("it took %s to say so", took)
-				}
-			})
-		})
-	}
+	eachLong(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		if c.crd {
+			lab.installLonghorn()
+		}
+		lab.setRoll(c.gate)
+		lab.Patch(sim.PatchedExtension)
+		start := time.Now()
+		_, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		switch {
+		case c.want == "" && err != nil:
+			t.Fatal(err)
+		case c.want == "":
+			requireDrift(t, lab)
+		case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if took := time.Since(start); c.want != "" && took > time.Minute {
+			t.Errorf("it took %s to say so", took)
+		}
+	})
 }
 
 // Ctrl-C ends the wait of a gate at once: nothing is half done.
 func TestCtrlCInAGate(t *testing.T) {
-	cases := map[string]struct{ at, stale string }{
+	type story struct{ at, stale string }
+	cases := map[string]story{
 		"before": {at: "wk1/ask-gates", stale: "wk1 wk2"},
 		"after":  {at: "wk1/ask-gates-again", stale: "wk2"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				gated(t, lab, volumeGate)
-				c := lab.Client()
-				var pressed time.Time
-				c.Emit = whenStarted(tc.at, func() {
-					lab.volume("pvc-1", "faulted")
-					time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
-				})
-				_, err := c.Roll(t.Context(), cluster.Policy{})
-				if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
-					t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
-				}
-				requireDrift(t, lab, strings.Fields(tc.stale)...)
-				requireNoClaim(t, lab)
-			})
+	eachLong(t, sim.Options{Workers: 2}, cases, func(t *testing.T, lab *Lab, tc story) {
+		gated(t, lab, volumeGate)
+		c := lab.Client()
+		var pressed time.Time
+		c.Emit = whenStarted(tc.at, func() {
+			lab.volume("pvc-1", "faulted")
+			time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 		})
-	}
+		_, err := c.Roll(t.Context(), cluster.Policy{})
+		if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
+			t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
+		}
+		requireDrift(t, lab, strings.Fields(tc.stale)...)
+		requireNoClaim(t, lab)
+	})
 }
 
 // An API that is down for a while, or fails, is retried.

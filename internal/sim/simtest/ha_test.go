@@ -224,27 +224,23 @@ func TestAHostThatReboots(t *testing.T) {
 // TestParkingOnEveryHost rolls nodes on two hosts, with their own disks and with data VMs'.
 func TestParkingOnEveryHost(t *testing.T) {
 	long(t)
-	for name, holder := range map[string]bool{"own disks": false, "disks of data VMs": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2, Hosts: 2, Holder: holder}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("maxUnavailable: {workers: 2}")
-				for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
-					lab.Patch(sim.PatchedExtension)
-					must(t, lab.as(run).roll(cluster.Policy{})(t.Context()))
-				}
-				hosts := map[string]string{}
-				for _, vm := range lab.World.VMs() {
-					if node, ok := strings.CutPrefix(vm.Config["name"], "recast-parking-"); ok {
-						hosts[node] += vm.Host
-					}
-				}
-				for _, n := range lab.Nodes {
-					if !n.ControlPlane && hosts[n.Name] != n.Host {
-						t.Errorf("%s is on %s, its parking VM on %q", n.Name, n.Host, hosts[n.Name])
-					}
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	eachIn(t, func(holder bool) sim.Options { return sim.Options{Workers: 2, Hosts: 2, Holder: holder} }, map[string]bool{"own disks": false, "disks of data VMs": true}, func(t *testing.T, lab *Lab, holder bool) {
+		lab.setRoll("maxUnavailable: {workers: 2}")
+		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
+			lab.Patch(sim.PatchedExtension)
+			must(t, lab.as(run).roll(cluster.Policy{})(t.Context()))
+		}
+		hosts := map[string]string{}
+		for _, vm := range lab.World.VMs() {
+			if node, ok := strings.CutPrefix(vm.Config["name"], "recast-parking-"); ok {
+				hosts[node] += vm.Host
+			}
+		}
+		for _, n := range lab.Nodes {
+			if !n.ControlPlane && hosts[n.Name] != n.Host {
+				t.Errorf("%s is on %s, its parking VM on %q", n.Name, n.Host, hosts[n.Name])
+			}
+		}
+		requireInSync(t, lab)
+	})
 }

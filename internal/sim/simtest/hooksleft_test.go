@@ -127,9 +127,7 @@ func TestAHookBeforeUnfinishedWork(t *testing.T) {
 		}
 		// recast recover runs no hook first.
 		h.ran = nil
-		if _, err := lab.second().recoverWith(h, "wk1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.second().recoverWith(h, "wk1")))
 		h.require(t)
 		requireInSync(t, lab, "wk1")
 	})

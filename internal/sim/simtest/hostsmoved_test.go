@@ -98,9 +98,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 					t.Errorf("wk1 is on %s", lab.hostOf(worker1))
 				}
 
-				if _, err := lab.as("20000101-0020-aaaa").Rollback(t.Context(), cluster.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(lab.as("20000101-0020-aaaa").Rollback(t.Context(), cluster.Policy{Only: []string{"wk1"}})))
 				requireParked("pve2:1 pve3:1")
 				requireDrift(t, lab, "wk1") // it runs the previous lock
 				lab.migrate(worker1, "pve2")
@@ -124,12 +122,13 @@ func TestANodeThatWasMoved(t *testing.T) {
 // reunite the VMs, and then the replacement is finished.
 func TestMovedInTheMiddle(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		at      string
 		parking bool // that one is moved
 		shared  bool
 		says    string
-	}{
+	}
+	cases := map[string]story{
 		"the VM, while its disks are parked": {"take-down/park/scsi1", false, false, "on pve3: qm migrate 9031 pve2)"},
 		"the VM, on shared storage":          {"take-down/park/scsi1", false, true, "on pve3: qm migrate 9031 pve2)"},
 		"the VM, when it runs again":         {"bring-up/wait-healthy", false, false, "on pve3: qm migrate 9031 pve2 --online --with-local-disks)"},
@@ -137,39 +136,35 @@ func TestMovedInTheMiddle(t *testing.T) {
 		"the parking VM, the VM deleted":     {"bring-up/create-vm", true, false, "on pve3: qm migrate %d pve2)"},
 		"the parking VM, on shared storage":  {"bring-up/create-vm", true, true, "on pve3: qm migrate %d pve2)"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: c.shared}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				lab.rollKilledWhen(c.at)
-				time.Sleep(2 * time.Minute)
-				id, says := worker1, c.says
-				if c.parking {
-					id = lab.parkingVM()
-					says = fmt.Sprintf(c.says, id)
-				}
-				lab.migrate(id, "pve3")
-				before := len(lab.Recorder.Calls())
-				for what, run := range map[string]func(*Client) error{
-					"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), cluster.Policy{}); return err },
-					"recover": func(c *Client) error { _, err := c.Recover(t.Context(), "wk1"); return err },
-				} {
-					c := lab.second()
-					err := run(c)
-					if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was moved since") || !strings.Contains(err.Error(), says) {
-						t.Errorf("%s: %v, want %s", what, err, says)
-					}
-				}
-				if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
-					t.Errorf("changes: %q", changes)
-				}
-				lab.migrate(id, "pve2")
-				must(t, lab.second().roll(cluster.Policy{})(t.Context()))
-				requireDrift(t, lab)
-				lab.requireIntactAndKept(1)
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: c.shared} }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		lab.rollKilledWhen(c.at)
+		time.Sleep(2 * time.Minute)
+		id, says := worker1, c.says
+		if c.parking {
+			id = lab.parkingVM()
+			says = fmt.Sprintf(c.says, id)
+		}
+		lab.migrate(id, "pve3")
+		before := len(lab.Recorder.Calls())
+		for what, run := range map[string]func(*Client) error{
+			"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), cluster.Policy{}); return err },
+			"recover": func(c *Client) error { _, err := c.Recover(t.Context(), "wk1"); return err },
+		} {
+			c := lab.second()
+			err := run(c)
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was moved since") || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %v, want %s", what, err, says)
+			}
+		}
+		if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
+			t.Errorf("changes: %q", changes)
+		}
+		lab.migrate(id, "pve2")
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
+		requireDrift(t, lab)
+		lab.requireIntactAndKept(1)
+	})
 }
 
 // parkingVM is the number of the only parking VM.

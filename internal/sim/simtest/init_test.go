@@ -76,12 +76,8 @@ func TestInit(t *testing.T) {
 // rollFrom rolls an extension patch to every node with the files that init wrote.
 func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	t.Helper()
-	if _, err := l.Lab.Patch(t.Context(), sim.CommonExtension, true); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := me.Lock(t.Context(), pipeline.LockOptions{Update: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(l.Lab.Patch(t.Context(), sim.CommonExtension, true)))
+	must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
 	rep, err := me.Roll(t.Context(), cluster.Policy{})
 	if err != nil || rep.Outcome != "done" || len(rep.Plan.Work()) != len(l.Nodes) {
 		t.Errorf("a roll by what init has written: %v, %+v", err, rep.Outcome)

@@ -17,14 +17,15 @@ import (
 // runs its old system and is schedulable again.
 func TestInPlaceThatChangesNothing(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		version string
 		defect  talosapi.Defect
 		kind    fault.Kind
 		text    string
 		calls   []string
 		again   bool // the same build may be retried
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, TalosVersion: c.version} }, map[string]story{
 		"the installer can't be pulled": {"", talosapi.Unpullable, fault.Refused, "wk1 can't fetch the installer ", []string{"ImageService/Pull"}, true},
 		"the installer fails": {
 			"", talosapi.InstallerFails, fault.Failed, "failed to copy boot assets: input/output error",
@@ -38,47 +39,43 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		},
 		"the old API refuses":           {"v1.12.6", talosapi.Unpullable, fault.Failed, "install ", []string{"evict", "MachineService/Upgrade"}, true},
 		"the old API's installer fails": {"v1.12.6", talosapi.InstallerFails, fault.Failed, "it came back as its old system", []string{"evict", "MachineService/Upgrade"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, TalosVersion: c.version}, func(t *testing.T, lab *Lab) {
-				lab.inPlace()
-				lab.Patch(everywhere)
-				broken := lab.locked("wk1").SchematicID
-				lab.BreakImage(broken, c.defect)
-				only := cluster.Policy{Only: []string{"wk1"}}
-				old, since := lab.builds(), len(lab.Recorder.Calls())
-				err := lab.as(firstRun).roll(only)(t.Context())
-				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
-					t.Fatalf("kind %d, %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
-				}
-				if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
-					t.Errorf("calls:\n%s", diff)
-				}
-				time.Sleep(time.Minute) // the kubelet has yet to see it
-				lab.requireServing("wk1")
-				if diff := cmp.Diff(old, lab.builds()); diff != "" {
-					t.Errorf("builds:\n%s", diff)
-				}
-				requireDrift(t, lab, "cp1", "wk1")
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		broken := lab.locked("wk1").SchematicID
+		lab.BreakImage(broken, c.defect)
+		only := cluster.Policy{Only: []string{"wk1"}}
+		old, since := lab.builds(), len(lab.Recorder.Calls())
+		err := lab.as(firstRun).roll(only)(t.Context())
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
+			t.Fatalf("kind %d, %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+		if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
+			t.Errorf("calls:\n%s", diff)
+		}
+		time.Sleep(time.Minute) // the kubelet has yet to see it
+		lab.requireServing("wk1")
+		if diff := cmp.Diff(old, lab.builds()); diff != "" {
+			t.Errorf("builds:\n%s", diff)
+		}
+		requireDrift(t, lab, "cp1", "wk1")
 
-				since = len(lab.Recorder.Calls())
-				lab.BreakImage(broken, talosapi.Sound)
-				err = lab.as(secondRun).roll(only)(t.Context())
-				if c.again {
-					must(t, err)
-					requireDrift(t, lab, "cp1")
-					return
-				}
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "came back as the old system once, and is never tried again with the same image") || len(lab.upgradeCalls(since)) > 0 {
-					t.Errorf("again: kind %d, %v, %q", fault.KindOf(err), err, lab.upgradeCalls(since))
-				}
-				lab.Patch(everywhere) // another build
-				must(t, lab.as(thirdRun).roll(only)(t.Context()))
-				requireDrift(t, lab, "cp1")
-				lab.requireServing("wk1")
-			})
-		})
-	}
+		since = len(lab.Recorder.Calls())
+		lab.BreakImage(broken, talosapi.Sound)
+		err = lab.as(secondRun).roll(only)(t.Context())
+		if c.again {
+			must(t, err)
+			requireDrift(t, lab, "cp1")
+			return
+		}
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "came back as the old system once, and is never tried again with the same image") || len(lab.upgradeCalls(since)) > 0 {
+			t.Errorf("again: kind %d, %v, %q", fault.KindOf(err), err, lab.upgradeCalls(since))
+		}
+		lab.Patch(everywhere) // another build
+		must(t, lab.as(thirdRun).roll(only)(t.Context()))
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
 }
 
 // TestInPlaceUnderAuto: after a build has failed in place once, auto chooses another strategy for

@@ -43,9 +43,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
 		requireRefused(t, err, "wk1: it has a configuration that is staged or tried")
 		c.over(lab)
-		if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
 		lab.requireKubernetes("v1.36.1")
 	})
 }

@@ -141,9 +141,7 @@ func TestLateShutdown(t *testing.T) {
 					return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
 				}, stopTimeout+exchange.LateQueue)
 				if c.first != "" {
-					if _, err := lab.Client().Recover(t.Context(), c.first); err != nil {
-						t.Fatal(err)
-					}
+					must(t, errOf(lab.Client().Recover(t.Context(), c.first)))
 				}
 				rep, err := lab.as("20000101-0000-0002").Roll(t.Context(), c.policy)
 				x.deliver()
@@ -179,9 +177,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		if err != nil || !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, want) }) {
 			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
 		}
-		if _, err := lab.Client().Recover(t.Context(), "cp1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))
 		if got := told(); len(got) != 1 {
 			t.Errorf("once its record is closed status tells of %q", got)
 		}

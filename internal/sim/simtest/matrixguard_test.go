@@ -175,9 +175,7 @@ func (l *matrixLab) switchOff() {
 		return
 	}
 	l.look(record.Call{Method: "booting"})
-	if _, err := l.world.Stop("root@pam", matrixHost, matrixVM); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.world.Stop("root@pam", matrixHost, matrixVM)))
 	l.rest()
 }
 

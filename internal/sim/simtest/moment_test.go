@@ -160,6 +160,9 @@ func (l *Lab) as(run string) *Client {
 	return c
 }
 
+// errOf is the error of a call whose result does not matter.
+func errOf[T any](_ T, err error) error { return err }
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

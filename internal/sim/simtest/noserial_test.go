@@ -100,9 +100,7 @@ func dataDrives(lab *Lab) map[string]string {
 // options have swapped volumes. Only the content shows that.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
-		if _, err := lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"})))
 		whileOff()(lab)
 		lab.Patch(sim.PatchedExtension)
 		swap := func() {

@@ -14,9 +14,7 @@ import (
 func (l *Lab) lockImages(line string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "images:\n", "images:\n  "+line+"\n")
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
 // TestImagesForAnotherArchitecture: every node is stale, and none is taken down for that.

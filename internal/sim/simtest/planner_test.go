@@ -34,9 +34,7 @@ func (l *Lab) editNode(name, key, value string, label bool) {
 	if value == "" {
 		delete(*of, key)
 	}
-	if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
 
 func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
@@ -120,28 +118,25 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 // TestNodesOfOneHolder are never down at the same time, whatever the limits are.
 func TestNodesOfOneHolder(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		holder bool
 		most   int
-	}{"one holder": {true, 1}, "none": {false, 3}} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 3, Holder: c.holder}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
-				lab.Patch(sim.PatchedExtension)
-				seen := lab.watchOutage()
-				rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
-				must(t, err)
-				if seen.most != c.most {
-					t.Errorf("%d were out at a time", seen.most)
-				}
-				told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
-				if told != c.holder {
-					t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
-				}
-				lab.RequireIntact()
-			})
-		})
 	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 3, Holder: c.holder} }, map[string]story{"one holder": {true, 1}, "none": {false, 3}}, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(sim.PatchedExtension)
+		seen := lab.watchOutage()
+		rep, err := lab.Client().Roll(t.Context(), cluster.Policy{})
+		must(t, err)
+		if seen.most != c.most {
+			t.Errorf("%d were out at a time", seen.most)
+		}
+		told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
+		if told != c.holder {
+			t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
@@ -218,31 +213,27 @@ func (l *Lab) killSaved(saved *cluster.Plan, at string) {
 // What a killed run of a saved plan has left at a node is not a difference: the node
 // cordoned and drained, or an old system disk still to be freed.
 func TestASavedPlanResumesItsLeftovers(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		roll, at string
 		before   func(lab *Lab)
-	}{
+	}
+	eachLong(t, oneWorker(), map[string]story{
 		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
 		"a disk to free": {roll: "strategy: recreate", at: "finish/free-scsi30", before: func(lab *Lab) {
 			lab.Patch(sim.PatchedExtension)
 			lab.rollOnly("wk1")
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", c.roll)
-				if c.before != nil {
-					c.before(lab)
-				}
-				lab.Patch(everywhere)
-				saved := lab.save(cluster.Policy{Only: []string{"wk1"}})
-				lab.killSaved(saved, c.at)
-				must(t, lab.rollOf(saved))
-				requireInSync(t, lab, "cp1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false", c.roll)
+		if c.before != nil {
+			c.before(lab)
+		}
+		lab.Patch(everywhere)
+		saved := lab.save(cluster.Policy{Only: []string{"wk1"}})
+		lab.killSaved(saved, c.at)
+		must(t, lab.rollOf(saved))
+		requireInSync(t, lab, "cp1")
+	})
 }
 
 // A plan made with --accept-outage is rolled with it.

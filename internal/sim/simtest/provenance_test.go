@@ -89,9 +89,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if _, err := lab.Lab.Patch(t.Context(), sim.PatchedExtension, false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))
 		res, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
 		must(t, err)
 		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)

@@ -272,12 +272,13 @@ func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		o          sim.Options
 		node       string
 		begin      func(t *testing.T, lab *Lab)
 		text, hint string
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"nothing is unfinished": {
 			oneWorker(), "wk1", func(*testing.T, *Lab) {},
 			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast status says what is unfinished",
@@ -303,34 +304,30 @@ func TestRecoverRefused(t *testing.T) {
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
 		"an unknown node": {oneWorker(), "wk7", func(*testing.T, *Lab) {}, "wk7", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				if c.node == "cp2" {
-					lab.Patch(everywhere)
-				}
-				c.begin(t, lab)
-				before := lab.machinesDump()
-				_, err := lab.Client().Recover(t.Context(), c.node)
-				if err == nil || !strings.Contains(err.Error(), c.text) {
-					t.Fatalf("err = %v, want %q", err, c.text)
-				}
-				if kind := fault.KindOf(err); kind != fault.Refused && c.node != "wk7" {
-					t.Errorf("kind %d: %v", kind, err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
-					t.Errorf("it changed something:\n%s", diff)
-				}
-				next := lab.as("20000101-0000-cafe")
-				if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
-					t.Fatalf("the roll after that: %v", err)
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		if c.node == "cp2" {
+			lab.Patch(everywhere)
+		}
+		c.begin(t, lab)
+		before := lab.machinesDump()
+		_, err := lab.Client().Recover(t.Context(), c.node)
+		if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Fatalf("err = %v, want %q", err, c.text)
+		}
+		if kind := fault.KindOf(err); kind != fault.Refused && c.node != "wk7" {
+			t.Errorf("kind %d: %v", kind, err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
+			t.Errorf("it changed something:\n%s", diff)
+		}
+		next := lab.as("20000101-0000-cafe")
+		if _, err := next.Roll(t.Context(), cluster.Policy{}); err != nil {
+			t.Fatalf("the roll after that: %v", err)
+		}
+		requireInSync(t, lab)
+	})
 }

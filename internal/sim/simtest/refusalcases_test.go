@@ -86,9 +86,7 @@ func cloudRefusals() []refusal {
 			must(l.t, err)
 			n = n.DeepCopy()
 			n.Spec.ProviderID = "proxmox://lab/9031"
-			if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main); err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main)))
 		},
 		also: []string{"its Node has providerID proxmox://lab/9031: a cloud controller deletes the Node with its VM: use reimage"},
 	}}
@@ -246,9 +244,7 @@ func lossRefusals() []refusal {
 	noLonghorn := without(longhornNodes.GroupVersionResource, "longhorn-system", "wk1")
 	noRook := func(l *Lab) {
 		without(cephClusters.GroupVersionResource, "rook-ceph", "ceph")(l)
-		if _, err := l.Kube.Store().Delete(l.t.Context(), store.Pods(), "rook-ceph", "rook-ceph-mon-a", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), store.Pods(), "rook-ceph", "rook-ceph-mon-a", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})))
 	}
 	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
 	return []refusal{

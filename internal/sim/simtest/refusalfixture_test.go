@@ -141,25 +141,19 @@ func labelled(label string) artefact.Partition {
 
 func (l *Lab) lock() {
 	l.t.Helper()
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
 // put adds a Kubernetes object.
 func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
 	l.t.Helper()
-	if _, err := l.Kube.Store().Create(l.t.Context(), r, o); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
 }
 
 func without(r schema.GroupVersionResource, namespace, name string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if _, err := l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{})))
 	}
 }
 

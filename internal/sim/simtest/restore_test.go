@@ -260,13 +260,14 @@ func TestRestoreAfterAForeignBootstrap(t *testing.T) {
 // TestRestoreIsRefused before anything is changed.
 func TestRestoreIsRefused(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		planes int
 		spoil  func(t *testing.T, l *Lab, file string)
 		node   string
 		kind   fault.Kind
 		text   string
-	}{
+	}
+	cases := map[string]story{
 		"no such file": {1, func(_ *testing.T, l *Lab, file string) { l.Replace(strings.TrimPrefix(file, l.Dir), "", "") }, "cp1", fault.Config, "no such file"},
 		"cut off": {1, func(_ *testing.T, l *Lab, file string) {
 			rewrite(l, file, func(b []byte) []byte { return b[:len(b)-512] })
@@ -286,25 +287,21 @@ func TestRestoreIsRefused(t *testing.T) {
 		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has etcd data already"},
 		"another VM":  {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "cp1", fault.Refused, "not VM 9002 as configured"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
-				saved := lab.backUp()
-				if c.spoil != nil {
-					c.spoil(t, lab, saved.File)
-				}
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Restore(t.Context(), saved.File, c.node)
-				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v (kind %d), want %q", err, fault.KindOf(err), c.text)
-				}
-				lab.requireLeftAlone(from, "cp1")
-				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, cases, func(t *testing.T, lab *Lab, c story) {
+		saved := lab.backUp()
+		if c.spoil != nil {
+			c.spoil(t, lab, saved.File)
+		}
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := lab.Client().Restore(t.Context(), saved.File, c.node)
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v (kind %d), want %q", err, fault.KindOf(err), c.text)
+		}
+		lab.requireLeftAlone(from, "cp1")
+		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func rewrite(l *Lab, file string, change func([]byte) []byte) {

@@ -21,8 +21,25 @@ func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 // eachInLab plays each story in a lab of its own.
 func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
 	t.Helper()
+	eachIn(t, func(S) sim.Options { return o }, stories, f)
+}
+
+// eachIn is eachInLab where each story has its own options.
+func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
 	for name, story := range stories {
-		t.Run(name, func(t *testing.T) { inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+		t.Run(name, func(t *testing.T) { inLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	}
+}
+
+// eachLong is eachInLab for long stories, of which a slice has some.
+func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) })
+		})
 	}
 }
 

@@ -92,14 +92,15 @@ func (l *Lab) setRoll(keys ...string) {
 // TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		options sim.Options
 		roll    []string
 		before  string // rolled separately before
 		policy  cluster.Policy
 		order   []string
 		stale   []string // afterwards
-	}{
+	}
+	cases := map[string]story{
 		"a worker as canary, then control planes": {
 			options: sim.Options{ControlPlanes: 3, Workers: 2}, order: []string{"wk1", "cp1", "cp2", "cp3", "wk2"},
 		},
@@ -109,26 +110,22 @@ func TestOrder(t *testing.T) {
 		"only":                                {policy: cluster.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                             {policy: cluster.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.options, func(t *testing.T, lab *Lab) {
-				lab.setRoll(c.roll...)
-				lab.Patch(everywhere)
-				if c.before != "" {
-					must(t, lab.Client().roll(cluster.Policy{Only: []string{c.before}})(t.Context()))
-				}
-				seen := lab.watchOutage()
-				must(t, lab.second().roll(c.policy)(t.Context()))
-				if diff := cmp.Diff(c.order, seen.order); diff != "" {
-					t.Errorf("order (-want +got):\n%s", diff)
-				}
-				if seen.most != 1 {
-					t.Errorf("%d nodes were out at a time", seen.most)
-				}
-				requireInSync(t, lab, c.stale...)
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll(c.roll...)
+		lab.Patch(everywhere)
+		if c.before != "" {
+			must(t, lab.Client().roll(cluster.Policy{Only: []string{c.before}})(t.Context()))
+		}
+		seen := lab.watchOutage()
+		must(t, lab.second().roll(c.policy)(t.Context()))
+		if diff := cmp.Diff(c.order, seen.order); diff != "" {
+			t.Errorf("order (-want +got):\n%s", diff)
+		}
+		if seen.most != 1 {
+			t.Errorf("%d nodes were out at a time", seen.most)
+		}
+		requireInSync(t, lab, c.stale...)
+	})
 }
 
 // TestAFailingCanary stops everything else.
@@ -156,44 +153,41 @@ func TestAFailingCanary(t *testing.T) {
 // TestWorkersAtATime rolls four workers, in less time than sequentially.
 func TestWorkersAtATime(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		hosts             int
 		at                string
 		most, mostPerHost int
-	}{
+	}
+	cases := map[string]story{
 		"two":          {1, "{workers: 2, perHost: 2}", 2, 2},
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 4, Hosts: c.hosts}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false")
-				lab.Patch(sim.PatchedExtension)
-				start := time.Now()
-				must(t, lab.Client().roll(cluster.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
-				serial := 2 * time.Since(start) // of four
-				lab.Patch(sim.PatchedExtension)
-				lab.setRoll("maxUnavailable: " + c.at)
-				seen := lab.watchOutage()
-				start = time.Now()
-				must(t, lab.second().roll(cluster.Policy{})(t.Context()))
-				took := time.Since(start)
-				if seen.most != c.most {
-					t.Errorf("%d were out at a time, want %d", seen.most, c.most)
-				}
-				for host, n := range seen.perHost {
-					if n != c.mostPerHost {
-						t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
-					}
-				}
-				if parallel := took < serial*3/4; parallel != (c.most > 1) {
-					t.Errorf("it took %s; one after the other: %s", took, serial)
-				}
-				requireInSync(t, lab)
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false")
+		lab.Patch(sim.PatchedExtension)
+		start := time.Now()
+		must(t, lab.Client().roll(cluster.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		serial := 2 * time.Since(start) // of four
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("maxUnavailable: " + c.at)
+		seen := lab.watchOutage()
+		start = time.Now()
+		must(t, lab.second().roll(cluster.Policy{})(t.Context()))
+		took := time.Since(start)
+		if seen.most != c.most {
+			t.Errorf("%d were out at a time, want %d", seen.most, c.most)
+		}
+		for host, n := range seen.perHost {
+			if n != c.mostPerHost {
+				t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
+			}
+		}
+		if parallel := took < serial*3/4; parallel != (c.most > 1) {
+			t.Errorf("it took %s; one after the other: %s", took, serial)
+		}
+		requireInSync(t, lab)
+	})
 }
 
 // TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
