@@ -1,3 +1,6 @@
+// Package images makes the images of a lock exist: a [Builder] builds, fetches and checks
+// them, and a [Publisher] brings the boot ISOs to Proxmox storage. Each step is skipped
+// if its result exists.
 package images
 
 import (

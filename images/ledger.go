@@ -1,6 +1,3 @@
-// Package images makes the images of a lock exist: it builds, fetches and checks
-// them, and publishes the boot ISOs to Proxmox storage. Each step is skipped if its
-// result exists.
 package images
 
 import (

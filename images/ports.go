@@ -23,12 +23,7 @@ var ErrOtherContent = errors.New("it has another checksum")
 // Factory is the Image Factory that builds the images.
 type Factory interface {
 	schematics.Factory // what it would build
-	// Knows reports whether a schematic of that ID is registered.
-	Knows(ctx context.Context, id string) (bool, error)
-	// Register registers a canonical schematic. It returns the ID that the factory
-	// assigned, and the schematic as the factory stores it, which the ID is derived
-	// from.
-	Register(ctx context.Context, canonical string) (id, stored string, err error)
+	Registrar
 	// ISO starts the download of a boot ISO. The factory builds it first, so the
 	// answer may take minutes. The body resumes after a broken connection. The
 	// caller closes it. sizeBytes is -1 if unknown. note, which may be nil, receives
@@ -45,6 +40,16 @@ type Factory interface {
 	InstallerRepository(req ISORequest) string
 	// ISOURL is where anyone can download that boot ISO.
 	ISOURL(req ISORequest) string
+}
+
+// Registrar keeps the factory's schematics.
+type Registrar interface {
+	// Knows reports whether a schematic of that ID is registered.
+	Knows(ctx context.Context, id string) (bool, error)
+	// Register registers a canonical schematic. It returns the ID that the factory
+	// assigned, and the schematic as the factory stores it, which the ID is derived
+	// from.
+	Register(ctx context.Context, canonical string) (id, stored string, err error)
 }
 
 // ISORequest names one image of the factory.

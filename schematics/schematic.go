@@ -1,5 +1,6 @@
-// Package schematics turns schematic files into a lock: what every image of a
-// cluster is made of, down to the digest of each extension.
+// Package schematics turns schematic files into a [Lock]: what every image of a cluster
+// is made of, down to the digest of each extension. [Resolve] makes one, [ReadLock] reads
+// it.
 package schematics
 
 import (

@@ -46,14 +46,14 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
 	}
-	down := u.downNodes(nodes, except)
+	down := u.Plan.downNodes(nodes, except)
 	pods, err := u.Kube.StaticPods(ctx)
 	if err != nil {
 		return fmt.Errorf("list the pods of the control planes: %w", err)
 	}
 	var hints []string
 	for _, c := range cluster.StaticPods {
-		for _, n := range u.with(c) {
+		for _, n := range u.Plan.with(c) {
 			i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == n.Node && p.Component == c })
 			switch {
 			case except == spotOf{n.Node, c}:
@@ -80,9 +80,9 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 }
 
 // downNodes are the nodes that are not Ready, and control planes that nobody planned for.
-func (u *Upgrade) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
+func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
 	for _, k := range nodes {
-		planned := slices.ContainsFunc(u.Plan.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
+		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
 		switch {
 		case k.ControlPlane && !planned:
 			down = append(down, "control plane "+k.Name+" was not there when this was planned: the same command again takes it into account")
@@ -106,7 +106,7 @@ func (u *Upgrade) silentServer(ctx context.Context, n Node) error {
 // whose API server is known: one that is not would go unwatched.
 func (u *Upgrade) requireEtcd(ctx context.Context) error {
 	var ask []cluster.Endpoint
-	for _, n := range u.with(cluster.APIServer) {
+	for _, n := range u.Plan.with(cluster.APIServer) {
 		ask = append(ask, cluster.Endpoint{Node: n.Node, Addr: n.Addr})
 	}
 	v, err := etcd.Look(ctx, u.Talos, ask)
@@ -141,7 +141,7 @@ func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask [
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(u.with(cluster.APIServer), func(n Node) bool { return n.UUID == machine.UUID }) {
+	if !slices.ContainsFunc(u.Plan.with(cluster.APIServer), func(n Node) bool { return n.UUID == machine.UUID }) {
 		return errNotPlanned
 	}
 	return nil

@@ -232,7 +232,7 @@ func TestSetAsksTwice(t *testing.T) {
 			p.machines[planeAddrs[0]] = m
 		})
 		u := p.upgrade()
-		k := kubernetesStep{Upgrade: u, n: u.node("cp1"), c: cluster.Scheduler, path: "x"}
+		k := kubernetesStep{Upgrade: u, n: u.Plan.find("cp1"), c: cluster.Scheduler, path: "x"}
 		if _, err := k.set(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "cp1: it has a configuration that is staged or tried") {
 			t.Errorf("err = %v", err)
 		}
@@ -280,14 +280,14 @@ func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
 	u := p.upgrade()
-	if what, err := u.lacks(t.Context(), u.node("cp1"), cluster.Kubelet); what != "" || err != nil {
+	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "" || err != nil {
 		t.Fatalf("%q, %v", what, err)
 	}
 	p.pod("cp1", cluster.ControllerManager).Ready, p.pod("cp1", cluster.ControllerManager).Why = false, "CrashLoopBackOff"
-	if what, err := u.lacks(t.Context(), u.node("cp1"), cluster.Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
+	if what, err := u.lacks(t.Context(), u.Plan.find("cp1"), cluster.Kubelet); what != "its kube-controller-manager: its pod is not Ready: CrashLoopBackOff" || err != nil {
 		t.Errorf("%q, %v", what, err)
 	}
-	if what, err := u.lacks(t.Context(), u.node("cp2"), cluster.Kubelet); what != "" || err != nil {
+	if what, err := u.lacks(t.Context(), u.Plan.find("cp2"), cluster.Kubelet); what != "" || err != nil {
 		t.Errorf("of another node: %q, %v", what, err)
 	}
 }

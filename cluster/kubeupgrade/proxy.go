@@ -18,7 +18,7 @@ import (
 // (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
-	for _, n := range u.with(cluster.KubeProxy) {
+	for _, n := range u.Plan.with(cluster.KubeProxy) {
 		k := kubernetesStep{Upgrade: u, n: n, c: cluster.KubeProxy, path: upgradeKubernetes + "/" + string(cluster.KubeProxy) + "/" + n.Node}
 		steps = append(steps, step.Step{ID: n.Node, Kind: string(cluster.KubeProxy), Title: "name it in the configuration of " + n.Node, Risk: step.Safe, Whole: true, Skip: k.named, Do: k.name})
 	}

@@ -70,7 +70,7 @@ const upgradeKubernetes = "upgrade-k8s"
 // branch brings one component to the version, node by node.
 func (u *Upgrade) branch(c cluster.Component) step.Step {
 	var steps []step.Step
-	for _, n := range u.with(c) {
+	for _, n := range u.Plan.with(c) {
 		k := kubernetesStep{Upgrade: u, n: n, c: c, path: upgradeKubernetes + "/" + string(c) + "/" + n.Node}
 		steps = append(steps, step.Step{
 			ID: n.Node, Kind: string(c), Title: fmt.Sprintf("%s of %s", c, n.Node), Risk: step.Disruptive, Whole: true, Skip: k.done, Do: k.do,
@@ -83,14 +83,14 @@ func (u *Upgrade) branch(c cluster.Component) step.Step {
 }
 
 // with are the nodes that run a component, in the plan's order.
-func (u *Upgrade) with(c cluster.Component) []Node {
-	return slices.DeleteFunc(slices.Clone(u.Plan.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
+func (p Plan) with(c cluster.Component) []Node {
+	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
 }
 
 func (u *Upgrade) pullStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.Nodes {
-		images := u.toPull(n)
+		images := u.Plan.toPull(n)
 		if len(images) == 0 {
 			continue
 		}
@@ -102,10 +102,10 @@ func (u *Upgrade) pullStep() step.Step {
 }
 
 // toPull are the images that a node is yet to run. Pods of kube-proxy run on all of them.
-func (u *Upgrade) toPull(n Node) []ImageChange {
+func (p Plan) toPull(n Node) []ImageChange {
 	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
-	if u.Plan.Proxy != nil {
-		images = append(images, *u.Plan.Proxy)
+	if p.Proxy != nil {
+		images = append(images, *p.Proxy)
 	}
 	return images
 }
@@ -261,11 +261,11 @@ func (u *Upgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
 		return err
 	}
 	for _, s := range spots {
-		what, errNow := u.lacks(ctx, u.node(s.node), s.c)
+		what, errNow := u.lacks(ctx, u.Plan.find(s.node), s.c)
 		if what == "" && errNow == nil {
 			continue
 		}
-		n := u.node(s.node)
+		n := u.Plan.find(s.node)
 		look := fmt.Sprintf("talosctl -n %s containers -k and talosctl -n %s logs -k ID", n.Addr, n.Addr)
 		if s.c == cluster.Kubelet {
 			look = fmt.Sprintf("talosctl -n %s logs kubelet", n.Addr)
@@ -276,15 +276,15 @@ func (u *Upgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
 	return err
 }
 
-func (u *Upgrade) node(name string) Node {
-	i := slices.IndexFunc(u.Plan.Nodes, func(n Node) bool { return n.Node == name })
-	return u.Plan.Nodes[i]
+func (p Plan) find(name string) Node {
+	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Node == name })
+	return p.Nodes[i]
 }
 
 // lackAny names the first thing that one of the spots still lacks.
 func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	for _, s := range spots {
-		if what, err := u.lacks(ctx, u.node(s.node), s.c); what != "" || err != nil {
+		if what, err := u.lacks(ctx, u.Plan.find(s.node), s.c); what != "" || err != nil {
 			if len(spots) > 1 {
 				what = strings.TrimSuffix(fmt.Sprintf("%s of %s: %s", s.c, s.node, cmp.Or(what, fmt.Sprint(err))), ": ")
 			}

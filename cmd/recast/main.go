@@ -1,5 +1,6 @@
-// Command recast rebuilds the images of a Talos Linux cluster and rolls them
-// through Proxmox VE, one VM at a time.
+// Command recast rebuilds the images of a Talos Linux cluster and rolls them through
+// Proxmox VE, one VM at a time. Each command has a file, which parses flags, calls
+// package pipeline and prints the result through package ui.
 package main
 
 import (

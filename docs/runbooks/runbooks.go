@@ -1,5 +1,5 @@
-// Package runbooks embeds a page for each code of package fault, so that it can be read
-// offline.
+// Package runbooks embeds a page for each [fault.Code], so that it can be read offline.
+// [Page] returns the text of a code's page, [URL] where it is on the web.
 package runbooks
 
 import (

@@ -1,5 +1,5 @@
-// Package bootimage reads the content of Talos' boot media from their bytes alone:
-// unified kernel images, ISOs, initramfs archives and system extensions. It needs no
+// Package bootimage reads the content of Talos' boot media from their bytes alone: a
+// unified kernel image ([UKI]), an [ISO], an [Initrd], a system [Extension]. It needs no
 // root, mount or other program, and its memory does not grow with an image.
 //
 // All input is untrusted. Whatever is damaged, foreign or not understood is refused

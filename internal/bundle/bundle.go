@@ -1,5 +1,6 @@
-// Package bundle packs an archive for support. Each source contributes only what a list
-// allows, and a redactor then removes known secrets and what looks like one.
+// Package bundle packs an archive for support. Each source contributes to a [Bundle] only
+// what a [List] allows, and a redactor then removes known secrets and what looks like
+// one.
 package bundle
 
 import (

@@ -1,4 +1,5 @@
-// Package command runs a user's program and all that it starts.
+// Package command runs a user's [Program] and all that it starts, with an environment
+// without secrets. [Gates] runs those of gates and hooks.
 package command
 
 import (

@@ -10,11 +10,14 @@ import (
 
 // checker checks the meaning of the values, after all have been read.
 type checker struct {
-	*report
+	values
 	c        *Config
 	expr     func(string) error // Options.Expr
 	template func(string) error // Options.Template
 }
+
+// values checks what a kind of value must be wherever it stands.
+type values struct{ *report }
 
 func (k checker) all() {
 	k.pattern("cluster", k.c.Cluster, `[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?`,
@@ -30,7 +33,7 @@ func (k checker) all() {
 }
 
 // pattern reports a given value that the pattern does not match completely.
-func (k checker) pattern(path, value, pattern, what string) {
+func (k values) pattern(path, value, pattern, what string) {
 	if k.given(path) && !matches(value, pattern) {
 		k.add(path, "%s is not a %s", quote(value), what)
 	}
@@ -53,14 +56,14 @@ func (k checker) talos() {
 	k.notEmpty("talos.machineConfigs", k.c.Talos.MachineConfigs)
 }
 
-func (k checker) version(path, v, what string) {
+func (k values) version(path, v, what string) {
 	if matches(v, semver) {
 		k.add(path, "%q lacks its \"v\", did you mean \"v%s\"?", v, v)
 	}
 	k.pattern(path, v, "v"+semver, what)
 }
 
-func (k checker) notEmpty(path, value string) {
+func (k values) notEmpty(path, value string) {
 	if k.given(path) && value == "" {
 		k.add(path, "is empty: give it a value or remove it")
 	}
@@ -68,7 +71,7 @@ func (k checker) notEmpty(path, value string) {
 
 // url reports a value that is not the URL of a server. It never shows the
 // value, which may hold a password.
-func (k checker) url(path, value string, schemes ...string) {
+func (k values) url(path, value string, schemes ...string) {
 	u, err := url.Parse(value)
 	switch {
 	case err != nil || !slices.Contains(schemes, u.Scheme) || u.Hostname() == "":

@@ -64,7 +64,7 @@ func (k checker) holder(path string, n Node) {
 }
 
 // names checks that a list of names has no empty name and no duplicate.
-func (k checker) names(list, of string, names []string) {
+func (k values) names(list, of string, names []string) {
 	for i, name := range names {
 		path := fmt.Sprintf("%s[%d]", list, i)
 		if strings.TrimSpace(name) == "" {

@@ -1,6 +1,6 @@
-// Package config reads recast.yaml, in which an engineer describes the wanted cluster.
-// It is strict, and it reports every problem at once, each with its position in the
-// file.
+// Package config reads recast.yaml, in which an engineer describes the wanted cluster,
+// into a [Config]. It is strict, and it reports every [Problem] at once, each with its
+// position in the file.
 package config
 
 import (

@@ -142,7 +142,7 @@ func (k checker) objectGate(path string, g Gate) {
 	}
 }
 
-func (k checker) labels(path string, g Gate) {
+func (k values) labels(path string, g Gate) {
 	if !k.given(path) {
 		return
 	}
@@ -172,13 +172,13 @@ func (k checker) labels(path string, g Gate) {
 	}
 }
 
-func (k checker) labelKey(path, key string) {
+func (k values) labelKey(path, key string) {
 	if k.given(path) && !matches(key, labelKey) {
 		k.add(path, "%s is not the key of a label", quote(key))
 	}
 }
 
-func (k checker) labelValue(path, value string) {
+func (k values) labelValue(path, value string) {
 	if k.given(path) && !matches(value, labelValue) {
 		k.add(path, "%s is not the value of a label", quote(value))
 	}

@@ -73,7 +73,7 @@ func (k checker) hook(path string, h Hook) {
 }
 
 // env checks the names of the variables to pass to a program.
-func (k checker) env(path string, names []string) {
+func (k values) env(path string, names []string) {
 	for i, name := range names {
 		at := fmt.Sprintf("%s.env[%d]", path, i)
 		switch {

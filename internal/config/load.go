@@ -70,7 +70,7 @@ func parse(name string, data []byte, o Options, stat func(string) (fs.FileInfo, 
 	c := defaults()
 	if root := r.root(data); root != nil && r.version(root) {
 		decoder{r}.section(root, spot{}, reflect.ValueOf(&c).Elem())
-		checker{r, &c, o.Expr, o.Template}.all()
+		checker{values{r}, &c, o.Expr, o.Template}.all()
 		c.complete(o)
 		if stat != nil {
 			r.files(&c, stat)

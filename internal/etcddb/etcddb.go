@@ -1,4 +1,5 @@
-// Package etcddb reads the database in a snapshot of etcd.
+// Package etcddb reads the database in a snapshot of etcd: [Read] returns its [Contents],
+// what it records about itself; a damaged file is an [ErrDamaged].
 package etcddb
 
 import (

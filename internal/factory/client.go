@@ -1,5 +1,6 @@
-// Package factory is the adapter to an Image Factory: its schematics, its lists
-// and its ISOs. Installers are pulled from it as from any registry.
+// Package factory is the adapter to an Image Factory: a [Client] has its schematics, its
+// lists, its ISOs and the builds of its installers. Installers are pulled from it as from
+// any registry.
 package factory
 
 import (
@@ -32,7 +33,10 @@ type Options struct {
 }
 
 // Client talks to one Image Factory.
-type Client struct {
+type Client struct{ server }
+
+// server sends the requests that a Client's methods are made of.
+type server struct {
 	base *url.URL
 	http *http.Client
 	note func(text string)
@@ -56,8 +60,8 @@ func New(o Options) (*Client, error) {
 	if o.Wrap != nil {
 		transport = o.Wrap(transport)
 	}
-	c := &Client{base: base, note: o.Note}
-	c.http = &http.Client{Transport: transport, CheckRedirect: c.follow}
+	c := &Client{server{base: base, note: o.Note}}
+	c.http = &http.Client{Transport: transport, CheckRedirect: follow}
 	if c.note == nil {
 		c.note = func(string) {}
 	}

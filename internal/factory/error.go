@@ -49,13 +49,13 @@ func hasStatus(err error, status int) bool {
 }
 
 // refusal returns an error for an answer that is not a success.
-func (c *Client) refusal(resp *http.Response) error {
+func (s *server) refusal(resp *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorText))
 	if err != nil {
 		text = nil // the status says enough
 	}
-	e := &Error{Factory: c.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
-	if host := resp.Request.URL.Host; host != c.base.Host {
+	e := &Error{Factory: s.base.String(), Status: resp.StatusCode, Message: message(text), retryAfter: retryAfter(resp)}
+	if host := resp.Request.URL.Host; host != s.base.Host {
 		e.Via = host
 	}
 	if resp.StatusCode < http.StatusMultipleChoices {
@@ -118,8 +118,8 @@ func message(text []byte) string {
 }
 
 // unreachable wraps an error on the way to the factory or back.
-func (c *Client) unreachable(err error) error {
-	err = fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err))
+func (s *server) unreachable(err error) error {
+	err = fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err))
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
@@ -130,6 +130,6 @@ func (c *Client) unreachable(err error) error {
 }
 
 // foreign wraps an answer that no Image Factory gives.
-func (c *Client) foreign(err error) error {
-	return fault.WithHint(fmt.Errorf("image factory %s: %w", c.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
+func (s *server) foreign(err error) error {
+	return fault.WithHint(fmt.Errorf("image factory %s: %w", s.base, foreign.Error(err)), "see whether images.factory in recast.yaml is an Image Factory")
 }

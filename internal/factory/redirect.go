@@ -12,7 +12,7 @@ const maxRedirects = 5
 // with 302 to S3 or a CDN if it has one (image-factory,
 // internal/frontend/http/image.go). net/http drops credentials when the host
 // changes.
-func (c *Client) follow(next *http.Request, via []*http.Request) error {
+func follow(next *http.Request, via []*http.Request) error {
 	last := via[len(via)-1]
 	switch {
 	case len(via) > maxRedirects:

@@ -32,27 +32,27 @@ type request struct {
 	stay         bool          // a redirect counts as success
 }
 
-func (c *Client) get(path ...string) request {
-	return request{method: http.MethodGet, link: c.base.JoinPath(path...).String(), within: answerWithin}
+func (s *server) get(path ...string) request {
+	return request{method: http.MethodGet, link: s.base.JoinPath(path...).String(), within: answerWithin}
 }
 
 // send sends a request once. Anything but success is an error; on success the caller closes the body.
-func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+func (s *server) send(ctx context.Context, r request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	patience := time.AfterFunc(r.within, func() { cancel(fmt.Errorf("no answer within %s", r.within)) })
-	resp, err := c.do(ctx, r)
+	resp, err := s.do(ctx, r)
 	patience.Stop()
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
 		cancel(nil)
-		return nil, c.unreachable(err)
+		return nil, s.unreachable(err)
 	}
 	resp.Body = watch(ctx, cancel, resp.Body)
 	if !r.answeredBy(resp) {
 		defer resp.Body.Close()
-		return nil, c.refusal(resp)
+		return nil, s.refusal(resp)
 	}
 	return resp, nil
 }
@@ -64,7 +64,7 @@ func (r request) answeredBy(resp *http.Response) bool {
 	return (resp.StatusCode == http.StatusOK || resp.StatusCode == http.StatusCreated) && !isPage(resp)
 }
 
-func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
+func (s *server) do(ctx context.Context, r request) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, r.method, r.link, bytes.NewReader(r.body))
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	if r.accept != "" {
 		req.Header.Set("Accept", r.accept)
 	}
-	via := *c.http
+	via := *s.http
 	if r.stay {
 		via.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	}
@@ -105,20 +105,20 @@ func isPage(resp *http.Response) bool {
 }
 
 // ask retries until the answer is complete or a retry is pointless.
-func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
+func (s *server) ask(ctx context.Context, r request) ([]byte, error) {
 	var answer []byte
-	err := retry(ctx, api, c.note, func() error {
-		resp, err := c.send(ctx, r)
+	err := retry(ctx, api, s.note, func() error {
+		resp, err := s.send(ctx, r)
 		if err != nil {
 			return err
 		}
 		defer resp.Body.Close()
 		answer, err = io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes+1))
 		if err == nil && len(answer) > maxAnswerBytes {
-			return permanent{fmt.Errorf("image factory %s: the answer has more than %d MiB", c.base, maxAnswerBytes>>20)}
+			return permanent{fmt.Errorf("image factory %s: the answer has more than %d MiB", s.base, maxAnswerBytes>>20)}
 		}
 		if err != nil {
-			return c.unreachable(fmt.Errorf("%s %s: %w", r.method, withoutQuery(r.link), err))
+			return s.unreachable(fmt.Errorf("%s %s: %w", r.method, withoutQuery(r.link), err))
 		}
 		return nil
 	})
@@ -126,13 +126,13 @@ func (c *Client) ask(ctx context.Context, r request) ([]byte, error) {
 }
 
 // askJSON asks and decodes the answer.
-func (c *Client) askJSON(ctx context.Context, r request, into any) error {
-	answer, err := c.ask(ctx, r)
+func (s *server) askJSON(ctx context.Context, r request, into any) error {
+	answer, err := s.ask(ctx, r)
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(answer, into); err != nil {
-		return c.foreign(fmt.Errorf("%s %s: the answer can't be read: %w", r.method, withoutQuery(r.link), err))
+		return s.foreign(fmt.Errorf("%s %s: the answer can't be read: %w", r.method, withoutQuery(r.link), err))
 	}
 	return nil
 }

@@ -248,10 +248,9 @@ func TestRedirects(t *testing.T) {
 			})
 		})
 	}
-	c := &Client{}
 	plain, _ := http.NewRequest(http.MethodGet, "http://store.example/", nil)
 	secure, _ := http.NewRequest(http.MethodGet, "https://factory.example/", nil)
-	if err := c.follow(plain, []*http.Request{secure}); err == nil || err.Error() != "redirected to store.example, which is not encrypted" {
+	if err := follow(plain, []*http.Request{secure}); err == nil || err.Error() != "redirected to store.example, which is not encrypted" {
 		t.Errorf("from https to http: %v", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package fault gives errors a kind, which decides the exit code, and a hint,
-// which tells the reader what to do about them.
+// Package fault gives errors a [Kind], which decides the exit code, a [Code], which names
+// a runbook, and a hint, which tells the reader what to do about them.
 package fault
 
 import (

@@ -1,5 +1,6 @@
 // Package foreign makes foreign text safe to print: the words of servers, programs and
-// other runs must neither control a terminal nor look like lines of recast.
+// other runs must neither control a terminal nor look like lines of recast. [Line] does
+// so for a text, [Error] for an error.
 package foreign
 
 import (

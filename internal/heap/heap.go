@@ -1,4 +1,5 @@
-// Package heap measures memory for tests and benchmarks.
+// Package heap measures memory for tests and benchmarks: [Peak] is the most that a
+// function had on the heap.
 package heap
 
 import (

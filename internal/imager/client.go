@@ -1,5 +1,5 @@
-// Package imager is the adapter to Talos' imager, the program that builds boot
-// images: in a container by docker or podman, or as a program of the user.
+// Package imager is the adapter to Talos' imager, the program that builds boot images. A
+// [Client] runs it in a container by docker or podman, or as a program of the user.
 package imager
 
 import (

@@ -1,5 +1,5 @@
-// Package journal keeps the facts of a run that can't be observed later: each is on disk,
-// synced, before the step that destroys its source.
+// Package journal keeps the facts of a run that can't be observed later: each is put into
+// a [Journal], and is on disk, synced, before the step that destroys its source.
 package journal
 
 import (

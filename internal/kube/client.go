@@ -1,5 +1,5 @@
-// Package kube talks to the Kubernetes API of a cluster: nodes, drains and attached
-// volumes, over client-go and kubectl's drain.
+// Package kube talks to the Kubernetes API of a cluster: a [Client] reads nodes, pods
+// and attached volumes, and drains nodes, over client-go and kubectl's drain.
 package kube
 
 import (

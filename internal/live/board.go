@@ -1,5 +1,6 @@
 // Package live shows a run in progress: as a tree on a terminal with the current step of
-// each node, or as JSON lines. Whatever happens to the terminal, the run continues.
+// each node ([View]), or as JSON lines ([Lines]). Whatever happens to the terminal, the
+// run continues.
 package live
 
 import (

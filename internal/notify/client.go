@@ -1,4 +1,5 @@
-// Package notify sends notices of a run to webhooks.
+// Package notify sends notices of a run to webhooks: a [Client] posts the start and the
+// end of a run to each [Webhook], in the form that its template gives.
 package notify
 
 import (

@@ -1,5 +1,5 @@
-// Package pve talks to the Proxmox VE API. It is the only package that knows what
-// Proxmox's answers look like: it waits for tasks itself, and turns wordings,
+// Package pve talks to the Proxmox VE API through a [Client]. It is the only package that
+// knows what Proxmox's answers look like: it waits for tasks itself, and turns wordings,
 // statuses and lost answers into errors that callers can branch on.
 package pve
 

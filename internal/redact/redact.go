@@ -1,4 +1,6 @@
-// Package redact removes secrets from foreign texts: a hook's output, a server's answer.
+// Package redact removes secrets from foreign texts, such as a hook's output or a
+// server's answer: a [Redactor] replaces those it knows and what looks like one by
+// [Mark].
 package redact
 
 import (

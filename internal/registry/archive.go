@@ -8,14 +8,12 @@ import (
 	"io"
 	"path"
 	"strings"
-	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/recast-sh/recast/images"
@@ -187,25 +185,4 @@ func unpacked(layer v1.Layer) (sum v1.Hash, err error) {
 	defer func() { err = errors.Join(err, content.Close()) }()
 	sum, _, err = v1.SHA256(content)
 	return sum, err
-}
-
-// upload pushes something and reports progress. It does not send again what the registry already has.
-func (c *Client) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
-	opts := c.options(ctx)
-	var reporting sync.WaitGroup
-	if progress != nil {
-		updates := make(chan v1.Update) // Push closes it
-		opts = append(opts, remote.WithProgress(updates))
-		reporting.Go(func() {
-			for u := range updates {
-				progress(u.Complete)
-			}
-		})
-	}
-	err := remote.Push(to, what, opts...)
-	reporting.Wait()
-	if err != nil {
-		return explain(err, to.Context())
-	}
-	return nil
 }

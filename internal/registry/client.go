@@ -1,6 +1,5 @@
-// Package registry is the adapter to OCI registries: it resolves references, copies
-// from one registry to another, and lists the official extensions of a Talos
-// version.
+// Package registry is the adapter to OCI registries: a [Client] resolves references,
+// reads, copies and deletes images, and lists the official extensions of a Talos version.
 package registry
 
 import (
@@ -9,14 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"path"
-	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/authn/github"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
@@ -50,12 +48,8 @@ type Options struct {
 	Keychain authn.Keychain
 }
 
-// Client reads registries.
-type Client struct {
-	extensions name.Repository
-	transport  http.RoundTripper
-	keychain   authn.Keychain
-}
+// Client reads registries, and writes to the mirror.
+type Client struct{ access }
 
 // New returns a client without connecting. A malformed repository is an error of kind Config.
 func New(o Options) (*Client, error) {
@@ -66,7 +60,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Configf("list of official extensions: %w", err)
 	}
-	c := &Client{extensions: repository, transport: o.Transport, keychain: o.Keychain}
+	c := &Client{access{extensions: repository, transport: o.Transport, keychain: o.Keychain}}
 	if c.transport == nil {
 		if c.transport, err = trust.Transport(o.CAFile); err != nil {
 			return nil, err
@@ -106,29 +100,6 @@ func (c *Client) Digest(ctx context.Context, ref string) (string, bool, error) {
 		return "", false, explain(err, r.Context())
 	}
 	return d.Digest.String(), true, nil
-}
-
-// relocate is where to pull an image of Sidero Labs: from beside the list of official
-// extensions, which names ghcr.io wherever the list was copied to.
-func (c *Client) relocate(ref name.Reference) name.Reference {
-	official, _ := path.Split(OfficialExtensions)
-	there, _ := path.Split(c.extensions.Name())
-	image, ok := strings.CutPrefix(ref.Context().Name(), official)
-	if !ok || there == official {
-		return ref
-	}
-	at, err := name.NewRepository(there + image)
-	if err != nil {
-		return ref
-	}
-	if digest, ok := ref.(name.Digest); ok {
-		return at.Digest(digest.DigestStr())
-	}
-	return at.Tag(ref.Identifier())
-}
-
-func (c *Client) options(ctx context.Context) []remote.Option {
-	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{stallGuard{c.transport}}), remote.WithAuthFromKeychain(c.keychain)}
 }
 
 func notFound(err error) bool {

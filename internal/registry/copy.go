@@ -3,12 +3,9 @@ package registry
 import (
 	"context"
 	"errors"
-	"net/url"
 	"slices"
-	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
@@ -30,22 +27,6 @@ func (c *Client) Head(ctx context.Context, tag string) (string, bool, error) {
 		return "", false, explain(err, t.Context())
 	}
 	return d.Digest.String(), true, nil
-}
-
-// head reads a manifest's headers, or all of it if the registry cannot answer that
-// or omits what is needed: containerd issue 5124, crossplane pull request 3223.
-// Also, only a refused GET has a message.
-func (c *Client) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
-	d, err := remote.Head(ref, c.options(ctx)...)
-	_, unreachable := errors.AsType[*url.Error](err)
-	if err == nil || notFound(err) || unreachable {
-		return d, err
-	}
-	whole, err := remote.Get(ref, c.options(ctx)...)
-	if err != nil {
-		return nil, err
-	}
-	return &whole.Descriptor, nil
 }
 
 // Copy copies an image or an index, manifests last, so that what exists under its
@@ -83,35 +64,6 @@ func (c *Client) Tag(ctx context.Context, ref, tag string) error {
 		return explain(err, t.Context())
 	}
 	return nil
-}
-
-// push copies one manifest and everything that it refers to, except what already exists there.
-func (c *Client) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
-	desc, err := c.get(ctx, from)
-	if err != nil {
-		return nil, err
-	}
-	opts := c.options(ctx)
-	var reporting sync.WaitGroup
-	if progress != nil {
-		total, err := totalBytes(desc)
-		if err != nil {
-			return nil, explain(err, from.Context())
-		}
-		updates := make(chan v1.Update) // Push closes it
-		opts = append(opts, remote.WithProgress(updates))
-		reporting.Go(func() {
-			for u := range updates {
-				progress(u.Complete, total)
-			}
-		})
-	}
-	err = remote.Push(to, desc, opts...)
-	reporting.Wait()
-	if err != nil {
-		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
-	}
-	return desc, nil
 }
 
 // copySignature copies what cosign keeps under a tag beside the image:
@@ -168,22 +120,6 @@ func (c *Client) copyReferrers(ctx context.Context, of name.Digest, to name.Repo
 		}
 	}
 	return nil
-}
-
-func (c *Client) referrers(ctx context.Context, of name.Digest) ([]string, error) {
-	index, err := remote.Referrers(of, c.options(ctx)...)
-	if err != nil {
-		return nil, explain(err, of.Context())
-	}
-	m, err := index.IndexManifest()
-	if err != nil {
-		return nil, explain(err, of.Context())
-	}
-	var digests []string
-	for _, d := range m.Manifests {
-		digests = append(digests, d.Digest.String())
-	}
-	return digests, nil
 }
 
 // errorSource returns the repository that a copy's error comes from.

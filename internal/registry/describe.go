@@ -55,8 +55,8 @@ func (c *Client) Describe(ctx context.Context, ref, arch string) (schematics.Ext
 }
 
 // architectures returns an image's architectures; one that names none counts for any.
-func (c *Client) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
-	desc, err := c.get(ctx, ref)
+func (a access) architectures(ctx context.Context, ref name.Reference, any string) ([]string, error) {
+	desc, err := a.get(ctx, ref)
 	if notFound(err) {
 		err = fault.As(fault.Config, err)
 	}

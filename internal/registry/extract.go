@@ -33,14 +33,14 @@ func (c *Client) Extract(ctx context.Context, ref, arch string) (io.ReadCloser, 
 }
 
 // image returns the image for an architecture; so far only manifests are fetched.
-func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
-	ref = c.relocate(ref)
-	desc, err := c.get(ctx, ref)
+func (a access) image(ctx context.Context, ref name.Reference, arch string) (v1.Image, error) {
+	ref = a.relocate(ref)
+	desc, err := a.get(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	if desc.MediaType.IsIndex() {
-		return c.childOf(desc, ref, arch)
+		return a.childOf(desc, ref, arch)
 	}
 	img, err := desc.Image()
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *Client) image(ctx context.Context, ref name.Reference, arch string) (v1
 	return img, nil
 }
 
-func (c *Client) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
+func (a access) childOf(desc *remote.Descriptor, ref name.Reference, arch string) (v1.Image, error) {
 	index, err := desc.ImageIndex()
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", ref, foreign.Error(err))
@@ -118,18 +118,6 @@ func otherArch(ref name.Reference, arch string, there []string) error {
 	}
 	return fault.WithHint(fault.ExtensionUnknown.Errorf("%s has no image for %s: there is %s", ref, arch, strings.Join(there, ", ")),
 		"build and push the image for linux/%s too, under one index", arch)
-}
-
-// get fetches a manifest; a missing one is an error with a hint.
-func (c *Client) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
-	desc, err := remote.Get(ref, c.options(ctx)...)
-	if notFound(err) {
-		return nil, missingError(ref, err)
-	}
-	if err != nil {
-		return nil, explain(err, ref.Context())
-	}
-	return desc, nil
 }
 
 func missingError(ref name.Reference, err error) error {

@@ -1,5 +1,5 @@
-// Package report writes the report of one run as one HTML file, readable on a phone and on
-// paper. The file loads nothing from the network, and needs no script.
+// Package report writes the report of one [Run] as one HTML file, readable on a phone and
+// on paper. The file loads nothing from the network, and needs no script.
 package report
 
 import (

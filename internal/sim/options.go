@@ -1,6 +1,6 @@
-// Package sim is the lab: one simulated datacentre with a Talos cluster in it,
-// behind the real wire protocols of Proxmox VE, Talos, Kubernetes, the Image
-// Factory and OCI registries, so that real clients work with it unmodified.
+// Package sim is the [Lab]: one simulated datacentre with a Talos cluster in it, behind
+// the real wire protocols of Proxmox VE, Talos, Kubernetes, the Image Factory and OCI
+// registries, so that real clients work with it unmodified.
 package sim
 
 import (

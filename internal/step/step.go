@@ -1,5 +1,5 @@
-// Package step runs a tree of steps in order. A step is skipped if its goal is already
-// met, and counts as done only after its goal was checked again.
+// Package step runs a tree of steps in order. A [Runner] skips a [Step] if its goal is
+// already met, and counts it as done only after its goal was checked again.
 //
 // Four flags serve one user each, and can't be derived from the tree: the hooks of a batch run
 // Alone, before and after its nodes; workers run Beside control planes where the plan says so;

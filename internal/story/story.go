@@ -1,5 +1,5 @@
-// Package story turns the log of a run into a history of its nodes and steps, for reports
-// of runs that have ended, still run, or were killed.
+// Package story turns the log of a run into a [Story], the history of its nodes and
+// steps, for reports of runs that have ended, still run, or were killed.
 package story
 
 import (

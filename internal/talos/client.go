@@ -1,6 +1,6 @@
 // Package talos talks to the machines of a Talos cluster through Talos' own client
-// library: their state, their etcd, their configuration, including the first one of
-// a blank machine, and upgrades in place.
+// library: a [Client] has their state, their etcd, their configuration, including the
+// first one of a blank machine, and upgrades in place.
 package talos
 
 import (

@@ -1,6 +1,6 @@
-// Package telemetry reports a command to machines: a log in JSON lines, metrics for
-// node_exporter's textfile collector, traces over OTLP. A failure to report is warned of
-// once; it does not fail the command.
+// Package telemetry reports a command to machines: a [Telemetry] writes a log in JSON
+// lines, metrics for node_exporter's textfile collector, and traces over OTLP. A failure
+// to report is warned of once; it does not fail the command.
 package telemetry
 
 import (

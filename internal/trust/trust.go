@@ -1,4 +1,5 @@
-// Package trust decides which certificates are trusted, and explains those that are not.
+// Package trust decides which certificates are trusted: those of the system and of a CA
+// file ([Transport]). [Explain] says why one is not, and what to do.
 package trust
 
 import (

@@ -1,5 +1,6 @@
-// Package ui prints what other packages return: events on stderr as they happen, results
-// on stdout as text for people or JSON for scripts.
+// Package ui prints what other packages return: a [Progress] prints events on stderr as
+// they happen, and a Write function for each result prints it on stdout as text for
+// people or JSON for scripts.
 package ui
 
 import (

@@ -1,5 +1,5 @@
-// Package wait waits until a condition holds. If it gives up, its error says what it saw
-// last.
+// Package wait waits until a condition holds: [Until] asks a [Look] again and again, as a
+// [For] says. If it gives up, its error says what it saw last.
 package wait
 
 import (

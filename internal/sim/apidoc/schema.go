@@ -1,5 +1,5 @@
-// Package apidoc checks requests against Proxmox VE's own API schema: paths, methods, and
-// their parameters, in the way of PVE::JSONSchema.
+// Package apidoc checks requests against Proxmox VE's own API schema: a [Schema] knows
+// paths, methods and their parameters, and judges them as PVE::JSONSchema does.
 package apidoc
 
 import (

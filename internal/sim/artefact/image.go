@@ -1,6 +1,7 @@
-// Package artefact makes and reads every image of the lab: boot ISOs, unified kernel images,
-// installers, extension images, and the disks that Talos partitions. All but the disks have the
-// real formats, with tiny content, and are deterministic; readers rely only on the bytes.
+// Package artefact makes and reads every [Image] of the lab: boot ISOs, unified kernel
+// images, installers, extension images, and the disks that Talos partitions. All but the
+// disks have the real formats, with tiny content, and are deterministic; readers rely
+// only on the bytes.
 package artefact
 
 import (

@@ -1,6 +1,6 @@
-// Package directgrpc carries gRPC calls to simulated servers without the wire: no
-// handshake, no frames. What a server sees of its client, and when a call breaks, is as
-// over a connection.
+// Package directgrpc carries gRPC calls from a [Client] to a simulated [Server] without
+// the wire: no handshake, no frames. What a server sees of its client, and when a call
+// breaks, is as over a connection.
 package directgrpc
 
 import (

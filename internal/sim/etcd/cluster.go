@@ -1,4 +1,4 @@
-// Package etcd models etcd clusters as their clients and machines see them: who is a
+// Package etcd models an etcd [Cluster] as its clients and machines see it: who is a
 // member, who runs, who leads, and what needs a quorum. The machine keeps what a member
 // has on disk.
 package etcd

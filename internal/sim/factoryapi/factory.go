@@ -1,6 +1,6 @@
-// Package factoryapi is the lab's Image Factory and OCI registry. The factory builds images
-// from the registry's extensions and caches like the real one: see siderolabs/image-factory,
-// internal/artifacts and internal/frontend/http.
+// Package factoryapi is the lab's Image [Factory] and OCI [Registry]. The factory builds
+// images from the registry's extensions and caches like the real one: see
+// siderolabs/image-factory, internal/artifacts and internal/frontend/http.
 package factoryapi
 
 import (

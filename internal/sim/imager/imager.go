@@ -1,5 +1,5 @@
-// Package imager does what Talos' imager does, for images of the lab: it reads a profile
-// and builds an installer or a boot ISO from the files that the profile names.
+// Package imager does what Talos' imager does, for images of the lab: [Build] reads a
+// profile and makes an installer or a boot ISO from the files that the profile names.
 package imager
 
 import (

@@ -1,5 +1,5 @@
-// Package kubeapi is the Kubernetes API of a lab: the real wire protocol over a small
-// store, with the kubelets and controllers of a cluster.
+// Package kubeapi is the Kubernetes API of a lab: a [Server] speaks the real wire
+// protocol over a small store, with the kubelets and controllers of a cluster.
 package kubeapi
 
 import (

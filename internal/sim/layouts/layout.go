@@ -1,5 +1,5 @@
-// Package layouts reads real users' clusters, each from a file with its public sources,
-// and builds labs of them.
+// Package layouts reads real users' clusters, each a [Layout] from a file with its public
+// sources, and builds labs of them.
 package layouts
 
 import (

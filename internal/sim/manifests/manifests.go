@@ -1,5 +1,5 @@
-// Package manifests is what Talos applies to a new cluster: the objects that its control
-// planes render from their configuration, as far as the lab needs them.
+// Package manifests is what Talos applies to a new cluster: each [Manifest] is an object
+// that its control planes render from their configuration, as far as the lab needs it.
 package manifests
 
 import (

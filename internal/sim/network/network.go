@@ -1,4 +1,4 @@
-// Package network is the lab's network: addresses on which simulated servers listen and
+// Package network is the lab's [Network]: addresses on which simulated servers listen and
 // clients dial, in memory (inside a synctest bubble) or in the machine's loopback range.
 package network
 

@@ -1,5 +1,5 @@
-// Package pveapi serves Proxmox VE's HTTPS API for a simulated world: paths, parameters,
-// permissions, wording and status lines are those of Proxmox VE 9.2.
+// Package pveapi serves Proxmox VE's HTTPS API for a simulated world: a [Server] has the
+// paths, parameters, permissions, wording and status lines of Proxmox VE 9.2.
 package pveapi
 
 import (

@@ -1,5 +1,5 @@
-// Package record records every request to any simulated server, of every protocol, and
-// lets a test inspect, break or end it.
+// Package record records every request to any simulated server, of every protocol: a
+// [Recorder] lets a test inspect, break or end each [Call].
 package record
 
 import "sync"

@@ -1,7 +1,7 @@
-// Package schedules plays random clusters through random faults: each is a lab of its own,
-// which recast rolls until it is done, while processes die, answers are lost, tasks fail,
-// hosts and machines go down and other people change the VMs. Safety properties are
-// checked after every call, and the final state after the faults.
+// Package schedules plays random clusters through random faults: each [Case] is a lab of
+// its own, which recast rolls until it is done, while processes die, answers are lost,
+// tasks fail, hosts and machines go down and other people change the VMs. Safety
+// properties are checked after every call, and the final state after the faults.
 package schedules
 
 import (

@@ -66,11 +66,12 @@ func (l *Lab) settings() map[string]string {
 // cancelled.
 func TestStaticAddressOnNoCloud(t *testing.T) {
 	long(t)
-	for name, tc := range map[string]struct {
+	type story struct {
 		strategy cluster.Strategy
 		killed   moment
 		recover  bool
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"recreate":                 {strategy: cluster.Recreate},
 		"recreate, with a VM":      {strategy: cluster.Recreate, killed: after("create-vm")},
 		"recreate, blank":          {strategy: cluster.Recreate, killed: before("bring-up/configure")},
@@ -79,45 +80,41 @@ func TestStaticAddressOnNoCloud(t *testing.T) {
 		"reimage, with a disk":     {strategy: cluster.Reimage, killed: after("blank-disk")},
 		"reimage, nearly finished": {strategy: cluster.Reimage, killed: before("finish/restore-settings")},
 		"reimage, given up":        {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				strategy(tc.strategy)(lab)
-				lab.addressed(t, staticAddress, false)
-				whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
-				lab.Patch(everywhere)
-				before := lab.settings()
-				policy := planning.Policy{Only: []string{"wk1"}}
-				const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
-				if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
-					t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
-				}
-				if tc.killed != (moment{}) {
-					c := lab.Client()
-					c.killedAt(t, tc.killed, c.roll(policy))
-					time.Sleep(time.Minute)
-					if got := lab.settings()["ipconfig0"]; got != "gw=127.42.7.1,ip=127.42.7.31/24" {
-						t.Errorf("where it was killed the VM has ipconfig0: %s", got)
-					}
-				}
-				if tc.recover {
-					_, err := lab.Client().Recover(t.Context(), "wk1")
-					must(t, err)
-				} else {
-					_, err := lab.Client().Roll(t.Context(), policy)
-					must(t, err)
-					requireDrift(t, lab, "cp1")
-				}
-				if diff := cmp.Diff(before, lab.settings()); diff != "" {
-					t.Errorf("settings of the VM (-before +after):\n%s", diff)
-				}
-				if n := planOf(t, lab, "wk1"); n.Addr.String() != "127.42.7.31" {
-					t.Errorf("it is at %s", n.Addr)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, tc story) {
+		strategy(tc.strategy)(lab)
+		lab.addressed(t, staticAddress, false)
+		whileOff(change("ide0=fast:cloudinit", "ipconfig0=ip=dhcp"))(lab)
+		lab.Patch(everywhere)
+		before := lab.settings()
+		policy := planning.Policy{Only: []string{"wk1"}}
+		const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig0 is gw=127.42.7.1,ip=127.42.7.31/24 for that boot, and as before at the end"
+		if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
+			t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
+		}
+		if tc.killed != (moment{}) {
+			c := lab.Client()
+			c.killedAt(t, tc.killed, c.roll(policy))
+			time.Sleep(time.Minute)
+			if got := lab.settings()["ipconfig0"]; got != "gw=127.42.7.1,ip=127.42.7.31/24" {
+				t.Errorf("where it was killed the VM has ipconfig0: %s", got)
+			}
+		}
+		if tc.recover {
+			_, err := lab.Client().Recover(t.Context(), "wk1")
+			must(t, err)
+		} else {
+			_, err := lab.Client().Roll(t.Context(), policy)
+			must(t, err)
+			requireDrift(t, lab, "cp1")
+		}
+		if diff := cmp.Diff(before, lab.settings()); diff != "" {
+			t.Errorf("settings of the VM (-before +after):\n%s", diff)
+		}
+		if n := planOf(t, lab, "wk1"); n.Addr.String() != "127.42.7.31" {
+			t.Errorf("it is at %s", n.Addr)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestStaticAddressOnMetal: a blank machine would have another address, so there is none,
@@ -128,7 +125,7 @@ func TestStaticAddressOnMetal(t *testing.T) {
 		platform = "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address"
 		drive    = "give the VM a cloud-init drive (qm set 9031 --scsi30 fast:cloudinit)"
 	)
-	for name, remedy := range map[string]func(t *testing.T, lab *Lab){
+	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"in-place": nil,
 		"DHCP":     func(t *testing.T, lab *Lab) { lab.addressed(t, dhcpAddress, true) },
 		"nocloud": func(t *testing.T, lab *Lab) {
@@ -139,43 +136,39 @@ func TestStaticAddressOnMetal(t *testing.T) {
 			lab.Replace("recast.yaml", "platform: metal", "platform: nocloud")
 			lab.Patch(everywhere)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				policy := planning.Policy{Only: []string{"wk1"}}
-				lab.lockImages("platform: metal")
-				lab.addressed(t, staticAddress, false)
-				const reason = onlyHere + platform + ", and " + drive + orByDHCP
-				for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-					config := lab.Read("recast.yaml")
-					strategy(s)(lab)
-					_, err := lab.Client().Roll(t.Context(), policy)
-					if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), reason) {
-						t.Errorf("%s: err = %v", s, err)
-					}
-					lab.Write("recast.yaml", config)
-				}
-				n := planOf(t, lab, "wk1")
-				if want := "in-place: recreate and reimage are impossible (" + reason + ")"; n.Strategy != cluster.InPlace || n.Why != want {
-					t.Errorf("%s: %s", n.Strategy, n.Why)
-				}
-				want := cluster.InPlace
-				if remedy != nil {
-					remedy(t, lab)
-					want = cluster.Recreate
-				}
-				if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
-					t.Errorf("with the remedy it is %s: %s %q", n.Strategy, n.Why, n.Refused)
-				}
-				_, err := lab.Client().Roll(t.Context(), policy)
-				must(t, err)
-				if m := lab.machine("wk1"); !strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform) {
-					t.Errorf("it runs platform %s", m.Platform)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, remedy func(t *testing.T, lab *Lab)) {
+		policy := planning.Policy{Only: []string{"wk1"}}
+		lab.lockImages("platform: metal")
+		lab.addressed(t, staticAddress, false)
+		const reason = onlyHere + platform + ", and " + drive + orByDHCP
+		for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+			config := lab.Read("recast.yaml")
+			strategy(s)(lab)
+			_, err := lab.Client().Roll(t.Context(), policy)
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), reason) {
+				t.Errorf("%s: err = %v", s, err)
+			}
+			lab.Write("recast.yaml", config)
+		}
+		n := planOf(t, lab, "wk1")
+		if want := "in-place: recreate and reimage are impossible (" + reason + ")"; n.Strategy != cluster.InPlace || n.Why != want {
+			t.Errorf("%s: %s", n.Strategy, n.Why)
+		}
+		want := cluster.InPlace
+		if remedy != nil {
+			remedy(t, lab)
+			want = cluster.Recreate
+		}
+		if n := planOf(t, lab, "wk1"); n.Strategy != want || len(n.Refused) > 0 {
+			t.Errorf("with the remedy it is %s: %s %q", n.Strategy, n.Why, n.Refused)
+		}
+		_, err := lab.Client().Roll(t.Context(), policy)
+		must(t, err)
+		if m := lab.machine("wk1"); !strings.Contains(string(lab.Read("recast.yaml")), "platform: "+m.Platform) {
+			t.Errorf("it runs platform %s", m.Platform)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestAddressOnAVLAN: neither DHCP nor a cloud-init drive creates the link.

@@ -25,9 +25,7 @@ func TestBackup(t *testing.T) {
 			endpoints = append(endpoints, lab.node(name).Addr.String())
 		}
 		config, err := lab.Talos.Talosconfig(role.EtcdBackup, endpoints...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lab.Write("talosconfig", config)
 		changes := lab.Recorder.Mutations()
 		back := func(o pipeline.BackupOptions) (pipeline.BackupResult, error) {
@@ -37,9 +35,7 @@ func TestBackup(t *testing.T) {
 		var files []string
 		for range 3 {
 			res, err := back(pipeline.BackupOptions{Keep: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if len(res.Warnings) > 0 || res.Revision == 0 || len(res.Members) != 3 {
 				t.Errorf("%+v", res)
 			}

@@ -18,12 +18,13 @@ import (
 // because it is out of its drive meanwhile; it is back at the end if it still exists.
 func TestConfigurationOnACD(t *testing.T) {
 	long(t)
-	for name, tc := range map[string]struct {
+	type story struct {
 		strategy cluster.Strategy
 		killed   moment
 		recover  bool
 		gone     bool // the ISO is deleted meanwhile
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"recreate":                   {strategy: cluster.Recreate},
 		"recreate, killed":           {strategy: cluster.Recreate, killed: before("bring-up/configure")},
 		"recreate, given up":         {strategy: cluster.Recreate, killed: before("bring-up/configure"), recover: true},
@@ -31,59 +32,55 @@ func TestConfigurationOnACD(t *testing.T) {
 		"reimage":                    {strategy: cluster.Reimage},
 		"reimage, killed":            {strategy: cluster.Reimage, killed: before("finish/restore-settings")},
 		"reimage, given up":          {strategy: cluster.Reimage, killed: before("bring-up/configure"), recover: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				strategy(tc.strategy)(lab)
-				s, err := lab.Client().connect(t.Context())
-				must(t, err)
-				config, err := s.machines.Talos.MachineConfig(t.Context(), lab.Nodes[1].Addr)
-				must(t, err)
-				s.end()
-				// It would install on an arbitrary disk, the first one.
-				must(t, lab.World.AddISO("local", "pve1", "user-data-9031.iso", artefact.CloudInitISO([]byte(config))))
-				whileOff(change("ide2=none,media=cdrom", "ide3=local:iso/user-data-9031.iso,media=cdrom"))(lab)
-				lab.Patch(everywhere)
-				media := func() string {
-					vm, err := lab.World.LookupVM("pve1", wk1)
-					must(t, err)
-					volid, _, _ := strings.Cut(vm.Config["ide3"], ",")
-					return fmt.Sprint(strings.Contains(vm.Config["ide2"], "recast-"), " ", volid)
-				}
-				policy := planning.Policy{Only: []string{"wk1"}}
-				const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, lest it configure the blank machine"
-				if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
-					t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
-				}
-				if tc.killed != (moment{}) {
-					c := lab.Client()
-					c.killedAt(t, tc.killed, c.roll(policy))
-					time.Sleep(time.Minute)
-					if got := media(); !strings.HasSuffix(got, " none") {
-						t.Errorf("where it was killed: %s", got)
-					}
-				}
-				want := "false local:iso/user-data-9031.iso"
-				if tc.gone {
-					_, err := lab.World.DeleteVolume("root@pam", "pve1", "local:iso/user-data-9031.iso")
-					must(t, err)
-					want = "false none"
-				}
-				if tc.recover {
-					_, err := lab.Client().Recover(t.Context(), "wk1")
-					must(t, err)
-				} else {
-					_, err := lab.Client().Roll(t.Context(), policy)
-					must(t, err)
-					requireDrift(t, lab, "cp1")
-				}
-				if diff := cmp.Diff(want, media()); diff != "" {
-					t.Errorf("in the drives (-want +got): %s", diff)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, tc story) {
+		strategy(tc.strategy)(lab)
+		s, err := lab.Client().connect(t.Context())
+		must(t, err)
+		config, err := s.machines.Talos.MachineConfig(t.Context(), lab.Nodes[1].Addr)
+		must(t, err)
+		s.end()
+		// It would install on an arbitrary disk, the first one.
+		must(t, lab.World.AddISO("local", "pve1", "user-data-9031.iso", artefact.CloudInitISO([]byte(config))))
+		whileOff(change("ide2=none,media=cdrom", "ide3=local:iso/user-data-9031.iso,media=cdrom"))(lab)
+		lab.Patch(everywhere)
+		media := func() string {
+			vm, err := lab.World.LookupVM("pve1", wk1)
+			must(t, err)
+			volid, _, _ := strings.Cut(vm.Config["ide3"], ",")
+			return fmt.Sprint(strings.Contains(vm.Config["ide2"], "recast-"), " ", volid)
+		}
+		policy := planning.Policy{Only: []string{"wk1"}}
+		const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, lest it configure the blank machine"
+		if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
+			t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
+		}
+		if tc.killed != (moment{}) {
+			c := lab.Client()
+			c.killedAt(t, tc.killed, c.roll(policy))
+			time.Sleep(time.Minute)
+			if got := media(); !strings.HasSuffix(got, " none") {
+				t.Errorf("where it was killed: %s", got)
+			}
+		}
+		want := "false local:iso/user-data-9031.iso"
+		if tc.gone {
+			_, err := lab.World.DeleteVolume("root@pam", "pve1", "local:iso/user-data-9031.iso")
+			must(t, err)
+			want = "false none"
+		}
+		if tc.recover {
+			_, err := lab.Client().Recover(t.Context(), "wk1")
+			must(t, err)
+		} else {
+			_, err := lab.Client().Roll(t.Context(), policy)
+			must(t, err)
+			requireDrift(t, lab, "cp1")
+		}
+		if diff := cmp.Diff(want, media()); diff != "" {
+			t.Errorf("in the drives (-want +got): %s", diff)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestSettingsOfRootThatChangeNothing: the plan says how to remove affinity, which the

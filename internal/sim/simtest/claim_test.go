@@ -89,129 +89,114 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 // TestTwoRollsAtOnce starts two rolls at the same moment: one of them does everything.
 func TestTwoRollsAtOnce(t *testing.T) {
 	long(t)
-	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				clients := []*Client{lab.Client(), lab.second()}
-				if otherToken {
-					clients[1].Token = lab.otherToken()
-				}
-				var ended []<-chan rolled
-				for _, c := range clients {
-					ended = append(ended, rolling(t.Context(), c, planning.Policy{}))
-				}
-				var lost []string
-				for i, e := range ended {
-					r := <-e
-					if r.err == nil {
-						continue
-					}
-					token, _, _ := strings.Cut(string(clients[i].Token), "=")
-					lost = append(lost, token)
-					if fault.KindOf(r.err) != fault.Claimed || !strings.Contains(r.err.Error(), "held by run "+clients[1-i].Run) || len(fault.Hints(r.err)) == 0 {
-						t.Errorf("the loser: %v, hints %q", r.err, fault.Hints(r.err))
-					}
-					if r.took > time.Minute {
-						t.Errorf("it took the loser %s to see that the other one is alive", r.took)
-					}
-				}
-				if len(lost) != 1 {
-					t.Fatalf("%d rolls lost", len(lost))
-				}
-				for _, task := range lab.World.Tasks() {
-					if otherToken && task.User == lost[0] {
-						t.Errorf("the loser had Proxmox do %s %s", task.Type, task.ID)
-					}
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
+		lab.Patch(sim.PatchedExtension)
+		clients := []*Client{lab.Client(), lab.second()}
+		if otherToken {
+			clients[1].Token = lab.otherToken()
+		}
+		var ended []<-chan rolled
+		for _, c := range clients {
+			ended = append(ended, rolling(t.Context(), c, planning.Policy{}))
+		}
+		var lost []string
+		for i, e := range ended {
+			r := <-e
+			if r.err == nil {
+				continue
+			}
+			token, _, _ := strings.Cut(string(clients[i].Token), "=")
+			lost = append(lost, token)
+			if fault.KindOf(r.err) != fault.Claimed || !strings.Contains(r.err.Error(), "held by run "+clients[1-i].Run) || len(fault.Hints(r.err)) == 0 {
+				t.Errorf("the loser: %v, hints %q", r.err, fault.Hints(r.err))
+			}
+			if r.took > time.Minute {
+				t.Errorf("it took the loser %s to see that the other one is alive", r.took)
+			}
+		}
+		if len(lost) != 1 {
+			t.Fatalf("%d rolls lost", len(lost))
+		}
+		for _, task := range lab.World.Tasks() {
+			if otherToken && task.User == lost[0] {
+				t.Errorf("the loser had Proxmox do %s %s", task.Type, task.ID)
+			}
+		}
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+	})
 }
 
 // TestASecondRollChangesNothing rolls while another user looks at a plan.
 func TestASecondRollChangesNothing(t *testing.T) {
 	long(t)
-	for name, otherToken := range map[string]bool{"the same token": false, "two tokens": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				first, second := lab.Client(), lab.second()
-				if otherToken {
-					second.Token = lab.otherToken()
-				}
-				answer := atPrompt(t, t.Context(), first)
-				before := len(lab.Recorder.Calls())
-				_, err := second.Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "held by run "+first.Run+" (pid ") {
-					t.Errorf("err = %v", err)
-				}
-				beats := 0
-				for _, call := range lab.Recorder.Calls()[before:] {
-					switch {
-					case !call.Mutation:
-					case strings.Contains(call.Path, fmt.Sprintf("/qemu/%d/config", claimVM)) && strings.Contains(call.Params["description"], first.Run):
-						beats++
-					default:
-						t.Errorf("%s %s %s %v was sent", call.Proto, call.Method, call.Path, call.Params)
-					}
-				}
-				if beats == 0 {
-					t.Error("the first run's claim has not beaten")
-				}
-				if r := answer(); r.err != nil {
-					t.Errorf("the first run: %v", r.err)
-				}
-				requireDrift(t, lab)
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), map[string]bool{"the same token": false, "two tokens": true}, func(t *testing.T, lab *Lab, otherToken bool) {
+		lab.Patch(sim.PatchedExtension)
+		first, second := lab.Client(), lab.second()
+		if otherToken {
+			second.Token = lab.otherToken()
+		}
+		answer := atPrompt(t, t.Context(), first)
+		before := len(lab.Recorder.Calls())
+		_, err := second.Roll(t.Context(), planning.Policy{})
+		if fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "held by run "+first.Run+" (pid ") {
+			t.Errorf("err = %v", err)
+		}
+		beats := 0
+		for _, call := range lab.Recorder.Calls()[before:] {
+			switch {
+			case !call.Mutation:
+			case strings.Contains(call.Path, fmt.Sprintf("/qemu/%d/config", claimVM)) && strings.Contains(call.Params["description"], first.Run):
+				beats++
+			default:
+				t.Errorf("%s %s %s %v was sent", call.Proto, call.Method, call.Path, call.Params)
+			}
+		}
+		if beats == 0 {
+			t.Error("the first run's claim has not beaten")
+		}
+		if r := answer(); r.err != nil {
+			t.Errorf("the first run: %v", r.err)
+		}
+		requireDrift(t, lab)
+		requireNoClaim(t, lab)
+	})
 }
 
 // TestTakeOver rolls after the holder of the claim was killed.
 func TestTakeOver(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		elsewhere       bool
 		atLeast, atMost time.Duration
-	}{
+	}
+	cases := map[string]story{
 		"on the same machine": {false, 0, 5 * time.Second},
 		"on another machine":  {true, 90 * time.Second, 105 * time.Second},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				first, second := lab.Client(), lab.second()
-				killed := atPrompt(t, ctx, first)
-				first.Kill()
-				cancel()
-				var asked time.Time
-				second.Elsewhere = c.elsewhere
-				second.Confirm = func(planning.Plan) (bool, error) { asked = time.Now(); return true, nil }
-				start := time.Now()
-				if _, err := second.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				// The images exist already: the time until the plan is due to the claim alone.
-				if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
-					t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
-				}
-				if r := killed(); r.err == nil {
-					t.Error("the killed roll says that it succeeded")
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first, second := lab.Client(), lab.second()
+		killed := atPrompt(t, ctx, first)
+		first.Kill()
+		cancel()
+		var asked time.Time
+		second.Elsewhere = c.elsewhere
+		second.Confirm = func(planning.Plan) (bool, error) { asked = time.Now(); return true, nil }
+		start := time.Now()
+		must(t, second.roll(planning.Policy{})(t.Context()))
+		// The images exist already: the time until the plan is due to the claim alone.
+		if took := asked.Sub(start); took < c.atLeast || took > c.atMost {
+			t.Errorf("taken over after %s, want %s to %s", took, c.atLeast, c.atMost)
+		}
+		if r := killed(); r.err == nil {
+			t.Error("the killed roll says that it succeeded")
+		}
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+	})
 }
 
 // TestASlowHolderKeepsItsClaim delays every answer of Proxmox to the first run, so that
@@ -248,10 +233,11 @@ func TestASlowHolderKeepsItsClaim(t *testing.T) {
 // TestTheClaimEndsWithItsRun checks that runs that ended badly leave no claim.
 func TestTheClaimEndsWithItsRun(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		spoil func(lab *Lab, c *Client, cancel context.CancelFunc)
 		kind  fault.Kind
-	}{
+	}
+	cases := map[string]story{
 		"a failure": {func(lab *Lab, _ *Client, _ context.CancelFunc) {
 			lab.World.FailNext("qmshutdown", "no")
 			lab.World.FailNext("qmstop", "no")
@@ -269,37 +255,32 @@ func TestTheClaimEndsWithItsRun(t *testing.T) {
 			c.Emit = whenStarted("publish", cancel)
 		}, fault.Interrupted},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				first := lab.Client()
-				c.spoil(lab, first, cancel)
-				_, err := first.Roll(ctx, planning.Policy{})
-				if err == nil || fault.KindOf(err) != c.kind {
-					t.Errorf("kind %d, want %d: %v", fault.KindOf(err), c.kind, err)
-				}
-				requireNoClaim(t, lab)
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		first := lab.Client()
+		c.spoil(lab, first, cancel)
+		_, err := first.Roll(ctx, planning.Policy{})
+		if err == nil || fault.KindOf(err) != c.kind {
+			t.Errorf("kind %d, want %d: %v", fault.KindOf(err), c.kind, err)
+		}
+		requireNoClaim(t, lab)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireDrift(t, lab)
+		requireNoClaim(t, lab)
+	})
 }
 
 // TestTheClaimsNumber rolls while the claim's VMID is taken.
 func TestTheClaimsNumber(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		config map[string]string
 		text   string
 		hint   string
-	}{
+	}
+	cases := map[string]story{
 		"a stranger": {map[string]string{"name": "router"}, `VM 9000 "router" on pve1 has the number that recast needs for its claim`, "proxmox.vmids"},
 		"another cluster's claim": {
 			map[string]string{"name": "recast-claim", "description": `recast-claim: {"cluster":"prod","run":"20000101-0000-0000","holder":{"host":"ci"},"beat":3}`},
@@ -309,23 +290,19 @@ func TestTheClaimsNumber(t *testing.T) {
 			map[string]string{"name": "recast-claim", "description": `recast-claim: {"cluster":`}, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read`, "delete that VM",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				lab.DefineVM(claimVM, c.config)
-				before := lab.Recorder.Mutations()
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v", err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if n := lab.Recorder.Mutations() - before; n > 0 {
-					t.Errorf("%d changing requests were sent", n)
-				}
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		lab.DefineVM(claimVM, c.config)
+		before := lab.Recorder.Mutations()
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v", err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if n := lab.Recorder.Mutations() - before; n > 0 {
+			t.Errorf("%d changing requests were sent", n)
+		}
+	})
 }

@@ -44,8 +44,7 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 		if r := answer(); r.err != nil {
 			t.Errorf("the one that may not: %v", r.err)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 		requireNoClaim(t, lab)
 		for _, task := range lab.World.Tasks() {
 			if task.User == "poor@pve!lab" {
@@ -62,29 +61,22 @@ func TestRollWithAClaimInKubernetes(t *testing.T) {
 // removed by one that may make VMs.
 func TestClaimInKubernetesOfAKilledRun(t *testing.T) {
 	long(t)
-	for name, poor := range map[string]bool{"by the same": true, "by one that may make VMs": false} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				lab.inPlace()
-				token := lab.poorToken()
-				killPoor(t, lab, token)
-				next := lab.second()
-				if poor {
-					next.Token = token
-				}
-				if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireNoClaim(t, lab)
-				if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
-					t.Errorf("afterwards: %+v, %v", status.Claim, err)
-				}
-			})
-		})
-	}
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"by the same": true, "by one that may make VMs": false}, func(t *testing.T, lab *Lab, poor bool) {
+		lab.Patch(everywhere)
+		lab.inPlace()
+		token := lab.poorToken()
+		killPoor(t, lab, token)
+		next := lab.second()
+		if poor {
+			next.Token = token
+		}
+		must(t, next.roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+		if status, err := lab.Client().Status(t.Context()); err != nil || status.Claim != nil {
+			t.Errorf("afterwards: %+v, %v", status.Claim, err)
+		}
+	})
 }
 
 // killPoor kills a roll by that token when the first node gets the request to reboot.

@@ -123,10 +123,11 @@ func TestAFileIsShown(t *testing.T) {
 
 // TestAFileThatIsNotAsShown stops the node's roll before anything is taken down.
 func TestAFileThatIsNotAsShown(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		meanwhile func(t *testing.T, lab *Lab, files configFiles)
 		want      string
-	}{
+	}
+	eachLong(t, oneWorker(), map[string]story{
 		"changed": {func(t *testing.T, _ *Lab, f configFiles) { f.label(t, "wk1", "fresh") }, "its file in talos.machineConfigs was changed"},
 		"gone":    {func(_ *testing.T, _ *Lab, f configFiles) { delete(f, "wk1") }, "its file in talos.machineConfigs is gone"},
 		"no YAML": {func(_ *testing.T, _ *Lab, f configFiles) { f["wk1"] = cluster.Secret("{") }, "its file in talos.machineConfigs was changed"},
@@ -134,34 +135,29 @@ func TestAFileThatIsNotAsShown(t *testing.T) {
 			lab.editConfig("wk1", "edited: \"true\"", "edited: \"false\"")
 		}, "the configuration that it runs was changed"},
 		"only a comment": {func(_ *testing.T, _ *Lab, f configFiles) { f.comment("wk1") }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				files := staleFile(t, lab)
-				user := with(lab.Client(), "20000101-0000-feed", files)
-				from := 0
-				user.Confirm = func(planning.Plan) (bool, error) {
-					c.meanwhile(t, lab, files)
-					from = len(lab.Recorder.Calls())
-					return true, nil
-				}
-				_, err := user.Roll(t.Context(), onlyWorker)
-				if c.want == "" {
-					must(t, err)
-					return
-				}
-				requireRefused(t, err, "node wk1: "+c.want+" since the plan was made: what the plan showed is no longer what would be applied")
-				if fault.CodeOf(err) != fault.PlanMoved {
-					t.Errorf("its code is %s", fault.CodeOf(err))
-				}
-				lab.requireLeftAlone(from, "wk1")
-				if left := lab.savedConfigs(); len(left) > 0 {
-					t.Errorf("the journal has %q", left)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		files := staleFile(t, lab)
+		user := with(lab.Client(), "20000101-0000-feed", files)
+		from := 0
+		user.Confirm = func(planning.Plan) (bool, error) {
+			c.meanwhile(t, lab, files)
+			from = len(lab.Recorder.Calls())
+			return true, nil
+		}
+		_, err := user.Roll(t.Context(), onlyWorker)
+		if c.want == "" {
+			must(t, err)
+			return
+		}
+		requireRefused(t, err, "node wk1: "+c.want+" since the plan was made: what the plan showed is no longer what would be applied")
+		if fault.CodeOf(err) != fault.PlanMoved {
+			t.Errorf("its code is %s", fault.CodeOf(err))
+		}
+		lab.requireLeftAlone(from, "wk1")
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal has %q", left)
+		}
+	})
 }
 
 // TestAFileThatAppears after the plan was made is not applied.
@@ -236,56 +232,52 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 // TestResumeKeepsToTheFile that was shown: on this machine it is in the journal; elsewhere the
 // file must still be the same, else the old system disk is put back first.
 func TestResumeKeepsToTheFile(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		journal, changed bool
 		first            cluster.Strategy
 		says             string // text in the plan of the unfinished work
 		runs             string
-	}{
+	}
+	eachLong(t, oneWorker(), map[string]story{
 		"here":                            {true, false, cluster.Recreate, "", "from-file: first"},
 		"here, the file was changed":      {true, true, cluster.Recreate, "it gets the configuration that run 20000101-0000-feed remembered", "from-file: first"},
 		"elsewhere":                       {false, false, cluster.Recreate, "the file is the one that run 20000101-0000-feed remembered", "from-file: first"},
 		"elsewhere, the file was changed": {false, true, cluster.PutBack, "its file in talos.machineConfigs is not the configuration that run 20000101-0000-feed remembered", "from-file: second"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				files := staleFile(t, lab)
-				before := files["wk1"]
-				files.label(t, "wk1", "first")
-				first := with(lab.Client(), "20000101-0000-feed", files)
-				first.killedAt(t, after("delete-vm"), first.roll(onlyWorker))
-				if !c.journal {
-					lab.loseJournal()
-				}
-				if c.changed {
-					files["wk1"] = before
-					files.label(t, "wk1", "second")
-				}
-				second := with(lab.Client(), "20000101-0000-beef", files)
-				var said []string
-				second.Confirm = func(p planning.Plan) (bool, error) {
-					n := p.Work()[0]
-					about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
-					if n.ConfigFile != nil {
-						about += " " + n.ConfigFile.Uncompared
-					}
-					said = append(said, about)
-					return true, nil
-				}
-				must(t, second.roll(onlyWorker)(t.Context()))
-				if len(said) == 0 || !strings.HasPrefix(said[0], string(c.first)+" ") || !strings.Contains(said[0], c.says) {
-					t.Errorf("the plans were %q", said)
-				}
-				runs, _, err := lab.machineConfigs()("wk1")
-				must(t, err)
-				if !strings.Contains(string(runs), c.runs) {
-					t.Errorf("it does not run %q", c.runs)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		files := staleFile(t, lab)
+		before := files["wk1"]
+		files.label(t, "wk1", "first")
+		first := with(lab.Client(), "20000101-0000-feed", files)
+		first.killedAt(t, after("delete-vm"), first.roll(onlyWorker))
+		if !c.journal {
+			lab.loseJournal()
+		}
+		if c.changed {
+			files["wk1"] = before
+			files.label(t, "wk1", "second")
+		}
+		second := with(lab.Client(), "20000101-0000-beef", files)
+		var said []string
+		second.Confirm = func(p planning.Plan) (bool, error) {
+			n := p.Work()[0]
+			about := string(n.Strategy) + " " + n.Why + " " + strings.Join(n.Notes, " ")
+			if n.ConfigFile != nil {
+				about += " " + n.ConfigFile.Uncompared
+			}
+			said = append(said, about)
+			return true, nil
+		}
+		must(t, second.roll(onlyWorker)(t.Context()))
+		if len(said) == 0 || !strings.HasPrefix(said[0], string(c.first)+" ") || !strings.Contains(said[0], c.says) {
+			t.Errorf("the plans were %q", said)
+		}
+		runs, _, err := lab.machineConfigs()("wk1")
+		must(t, err)
+		if !strings.Contains(string(runs), c.runs) {
+			t.Errorf("it does not run %q", c.runs)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestResetKeepsToTheFile: a reset machine has no configuration to compare its file with; it

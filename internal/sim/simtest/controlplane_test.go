@@ -103,9 +103,7 @@ func TestControlPlanesByCount(t *testing.T) {
 					}
 					return
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				for _, n := range rep.Plan.Nodes {
 					if n.Strategy != c.strategy || !strings.Contains(strings.Join(n.Notes, "; "), c.note) {
 						t.Errorf("%s: %s (%s), notes %q", n.Node, n.Strategy, n.Why, n.Notes)
@@ -147,9 +145,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 					members := lab.memberIDs()
 					lab.killWhen(point, only)
 					if !journal {
-						if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
-							t.Fatal(err)
-						}
+						must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
 					}
 					if name != "shut down" { // the shutdown continues for a while
 						if err := lab.kubernetesAnswers(); err == nil {
@@ -157,9 +153,7 @@ func TestTheOnlyControlPlaneIsDown(t *testing.T) {
 						}
 					}
 					rep, err := lab.Client().Roll(t.Context(), only)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if diff := cmp.Diff([]string{"20000101-0000-feed"}, rep.Resumed); diff != "" {
 						t.Error(diff)
 					}
@@ -193,18 +187,13 @@ func TestTheOnlyControlPlaneHangs(t *testing.T) {
 				lab.Replace("recast.yaml", "roll:\n", roll)
 				lab.Patch(everywhere)
 				lab.mustRoll("20000101-0000-0001", planning.Policy{}) // to a build locked by recast
-				if err := lab.Client().Publish(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.Client().Publish(t.Context()))
 				lab.Patch(everywhere)
 				lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				members := lab.memberIDs()
 				lab.BreakImage(lock.Schematics["default"].SchematicID, talosapi.Hangs)
-				c := lab.Client()
-				c.Run = "20000101-0000-0002"
+				c := lab.as("20000101-0000-0002")
 				_, err = c.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if err == nil || !strings.Contains(err.Error(), "cp1 did not come back from its upgrade") || !strings.Contains(err.Error(), text) {
 					t.Errorf("err = %v\nhints %q", err, fault.Hints(err))
@@ -231,21 +220,15 @@ func TestAControlPlaneIsOffBeforeItLeaves(t *testing.T) {
 				lab.Patch(everywhere)
 				only := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
 				lab.killWhen(func(c record.Call) bool { return c.Proto == "kubernetes" && c.Target == "cp1" }, only)
-				if err := lab.World.PowerOff(9001); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.World.PowerOff(9001))
 				_, err := lab.Client().Roll(t.Context(), only)
 				if refused {
 					requireRefused(t, err, "cp1 is off before it could leave etcd, and the other members can't do without it")
-					if err := lab.World.PowerOn(9001); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.World.PowerOn(9001))
 					time.Sleep(2 * time.Minute)
 					_, err = lab.Client().Roll(t.Context(), only)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				requireRecord(t, lab, "cp1", true, refused)
 				if ids := lab.memberIDs(); len(ids) != planes {
 					t.Errorf("members of etcd: %v", ids)

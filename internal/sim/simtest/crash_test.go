@@ -130,14 +130,11 @@ func undisturbed(t *testing.T, w whole) (ref reference) {
 			}
 		}
 		points, broken, err := lab.rollKilledAt(t.Context(), 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(broken) > 0 {
 			t.Fatalf("promises broken: %q", broken)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 		requireMembers(t, lab, members, w.keepsEtcd())
 		ref = reference{points, lab.settledDump(), lab.Talos}
 	})
@@ -162,9 +159,7 @@ func (c crash) at(t *testing.T, at int, ref reference) (violations int) {
 	}
 	where := fmt.Sprintf("killed at point %d of %d, %q", at, len(ref.points), points[at-1])
 	if !c.journal {
-		if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
 	}
 	_, more, err := lab.rollKilledAt(t.Context(), 0)
 	if err != nil {

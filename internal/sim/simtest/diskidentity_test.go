@@ -37,8 +37,7 @@ func TestRecreateOnEveryBus(t *testing.T) {
 				}
 				for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
 					lab.Patch(sim.PatchedExtension)
-					c := lab.Client()
-					c.Run = run
+					c := lab.as(run)
 					rep, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
 					if err != nil || rep.Outcome != "done" {
 						t.Fatalf("%s: %s, %v", run, rep.Outcome, err)

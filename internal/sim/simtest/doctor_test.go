@@ -40,9 +40,7 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 func diagnosis(t *testing.T, c *Client) pipeline.DoctorResult {
 	t.Helper()
 	res, err := c.Doctor(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return res
 }
 
@@ -151,11 +149,8 @@ func TestDoctorForATokenWithNothing(t *testing.T) {
 			t.Fatalf("after granting what it said: %v:\n%s", res.Err(), strings.Join(problems(res), "\n"))
 		}
 		requireEachIsNamed(t, c, admin)
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, c.roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -272,10 +267,7 @@ func TestRegisteredTags(t *testing.T) {
 		}
 		requireRollRefused(t, lab, "the Proxmox token lacks privileges: Sys.Modify on /", "pveum acl modify / ")
 		lab.World.AddRole("Recast", append(sim.Privileges(), "Sys.Modify")...)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }

@@ -63,7 +63,7 @@ func turnedOff(t *testing.T, l *Lab) {
 // refused with the remedy, and listed once acceptLoss names them.
 func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 	long(t)
-	for name, d := range map[string]door{
+	eachInLab(t, oneWorker(), map[string]door{
 		"rollback":                       {leave: byRollback, plan: cluster.Rollback},
 		"recover of a node that serves":  {at: before("finish/keep"), leave: byRecover, plan: cluster.PutBack},
 		"put-back of a roll, node off":   {at: before("finish/keep"), then: turnedOff, leave: byRoll, plan: cluster.PutBack, unread: true},
@@ -71,11 +71,7 @@ func TestNoDiskIsLostWithoutConsent(t *testing.T) {
 		"recover of one that never ran":  {at: before("bring-up/start"), early: true, leave: byRecover},
 		"recover of one that is blank":   {at: before("bring-up/configure"), early: true, leave: byRecover},
 		"recover with the old disk":      {at: after("take-down/drain"), leave: byRecover},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) { d.try(t, lab) })
-		})
-	}
+	}, func(t *testing.T, lab *Lab, d door) { d.try(t, lab) })
 }
 
 func (d door) try(t *testing.T, lab *Lab) {
@@ -124,9 +120,7 @@ func (d door) try(t *testing.T, lab *Lab) {
 		}
 		return true, nil
 	}
-	if _, err := d.leave(c)(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(d.leave(c)(t.Context())))
 	if !slices.Contains(shown, pvLost) {
 		t.Errorf("shown as lost: %q", shown)
 	}
@@ -240,7 +234,7 @@ func (l *Lab) systemDisks() string {
 // roll.
 func TestGivenUpDiskIsKept(t *testing.T) {
 	long(t)
-	for name, next := range map[string]func(t *testing.T, lab *Lab){
+	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"prune": func(t *testing.T, lab *Lab) {
 			rep, err := lab.Client().pruneDisks(t.Context(), 1, nil)
 			if err != nil || len(rep.Disks) != 1 || !rep.Disks[0].GivenUp || !rep.Disks[0].Removed {
@@ -255,72 +249,65 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 			must(t, lab.as(thirdRun).roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 			lab.requireKept(1)
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				c := lab.as(firstRun)
-				c.killedAt(t, before("finish/keep"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-				media := lab.media(volidOf(lab, wk1, "scsi0"))
-				must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
-				res, err := lab.Client().Status(t.Context())
-				if err != nil || len(res.Kept) != 1 || !res.Kept[0].GivenUp || res.Kept[0].Run != firstRun {
-					t.Fatalf("kept %+v, %v", res.Kept, err)
-				}
-				if lab.media(res.Kept[0].Volid) != media {
-					t.Error("another disk is kept")
-				}
-				if err := lab.as(secondRun).goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
-					t.Errorf("rollback: %v", err)
-				}
-				next(t, lab)
-				res, err = lab.Client().Status(t.Context())
-				if err != nil || slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }) {
-					t.Errorf("kept after all: %+v, %v", res.Kept, err)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, next func(t *testing.T, lab *Lab)) {
+		lab.Patch(everywhere)
+		c := lab.as(firstRun)
+		c.killedAt(t, before("finish/keep"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+		media := lab.media(volidOf(lab, wk1, "scsi0"))
+		must(t, lab.as(secondRun).giveUp("wk1")(t.Context()))
+		res, err := lab.Client().Status(t.Context())
+		if err != nil || len(res.Kept) != 1 || !res.Kept[0].GivenUp || res.Kept[0].Run != firstRun {
+			t.Fatalf("kept %+v, %v", res.Kept, err)
+		}
+		if lab.media(res.Kept[0].Volid) != media {
+			t.Error("another disk is kept")
+		}
+		if err := lab.as(secondRun).goBack("wk1")(t.Context()); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "no earlier system disk of it is parked") {
+			t.Errorf("rollback: %v", err)
+		}
+		next(t, lab)
+		res, err = lab.Client().Status(t.Context())
+		if err != nil || slices.ContainsFunc(res.Kept, func(k pipeline.Kept) bool { return k.GivenUp }) {
+			t.Errorf("kept after all: %+v, %v", res.Kept, err)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestPlanNamesDisksAsTheyAreNow: for an unfinished replacement the plan has each disk's
 // present name and place, not the earlier ones.
 func TestPlanNamesDisksAsTheyAreNow(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		at  moment
 		cut bool // the first hand-over is interrupted inside Proxmox
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"on the parking VM":       {at: after("delete-vm")},
 		"some on either":          {at: after("park/scsi0")},
 		"given back":              {at: before("bring-up/configure")},
 		"a name without a volume": {at: onServer("/move_disk POST"), cut: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				first := lab.as(firstRun)
-				if c.cut {
-					lab.World.StopNextMove(world.AfterRename, false)
-				}
-				first.killedAt(t, c.at, first.roll(planning.Policy{Only: []string{"wk1"}}))
-				n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-				unnamed := 0
-				for _, d := range append(n.Carried, *n.System) {
-					switch {
-					case d.Volid == "" && strings.Contains(d.Where, "without a name, on the way from"):
-						unnamed++
-					case !strings.Contains(lab.systemDisks(), strings.NewReplacer(" of parking VM", "", " of VM", "").Replace(reversed(d.Where))+" "+d.Volid):
-						t.Errorf("%s is said to be %s, %s; there is\n%s", d.Key, d.Volid, d.Where, lab.systemDisks())
-					}
-				}
-				if unnamed != map[bool]int{true: 1}[c.cut] {
-					t.Errorf("%d disks without a name: %+v", unnamed, n)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		first := lab.as(firstRun)
+		if c.cut {
+			lab.World.StopNextMove(world.AfterRename, false)
+		}
+		first.killedAt(t, c.at, first.roll(planning.Policy{Only: []string{"wk1"}}))
+		n := lab.planOf(lab.Client(), "wk1", planning.Policy{})
+		unnamed := 0
+		for _, d := range append(n.Carried, *n.System) {
+			switch {
+			case d.Volid == "" && strings.Contains(d.Where, "without a name, on the way from"):
+				unnamed++
+			case !strings.Contains(lab.systemDisks(), strings.NewReplacer(" of parking VM", "", " of VM", "").Replace(reversed(d.Where))+" "+d.Volid):
+				t.Errorf("%s is said to be %s, %s; there is\n%s", d.Key, d.Volid, d.Where, lab.systemDisks())
+			}
+		}
+		if unnamed != map[bool]int{true: 1}[c.cut] {
+			t.Errorf("%d disks without a name: %+v", unnamed, n)
+		}
+	})
 }
 
 // reversed turns "scsi1 of parking VM 9000" into "9000 scsi1".

@@ -46,29 +46,26 @@ func TestCtrlCInADrain(t *testing.T) {
 // Node of that name gets the old one's metadata.
 func TestMetadataOfTheSameNode(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		meanwhile func(*talosScene)
 		rack      string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"somebody moves it to another rack": {func(s *talosScene) { s.label("wk1", "b") }, "b"},
 		"somebody deletes it":               {forgotten("wk1"), "a"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				s := &talosScene{talosFault: &talosFault{rolls: "wk1"}, t: t, Lab: lab}
-				s.label("wk1", "a")
-				lab.Patch(everywhere)
-				client := s.as(firstRun)
-				client.Emit = whenStarted("bring-up/start", func() { c.meanwhile(s) })
-				must(t, client.roll(s.only())(t.Context()))
-				node, err := lab.Kube.Node(t.Context(), "wk1")
-				must(t, err)
-				if got := node.Labels["rack"]; got != c.rack {
-					t.Errorf("rack %q, want %q", got, c.rack)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		s := &talosScene{talosFault: &talosFault{rolls: "wk1"}, t: t, Lab: lab}
+		s.label("wk1", "a")
+		lab.Patch(everywhere)
+		client := s.as(firstRun)
+		client.Emit = whenStarted("bring-up/start", func() { c.meanwhile(s) })
+		must(t, client.roll(s.only())(t.Context()))
+		node, err := lab.Kube.Node(t.Context(), "wk1")
+		must(t, err)
+		if got := node.Labels["rack"]; got != c.rack {
+			t.Errorf("rack %q, want %q", got, c.rack)
+		}
+	})
 }
 
 func (s *talosScene) label(node, rack string) {

@@ -116,8 +116,7 @@ func (l *Lab) nameOf(addr string) string {
 // mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
-	c := l.Client()
-	c.Run = run
+	c := l.as(run)
 	rep, err := c.Roll(l.t.Context(), p)
 	if err != nil {
 		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
@@ -231,9 +230,7 @@ func (l *Lab) identities() map[string]string {
 	out := map[string]string{}
 	for _, n := range l.Nodes {
 		k, err := l.Kube.Node(l.t.Context(), n.Name)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		out[n.Name] = fmt.Sprint(k.Status.NodeInfo.SystemUUID, " ", k.Status.Addresses)
 	}
 	return out
@@ -251,15 +248,11 @@ func requireRefused(t *testing.T, err error, text string) {
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
 	res, err := lab.Client().Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, k := range res.Kept {
 		if k.Node == node {
 			vm, err := lab.World.LookupVM(lab.node(node).Host, int(k.Parking))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
 			if err != nil || len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
 				t.Errorf("the record of %s: %+v, %v", node, rec.Kept, err)

@@ -22,12 +22,13 @@ import (
 func TestEtcdTroubleAfterwards(t *testing.T) {
 	long(t)
 	const passes = 2 * time.Minute
-	cases := map[string]struct {
+	type story struct {
 		fault  talosapi.EtcdFault
 		node   string
 		mended time.Duration // 0: not before the roll has failed
 		text   string        // of the last observation; "": the roll works
-	}{
+	}
+	cases := map[string]story{
 		"the others lose their leader for a while": {talosapi.EtcdFault{Down: true}, "cp2", passes, ""},
 		"another member hangs for a while":         {talosapi.EtcdFault{Hung: true}, "cp2", passes, ""},
 		"its own member is a learner for a while":  {talosapi.EtcdFault{Learner: true}, "cp1", passes, ""},
@@ -38,41 +39,34 @@ func TestEtcdTroubleAfterwards(t *testing.T) {
 		"a member runs out of space":     {talosapi.EtcdFault{NoSpace: true}, "cp3", 0, "alarm NOSPACE on member cp3"},
 		"the data is not the same":       {talosapi.EtcdFault{Corrupt: true}, "cp3", 0, "alarm CORRUPT on member cp3"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if call.Method != http.MethodDelete || !strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
-						return
-					}
-					lab.breakEtcd(c.fault, c.node)
-					if c.mended > 0 {
-						time.AfterFunc(c.mended, func() { lab.breakEtcd(talosapi.EtcdFault{}, c.node) })
-					}
-				})
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
-				if c.text == "" {
-					if err != nil {
-						t.Fatal(err)
-					}
-				} else {
-					if err == nil || !strings.Contains(err.Error(), c.text) {
-						t.Errorf("err = %v, want %q", err, c.text)
-					}
-					lab.requireLeftAlone(len(lab.Recorder.Calls()), "cp2")
-					lab.breakEtcd(talosapi.EtcdFault{}, c.node)
-					time.Sleep(time.Minute)
-					lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp1"}})
-				}
-				if voters := slices.Sorted(maps.Keys(lab.memberIDs())); !slices.Equal(voters, controlPlanes) {
-					t.Errorf("voting members of etcd: %q", voters)
-				}
-				requireDrift(t, lab, "cp2", "cp3", "wk1")
-				lab.RequireIntact()
-			})
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Method != http.MethodDelete || !strings.HasSuffix(strings.Split(call.Path, "?")[0], "/qemu/9001") {
+				return
+			}
+			lab.breakEtcd(c.fault, c.node)
+			if c.mended > 0 {
+				time.AfterFunc(c.mended, func() { lab.breakEtcd(talosapi.EtcdFault{}, c.node) })
+			}
 		})
-	}
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
+		if c.text == "" {
+			must(t, err)
+		} else {
+			if err == nil || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("err = %v, want %q", err, c.text)
+			}
+			lab.requireLeftAlone(len(lab.Recorder.Calls()), "cp2")
+			lab.breakEtcd(talosapi.EtcdFault{}, c.node)
+			time.Sleep(time.Minute)
+			lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp1"}})
+		}
+		if voters := slices.Sorted(maps.Keys(lab.memberIDs())); !slices.Equal(voters, controlPlanes) {
+			t.Errorf("voting members of etcd: %q", voters)
+		}
+		requireInSync(t, lab, "cp2", "cp3", "wk1")
+	})
 }
 
 // resetOnceItLeft resets a machine right after the first machine has left etcd.
@@ -96,112 +90,106 @@ func (l *Lab) resetOnceItLeft(t *testing.T, id int) func(record.Call) {
 func TestResetAfterItLeft(t *testing.T) {
 	long(t)
 	only := planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}
-	for name, c := range map[string]struct {
+	type story struct {
 		planes      int
 		killed, off bool   // the run dies then; the machine goes down after it has joined again
 		refused     string // refusal of the next run
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, map[string]story{
 		"of two":                   {planes: 2},
 		"of three":                 {planes: 3},
 		"killed":                   {planes: 2, killed: true},
 		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be told: no control plane says who the members of etcd are"},
 		"killed and off, of three": {planes: 3, killed: true, off: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				left := lab.memberIDs()["cp1"]
-				lab.Recorder.Hooks(nil, lab.resetOnceItLeft(t, 9001))
-				user := lab.Client()
-				if c.killed {
-					user.killedAt(t, before("take-down/stop"), user.roll(only))
-					time.Sleep(3 * time.Minute)
-					if is := lab.memberIDs()["cp1"]; is == "" || is == left {
-						t.Fatalf("cp1 is member %q, it was %q", is, left)
-					}
-					user = lab.second()
-				}
-				if c.off {
-					must(t, lab.World.PowerOff(9001))
-				}
-				err := user.roll(only)(t.Context())
-				if c.refused != "" {
-					if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
-						t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
-					}
-					must(t, lab.World.PowerOn(9001))
-					time.Sleep(2 * time.Minute)
-					err = lab.Client().roll(only)(t.Context())
-				}
-				must(t, err)
-				if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
-					t.Errorf("voting members of etcd: %v", voters)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		left := lab.memberIDs()["cp1"]
+		lab.Recorder.Hooks(nil, lab.resetOnceItLeft(t, 9001))
+		user := lab.Client()
+		if c.killed {
+			user.killedAt(t, before("take-down/stop"), user.roll(only))
+			time.Sleep(3 * time.Minute)
+			if is := lab.memberIDs()["cp1"]; is == "" || is == left {
+				t.Fatalf("cp1 is member %q, it was %q", is, left)
+			}
+			user = lab.second()
+		}
+		if c.off {
+			must(t, lab.World.PowerOff(9001))
+		}
+		err := user.roll(only)(t.Context())
+		if c.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
+				t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
+			}
+			must(t, lab.World.PowerOn(9001))
+			time.Sleep(2 * time.Minute)
+			err = lab.Client().roll(only)(t.Context())
+		}
+		must(t, err)
+		if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
+			t.Errorf("voting members of etcd: %v", voters)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestReplacementResetAfterItLeft: a cancelled replacement leaves etcd too; if it is reset then, it
 // joins again before it is down.
 func TestReplacementResetAfterItLeft(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		planes      int
 		slow        time.Duration // how long Proxmox takes to shut it down
 		killed, off bool          // the run dies then; the machine goes down after it has joined again
 		refused     string        // refusal of the next run
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, map[string]story{
 		"of two":              {planes: 2},
 		"of three":            {planes: 3},
 		"of two, shut down":   {planes: 2, slow: 30 * time.Second, refused: "put-back/stop: ask cp2 for the members of etcd"}, // and is started again
 		"of three, shut down": {planes: 3, slow: 30 * time.Second},
 		"killed":              {planes: 2, killed: true},
 		"killed and off":      {planes: 2, killed: true, off: true, refused: "no control plane says who the members of etcd are"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				begun := lab.Client()
-				begun.killedAt(t, before("finish/keep"), begun.roll(planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
-				time.Sleep(3 * time.Minute)
-				replacement := lab.memberIDs()["cp1"]
-				lab.Recorder.Hooks(func(call record.Call) error {
-					if call.Method == http.MethodPost && strings.HasSuffix(call.Path, "/qemu/9001/status/shutdown") {
-						time.Sleep(c.slow)
-					}
-					return nil
-				}, lab.resetOnceItLeft(t, 9001))
-				user := lab.second()
-				if c.killed {
-					user.killedAt(t, before("put-back/stop"), user.giveUp("cp1"))
-					time.Sleep(3 * time.Minute)
-					if is := lab.memberIDs()["cp1"]; is == "" || is == replacement {
-						t.Fatalf("cp1 is member %q, it was %q", is, replacement)
-					}
-					user = lab.second()
-				}
-				if c.off {
-					must(t, lab.World.PowerOff(9001))
-				}
-				err := user.giveUp("cp1")(t.Context())
-				if c.refused != "" {
-					if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
-						t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
-					}
-					if c.off {
-						must(t, lab.World.PowerOn(9001))
-					}
-					time.Sleep(2 * time.Minute)
-					err = lab.Client().giveUp("cp1")(t.Context())
-				}
-				must(t, err)
-				if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
-					t.Errorf("voting members of etcd: %v", voters)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		begun := lab.Client()
+		begun.killedAt(t, before("finish/keep"), begun.roll(planning.Policy{Only: []string{"cp1"}, AcceptOutage: true}))
+		time.Sleep(3 * time.Minute)
+		replacement := lab.memberIDs()["cp1"]
+		lab.Recorder.Hooks(func(call record.Call) error {
+			if call.Method == http.MethodPost && strings.HasSuffix(call.Path, "/qemu/9001/status/shutdown") {
+				time.Sleep(c.slow)
+			}
+			return nil
+		}, lab.resetOnceItLeft(t, 9001))
+		user := lab.second()
+		if c.killed {
+			user.killedAt(t, before("put-back/stop"), user.giveUp("cp1"))
+			time.Sleep(3 * time.Minute)
+			if is := lab.memberIDs()["cp1"]; is == "" || is == replacement {
+				t.Fatalf("cp1 is member %q, it was %q", is, replacement)
+			}
+			user = lab.second()
+		}
+		if c.off {
+			must(t, lab.World.PowerOff(9001))
+		}
+		err := user.giveUp("cp1")(t.Context())
+		if c.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(strings.Join(fault.Hints(err), ""), `start VM 9001 "cp1" on pve1 in Proxmox`) {
+				t.Fatalf("err = %v, hints %q; want %q", err, fault.Hints(err), c.refused)
+			}
+			if c.off {
+				must(t, lab.World.PowerOn(9001))
+			}
+			time.Sleep(2 * time.Minute)
+			err = lab.Client().giveUp("cp1")(t.Context())
+		}
+		must(t, err)
+		if voters := lab.memberIDs(); len(voters) != c.planes || voters["cp1"] == "" {
+			t.Errorf("voting members of etcd: %v", voters)
+		}
+		lab.RequireIntact()
+	})
 }

@@ -32,9 +32,7 @@ func (l *Lab) breakEtcd(f talosapi.EtcdFault, names ...string) {
 // talosctl is a Talosctl that must succeed.
 func (l *Lab) talosctl(name string, call func(context.Context, *client.Client) error) {
 	l.t.Helper()
-	if err := l.Talosctl(l.t.Context(), name, call); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.Talosctl(l.t.Context(), name, call))
 }
 
 // leaveAndReboot makes a control plane a new member of etcd, or lets it try.
@@ -159,9 +157,7 @@ func TestGateOfEtcd(t *testing.T) {
 				c.policy.Only = []string{"cp1"}
 				_, err := user.Roll(t.Context(), c.policy)
 				if c.text == nil {
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					return
 				}
 				for _, text := range c.text {

@@ -18,11 +18,12 @@ import (
 // whoever that is (talos PR #3715). While two have the same name, nothing is taken down.
 func TestPeers17ANameOfTwo(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		spoil func(t *testing.T, l *Lab)
 		kind  fault.Kind
 		text  string
-	}{
+	}
+	cases := map[string]story{
 		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
 		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, "cp2", "old") }, fault.Refused, "which goes by the name of old: when the machine joins anew"},
 		"another machine's member": {
@@ -46,22 +47,18 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 			}, fault.Config, "nodes cp2 and wk2 are both VM 9032",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				c.spoil(t, lab)
-				from := len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}})
-				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
-					t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
-				}
-				if touched := lab.touched(from, "cp2"); len(touched) > 0 {
-					t.Errorf("cp2 was touched: %q", touched)
-				}
-			})
-		})
-	}
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 2}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		c.spoil(t, lab)
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}})
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
+			t.Errorf("err = %v, hints %q, want %q", err, fault.Hints(err), c.text)
+		}
+		if touched := lab.touched(from, "cp2"); len(touched) > 0 {
+			t.Errorf("cp2 was touched: %q", touched)
+		}
+	})
 }
 
 // rename starts a control plane's etcd member under another node's name.
@@ -87,15 +84,11 @@ func named(node string) string { return fmt.Sprintf(`"Name":%q`, node) }
 func offline(t *testing.T, l *Lab, do func(), nodes ...string) {
 	t.Helper()
 	for _, name := range nodes {
-		if err := l.World.PowerOff(l.node(name).VMID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.World.PowerOff(l.node(name).VMID))
 	}
 	do()
 	for _, name := range nodes {
-		if err := l.World.PowerOn(l.node(name).VMID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, l.World.PowerOn(l.node(name).VMID))
 	}
 	time.Sleep(2 * time.Minute)
 }
@@ -105,15 +98,11 @@ func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 	t.Helper()
 	n := l.node(node)
 	vm, err := l.World.LookupVM(n.Host, n.VMID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	volid, _, _ := strings.Cut(vm.Config["scsi0"], ",")
 	media := l.World.Media(volid, n.Host)
 	disk, err := artefact.ReadDisk(media.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	edited := false
 	for i, p := range disk.Partitions {
 		data := bytes.Replace(p.Data, []byte(old), []byte(fresh), 1)
@@ -130,8 +119,6 @@ func (l *Lab) editEtcd(t *testing.T, node string, old, fresh string) {
 func impostor(t *testing.T, l *Lab, name, machine string) {
 	t.Helper()
 	config, err := l.Talos.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: true, Installer: "ghcr.io/siderolabs/installer:" + sim.TalosVersion, InstallSerial: "sys-" + machine})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.apply(machine, config)
 }

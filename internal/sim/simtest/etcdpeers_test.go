@@ -52,8 +52,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 				lab.mustRoll("20000101-0000-0001", planning.Policy{Only: []string{"cp1"}})
 				lab.editRecord("cp1", func(rec *parking.Record) { rec.Kept[0].Etcd = kept })
 				from := len(lab.Recorder.Calls())
-				c := lab.Client()
-				c.Run = "20000101-0000-0002"
+				c := lab.as("20000101-0000-0002")
 				_, err := c.Rollback(t.Context(), planning.Policy{Only: []string{"cp1"}})
 				if !refused {
 					if err != nil {
@@ -73,9 +72,7 @@ func TestPeers18EtcdNeverGoesBack(t *testing.T) {
 func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	l.t.Helper()
 	res, err := l.Client().Status(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	parkings := map[string]cluster.VMID{}
 	for _, k := range res.Kept {
 		parkings[k.Node] = k.Parking
@@ -85,18 +82,12 @@ func (l *Lab) editRecord(node string, edit func(*parking.Record)) {
 	}
 	if park := parkings[node]; park != 0 {
 		vm, err := l.World.LookupVM(l.node(node).Host, int(park))
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		edit(&rec)
 		text, err := rec.Description()
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		l.EditVM(int(park), "description", text)
 		return
 	}
@@ -152,11 +143,12 @@ func TestPeers19TheLastOneStays(t *testing.T) {
 // cp1's address is redirected to another one from some moment on.
 func TestPeers20TheRightMachineAnswers(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		from   func(record.Call) bool // the moment; nil: from the start
 		shared bool                   // the other machine's certificate is valid for that address, as with a virtual one
 		text   string
-	}{
+	}
+	cases := map[string]story{
 		"from the start, without a certificate": {nil, false, "its certificate is not of the talosconfig's cluster"},
 		"from the start":                        {nil, true, "127.42.7.11 answers with UUID 5ec0ffee-0000-4000-8000-000000009002"},
 		"when it is told to leave etcd": {
@@ -168,47 +160,39 @@ func TestPeers20TheRightMachineAnswers(t *testing.T) {
 			"127.42.7.11 answers with UUID 5ec0ffee-0000-4000-8000-000000009002, not 5ec0ffee-0000-4000-8000-000000009001",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				if c.shared {
-					shareAddress(t, lab, "cp2", "cp1")
-				}
-				var wrong atomic.Bool
-				wrong.Store(c.from == nil)
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if c.from != nil && c.from(call) {
-						wrong.Store(true)
-					}
-				})
-				user := lab.Client()
-				user.Reroute = func(addr string) string {
-					if host, port, _ := net.SplitHostPort(addr); wrong.Load() && host == lab.node("cp1").Addr.String() {
-						return net.JoinHostPort(lab.node("cp2").Addr.String(), port)
-					}
-					return addr
-				}
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
-				if err == nil || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v, want %q", err, c.text)
-				}
-				lab.requireLeftAlone(from, "cp2")
-				if id := lab.memberIDs()["cp2"]; id != ids["cp2"] {
-					t.Errorf("cp2 is etcd member %s, before: %s", id, ids["cp2"])
-				}
-				wrong.Store(false)
-				c := lab.Client()
-				c.Run = "20000101-0000-0002"
-				if _, err := c.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}}); err != nil {
-					t.Fatal(err)
-				}
-				requireMembers(t, lab, "", false)
-				lab.RequireIntact()
-			})
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		if c.shared {
+			shareAddress(t, lab, "cp2", "cp1")
+		}
+		var wrong atomic.Bool
+		wrong.Store(c.from == nil)
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if c.from != nil && c.from(call) {
+				wrong.Store(true)
+			}
 		})
-	}
+		user := lab.Client()
+		user.Reroute = func(addr string) string {
+			if host, port, _ := net.SplitHostPort(addr); wrong.Load() && host == lab.node("cp1").Addr.String() {
+				return net.JoinHostPort(lab.node("cp2").Addr.String(), port)
+			}
+			return addr
+		}
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := user.Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
+		if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v, want %q", err, c.text)
+		}
+		lab.requireLeftAlone(from, "cp2")
+		if id := lab.memberIDs()["cp2"]; id != ids["cp2"] {
+			t.Errorf("cp2 is etcd member %s, before: %s", id, ids["cp2"])
+		}
+		wrong.Store(false)
+		must(t, lab.as("20000101-0000-0002").roll(planning.Policy{Only: []string{"cp1"}})(t.Context()))
+		requireMembers(t, lab, "", false)
+		lab.RequireIntact()
+	})
 }
 
 // shareAddress makes a machine's certificate valid for another one's address too.

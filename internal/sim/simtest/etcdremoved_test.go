@@ -20,49 +20,45 @@ import (
 // touches anything, and the remedy works.
 func TestRemovedMember(t *testing.T) {
 	long(t)
-	for name, onData := range map[string]bool{"on the system disk": false, "on a disk of its own": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				removed := lab.memberIDs()["cp2"]
-				lab.removeMember(removed)
-				time.Sleep(time.Minute)
+	eachIn(t, func(onData bool) sim.Options { return sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData} }, map[string]bool{"on the system disk": false, "on a disk of its own": true}, func(t *testing.T, lab *Lab, onData bool) {
+		lab.Patch(everywhere)
+		removed := lab.memberIDs()["cp2"]
+		lab.removeMember(removed)
+		time.Sleep(time.Minute)
 
-				res := diagnosis(t, lab.Client())
-				const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
-				if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
-					t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
-				}
-				plan := lab.planOf(lab.Client(), "cp2", planning.Policy{Only: []string{"cp2"}})
-				if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
-					return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
-				}) {
-					t.Errorf("the plan's notes: %q", plan.Drift.Notes)
-				}
+		res := diagnosis(t, lab.Client())
+		const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
+		if !slices.ContainsFunc(problems(res), func(p string) bool { return strings.HasPrefix(p, says) }) || res.Err() == nil {
+			t.Errorf("doctor says\n%s", strings.Join(problems(res), "\n"))
+		}
+		plan := lab.planOf(lab.Client(), "cp2", planning.Policy{Only: []string{"cp2"}})
+		if !slices.ContainsFunc(plan.Drift.Notes, func(n string) bool {
+			return strings.Contains(n, "its machine is not well: ") && strings.Contains(n, "etcd")
+		}) {
+			t.Errorf("the plan's notes: %q", plan.Drift.Notes)
+		}
 
-				from := len(lab.Recorder.Calls())
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); onData {
-					requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
-					lab.requireLeftAlone(from, "cp2")
-					lab.reset("cp2", "EPHEMERAL") // as the hint says
-					lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp2"}})
-				} else if err != nil {
-					t.Fatal(err)
-				}
-				requireMembers(t, lab, "", false)
-				if lab.memberIDs()["cp2"] == removed {
-					t.Error("cp2 is the removed member")
-				}
-				if err := diagnosis(t, lab.Client()).Err(); err != nil {
-					t.Errorf("afterwards: %v", err)
-				}
-				requireDrift(t, lab, "cp1", "cp3", "wk1")
-				if !onData { // else it was wiped on purpose
-					lab.RequireIntact()
-				}
-			})
-		})
-	}
+		from := len(lab.Recorder.Calls())
+		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}}); onData {
+			requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
+			lab.requireLeftAlone(from, "cp2")
+			lab.reset("cp2", "EPHEMERAL") // as the hint says
+			lab.mustRoll("20000101-0000-0002", planning.Policy{Only: []string{"cp2"}})
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		requireMembers(t, lab, "", false)
+		if lab.memberIDs()["cp2"] == removed {
+			t.Error("cp2 is the removed member")
+		}
+		if err := diagnosis(t, lab.Client()).Err(); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		requireDrift(t, lab, "cp1", "cp3", "wk1")
+		if !onData { // else it was wiped on purpose
+			lab.RequireIntact()
+		}
+	})
 }
 
 // removeMember removes a member from etcd as a person does, through cp1.
@@ -76,9 +72,7 @@ func (l *Lab) removeMember(id string) {
 // reset is ResetNode and a wait for it.
 func (l *Lab) reset(node string, labels ...string) {
 	l.t.Helper()
-	if err := l.ResetNode(l.t.Context(), node, labels...); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.ResetNode(l.t.Context(), node, labels...))
 	time.Sleep(2 * time.Minute)
 }
 

@@ -29,9 +29,7 @@ func (l *Lab) snapshotFiles() []string {
 	var names []string
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		if info.Mode().Perm() != 0o600 {
 			l.t.Errorf("%s has mode %s", e.Name(), info.Mode())
 		}
@@ -48,11 +46,12 @@ func (l *Lab) snapshotFiles() []string {
 func TestSnapshotOfEtcd(t *testing.T) {
 	long(t)
 	cut, flipped, broken := talosapi.EtcdFault{Snapshot: talosapi.SnapshotCut}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotFlipped}, talosapi.EtcdFault{Snapshot: talosapi.SnapshotBroken}
-	cases := map[string]struct {
+	type story struct {
 		faults map[string]talosapi.EtcdFault
 		asked  []string
 		texts  []string // of the refusal
-	}{
+	}
+	cases := map[string]story{
 		"whole":                  {nil, []string{"cp1"}, nil},
 		"cut off on the first":   {map[string]talosapi.EtcdFault{"cp1": cut}, []string{"cp1", "cp2"}, nil},
 		"wrong on the first":     {map[string]talosapi.EtcdFault{"cp1": flipped}, []string{"cp1", "cp2"}, nil},
@@ -63,45 +62,41 @@ func TestSnapshotOfEtcd(t *testing.T) {
 			"no control plane gave a snapshot of etcd that can be used",
 		}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				for node, f := range c.faults {
-					lab.breakEtcd(f, node)
-				}
-				touched := false // a control plane was, before the snapshot
-				var asked []string
-				from := len(lab.Recorder.Calls())
-				lab.Recorder.Hooks(func(call record.Call) error {
-					if call.Method == "/machine.MachineService/EtcdSnapshot" {
-						asked = append(asked, lab.nameOf(call.Target))
-						touched = touched || len(lab.touched(from, "cp1")) > 0
-					}
-					return nil
-				}, nil)
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
-				if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
-					t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
-				}
-				var want []string
-				if c.texts == nil {
-					want = []string{"etcd-lab-20000101-0000-feed.db"}
-					if err != nil {
-						t.Error(err)
-					}
-				} else {
-					for _, text := range c.texts {
-						requireRefused(t, err, text)
-					}
-					lab.requireLeftAlone(from, "cp1")
-				}
-				if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
-					t.Errorf("files (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		for node, f := range c.faults {
+			lab.breakEtcd(f, node)
+		}
+		touched := false // a control plane was, before the snapshot
+		var asked []string
+		from := len(lab.Recorder.Calls())
+		lab.Recorder.Hooks(func(call record.Call) error {
+			if call.Method == "/machine.MachineService/EtcdSnapshot" {
+				asked = append(asked, lab.nameOf(call.Target))
+				touched = touched || len(lab.touched(from, "cp1")) > 0
+			}
+			return nil
+		}, nil)
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp1"}})
+		if diff := cmp.Diff(c.asked, asked); diff != "" || touched {
+			t.Errorf("asked for a snapshot (-want +got), after cp1 was touched: %t\n%s", touched, diff)
+		}
+		var want []string
+		if c.texts == nil {
+			want = []string{"etcd-lab-20000101-0000-feed.db"}
+			if err != nil {
+				t.Error(err)
+			}
+		} else {
+			for _, text := range c.texts {
+				requireRefused(t, err, text)
+			}
+			lab.requireLeftAlone(from, "cp1")
+		}
+		if diff := cmp.Diff(want, lab.snapshotFiles()); diff != "" {
+			t.Errorf("files (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // TestASnapshotForEachRunThatTakesAControlPlane: none for runs with only workers.
@@ -133,28 +128,24 @@ func TestASnapshotForEachRunThatTakesAControlPlane(t *testing.T) {
 // rest of that run, unless it was damaged.
 func TestTheSnapshotOfTheRunThatIsResumed(t *testing.T) {
 	long(t)
-	for name, spoil := range map[string]bool{"whole": false, "spoilt": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				lab.killWhen(func(c record.Call) bool {
-					return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown")
-				},
-					planning.Policy{Only: controlPlanes})
-				file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
-				if spoil {
-					lab.Write(file, lab.Read(file)[:5000])
-				}
-				before := len(lab.Recorder.Calls())
-				lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
-				asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
-				if spoil != (len(asked) == 1) {
-					t.Errorf("asked for a snapshot again: %+v", asked)
-				}
-				if files := lab.snapshotFiles(); len(files) != 1 {
-					t.Errorf("files %q", files)
-				}
-			})
-		})
-	}
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]bool{"whole": false, "spoilt": true}, func(t *testing.T, lab *Lab, spoil bool) {
+		lab.Patch(everywhere)
+		lab.killWhen(func(c record.Call) bool {
+			return c.Method == "POST" && strings.HasSuffix(c.Path, "/qemu/9001/status/shutdown")
+		},
+			planning.Policy{Only: controlPlanes})
+		file := filepath.Join(snapshots, "etcd-lab-20000101-0000-feed.db")
+		if spoil {
+			lab.Write(file, lab.Read(file)[:5000])
+		}
+		before := len(lab.Recorder.Calls())
+		lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
+		asked := slices.DeleteFunc(lab.Recorder.Calls()[before:], func(c record.Call) bool { return !strings.HasSuffix(c.Method, "/EtcdSnapshot") })
+		if spoil != (len(asked) == 1) {
+			t.Errorf("asked for a snapshot again: %+v", asked)
+		}
+		if files := lab.snapshotFiles(); len(files) != 1 {
+			t.Errorf("files %q", files)
+		}
+	})
 }

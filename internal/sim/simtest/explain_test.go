@@ -18,14 +18,10 @@ import (
 func (c *Client) Explain(t *testing.T, node string) explain.Explanation {
 	t.Helper()
 	s, err := c.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.end()
 	_, e, err := pipeline.Explain(t.Context(), s.project, s.machines, planning.Policy{}, nil, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return e
 }
 
@@ -58,9 +54,7 @@ func TestWhatIsExplainedIsWhatRuns(t *testing.T) {
 						got[node] = append(got[node], at)
 					}
 				}
-				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, c.roll(planning.Policy{})(t.Context()))
 				for _, name := range nodes {
 					if diff := cmp.Diff(want[name], got[name]); diff != "" {
 						t.Errorf("%s (-explained +run):\n%s", name, diff)

@@ -34,9 +34,7 @@ func TestPublishThroughTrouble(t *testing.T) {
 				notes = append(notes, name+": "+e.Text)
 			}
 		}
-		if err := c.Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Publish(t.Context()))
 		const patience = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
 		for _, want := range []string{
 			"resolve-installer: the factory answered 503 Service Unavailable, trying again in 7s (2 of 5)",

@@ -43,9 +43,7 @@ type watched struct {
 // rollWatched rolls a lab whose images are published already.
 func rollWatched(t *testing.T, lab *Lab) *watched {
 	t.Helper()
-	if err := lab.Client().Publish(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lab.Client().Publish(t.Context()))
 	w := &watched{
 		lab: lab, drained: map[string]time.Time{}, empty: map[string]time.Time{}, ready: map[string]time.Time{}, out: map[string]time.Time{},
 		requests: map[time.Time]int{}, work: map[time.Time]bool{},
@@ -66,9 +64,7 @@ func rollWatched(t *testing.T, lab *Lab) *watched {
 	w.end, w.plan = time.Now(), rep.Plan
 	w.dials = c.dialer.Dials()
 	lab.Recorder.Hooks(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lab.RequireIntact()
 	return w
 }

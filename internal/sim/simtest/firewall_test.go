@@ -50,14 +50,11 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 			}
 			return nil
 		}, nil)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		if !started {
 			t.Error("it was not started")
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
 			t.Errorf("afterwards (-want +got):\n%s", diff)
 		}
@@ -69,95 +66,80 @@ func TestAFirewallIsCarriedOver(t *testing.T) {
 func TestAnInvalidFirewallIsDetected(t *testing.T) {
 	stale := wholeFirewall()
 	stale.Rules = append(stale.Rules, world.FirewallRule{"type": "in", "action": "ACCEPT", "source": "gone", "enable": "1"})
-	for name, tc := range map[string]struct {
+	type story struct {
 		of     world.Firewall
 		refuse bool
 		want   string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"its alias is gone":           {of: stale, want: `a firewall that Proxmox would not take again (rule 4: {"source":"no such alias 'gone'"})`},
 		"a set that the token has no": {of: wholeFirewall(), refuse: true, want: "no such ipset 'zone-all'"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				strategy(cluster.Recreate)(lab)
-				lab.World.SetFirewall(wk1, tc.of)
-				if tc.refuse {
-					lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
-				}
-				began := lab.boots()
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if !strings.Contains(fmt.Sprint(err), tc.want) {
-					t.Errorf("err = %v, want %q", err, tc.want)
-				}
-				if !slices.Equal(lab.boots(), began) {
-					t.Error("the node was touched")
-				}
-				if diff := cmp.Diff(tc.of, lab.World.FirewallOf(wk1)); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		lab.World.SetFirewall(wk1, tc.of)
+		if tc.refuse {
+			lab.World.FailNext("POST /nodes/pve1/qemu/9002/firewall/rules", "no such ipset 'zone-all'")
+		}
+		began := lab.boots()
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		if !strings.Contains(fmt.Sprint(err), tc.want) {
+			t.Errorf("err = %v, want %q", err, tc.want)
+		}
+		if !slices.Equal(lab.boots(), began) {
+			t.Error("the node was touched")
+		}
+		if diff := cmp.Diff(tc.of, lab.World.FirewallOf(wk1)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 // TestAFirewallThatChangesMeanwhile is not lost: the VM stays.
 func TestAFirewallThatChangesMeanwhile(t *testing.T) {
-	for name, of := range map[string]int{"the VM's": wk1, "the parking VM's": 9002} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				strategy(cluster.Recreate)(lab)
-				lab.World.SetFirewall(wk1, wholeFirewall())
-				other := wholeFirewall()
-				other.Rules = other.Rules[1:]
-				changed := false
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if !changed && strings.HasSuffix(call.Path, "/status/shutdown") {
-						changed = true
-						lab.World.SetFirewall(of, other)
-					}
-				})
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), "the firewall of ") {
-					t.Fatalf("changed %t, err = %v", changed, err)
-				}
-				lab.World.SetFirewall(of, wholeFirewall())
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
-					t.Error(diff)
-				}
-			})
+	eachInLab(t, oneWorker(), map[string]int{"the VM's": wk1, "the parking VM's": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		lab.World.SetFirewall(wk1, wholeFirewall())
+		other := wholeFirewall()
+		other.Rules = other.Rules[1:]
+		changed := false
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if !changed && strings.HasSuffix(call.Path, "/status/shutdown") {
+				changed = true
+				lab.World.SetFirewall(of, other)
+			}
 		})
-	}
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), "the firewall of ") {
+			t.Fatalf("changed %t, err = %v", changed, err)
+		}
+		lab.World.SetFirewall(of, wholeFirewall())
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireDrift(t, lab)
+		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 // TestALateRule is added when the firewall is complete already: after its sender was
 // killed, the next run has written all of it. Proxmox puts it before all others.
 func TestALateRule(t *testing.T) {
-	for name, of := range map[string]int{"the new VM": wk1, "the parking VM": 9002} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				strategy(cluster.Recreate)(lab)
-				lab.World.SetFirewall(wk1, wholeFirewall())
-				x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
-				x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(exchange.LateQueue)
-				if !strings.HasSuffix(x.said, ": 200") {
-					t.Errorf("the late rule: %q", x.said)
-				}
-				requireDrift(t, lab)
-				if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
-					t.Errorf("afterwards (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), map[string]int{"the new VM": wk1, "the parking VM": 9002}, func(t *testing.T, lab *Lab, of int) {
+		lab.Patch(sim.PatchedExtension)
+		strategy(cluster.Recreate)(lab)
+		lab.World.SetFirewall(wk1, wholeFirewall())
+		x := lab.rollKilledBy(toVM("POST", fmt.Sprintf("/qemu/%d/firewall/rules", of)), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/"), exchange.LateQueue)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		time.Sleep(exchange.LateQueue)
+		if !strings.HasSuffix(x.said, ": 200") {
+			t.Errorf("the late rule: %q", x.said)
+		}
+		requireDrift(t, lab)
+		if diff := cmp.Diff(wholeFirewall(), lab.World.FirewallOf(wk1)); diff != "" {
+			t.Errorf("afterwards (-want +got):\n%s", diff)
+		}
+	})
 }

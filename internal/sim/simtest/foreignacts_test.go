@@ -18,13 +18,31 @@ type foreignAct struct {
 	destroys bool
 }
 
-// editsForeign changes one key of a VM and reverts it later.
-func editsForeign(id func(*foreignScene) int, key string, value func(old string) string) func(*foreignScene) (func() error, error) {
+// onForeign is an act on a VM, if there is one.
+func onForeign(id func(*foreignScene) int, act func(s *foreignScene, vm world.VM) (func() error, error)) func(*foreignScene) (func() error, error) {
 	return func(s *foreignScene) (func() error, error) {
 		vm, err := s.look(id(s))
 		if err != nil {
 			return nil, err
 		}
+		return act(s, vm)
+	}
+}
+
+// onForeignData is an act on the VM, or the parking VM, that has the data disk at key.
+func onForeignData(act func(s *foreignScene, vm world.VM, key string) (func() error, error)) func(*foreignScene) (func() error, error) {
+	return func(s *foreignScene) (func() error, error) {
+		vm, key, err := s.dataKey()
+		if err != nil {
+			return nil, err
+		}
+		return act(s, vm, key)
+	}
+}
+
+// editsForeign changes one key of a VM and reverts it later.
+func editsForeign(id func(*foreignScene) int, key string, value func(old string) string) func(*foreignScene) (func() error, error) {
+	return onForeign(id, func(s *foreignScene, vm world.VM) (func() error, error) {
 		old, had := vm.Config[key]
 		undo := func() error {
 			if _, err := s.look(vm.ID); err != nil {
@@ -36,7 +54,7 @@ func editsForeign(id func(*foreignScene) int, key string, value func(old string)
 			return s.change(vm.ID, map[string]string{key: old})
 		}
 		return undo, s.change(vm.ID, map[string]string{key: value(old)})
-	}
+	})
 }
 
 func ofVM(s *foreignScene) int      { return s.vm }
@@ -50,32 +68,28 @@ func foreignEdits() []foreignAct {
 		{name: "edits the description", do: editsForeign(ofVM, "description", func(old string) string { return old + "\nEdited." })},
 		{name: "edits the memory", do: editsForeign(ofVM, "memory", to("8192"))},
 		{name: "adds a disk", do: addsForeignDisk},
-		{name: "detaches the data disk", do: detachesForeign},
+		{name: "detaches the data disk", do: onForeignData(detachesForeign)},
 		{name: "unprotects the parking VM", do: func(s *foreignScene) (func() error, error) {
 			return nil, s.change(s.parking(), map[string]string{"protection": "0"})
 		}},
 		{name: "spoils the record", do: editsForeign(ofParking, "description", func(old string) string { return strings.Replace(old, `{"cluster"`, `{"cluster`, 1) })},
 		{name: "removes the record", do: editsForeign(ofParking, "description", to("Nothing to see."))},
-		{name: "resizes the data disk", do: func(s *foreignScene) (func() error, error) {
-			vmid, key, err := s.dataKey()
-			if err != nil {
-				return nil, err
-			}
-			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vmid, Disk: key, Size: "+1G"}))
-		}},
-		{name: "moves the data disk to another storage", do: movesForeign},
-		{name: "reassigns the data disk", do: reassignsForeign, destroys: true}, // its name: it may come back under another one
+		{name: "resizes the data disk", do: onForeignData(func(s *foreignScene, vm world.VM, key string) (func() error, error) {
+			return nil, s.task(s.world.Resize("", s.host, world.ResizeRequest{ID: vm.ID, Disk: key, Size: "+1G"}))
+		})},
+		{name: "moves the data disk to another storage", do: onForeignData(movesForeign)},
+		{name: "reassigns the data disk", do: onForeignData(reassignsForeign), destroys: true}, // its name: it may come back under another one
 		{name: "attaches a volume of a pod", do: attachesForeignPod},
-		{name: "names the data disk twice", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, 0) }},
-		{name: "names the data disk in another VM", do: func(s *foreignScene) (func() error, error) { return namesForeignTwice(s, foreignVM) }},
+		{name: "names the data disk twice", do: namesForeignTwice(0)},
+		{name: "names the data disk in another VM", do: namesForeignTwice(foreignVM)},
 	}
 }
 
 func foreignPowers() []foreignAct {
 	return []foreignAct{
-		{name: "starts the VM", do: startsForeign(ofVM)},
-		{name: "starts the parking VM", do: startsForeign(ofParking)},
-		{name: "starts the holder", do: startsForeign(ofHolder)},
+		{name: "starts the VM", do: onForeign(ofVM, startsForeign)},
+		{name: "starts the parking VM", do: onForeign(ofParking, startsForeign)},
+		{name: "starts the holder", do: onForeign(ofHolder, startsForeign)},
 		{name: "stops the VM", do: func(s *foreignScene) (func() error, error) {
 			if vm, err := s.look(s.vm); err != nil || !vm.Running {
 				return nil, errors.New("it does not run")
@@ -90,14 +104,14 @@ func foreignPowers() []foreignAct {
 			}
 			return undo, s.task(s.world.Stop("", s.host, s.vm))
 		}},
-		{name: "migrates the VM", do: migratesForeign(ofVM)},
-		{name: "migrates the parking VM", do: migratesForeign(ofParking)},
-		{name: "snapshots the VM", do: snapshotsForeign(ofVM)},
-		{name: "snapshots the parking VM", do: snapshotsForeign(ofParking)},
-		{name: "backs the VM up", do: backsUpForeign(ofVM)},
-		{name: "backs the parking VM up", do: backsUpForeign(ofParking)},
-		{name: "leaves a lock on the VM", do: locksForeign(ofVM)},
-		{name: "leaves a lock on the parking VM", do: locksForeign(ofParking)},
+		{name: "migrates the VM", do: onForeign(ofVM, migratesForeign)},
+		{name: "migrates the parking VM", do: onForeign(ofParking, migratesForeign)},
+		{name: "snapshots the VM", do: onForeign(ofVM, snapshotsForeign)},
+		{name: "snapshots the parking VM", do: onForeign(ofParking, snapshotsForeign)},
+		{name: "backs the VM up", do: onForeign(ofVM, backsUpForeign)},
+		{name: "backs the parking VM up", do: onForeign(ofParking, backsUpForeign)},
+		{name: "leaves a lock on the VM", do: onForeign(ofVM, locksForeign)},
+		{name: "leaves a lock on the parking VM", do: onForeign(ofParking, locksForeign)},
 	}
 }
 
@@ -184,70 +198,50 @@ func addsForeignDisk(s *foreignScene) (func() error, error) {
 	}, nil
 }
 
-func detachesForeign(s *foreignScene) (func() error, error) {
-	vmid, key, err := s.dataKey()
-	if err != nil {
-		return nil, err
-	}
-	vm, err := s.look(vmid)
-	if err != nil {
-		return nil, err
-	}
+func detachesForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
 	value := vm.Config[key]
 	return func() error {
-		vm, err := s.look(vmid)
+		now, err := s.look(vm.ID)
 		volid, _, _ := strings.Cut(value, ",")
-		if err != nil || vm.Config[key] != "" || s.data().Volid != volid {
+		if err != nil || now.Config[key] != "" || s.data().Volid != volid {
 			return nil
 		}
-		return s.change(vmid, map[string]string{key: value})
-	}, s.detach(vmid, key)
+		return s.change(vm.ID, map[string]string{key: value})
+	}, s.detach(vm.ID, key)
 }
 
 // movesForeign is move_disk to another storage, with delete=1.
-func movesForeign(s *foreignScene) (func() error, error) {
-	vmid, key, err := s.dataKey()
-	if err != nil {
-		return nil, err
-	}
-	vm, err := s.look(vmid)
-	if err != nil {
-		return nil, err
-	}
+func movesForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
 	if vm.Config["lock"] != "" || s.way.holder {
 		return nil, errors.New("Proxmox does not let them")
 	}
 	s.world.AddStorage(world.Storage{ID: "slow", Type: "dir", Content: []string{"images"}})
 	old, options, _ := strings.Cut(vm.Config[key], ",")
-	volid, err := s.world.Alloc("slow", s.host, vmid, 20<<30, s.world.Media(old, s.host))
+	volid, err := s.world.Alloc("slow", s.host, vm.ID, 20<<30, s.world.Media(old, s.host))
 	if err != nil {
 		return nil, err
 	}
 	protection := vm.Config["protection"]
-	if err := s.change(vmid, map[string]string{"protection": "0"}); err != nil {
+	if err := s.change(vm.ID, map[string]string{"protection": "0"}); err != nil {
 		return nil, err
 	}
-	if err := s.change(vmid, map[string]string{key: volid + "," + options}); err != nil {
+	if err := s.change(vm.ID, map[string]string{key: volid + "," + options}); err != nil {
 		return nil, err
 	}
-	if vm, err = s.look(vmid); err != nil {
+	if vm, err = s.look(vm.ID); err != nil {
 		return nil, err
 	}
 	for _, unused := range []string{"unused0", "unused1"} {
 		if vm.Config[unused] == old {
-			if err := s.change(vmid, nil, unused); err != nil {
+			if err := s.change(vm.ID, nil, unused); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return nil, s.change(vmid, map[string]string{"protection": cmp.Or(protection, "0")})
+	return nil, s.change(vm.ID, map[string]string{"protection": cmp.Or(protection, "0")})
 }
 
-func reassignsForeign(s *foreignScene) (func() error, error) {
-	vmid, key, err := s.dataKey()
-	if err != nil {
-		return nil, err
-	}
+func reassignsForeign(s *foreignScene, vm world.VM, key string) (func() error, error) {
 	if s.way.holder {
 		return nil, errors.New("that would rename it under its holder")
 	}
@@ -257,14 +251,14 @@ func reassignsForeign(s *foreignScene) (func() error, error) {
 	move := func(from, to int, fromKey, toKey string) error {
 		return s.task(s.world.MoveDisk("", s.host, world.MoveRequest{ID: from, Disk: fromKey, Target: to, TargetDisk: toKey}))
 	}
-	if err := move(vmid, foreignVM, key, "scsi1"); err != nil {
+	if err := move(vm.ID, foreignVM, key, "scsi1"); err != nil {
 		return nil, err
 	}
 	return func() error {
 		if at := s.data(); at.VMID != foreignVM {
 			return nil
 		}
-		for _, id := range []int{vmid, s.parking(), s.vm} {
+		for _, id := range []int{vm.ID, s.parking(), s.vm} {
 			if _, err := s.look(id); err == nil {
 				return move(foreignVM, id, "scsi1", key)
 			}
@@ -290,23 +284,22 @@ func attachesForeignPod(s *foreignScene) (func() error, error) {
 }
 
 // namesForeignTwice names the data disk under a second key of its VM (0), or of another VM.
-func namesForeignTwice(s *foreignScene, other int) (func() error, error) {
-	vmid, _, err := s.dataKey()
-	if err != nil {
-		return nil, err
-	}
-	if other != 0 {
-		if err := s.defineStranger(); err != nil {
-			return nil, err
+func namesForeignTwice(other int) func(s *foreignScene) (func() error, error) {
+	return onForeignData(func(s *foreignScene, vm world.VM, _ string) (func() error, error) {
+		vmid := vm.ID
+		if other != 0 {
+			if err := s.defineStranger(); err != nil {
+				return nil, err
+			}
+			vmid = other
 		}
-		vmid = other
-	}
-	undo := func() error {
-		vm, err := s.look(vmid)
-		if err != nil || vm.Config["scsi6"] == "" {
-			return nil
+		undo := func() error {
+			vm, err := s.look(vmid)
+			if err != nil || vm.Config["scsi6"] == "" {
+				return nil
+			}
+			return s.detach(vmid, "scsi6")
 		}
-		return s.detach(vmid, "scsi6")
-	}
-	return undo, s.change(vmid, map[string]string{"scsi6": s.data().Volid + ",serial=again"})
+		return undo, s.change(vmid, map[string]string{"scsi6": s.data().Volid + ",serial=again"})
+	})
 }

@@ -9,101 +9,67 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-func startsForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
+func startsForeign(s *foreignScene, vm world.VM) (func() error, error) {
+	undo := func() error {
+		if now, err := s.look(vm.ID); err != nil || !now.Running || vm.Running {
+			return nil
 		}
-		undo := func() error {
-			if now, err := s.look(vm.ID); err != nil || !now.Running || vm.Running {
-				return nil
-			}
-			return s.task(s.world.Stop("", s.host, vm.ID))
-		}
-		return undo, s.task(s.world.Start("", s.host, vm.ID))
+		return s.task(s.world.Stop("", s.host, vm.ID))
 	}
+	return undo, s.task(s.world.Start("", s.host, vm.ID))
 }
 
 // migratesForeign migrates a VM with its disks to the other host. Holders' disks can't
 // move.
-func migratesForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
-		}
-		to := map[string]string{s.host: s.other, s.other: s.host}[vm.Host]
-		move := func(from, to string) error {
-			return s.task(s.world.Migrate("", from, world.MigrateRequest{ID: vm.ID, Target: to, Online: vm.Running, WithLocalDisks: vm.Running}))
-		}
-		undo := func() error {
-			if now, err := s.look(vm.ID); err != nil || now.Host != to {
-				return nil
-			}
-			return move(to, vm.Host)
-		}
-		return undo, move(vm.Host, to)
+func migratesForeign(s *foreignScene, vm world.VM) (func() error, error) {
+	to := map[string]string{s.host: s.other, s.other: s.host}[vm.Host]
+	move := func(from, to string) error {
+		return s.task(s.world.Migrate("", from, world.MigrateRequest{ID: vm.ID, Target: to, Online: vm.Running, WithLocalDisks: vm.Running}))
 	}
+	undo := func() error {
+		if now, err := s.look(vm.ID); err != nil || now.Host != to {
+			return nil
+		}
+		return move(to, vm.Host)
+	}
+	return undo, move(vm.Host, to)
 }
 
-func snapshotsForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
+func snapshotsForeign(s *foreignScene, vm world.VM) (func() error, error) {
+	undo := func() error {
+		if now, err := s.look(vm.ID); err != nil || len(now.Snapshots) == 0 {
+			return nil
 		}
-		undo := func() error {
-			if now, err := s.look(vm.ID); err != nil || len(now.Snapshots) == 0 {
-				return nil
-			}
-			return s.world.DeleteSnapshot(vm.ID, "theirs")
-		}
-		return undo, s.world.AddSnapshot(vm.ID, world.Snapshot{Name: "theirs"})
+		return s.world.DeleteSnapshot(vm.ID, "theirs")
 	}
+	return undo, s.world.AddSnapshot(vm.ID, world.Snapshot{Name: "theirs"})
 }
 
 // foreignBackup is the duration of a backup.
 const foreignBackup = 3 * time.Minute
 
-func backsUpForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
+func backsUpForeign(s *foreignScene, vm world.VM) (func() error, error) {
+	upid := s.world.StartBackup("", s.host, foreignBackup, vm.ID)
+	undo := func() error { s.world.WaitTask(upid); return nil }
+	for range 100 { // until it has its lock
+		time.Sleep(100 * time.Millisecond)
+		if now, err := s.look(vm.ID); err == nil && now.Config["lock"] == "backup" {
+			return undo, nil
 		}
-		upid := s.world.StartBackup("", s.host, foreignBackup, vm.ID)
-		undo := func() error { s.world.WaitTask(upid); return nil }
-		for range 100 { // until it has its lock
-			time.Sleep(100 * time.Millisecond)
-			if now, err := s.look(vm.ID); err == nil && now.Config["lock"] == "backup" {
-				return undo, nil
-			}
-		}
-		return undo, fmt.Errorf("%s did not begin", upid)
 	}
+	return undo, fmt.Errorf("%s did not begin", upid)
 }
 
-func locksForeign(id func(*foreignScene) int) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
-		}
-		if vm.Config["lock"] != "" {
-			return nil, errors.New("it is locked already")
-		}
-		s.world.SetLock(vm.ID, "suspended")
-		return func() error { s.world.SetLock(vm.ID, ""); return nil }, nil
+func locksForeign(s *foreignScene, vm world.VM) (func() error, error) {
+	if vm.Config["lock"] != "" {
+		return nil, errors.New("it is locked already")
 	}
+	s.world.SetLock(vm.ID, "suspended")
+	return func() error { s.world.SetLock(vm.ID, ""); return nil }, nil
 }
 
 func deletesForeign(id func(*foreignScene) int, unreferenced bool) func(*foreignScene) (func() error, error) {
-	return func(s *foreignScene) (func() error, error) {
-		vm, err := s.look(id(s))
-		if err != nil {
-			return nil, err
-		}
+	return onForeign(id, func(s *foreignScene, vm world.VM) (func() error, error) {
 		if vm.Running {
 			return nil, errors.New("Proxmox does not delete a VM that runs")
 		}
@@ -113,7 +79,7 @@ func deletesForeign(id func(*foreignScene) int, unreferenced bool) func(*foreign
 			}
 		}
 		return nil, s.task(s.world.DestroyVM("", s.host, world.DestroyRequest{ID: vm.ID, Unreferenced: unreferenced}))
-	}
+	})
 }
 
 // takesForeign creates another VM under a number that is free at that moment.

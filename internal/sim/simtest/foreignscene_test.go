@@ -197,7 +197,7 @@ func (s *foreignScene) data() world.DiskState {
 }
 
 // dataKey finds the drive with the data disk on the VM or its parking VM.
-func (s *foreignScene) dataKey() (vmid int, key string, err error) {
+func (s *foreignScene) dataKey() (vm world.VM, key string, err error) {
 	volid := s.data().Volid
 	for _, id := range []int{s.vm, s.parking()} {
 		vm, err := s.look(id)
@@ -206,11 +206,11 @@ func (s *foreignScene) dataKey() (vmid int, key string, err error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
 			if have, _, _ := strings.Cut(vm.Config[key], ","); have == volid && volid != "" && !strings.HasPrefix(key, "unused") {
-				return id, key, nil
+				return vm, key, nil
 			}
 		}
 	}
-	return 0, "", errors.New("the data disk is in neither")
+	return vm, "", errors.New("the data disk is in neither")
 }
 
 // saidForeign is an error's text, and its hints except those that only say that something

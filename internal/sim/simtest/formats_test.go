@@ -30,11 +30,8 @@ func TestFormatsThatOneReleaseShows(t *testing.T) {
 			inLab(t, o, func(t *testing.T, lab *Lab) {
 				lab.setRoll("strategy: recreate")
 				lab.wantTalos(c.from, c.to)
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
+				must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+				requireInSync(t, lab, "cp1")
 			})
 		})
 	}

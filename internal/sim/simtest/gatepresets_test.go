@@ -62,13 +62,9 @@ func TestGatePresetOfTaints(t *testing.T) {
 			t.Errorf("without a taint: %q", got)
 		}
 		node, err := lab.Kube.Node(t.Context(), "wk1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		node.Spec.Taints = []corev1.Taint{{Key: "drbd.linbit.com/lost-quorum", Effect: corev1.TaintEffectNoSchedule}}
-		if _, err := lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Kube.Store().Update(t.Context(), store.Nodes(), node, store.Main)))
 		want := []string{`DRBD has quorum on every node: 1 of 2: wk1: spec.taints=[{"effect":"NoSchedule","key":"drbd.linbit.com/lost-quorum"}]`}
 		if diff := cmp.Diff(want, lab.failing(gates)); diff != "" {
 			t.Error(diff)
@@ -88,9 +84,7 @@ func resource(gv, plural, kind string, namespaced bool) store.Resource {
 func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 	l.t.Helper()
 	b, err := os.ReadFile(file)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	_, gates, found := strings.Cut(string(b), "\nroll:\n")
 	if !found {
 		l.t.Fatalf("%s has no section roll", file)
@@ -108,9 +102,7 @@ func (l *Lab) preset(file string, config []byte) []cluster.UserGate {
 func presetCases(t *testing.T, name string) []presetCase {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "gates", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var cases []presetCase
 	if err := yaml.UnmarshalStrict(b, &cases); err != nil {
 		t.Fatalf("%s: %v", name, err)
@@ -146,9 +138,7 @@ func (l *Lab) fill(objects []map[string]any, served []store.Resource) (remove fu
 func (l *Lab) failing(gates []cluster.UserGate) []string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	var out []string
 	for _, g := range gates {

@@ -42,9 +42,7 @@ func (l *Lab) volume(name, robustness string) {
 		l.put(longhornVolumes.GroupVersionResource, u)
 		return
 	}
-	if _, err := l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), longhornVolumes.GroupVersionResource, u, store.Status)))
 }
 
 // gated is a lab with stale workers, one volume, and that gate.
@@ -84,9 +82,7 @@ func TestGateRefusesBeforeAnythingIsTouched(t *testing.T) {
 		requireDrift(t, lab, "wk1")
 
 		lab.volume("pvc-1", "healthy")
-		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 	})
 }
@@ -106,17 +102,14 @@ func TestGateHoldsTheNextNodeBack(t *testing.T) {
 		})
 		goes := whenStarted("wk2/take-down", func() { next = time.Now() })
 		c.Emit = func(e step.Event) { note(e); breaks(e); heals(e); goes(e) }
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
 		if len(said) != 1 || !strings.HasSuffix(said[0], "1 of 1: longhorn-system/pvc-1: status.robustness=degraded") {
 			t.Errorf("said %q", said)
 		}
 		if healthy.IsZero() || next.Before(healthy) {
 			t.Errorf("healthy at %s, the next node went at %s", healthy, next)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 	})
 }
 
@@ -149,13 +142,8 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 				requireDrift(t, lab, "wk2")
 
 				lab.volume("pvc-1", "healthy")
-				third := lab.Client()
-				third.Run = "20000101-0000-cafe"
-				if _, err := third.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -163,11 +151,12 @@ func TestGateStopsTheRollAfterANode(t *testing.T) {
 
 func TestGateOfWhatIsNotInstalled(t *testing.T) {
 	const volumes = "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: 'false'"
-	cases := map[string]struct {
+	type story struct {
 		gate string
 		crd  bool
 		want string // "": it holds
-	}{
+	}
+	cases := map[string]story{
 		"no such group":        {volumes + "}]", false, "longhorn.io is not installed: the API has no group of that name"},
 		"no such version":      {"gates: [{apiVersion: longhorn.io/v1beta1, kind: Volume, expr: 'false'}]", true, "longhorn.io is served as v1beta2, not as v1beta1"},
 		"no such kind":         {"gates: [{apiVersion: longhorn.io/v1beta2, kind: Volumes, expr: 'false'}]", true, "longhorn.io/v1beta2 has no kind Volumes, only Node, Volume"},
@@ -177,59 +166,50 @@ func TestGateOfWhatIsNotInstalled(t *testing.T) {
 		"no object, optional":  {volumes + ", optional: true}]", true, ""},
 		"no object, by a name": {volumes + ", namespace: longhorn-system, name: pvc-7, timeout: 3s}]", true, "gave up after 3s; last seen: there is no such object: context deadline exceeded"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				if c.crd {
-					lab.installLonghorn()
-				}
-				lab.setRoll(c.gate)
-				lab.Patch(sim.PatchedExtension)
-				start := time.Now()
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				switch {
-				case c.want == "" && err != nil:
-					t.Fatal(err)
-				case c.want == "":
-					requireDrift(t, lab)
-				case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
-				if took := time.Since(start); c.want != "" && took > time.Minute {
-					t.Errorf("it took %s to say so", took)
-				}
-			})
-		})
-	}
+	eachLong(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		if c.crd {
+			lab.installLonghorn()
+		}
+		lab.setRoll(c.gate)
+		lab.Patch(sim.PatchedExtension)
+		start := time.Now()
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		switch {
+		case c.want == "" && err != nil:
+			t.Fatal(err)
+		case c.want == "":
+			requireDrift(t, lab)
+		case fault.KindOf(err) != fault.Refused || !strings.HasSuffix(message(err), ": "+c.want):
+			t.Errorf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if took := time.Since(start); c.want != "" && took > time.Minute {
+			t.Errorf("it took %s to say so", took)
+		}
+	})
 }
 
 // Ctrl-C ends the wait of a gate at once: nothing is half done.
 func TestCtrlCInAGate(t *testing.T) {
-	cases := map[string]struct{ at, stale string }{
+	type story struct{ at, stale string }
+	cases := map[string]story{
 		"before": {at: "wk1/ask-gates", stale: "wk1 wk2"},
 		"after":  {at: "wk1/ask-gates-again", stale: "wk2"},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				gated(t, lab, volumeGate)
-				c := lab.Client()
-				var pressed time.Time
-				c.Emit = whenStarted(tc.at, func() {
-					lab.volume("pvc-1", "faulted")
-					time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
-				})
-				_, err := c.Roll(t.Context(), planning.Policy{})
-				if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
-					t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
-				}
-				requireDrift(t, lab, strings.Fields(tc.stale)...)
-				requireNoClaim(t, lab)
-			})
+	eachLong(t, sim.Options{Workers: 2}, cases, func(t *testing.T, lab *Lab, tc story) {
+		gated(t, lab, volumeGate)
+		c := lab.Client()
+		var pressed time.Time
+		c.Emit = whenStarted(tc.at, func() {
+			lab.volume("pvc-1", "faulted")
+			time.AfterFunc(20*time.Second, func() { pressed = time.Now(); c.Runner.Stop() })
 		})
-	}
+		_, err := c.Roll(t.Context(), planning.Policy{})
+		if fault.KindOf(err) != fault.Interrupted || !strings.Contains(message(err), "status.robustness=faulted: stopped") || time.Since(pressed) > 15*time.Second {
+			t.Errorf("kind %d, %s later: %v", fault.KindOf(err), time.Since(pressed), err)
+		}
+		requireDrift(t, lab, strings.Fields(tc.stale)...)
+		requireNoClaim(t, lab)
+	})
 }
 
 // An API that is down for a while, or fails, is retried.
@@ -246,9 +226,7 @@ func TestGateOutlastsAnAPIThatFlaps(t *testing.T) {
 			time.AfterFunc(70*time.Second, func() { lab.volume("pvc-1", "healthy"); c.Mend() })
 		})
 		c.Emit = func(e step.Event) { note(e); flaps(e) }
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
 		if len(said) < 2 || !strings.Contains(said[0], "robustness=degraded") || !strings.Contains(said[1], "no answer from https://") {
 			t.Errorf("said %q", said)
 		}
@@ -262,9 +240,7 @@ func TestGateOfACommand(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("check.sh", []byte("#!/bin/sh\necho \"$RECAST_WHEN $RECAST_NODE $RECAST_STRATEGY\" >>asked\necho \"token ${PROXMOX_VE_API_TOKEN-none}\"\ntest -e fine || { echo 'not fine'; exit 3; }\n"))
-		if err := os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(filepath.Join(lab.Dir, "check.sh"), 0o700))
 		lab.setRoll("gates: [{description: it is fine, command: [./check.sh], timeout: 5s}]")
 		lab.Patch(sim.PatchedExtension)
 		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
@@ -274,9 +250,7 @@ func TestGateOfACommand(t *testing.T) {
 		}
 		lab.Write("fine", nil)
 		lab.Write("asked", nil)
-		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		if asked := string(lab.Read("asked")); asked != "before wk1 recreate\nafter wk1 recreate\n" {
 			t.Errorf("asked %q", asked)
 		}
@@ -289,9 +263,7 @@ func TestPlanShowsGates(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		gated(t, lab, volumeGate)
 		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []cluster.UserGate{{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
 			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
 		}}}

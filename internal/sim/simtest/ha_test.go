@@ -66,10 +66,11 @@ func requireManaged(t *testing.T, lab *Lab, resources []world.HAResource, rules 
 // TestAVMUnderHA rolls it: HA does not start it meanwhile, and manages it again as before.
 func TestAVMUnderHA(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		strategy cluster.Strategy
 		resource world.HAResource
-	}{
+	}
+	cases := map[string]story{
 		"recreate":          {cluster.Recreate, startedByUs()},
 		"reimage":           {cluster.Reimage, startedByUs()},
 		"in-place":          {cluster.InPlace, startedByUs()},
@@ -78,32 +79,25 @@ func TestAVMUnderHA(t *testing.T) {
 		"ignored by HA":     {cluster.Recreate, world.HAResource{State: "ignored", Options: map[string]string{"comment": "by hand"}}},
 		"ignored, reimaged": {cluster.Reimage, world.HAResource{State: "ignored"}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(c.strategy))
-				lab.manageByHA(c.resource)
-				time.Sleep(time.Minute)
-				resources, rules := lab.World.HA(), lab.World.HARules()
-				resources[0].State = cmp.Or(resources[0].State, "started") // Proxmox's default
-				lab.Patch(sim.PatchedExtension)
-				cl, removed := lab.Client(), false
-				cl.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
-				if _, err := cl.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				if removed != (c.strategy != cluster.InPlace) {
-					t.Errorf("out of HA while it was down: %t", removed)
-				}
-				if starts := startedByHA(lab); len(starts) > 0 {
-					t.Errorf("HA has started it: %q", starts)
-				}
-				requireManaged(t, lab, resources, rules)
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("strategy: " + string(c.strategy))
+		lab.manageByHA(c.resource)
+		time.Sleep(time.Minute)
+		resources, rules := lab.World.HA(), lab.World.HARules()
+		resources[0].State = cmp.Or(resources[0].State, "started") // Proxmox's default
+		lab.Patch(sim.PatchedExtension)
+		cl, removed := lab.Client(), false
+		cl.Emit = whenStarted("wk1/bring-up", func() { removed = len(lab.World.HA()) == 0 })
+		must(t, cl.roll(planning.Policy{})(t.Context()))
+		if removed != (c.strategy != cluster.InPlace) {
+			t.Errorf("out of HA while it was down: %t", removed)
+		}
+		if starts := startedByHA(lab); len(starts) > 0 {
+			t.Errorf("HA has started it: %q", starts)
+		}
+		requireManaged(t, lab, resources, rules)
+		requireInSync(t, lab)
+	})
 }
 
 // TestAKilledRollOfAVMUnderHA kills a roll before and after each of its changes of HA and
@@ -129,8 +123,7 @@ func TestAKilledRollOfAVMUnderHA(t *testing.T) {
 					t.Fatalf("the next roll: %v", err)
 				}
 				requireManaged(t, lab, resources, rules)
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -157,118 +150,98 @@ func TestHAThatMayNotBeChanged(t *testing.T) {
 // TestAStopThatFails leaves the node serving, and HA and onboot unchanged.
 func TestAStopThatFails(t *testing.T) {
 	long(t)
-	cases := map[string]struct{ fail, text string }{
+	type story struct{ fail, text string }
+	cases := map[string]story{
 		"HA can't be changed": {"DELETE /cluster/ha/resources/" + worker1HA, `take VM 9031 "wk1" on pve1 out of Proxmox HA: `},
 		"the VM is locked":    {"PUT /nodes/pve1/qemu/9031/config", `unset onboot of VM 9031 "wk1" on pve1: `},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.manageByHA(startedByUs())
-				time.Sleep(time.Minute)
-				resources, rules := lab.World.HA(), lab.World.HARules()
-				lab.Patch(sim.PatchedExtension)
-				lab.World.FailNext(c.fail, "not now")
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/stop: "+c.text) {
-					t.Errorf("err = %v", err)
-				}
-				node, err := lab.Kube.Node(t.Context(), "wk1")
-				if err != nil || node.Spec.Unschedulable || !isReady(node) {
-					t.Errorf("wk1 does not serve any more (%v)", err)
-				}
-				requireManaged(t, lab, resources, rules)
-				requireDrift(t, lab, "wk1")
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireManaged(t, lab, resources, rules)
-				requireDrift(t, lab)
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.manageByHA(startedByUs())
+		time.Sleep(time.Minute)
+		resources, rules := lab.World.HA(), lab.World.HARules()
+		lab.Patch(sim.PatchedExtension)
+		lab.World.FailNext(c.fail, "not now")
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/take-down/stop: "+c.text) {
+			t.Errorf("err = %v", err)
+		}
+		node, err := lab.Kube.Node(t.Context(), "wk1")
+		if err != nil || node.Spec.Unschedulable || !isReady(node) {
+			t.Errorf("wk1 does not serve any more (%v)", err)
+		}
+		requireManaged(t, lab, resources, rules)
+		requireDrift(t, lab, "wk1")
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireManaged(t, lab, resources, rules)
+		requireDrift(t, lab)
+	})
 }
 
 // TestAHostThatReboots with a stopped node on it, after a run was killed or during one:
 // nothing starts an unfinished VM, and the next run finishes it and restores onboot.
 func TestAHostThatReboots(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		strategy cluster.Strategy
 		at       string
 		alive    bool
-	}{
+	}
+	cases := map[string]story{
 		"parked":              {cluster.Recreate, "take-down/park/scsi1", false},
 		"deleted":             {cluster.Recreate, "bring-up/create-vm", false},
 		"blank":               {cluster.Reimage, "bring-up/start", false},
 		"under a living roll": {cluster.Recreate, "take-down/park/scsi1", true},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 2}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("strategy: " + string(c.strategy))
-				lab.Patch(sim.PatchedExtension)
-				if c.alive {
-					cl := lab.Client()
-					cl.Emit = whenStarted(c.at, func() { lab.World.CrashHost("pve2") })
-					if _, err := cl.Roll(t.Context(), planning.Policy{}); err == nil {
-						t.Fatal("the roll succeeded without its host")
-					}
-				} else {
-					lab.rollKilledWhen(c.at)
-					time.Sleep(time.Minute)
-					lab.World.CrashHost("pve2")
-				}
-				time.Sleep(time.Minute)
-				lab.World.BootHost("pve2")
-				time.Sleep(5 * time.Minute)
-				if vm, err := lab.World.LookupVM("pve2", worker1); err == nil && vm.Running {
-					t.Error("the VM was started")
-				}
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				vm, err := lab.World.LookupVM("pve2", worker1)
-				if err != nil || vm.Config["onboot"] != "1" {
-					t.Errorf("onboot %q, %v", vm.Config["onboot"], err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				requireNoClaim(t, lab)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 1, Hosts: 2}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("strategy: " + string(c.strategy))
+		lab.Patch(sim.PatchedExtension)
+		if c.alive {
+			cl := lab.Client()
+			cl.Emit = whenStarted(c.at, func() { lab.World.CrashHost("pve2") })
+			if _, err := cl.Roll(t.Context(), planning.Policy{}); err == nil {
+				t.Fatal("the roll succeeded without its host")
+			}
+		} else {
+			lab.rollKilledWhen(c.at)
+			time.Sleep(time.Minute)
+			lab.World.CrashHost("pve2")
+		}
+		time.Sleep(time.Minute)
+		lab.World.BootHost("pve2")
+		time.Sleep(5 * time.Minute)
+		if vm, err := lab.World.LookupVM("pve2", worker1); err == nil && vm.Running {
+			t.Error("the VM was started")
+		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		vm, err := lab.World.LookupVM("pve2", worker1)
+		if err != nil || vm.Config["onboot"] != "1" {
+			t.Errorf("onboot %q, %v", vm.Config["onboot"], err)
+		}
+		requireInSync(t, lab)
+		requireNoClaim(t, lab)
+	})
 }
 
 // TestParkingOnEveryHost rolls nodes on two hosts, with their own disks and with data VMs'.
 func TestParkingOnEveryHost(t *testing.T) {
 	long(t)
-	for name, holder := range map[string]bool{"own disks": false, "disks of data VMs": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2, Hosts: 2, Holder: holder}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("maxUnavailable: {workers: 2}")
-				for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
-					lab.Patch(sim.PatchedExtension)
-					c := lab.Client()
-					c.Run = run
-					if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				hosts := map[string]string{}
-				for _, vm := range lab.World.VMs() {
-					if node, ok := strings.CutPrefix(vm.Config["name"], "recast-parking-"); ok {
-						hosts[node] += vm.Host
-					}
-				}
-				for _, n := range lab.Nodes {
-					if !n.ControlPlane && hosts[n.Name] != n.Host {
-						t.Errorf("%s is on %s, its parking VM on %q", n.Name, n.Host, hosts[n.Name])
-					}
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachIn(t, func(holder bool) sim.Options { return sim.Options{Workers: 2, Hosts: 2, Holder: holder} }, map[string]bool{"own disks": false, "disks of data VMs": true}, func(t *testing.T, lab *Lab, holder bool) {
+		lab.setRoll("maxUnavailable: {workers: 2}")
+		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
+			lab.Patch(sim.PatchedExtension)
+			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
+		}
+		hosts := map[string]string{}
+		for _, vm := range lab.World.VMs() {
+			if node, ok := strings.CutPrefix(vm.Config["name"], "recast-parking-"); ok {
+				hosts[node] += vm.Host
+			}
+		}
+		for _, n := range lab.Nodes {
+			if !n.ControlPlane && hosts[n.Name] != n.Host {
+				t.Errorf("%s is on %s, its parking VM on %q", n.Name, n.Host, hosts[n.Name])
+			}
+		}
+		requireInSync(t, lab)
+	})
 }

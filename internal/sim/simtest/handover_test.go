@@ -128,9 +128,7 @@ func TestCutOffHandOver(t *testing.T) {
 				if !w.journal {
 					lab.loseJournal()
 				}
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 				lab.RequireIntact()
 				if diff := cmp.Diff(ref.dump, lab.settledDump()); diff != "" {
 					t.Errorf("the world differs from an undisturbed one:\n%s", diff)
@@ -186,11 +184,8 @@ func TestHandOverLosesQuorum(t *testing.T) {
 					t.Errorf("without quorum: %v; %d changes were sent", err, lab.Recorder.Mutations()-mutations)
 				}
 				lab.World.SetQuorum(true)
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
+				must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+				requireInSync(t, lab, "cp1")
 				lab.requireKept(1)
 			})
 		})
@@ -209,10 +204,11 @@ func (l *Lab) stray(t *testing.T, vmid int) string {
 // meanwhile is not, and a person must decide.
 func TestHandOverWithStrays(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		window
 		fresh string // where a volume appears meanwhile; "": nowhere
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"none, but some from long ago": {window{move: parksData, stop: world.AfterRename}, ""},
 		"at the target":                {window{move: parksData, stop: world.AfterSource, journal: true}, "target"},
 		"at the source":                {window{move: parksData, stop: world.AfterSource}, "source"},
@@ -220,50 +216,43 @@ func TestHandOverWithStrays(t *testing.T) {
 		"under the old name":           {window{move: parksData, stop: world.AfterRename, journal: true}, "old name"},
 		"at the target, on attaching":  {window{move: attachesData, stop: world.AfterRename}, "target"},
 		"at the source, on attaching":  {window{move: attachesData, stop: world.AfterSource, journal: true}, "source"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				resumption{strategy: cluster.Recreate}.prepare(lab)
-				old := []string{lab.stray(t, 9031), lab.stray(t, 9031)}
-				_ = c.interrupt(t, lab)
-				if !c.journal {
-					lab.loseJournal()
-				}
-				park := lab.parkingID(t)
-				from, to := 9031, park
-				if c.move == attachesData {
-					from, to = park, 9031
-				}
-				lost := slices.DeleteFunc(lab.strays(), func(volid string) bool { return slices.Contains(old, volid) })[0]
-				strays := len(old)
-				switch c.fresh {
-				case "source", "target":
-					vmid := map[string]int{"source": from, "target": to}[c.fresh]
-					requireUndecided(t, lab, to, lost, lab.stray(t, vmid))
-					lab.EditVM(to, "scsi1", lost+",serial=data-wk1") // as the hint says
-					strays++
-				case "old name":
-					vm, err := lab.World.LookupVM("pve1", from)
-					must(t, err)
-					volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
-					for lab.stray(t, from) != volid {
-						strays++ // lower numbers are free too
-					}
-					requireUndecided(t, lab, to, lost, volid)
-					lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
-					requireInTheWay(t, lab, volid)
-				}
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
-				if got := lab.strays(); len(got) != strays {
-					t.Errorf("strays %q, want %d: none is recast's to free", got, strays)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		resumption{strategy: cluster.Recreate}.prepare(lab)
+		old := []string{lab.stray(t, 9031), lab.stray(t, 9031)}
+		_ = c.interrupt(t, lab)
+		if !c.journal {
+			lab.loseJournal()
+		}
+		park := lab.parkingID(t)
+		from, to := 9031, park
+		if c.move == attachesData {
+			from, to = park, 9031
+		}
+		lost := slices.DeleteFunc(lab.strays(), func(volid string) bool { return slices.Contains(old, volid) })[0]
+		strays := len(old)
+		switch c.fresh {
+		case "source", "target":
+			vmid := map[string]int{"source": from, "target": to}[c.fresh]
+			requireUndecided(t, lab, to, lost, lab.stray(t, vmid))
+			lab.EditVM(to, "scsi1", lost+",serial=data-wk1") // as the hint says
+			strays++
+		case "old name":
+			vm, err := lab.World.LookupVM("pve1", from)
+			must(t, err)
+			volid, _, _ := strings.Cut(vm.Config["scsi1"], ",")
+			for lab.stray(t, from) != volid {
+				strays++ // lower numbers are free too
+			}
+			requireUndecided(t, lab, to, lost, volid)
+			lab.EditVM(to, "scsi1", lost+",serial=data-wk1")
+			requireInTheWay(t, lab, volid)
+		}
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireInSync(t, lab, "cp1")
+		if got := lab.strays(); len(got) != strays {
+			t.Errorf("strays %q, want %d: none is recast's to free", got, strays)
+		}
+	})
 }
 
 // requireUndecided: the roll names both volumes, says what to do, and changes nothing.

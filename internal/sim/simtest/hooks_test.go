@@ -100,16 +100,12 @@ func (h *hooker) require(t *testing.T, want ...string) {
 func TestHooks(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Write("hook.sh", []byte("#!/bin/sh\nenv | grep ^RECAST_ | sort | tr '\\n' ' ' >>asked\necho >>asked\necho \"$RECAST_HOOK with ${PROXMOX_VE_API_TOKEN-no token}\"\n"))
-		if err := os.Chmod(filepath.Join(lab.Dir, "hook.sh"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(filepath.Join(lab.Dir, "hook.sh"), 0o700))
 		lab.setRoll(strings.ReplaceAll(everyHook, "[h]", "[./hook.sh]"))
 		lab.Patch(sim.PatchedExtension)
 		c := lab.Client()
 		plan, err := c.Plan(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, p := range roll.HookPoints() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
 			if diff := cmp.Diff(want, plan.Hooks.At(p)); diff != "" {
@@ -126,9 +122,7 @@ func TestHooks(t *testing.T) {
 			}
 		}
 		rep, err := c.Roll(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		const wk1 = "roll/workers/wk1/"
 		if diff := cmp.Diff([]string{
 			"before-run", "roll/workers/hooks_before", wk1 + "run-hooks", wk1 + "gate", wk1 + "take-down", wk1 + "bring-up", wk1 + "run-hooks-again", "roll/workers/hooks_after", "after-run",
@@ -168,8 +162,7 @@ func TestHooks(t *testing.T) {
 		if at := string(lab.Read(".recast/runs/20000101-0000-feed/wk1~hooks~afternode~1.json")); !strings.Contains(at, `"output": "afterNode with no token\n"`) {
 			t.Errorf("the journal has %s", at)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 	})
 }
 
@@ -213,9 +206,7 @@ func TestAHookBefore(t *testing.T) {
 				h.do = nil
 				again := lab.second()
 				again.Commands = h
-				if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, again.roll(planning.Policy{})(t.Context()))
 				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
 				requireDrift(t, lab)
 			})
@@ -245,9 +236,7 @@ func TestAHookAfterANode(t *testing.T) {
 				h.do = nil
 				again := lab.second()
 				again.Commands = h
-				if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, again.roll(planning.Policy{})(t.Context()))
 				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 				requireDrift(t, lab)
 			})
@@ -270,9 +259,7 @@ func TestHooksOfABatch(t *testing.T) {
 			}
 			return 0, nil
 		})
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
 		got := strings.Join(h.ran, ", ")
 		if !regexp.MustCompile(`^beforeRun, beforeBatch canary, beforeNode wk1, afterNode wk1, afterBatch canary, ` +
 			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {

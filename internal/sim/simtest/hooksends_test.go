@@ -41,9 +41,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		h.ran = nil
 		again := lab.second()
 		again.Commands = h
-		if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, again.roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
@@ -62,9 +60,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 		inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 			c, h := withHooks(lab, nil)
 			c.Emit = whenStarted("wk1/bring-up", func() { c.Runner.Stop() })
-			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.roll(planning.Policy{})(t.Context()))
 			h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterBatch workers", "afterRun")
 			requireDrift(t, lab)
 		})
@@ -108,29 +104,24 @@ func (notAfter) RunGate(_ context.Context, _ cluster.CommandGate, env []string) 
 
 // If the node is done but its branch is not, no run reaches the hooks after the batch: the error says so.
 func TestHooksOfABatchLeftOpen(t *testing.T) {
-	for name, end := range map[string]func(lab *Lab, c *Client){
+	eachLong(t, oneWorker(), map[string]func(lab *Lab, c *Client){
 		"hook after the node": func(_ *Lab, c *Client) { c.Commands.(*hooker).do = failAt("afterNode wk1") },
 		"Ctrl-C in a gate": func(lab *Lab, c *Client) {
 			lab.setRoll("gates: [{command: [h], timeout: 1h}]")
 			c.Commands = notAfter{c.Commands.(*hooker)}
 			c.Emit = whenStarted("wk1/ask-gates-again", func() { c.Runner.Stop() })
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				c, h := withHooks(lab, nil)
-				end(lab, c)
-				_, err := c.Roll(t.Context(), planning.Policy{})
-				hints := strings.Join(fault.Hints(err), "\n")
-				if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
-					t.Errorf("%v; hints %q", err, hints)
-				}
-				h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
-				requireDrift(t, lab)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, end func(lab *Lab, c *Client)) {
+		c, h := withHooks(lab, nil)
+		end(lab, c)
+		_, err := c.Roll(t.Context(), planning.Policy{})
+		hints := strings.Join(fault.Hints(err), "\n")
+		if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
+			t.Errorf("%v; hints %q", err, hints)
+		}
+		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
+		requireDrift(t, lab)
+	})
 }
 
 // No hook runs for a node that was paused after the plan was made.

@@ -96,15 +96,12 @@ func TestHooksOfAKilledRun(t *testing.T) {
 				again := lab.second()
 				again.Commands = h
 				rep, err := again.Roll(t.Context(), planning.Policy{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
 				if env := strings.Join(h.envs["afterNode wk1"], " "); !strings.Contains(env, "RECAST_RESUMED=true") {
 					t.Errorf("its environment: %s; %q", env, rep.Resumed)
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -130,12 +127,9 @@ func TestAHookBeforeUnfinishedWork(t *testing.T) {
 		}
 		// recast recover runs no hook first.
 		h.ran = nil
-		if _, err := lab.second().recoverWith(h, "wk1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.second().recoverWith(h, "wk1")))
 		h.require(t)
-		requireDrift(t, lab, "wk1")
-		lab.RequireIntact()
+		requireInSync(t, lab, "wk1")
 	})
 }
 

@@ -89,11 +89,8 @@ func TestAHostIsDown(t *testing.T) {
 
 		lab.World.BootHost("pve3")
 		must(t, lab.WaitReady(t.Context()))
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -106,9 +103,7 @@ func TestAHostOfOthersIsDown(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.World.CrashHost("pve3")
 		time.Sleep(2 * time.Minute)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 		lab.requireIntactAndKept(1)
 
@@ -142,9 +137,7 @@ func TestResumeWhileAHostIsDown(t *testing.T) {
 						lab.World.BootHost(host)
 						time.Sleep(5 * time.Minute)
 					}
-					if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.second().roll(planning.Policy{})(t.Context()))
 					if !own {
 						lab.World.BootHost(host)
 						time.Sleep(2 * time.Minute)
@@ -268,9 +261,7 @@ func TestKilledWhileTheDiskIsRenewed(t *testing.T) {
 					if !killed {
 						t.Fatalf("it was not killed: %v", err)
 					}
-					if _, err := lab.as("20000101-0000-cafe").Roll(t.Context(), planning.Policy{}); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.as("20000101-0000-cafe").roll(planning.Policy{})(t.Context()))
 					requireDrift(t, lab)
 					lab.requireIntactAndKept(1)
 					if strays := lab.strays(); len(strays) > 0 {
@@ -300,9 +291,7 @@ func (r hostsReboot) points(t *testing.T) (points int) {
 	lab := r.lab(t)
 	hostsChanges(lab, func(n int, _ record.Call) { points = n })
 	defer lab.Recorder.Hooks(nil, nil)
-	if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 	return points
 }
 
@@ -352,9 +341,7 @@ func hostsHalfMade(lab *Lab, err error) bool {
 		if hint := fmt.Sprintf("qm unlock %d && qm destroy %d", vm.ID, vm.ID); strings.Contains(fmt.Sprint(fault.Hints(err)), hint) {
 			lab.World.SetLock(vm.ID, "")
 			upid, err := lab.World.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-			if err != nil {
-				lab.t.Fatal(err)
-			}
+			must(lab.t, err)
 			lab.World.WaitTask(upid)
 			return true
 		}

@@ -48,13 +48,9 @@ func (l *Lab) migrate(id int, to string) {
 	l.t.Helper()
 	from := l.hostOf(id)
 	vm, err := l.World.LookupVM(from, id)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	upid, err := l.World.Migrate("", from, world.MigrateRequest{ID: id, Target: to, Online: vm.Running, WithLocalDisks: vm.Running})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if task, _ := l.World.WaitTask(upid); task.ExitStatus != "OK" {
 		l.t.Fatalf("migrate VM %d to %s: %s", id, to, task.ExitStatus)
 	}
@@ -87,9 +83,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 				roll := func(run string) {
 					t.Helper()
 					lab.Patch(sim.PatchedExtension)
-					if _, err := lab.as(run).Roll(t.Context(), planning.Policy{}); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
 				}
 				requireParked := func(want string) {
 					t.Helper()
@@ -106,9 +100,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 					t.Errorf("wk1 is on %s", lab.hostOf(worker1))
 				}
 
-				if _, err := lab.as("20000101-0020-aaaa").Rollback(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(lab.as("20000101-0020-aaaa").Rollback(t.Context(), planning.Policy{Only: []string{"wk1"}})))
 				requireParked("pve2:1 pve3:1")
 				requireDrift(t, lab, "wk1") // it runs the previous lock
 				lab.migrate(worker1, "pve2")
@@ -119,8 +111,7 @@ func TestANodeThatWasMoved(t *testing.T) {
 
 				roll("20000101-0040-aaaa")
 				requireParked("pve2:1 pve3:1") // each keeps roll.keepDisks disks
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 				if strays := lab.strays(); !shared && len(strays) > 0 {
 					t.Errorf("no configuration names %q", strays)
 				}
@@ -133,12 +124,13 @@ func TestANodeThatWasMoved(t *testing.T) {
 // reunite the VMs, and then the replacement is finished.
 func TestMovedInTheMiddle(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		at      string
 		parking bool // that one is moved
 		shared  bool
 		says    string
-	}{
+	}
+	cases := map[string]story{
 		"the VM, while its disks are parked": {"take-down/park/scsi1", false, false, "on pve3: qm migrate 9031 pve2)"},
 		"the VM, on shared storage":          {"take-down/park/scsi1", false, true, "on pve3: qm migrate 9031 pve2)"},
 		"the VM, when it runs again":         {"bring-up/wait-healthy", false, false, "on pve3: qm migrate 9031 pve2 --online --with-local-disks)"},
@@ -146,41 +138,35 @@ func TestMovedInTheMiddle(t *testing.T) {
 		"the parking VM, the VM deleted":     {"bring-up/create-vm", true, false, "on pve3: qm migrate %d pve2)"},
 		"the parking VM, on shared storage":  {"bring-up/create-vm", true, true, "on pve3: qm migrate %d pve2)"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: c.shared}, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				lab.rollKilledWhen(c.at)
-				time.Sleep(2 * time.Minute)
-				id, says := worker1, c.says
-				if c.parking {
-					id = lab.parkingVM()
-					says = fmt.Sprintf(c.says, id)
-				}
-				lab.migrate(id, "pve3")
-				before := len(lab.Recorder.Calls())
-				for what, run := range map[string]func(*Client) error{
-					"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), planning.Policy{}); return err },
-					"recover": func(c *Client) error { _, err := c.Recover(t.Context(), "wk1"); return err },
-				} {
-					c := lab.second()
-					err := run(c)
-					if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was moved since") || !strings.Contains(err.Error(), says) {
-						t.Errorf("%s: %v, want %s", what, err, says)
-					}
-				}
-				if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
-					t.Errorf("changes: %q", changes)
-				}
-				lab.migrate(id, "pve2")
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.requireIntactAndKept(1)
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, Hosts: 3, SharedDisks: c.shared} }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		lab.rollKilledWhen(c.at)
+		time.Sleep(2 * time.Minute)
+		id, says := worker1, c.says
+		if c.parking {
+			id = lab.parkingVM()
+			says = fmt.Sprintf(c.says, id)
+		}
+		lab.migrate(id, "pve3")
+		before := len(lab.Recorder.Calls())
+		for what, run := range map[string]func(*Client) error{
+			"roll":    func(c *Client) error { _, err := c.Roll(t.Context(), planning.Policy{}); return err },
+			"recover": func(c *Client) error { _, err := c.Recover(t.Context(), "wk1"); return err },
+		} {
+			c := lab.second()
+			err := run(c)
+			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "was moved since") || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %v, want %s", what, err, says)
+			}
+		}
+		if changes := changesOfNodes(lab.Recorder.Calls()[before:]); len(changes) > 0 {
+			t.Errorf("changes: %q", changes)
+		}
+		lab.migrate(id, "pve2")
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireDrift(t, lab)
+		lab.requireIntactAndKept(1)
+	})
 }
 
 // parkingVM is the number of the only parking VM.
@@ -205,10 +191,11 @@ func TestHAMovesTheVM(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 	}
-	cases := map[string]struct {
+	type story struct {
 		arm  func(lab *Lab, c *Client)
 		says string
-	}{
+	}
+	cases := map[string]story{
 		"between plan and gate": {func(lab *Lab, c *Client) {
 			c.Confirm = func(planning.Plan) (bool, error) { move(lab); return true, nil }
 		}, `VM 9031 "wk1" on pve3 was on pve2 when the plan was made`},
@@ -219,32 +206,26 @@ func TestHAMovesTheVM(t *testing.T) {
 			c.Emit = whenStarted("take-down/drain", func() { move(lab) })
 		}, `VM 9031 "wk1" on pve3 was on pve2 when its replacement was begun`},
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, func(t *testing.T, lab *Lab) {
-				lab.manageByHA(startedByUs())
-				time.Sleep(time.Minute)
-				resources, rules := lab.World.HA(), lab.World.HARules()
-				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				tc.arm(lab, c)
-				if _, err := c.Roll(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("err = %v, want %s", err, tc.says)
-				}
-				requireOnHost(t, lab, "pve3", resources, rules)
-				node, err := lab.Kube.Node(t.Context(), "wk1")
-				if err != nil || node.Spec.Unschedulable || !isReady(node) {
-					t.Errorf("wk1 does not serve any more (%v)", err)
-				}
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireOnHost(t, lab, "pve3", resources, rules)
-				requireDrift(t, lab)
-				lab.requireIntactAndKept(1)
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 1, Hosts: 3, SharedDisks: true}, cases, func(t *testing.T, lab *Lab, tc story) {
+		lab.manageByHA(startedByUs())
+		time.Sleep(time.Minute)
+		resources, rules := lab.World.HA(), lab.World.HARules()
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		tc.arm(lab, c)
+		if _, err := c.Roll(t.Context(), planning.Policy{}); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("err = %v, want %s", err, tc.says)
+		}
+		requireOnHost(t, lab, "pve3", resources, rules)
+		node, err := lab.Kube.Node(t.Context(), "wk1")
+		if err != nil || node.Spec.Unschedulable || !isReady(node) {
+			t.Errorf("wk1 does not serve any more (%v)", err)
+		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireOnHost(t, lab, "pve3", resources, rules)
+		requireDrift(t, lab)
+		lab.requireIntactAndKept(1)
+	})
 }
 
 // TestHADoesNotRecoverAHalfMadeVM whose host is down for long: it is out of HA since
@@ -270,9 +251,7 @@ func TestHADoesNotRecoverAHalfMadeVM(t *testing.T) {
 				if starts := startedByHA(lab); len(starts) > 0 {
 					t.Errorf("it was started: %q", starts)
 				}
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.second().roll(planning.Policy{})(t.Context()))
 				requireOnHost(t, lab, "pve2", resources, rules)
 				requireDrift(t, lab)
 				lab.requireIntactAndKept(1)

@@ -77,12 +77,8 @@ func TestInit(t *testing.T) {
 // rollFrom rolls an extension patch to every node with the files that init wrote.
 func (l *Lab) rollFrom(t *testing.T, me *Client) {
 	t.Helper()
-	if _, err := l.Lab.Patch(t.Context(), sim.CommonExtension, true); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := me.Lock(t.Context(), pipeline.LockOptions{Update: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(l.Lab.Patch(t.Context(), sim.CommonExtension, true)))
+	must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
 	rep, err := me.Roll(t.Context(), planning.Policy{})
 	if err != nil || rep.Outcome != "done" || len(rep.Plan.Work()) != len(l.Nodes) {
 		t.Errorf("a roll by what init has written: %v, %+v", err, rep.Outcome)
@@ -97,13 +93,9 @@ func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 	t.Helper()
 	builds := func(dir string) map[string]string {
 		conf, err := config.Load(filepath.Join(dir, "recast.yaml"), config.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		lock, err := schematics.ReadLock(filepath.Join(dir, "recast.lock"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		out := map[string]string{}
 		for _, n := range conf.Nodes {
 			out[n.Name] = lock.Schematics[n.Schematic].BuildID
@@ -118,16 +110,12 @@ func requireSameBuilds(t *testing.T, lab *Lab, me *Client) {
 func requireInitInSync(t *testing.T, me *Client) {
 	t.Helper()
 	drift, err := me.Drift(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !drift.InSync {
 		t.Errorf("drift: %+v", drift.Nodes)
 	}
 	plan, err := me.Plan(t.Context(), planning.Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if work := plan.Work(); len(work) > 0 {
 		t.Errorf("there is something to do: %+v", work)
 	}
@@ -175,9 +163,7 @@ func TestInitRefuses(t *testing.T) {
 
 		me := lab.Client()
 		res, err := me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(res.Nodes) != 1 || !slices.Equal(res.Left, []string{"wk1"}) {
 			t.Errorf("without wk1 it found %+v, left %q", res.Nodes, res.Left)
 		}
@@ -235,9 +221,7 @@ func TestInitForeign(t *testing.T) {
 			}
 		}
 		drift, err := me.Drift(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff(drift.Nodes, res.Drift); diff != "" {
 			t.Errorf("what init said (-drift +init):\n%s", diff)
 		}
@@ -252,18 +236,14 @@ func TestInitForeign(t *testing.T) {
 func idOf(t *testing.T, dir, name string) string {
 	t.Helper()
 	s, err := schematics.Parse(name, []byte(read(t, dir, "schematics/"+name+".yaml")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s.ID()
 }
 
 func read(t *testing.T, dir, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -279,8 +259,6 @@ func tree(t *testing.T, dir string) map[string]string {
 		out[name] = read(t, dir, name)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }

@@ -22,9 +22,7 @@ func TestInitAfterARoll(t *testing.T) {
 		lab.Write("schematics/storage.yaml", append(lab.Read("schematics/storage.yaml"), "  extraKernelArgs: [talos.environment=http_proxy=http://me:hunter2@proxy.example]\n"...))
 		lab.Patch(sim.PatchedExtension)
 		requireMode(t, lab.Dir, "recast.lock", 0o600)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireMode(t, lab.Dir, ".recast/.gitignore", 0o600)
 
 		for vmids, want := range map[string]string{"": "recast has run on these nodes before (its own: VM 9002", "9100-9199": "is recast's own: it belongs to a recast.yaml with other proxmox.vmids"} {
@@ -67,9 +65,7 @@ func requireMode(t *testing.T, dir, name string, want os.FileMode) {
 func TestContainersHaveNumbers(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for id, name := range map[int]string{9000: "dns", 9099: "proxy", 9100: "mail"} {
-			if err := lab.World.DefineContainer(world.Container{ID: id, Name: name, Host: "pve1"}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, lab.World.DefineContainer(world.Container{ID: id, Name: name, Host: "pve1"}))
 		}
 		found := map[string]pipeline.State{}
 		for _, c := range diagnosis(t, lab.Client()).Checks {

@@ -28,9 +28,7 @@ func (l *Lab) inPlace(more ...string) {
 func (l *Lab) locked(node string) schematics.Locked {
 	l.t.Helper()
 	lock, err := schematics.ReadLock(filepath.Join(l.Dir, "recast.lock"))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if strings.HasPrefix(node, "cp") {
 		return lock.Schematics["default"]
 	}
@@ -57,15 +55,11 @@ func (l *Lab) upgradeCalls(since int) []string {
 func (l *Lab) machine(name string) cluster.Machine {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	i := slices.IndexFunc(l.Nodes, func(n sim.Node) bool { return n.Name == name })
 	m, err := s.machines.Talos.Machine(l.t.Context(), l.Nodes[i].Addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return m
 }
 
@@ -73,9 +67,7 @@ func (l *Lab) machine(name string) cluster.Machine {
 func (l *Lab) requireServing(name string) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	ready := false
 	for _, c := range node.Status.Conditions {
 		ready = ready || c.Type == "Ready" && c.Status == "True"
@@ -94,52 +86,49 @@ func TestInPlaceUpgrade(t *testing.T) {
 	long(t)
 	apart := []string{"ImageService/Pull", "evict", "ImageService/Pull", "LifecycleService/Upgrade", "MachineService/Reboot", "MachineService/ApplyConfiguration"}
 	legacy := []string{"evict", "MachineService/Upgrade", "MachineService/ApplyConfiguration"}
-	for name, c := range map[string]struct {
+	type story struct {
 		o     sim.Options
 		node  string
 		to    string // another version of Talos
 		calls []string
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"1.13, worker":                 {oneWorker(), "wk1", "", apart},
 		"1.13, control plane":          {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", "", apart[2:]},
 		"1.13, the only control plane": {oneWorker(), "cp1", "", apart},
 		"1.12, worker":                 {sim.Options{Workers: 1, TalosVersion: "v1.12.6"}, "wk1", "", legacy},
 		"1.12 to 1.13":                 {sim.Options{Workers: 1, TalosVersion: "v1.12.6"}, "wk1", sim.TalosVersion, legacy},
 		"1.12 to 1.13 cp":              {sim.Options{ControlPlanes: 3, Workers: 1, TalosVersion: "v1.12.6"}, "cp2", sim.TalosVersion, legacy[1:]},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				members := lab.EtcdMembers()
-				lab.inPlace()
-				if c.to != "" {
-					lab.Replace("recast.yaml", "version: v1.12.6", "version: "+c.to)
-					_, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
-					must(t, err)
-				} else {
-					lab.Patch(everywhere)
-				}
-				old, since := lab.machine(c.node), len(lab.Recorder.Calls())
-				must(t, lab.Client().roll(planning.Policy{Only: []string{c.node}})(t.Context()))
-				if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
-					t.Errorf("calls:\n%s", diff)
-				}
-				m, want := lab.machine(c.node), lab.locked(c.node)
-				if m.InstallImage != want.Installer || !strings.Contains(want.Installer, "@sha256:") {
-					t.Errorf("the configuration names %s, want %s", m.InstallImage, want.Installer)
-				}
-				if m.BootID == old.BootID || m.BootEntry == old.BootEntry || m.Schematic.LockHash() != want.LockHash {
-					t.Errorf("before %+v, now %+v", old, m)
-				}
-				requireDrift(t, lab, lab.others(c.node)...)
-				lab.requireServing(c.node)
-				lab.requireKept(0)
-				lab.RequireIntact()
-				if c.o.ControlPlanes == 3 {
-					requireMembers(t, lab, fmt.Sprint(members), true)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		members := lab.EtcdMembers()
+		lab.inPlace()
+		if c.to != "" {
+			lab.Replace("recast.yaml", "version: v1.12.6", "version: "+c.to)
+			_, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
+			must(t, err)
+		} else {
+			lab.Patch(everywhere)
+		}
+		old, since := lab.machine(c.node), len(lab.Recorder.Calls())
+		must(t, lab.Client().roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+		if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
+			t.Errorf("calls:\n%s", diff)
+		}
+		m, want := lab.machine(c.node), lab.locked(c.node)
+		if m.InstallImage != want.Installer || !strings.Contains(want.Installer, "@sha256:") {
+			t.Errorf("the configuration names %s, want %s", m.InstallImage, want.Installer)
+		}
+		if m.BootID == old.BootID || m.BootEntry == old.BootEntry || m.Schematic.LockHash() != want.LockHash {
+			t.Errorf("before %+v, now %+v", old, m)
+		}
+		requireDrift(t, lab, lab.others(c.node)...)
+		lab.requireServing(c.node)
+		lab.requireKept(0)
+		lab.RequireIntact()
+		if c.o.ControlPlanes == 3 {
+			requireMembers(t, lab, fmt.Sprint(members), true)
+		}
+	})
 }
 
 // TestInPlaceKilled: the next roll continues; nothing is installed twice.

@@ -18,14 +18,15 @@ import (
 // runs its old system and is schedulable again.
 func TestInPlaceThatChangesNothing(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		version string
 		defect  talosapi.Defect
 		kind    fault.Kind
 		text    string
 		calls   []string
 		again   bool // the same build may be retried
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, TalosVersion: c.version} }, map[string]story{
 		"the installer can't be pulled": {"", talosapi.Unpullable, fault.Refused, "wk1 can't fetch the installer ", []string{"ImageService/Pull"}, true},
 		"the installer fails": {
 			"", talosapi.InstallerFails, fault.Failed, "failed to copy boot assets: input/output error",
@@ -39,47 +40,43 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		},
 		"the old API refuses":           {"v1.12.6", talosapi.Unpullable, fault.Failed, "install ", []string{"evict", "MachineService/Upgrade"}, true},
 		"the old API's installer fails": {"v1.12.6", talosapi.InstallerFails, fault.Failed, "it came back as its old system", []string{"evict", "MachineService/Upgrade"}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 1, TalosVersion: c.version}, func(t *testing.T, lab *Lab) {
-				lab.inPlace()
-				lab.Patch(everywhere)
-				broken := lab.locked("wk1").SchematicID
-				lab.BreakImage(broken, c.defect)
-				only := planning.Policy{Only: []string{"wk1"}}
-				old, since := lab.builds(), len(lab.Recorder.Calls())
-				err := lab.as(firstRun).roll(only)(t.Context())
-				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
-					t.Fatalf("kind %d, %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
-				}
-				if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
-					t.Errorf("calls:\n%s", diff)
-				}
-				time.Sleep(time.Minute) // the kubelet has yet to see it
-				lab.requireServing("wk1")
-				if diff := cmp.Diff(old, lab.builds()); diff != "" {
-					t.Errorf("builds:\n%s", diff)
-				}
-				requireDrift(t, lab, "cp1", "wk1")
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.inPlace()
+		lab.Patch(everywhere)
+		broken := lab.locked("wk1").SchematicID
+		lab.BreakImage(broken, c.defect)
+		only := planning.Policy{Only: []string{"wk1"}}
+		old, since := lab.builds(), len(lab.Recorder.Calls())
+		err := lab.as(firstRun).roll(only)(t.Context())
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) == 0 {
+			t.Fatalf("kind %d, %v, hints %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+		if diff := cmp.Diff(c.calls, lab.upgradeCalls(since)); diff != "" {
+			t.Errorf("calls:\n%s", diff)
+		}
+		time.Sleep(time.Minute) // the kubelet has yet to see it
+		lab.requireServing("wk1")
+		if diff := cmp.Diff(old, lab.builds()); diff != "" {
+			t.Errorf("builds:\n%s", diff)
+		}
+		requireDrift(t, lab, "cp1", "wk1")
 
-				since = len(lab.Recorder.Calls())
-				lab.BreakImage(broken, talosapi.Sound)
-				err = lab.as(secondRun).roll(only)(t.Context())
-				if c.again {
-					must(t, err)
-					requireDrift(t, lab, "cp1")
-					return
-				}
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "came back as the old system once, and is never tried again with the same image") || len(lab.upgradeCalls(since)) > 0 {
-					t.Errorf("again: kind %d, %v, %q", fault.KindOf(err), err, lab.upgradeCalls(since))
-				}
-				lab.Patch(everywhere) // another build
-				must(t, lab.as(thirdRun).roll(only)(t.Context()))
-				requireDrift(t, lab, "cp1")
-				lab.requireServing("wk1")
-			})
-		})
-	}
+		since = len(lab.Recorder.Calls())
+		lab.BreakImage(broken, talosapi.Sound)
+		err = lab.as(secondRun).roll(only)(t.Context())
+		if c.again {
+			must(t, err)
+			requireDrift(t, lab, "cp1")
+			return
+		}
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "came back as the old system once, and is never tried again with the same image") || len(lab.upgradeCalls(since)) > 0 {
+			t.Errorf("again: kind %d, %v, %q", fault.KindOf(err), err, lab.upgradeCalls(since))
+		}
+		lab.Patch(everywhere) // another build
+		must(t, lab.as(thirdRun).roll(only)(t.Context()))
+		requireDrift(t, lab, "cp1")
+		lab.requireServing("wk1")
+	})
 }
 
 // TestInPlaceUnderAuto: after a build has failed in place once, auto chooses another strategy for
@@ -108,7 +105,7 @@ func TestInPlaceUnderAuto(t *testing.T) {
 // TestInPlaceThatDoesNotComeBack: the policy decides what happens at the boot deadline.
 func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		policy    string
 		published bool // the ISO and installer of the running build exist
 		defect    talosapi.Defect
@@ -116,7 +113,8 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 		hint      string
 		note      string // of the plan
 		serves    bool   // in the end
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"stop":     {"stop", true, talosapi.Hangs, "wk1 did not come back from its upgrade: wk1 healthy for 2s: gave up after 5m2s", "look at its console in Proxmox", "", false},
 		"rollback": {"rollback", true, talosapi.Loops, "and it can't be asked to roll back", "with roll.bootFailure: reimage recast would have installed its build anew", "", false},
 		"reimage, it hangs": {
@@ -130,54 +128,50 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 			"reimage", false, talosapi.Hangs, "and it can't be asked to roll back", "look at its console in Proxmox",
 			"should it not come back, a reimage is not possible: the build that it runs is in no past lock that is here", false,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				if c.published {
-					must(t, lab.Client().Publish(t.Context()))
-				}
-				old := lab.machine("wk1").Schematic.LockHash()
-				lab.inPlace("  bootFailure: " + c.policy + "\n")
-				lab.Patch(everywhere)
-				broken := lab.locked("wk1").SchematicID
-				lab.BreakImage(broken, c.defect)
-				only := planning.Policy{Only: []string{"wk1"}}
-				if notes := strings.Join(lab.planOf(lab.Client(), "wk1", only).Notes, "\n"); !strings.Contains(notes, c.note) {
-					t.Errorf("notes %q lack %q", notes, c.note)
-				}
-				began := time.Now()
-				err := lab.as(firstRun).roll(only)(t.Context())
-				if fault.KindOf(err) != fault.Failed || !strings.Contains(err.Error(), c.text) {
-					t.Fatalf("kind %d: %v", fault.KindOf(err), err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if took := time.Since(began); took < 5*time.Minute || took > 20*time.Minute {
-					t.Errorf("it took %s", took)
-				}
-				if c.serves {
-					lab.requireServing("wk1")
-					lab.requireKept(1)
-					requireDrift(t, lab, "cp1", "wk1")
-					if m := lab.machine("wk1"); m.Schematic.LockHash() != old {
-						t.Errorf("it runs lock %s", m.Schematic.LockHash())
-					}
-					if p := lab.planOf(lab.Client(), "wk1", only); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
-						t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
-					}
-				} else { // a person repairs it; then the roll continues
-					lab.BreakImage(broken, talosapi.Sound)
-					must(t, lab.World.PowerOff(9031))
-					must(t, lab.World.PowerOn(9031))
-					must(t, lab.as(secondRun).roll(only)(t.Context()))
-					requireDrift(t, lab, "cp1")
-					lab.requireServing("wk1")
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		if c.published {
+			must(t, lab.Client().Publish(t.Context()))
+		}
+		old := lab.machine("wk1").Schematic.LockHash()
+		lab.inPlace("  bootFailure: " + c.policy + "\n")
+		lab.Patch(everywhere)
+		broken := lab.locked("wk1").SchematicID
+		lab.BreakImage(broken, c.defect)
+		only := planning.Policy{Only: []string{"wk1"}}
+		if notes := strings.Join(lab.planOf(lab.Client(), "wk1", only).Notes, "\n"); !strings.Contains(notes, c.note) {
+			t.Errorf("notes %q lack %q", notes, c.note)
+		}
+		began := time.Now()
+		err := lab.as(firstRun).roll(only)(t.Context())
+		if fault.KindOf(err) != fault.Failed || !strings.Contains(err.Error(), c.text) {
+			t.Fatalf("kind %d: %v", fault.KindOf(err), err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if took := time.Since(began); took < 5*time.Minute || took > 20*time.Minute {
+			t.Errorf("it took %s", took)
+		}
+		if c.serves {
+			lab.requireServing("wk1")
+			lab.requireKept(1)
+			requireDrift(t, lab, "cp1", "wk1")
+			if m := lab.machine("wk1"); m.Schematic.LockHash() != old {
+				t.Errorf("it runs lock %s", m.Schematic.LockHash())
+			}
+			if p := lab.planOf(lab.Client(), "wk1", only); len(p.Refused) == 0 || !strings.Contains(p.Refused[0], "never tried again") {
+				t.Errorf("planned again as %s: %q", p.Strategy, p.Refused)
+			}
+		} else { // a person repairs it; then the roll continues
+			lab.BreakImage(broken, talosapi.Sound)
+			must(t, lab.World.PowerOff(9031))
+			must(t, lab.World.PowerOn(9031))
+			must(t, lab.as(secondRun).roll(only)(t.Context()))
+			requireDrift(t, lab, "cp1")
+			lab.requireServing("wk1")
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestInPlaceBackButNotHealthy: a control plane came back as its old system, whose etcd

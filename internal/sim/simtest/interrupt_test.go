@@ -102,11 +102,8 @@ func TestCtrlCOnce(t *testing.T) {
 					t.Errorf("pressed at %s: nodes that had begun, and that were out:\n%s", press.pressed, diff)
 				}
 				requireNoClaim(t, lab)
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				must(t, lab.second().roll(planning.Policy{})(t.Context()))
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -145,8 +142,7 @@ func TestCtrlCTwice(t *testing.T) {
 				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("pressed at %s: the next roll: %v", press.pressed, err)
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 				for _, n := range lab.Nodes {
 					if node, err := lab.Kube.Node(t.Context(), n.Name); err != nil || node.Spec.Unschedulable {
 						t.Errorf("pressed at %s: %s is still cordoned (%v)", press.pressed, n.Name, err)

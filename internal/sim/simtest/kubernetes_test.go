@@ -38,25 +38,17 @@ func (c *Client) UpgradeKubernetes(ctx context.Context, to string, dryRun bool) 
 func (l *Lab) versions() map[string]string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	nodes, err := s.machines.Kube.Nodes(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	pods, err := s.machines.Kube.StaticPods(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	out := map[string]string{}
 	note := func(node, what, version string) { out[node] += fmt.Sprintf("%s=%s ", what, version) }
 	for _, n := range nodes {
 		m, err := s.machines.Talos.Kubernetes(l.t.Context(), n.Addresses[0])
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, c := range cluster.Components {
 			if image := m.Images.Of(c); image != "" {
 				note(n.Name, strings.TrimPrefix(string(c), "kube-"), image[strings.LastIndex(image, ":")+1:])
@@ -68,9 +60,7 @@ func (l *Lab) versions() map[string]string {
 		note(p.Node, "pod", p.Image[strings.LastIndex(p.Image, "/")+1:])
 	}
 	set, err := s.machines.Kube.ProxySet(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	out["kube-proxy"] = set.Image[strings.LastIndex(set.Image, ":")+1:]
 	return out
 }
@@ -126,9 +116,7 @@ func (l *Lab) boots() (out []string) {
 	l.t.Helper()
 	for _, n := range l.Nodes {
 		k, err := l.Kube.Node(l.t.Context(), n.Name)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		out = append(out, n.Name+" "+k.Status.NodeInfo.BootID)
 	}
 	return out

@@ -23,76 +23,65 @@ func oneInBubble(t *testing.T, f func(t *testing.T, lab *Lab)) {
 // brokenImage breaks an image on one machine.
 func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
 	l.t.Helper()
-	if err := l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
 }
 
 // TestUpgradeKubernetesFetchesFirst: if an image can't be pulled nothing is restarted.
 func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct{ node, image string }{
+	type story struct{ node, image string }
+	eachInLab(t, oneWorker(), map[string]story{
 		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
 		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
 		"a scheduler":           {"cp1", "registry.k8s.io/kube-scheduler:v1.36.1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				before := lab.versions()
-				lab.brokenImage(c.node, c.image, talosapi.Unpullable)
-				_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				requireRefused(t, err, c.node+" can't fetch "+c.image)
-				if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
-					t.Errorf("before %v, after %v", before, after)
-				}
-				lab.brokenImage(c.node, c.image, talosapi.Sound)
-				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-					t.Fatal(err)
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		before := lab.versions()
+		lab.brokenImage(c.node, c.image, talosapi.Unpullable)
+		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		requireRefused(t, err, c.node+" can't fetch "+c.image)
+		if after := lab.versions(); strings.Join(strings.Fields(after["cp1"]+after["wk1"]), " ") != strings.Join(strings.Fields(before["cp1"]+before["wk1"]), " ") {
+			t.Errorf("before %v, after %v", before, after)
+		}
+		lab.brokenImage(c.node, c.image, talosapi.Sound)
+		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // TestUpgradeKubernetesStops: a component that does not start ends the upgrade with a
 // hint, no other node is touched, and the same command continues.
 func TestUpgradeKubernetesStops(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		image, step string
 		defect      talosapi.Defect
 		seen        string
-	}{
+	}
+	eachLong(t, sim.Options{ControlPlanes: 3}, map[string]story{
 		"an API server that never answers": {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unready, "its API server: "},
 		"an API server that never serves":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unserving, "its API server: 127.42.7.12:6443 is not ready: poststarthook/rbac/bootstrap-roles"},
 		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Loops, "CrashLoopBackOff"},
 		"a kubelet that never starts":      {"ghcr.io/siderolabs/kubelet:v1.36.1", "upgrade-k8s/kubelet/cp2", talosapi.Unready, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
-				lab.brokenImage("cp2", c.image, c.defect)
-				rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				if fault.KindOf(err) != fault.Failed || err == nil || !strings.Contains(err.Error(), c.step+": ") || !strings.Contains(err.Error(), c.seen) {
-					t.Fatalf("%v", err)
-				}
-				hints := strings.Join(fault.Hints(err), "\n")
-				if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "the same command again goes on") || rep.Outcome == "done" {
-					t.Errorf("hints %q, outcome %s", hints, rep.Outcome)
-				}
-				if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
-					t.Errorf("cp3 was touched: %s", cp3)
-				}
-				lab.brokenImage("cp2", c.image, talosapi.Sound)
-				lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
-				time.Sleep(2 * time.Minute)
-				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-					t.Fatalf("again: %v, hints %q", err, fault.Hints(err))
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.brokenImage("cp2", c.image, c.defect)
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		if fault.KindOf(err) != fault.Failed || err == nil || !strings.Contains(err.Error(), c.step+": ") || !strings.Contains(err.Error(), c.seen) {
+			t.Fatalf("%v", err)
+		}
+		hints := strings.Join(fault.Hints(err), "\n")
+		if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "the same command again goes on") || rep.Outcome == "done" {
+			t.Errorf("hints %q, outcome %s", hints, rep.Outcome)
+		}
+		if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
+			t.Errorf("cp3 was touched: %s", cp3)
+		}
+		lab.brokenImage("cp2", c.image, talosapi.Sound)
+		lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
+		time.Sleep(2 * time.Minute)
+		if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
+			t.Fatalf("again: %v, hints %q", err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // TestUpgradeKubernetesRefuses impossible upgrades before anything is changed.
@@ -137,30 +126,21 @@ func TestUpgradeKubernetesNeedsHealth(t *testing.T) {
 // TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if
 // the user's file names an older or newer one.
 func TestARollKeepsKubernetes(t *testing.T) {
-	for name, fresh := range map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				files := lab.machineConfigs()
-				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-					t.Fatal(err)
-				}
-				lab.Patch("iscsi-tools")
-				c := lab.Client()
-				c.Run = "20000101-0002-feed"
-				c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
-					config, found, err := files(node)
-					return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
-				}
-				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatalf("%v, hints %q", err, fault.Hints(err))
-				}
-				lab.requireKubernetes("v1.36.1")
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
+		files := lab.machineConfigs()
+		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
+		lab.Patch("iscsi-tools")
+		c := lab.as("20000101-0002-feed")
+		c.MachineConfig = func(node string) (cluster.Secret, bool, error) {
+			config, found, err := files(node)
+			return cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh)), found, err
+		}
+		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
+			t.Fatalf("%v, hints %q", err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+		requireInSync(t, lab)
+	})
 }
 
 // TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the
@@ -197,10 +177,11 @@ func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
 // TestUpgradeKubernetesLooksAgain: changes during the confirmation are not overwritten.
 func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		meanwhile func(l *Lab)
 		want      string // "": it continues
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
 		"some of it gets done": {func(l *Lab) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
@@ -210,43 +191,33 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.35.5")
 			time.Sleep(2 * time.Minute)
 		}, "kube-scheduler of cp1 is to run registry.k8s.io/kube-scheduler:v1.35.5"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				user := lab.Client()
-				user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
-				_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				if c.want != "" {
-					requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
-					return
-				}
-				if err != nil {
-					t.Fatalf("%v, hints %q", err, fault.Hints(err))
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		user := lab.Client()
+		user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
+		_, err := user.UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		if c.want != "" {
+			requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
+			return
+		}
+		if err != nil {
+			t.Fatalf("%v, hints %q", err, fault.Hints(err))
+		}
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // editConfig replaces a part of a machine's configuration, without a reboot.
 func (l *Lab) editConfig(node, old, fresh string) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	n := l.node(node)
 	config, err := s.machines.Talos.MachineConfig(l.t.Context(), n.Addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	text := strings.Replace(string(config), old, fresh, 1)
 	if text == string(config) {
 		l.t.Fatalf("%s has no %q in its configuration", node, old)
 	}
-	if err := s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
 }

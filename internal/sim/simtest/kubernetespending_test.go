@@ -20,37 +20,32 @@ import (
 // next boot, or on trial, does not become active with a component's image.
 func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
 		over func(l *Lab)
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"staged": {machineapi.ApplyConfigurationRequest_STAGED, func(l *Lab) {
 			l.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
 			time.Sleep(2 * time.Minute)
 		}},
 		"tried": {machineapi.ApplyConfigurationRequest_TRY, func(*Lab) { time.Sleep(2 * time.Minute) }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				config := lab.configOf("wk1")
-				edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
-				if bytes.Equal(edited, config) {
-					t.Fatal("nothing is changed")
-				}
-				lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
-					_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
-					return err
-				})
-				_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
-				requireRefused(t, err, "wk1: it has a configuration that is staged or tried")
-				c.over(lab)
-				if _, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false); err != nil {
-					t.Fatal(err)
-				}
-				lab.requireKubernetes("v1.36.1")
-			})
+	}, func(t *testing.T, lab *Lab, c story) {
+		config := lab.configOf("wk1")
+		edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
+		if bytes.Equal(edited, config) {
+			t.Fatal("nothing is changed")
+		}
+		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
+			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+			return err
 		})
-	}
+		_, err := lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)
+		requireRefused(t, err, "wk1: it has a configuration that is staged or tried")
+		c.over(lab)
+		must(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), "v1.36.1", false)))
+		lab.requireKubernetes("v1.36.1")
+	})
 }
 
 // TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, the upgrade

@@ -89,36 +89,32 @@ func (x *late) deliverBefore(is func(record.Call) bool, within time.Duration) {
 // TestLateDelete: the delete of the old VM is processed when the new VM with its number
 // has every disk and is stopped.
 func TestLateDelete(t *testing.T) {
-	for name, end := range map[string]func(context.Context, *Client) (pipeline.Report, error){
+	eachInLab(t, oneWorker(), map[string]func(context.Context, *Client) (pipeline.Report, error){
 		"roll":    func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Roll(ctx, planning.Policy{}) },
 		"recover": func(ctx context.Context, c *Client) (pipeline.Report, error) { return c.Recover(ctx, "wk1") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				before := lab.Disks()
-				x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
-				x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
-				if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
-					t.Errorf("report %+v, %v", rep, err)
-				}
-				if !strings.HasSuffix(x.said, ": 500") {
-					t.Errorf("the late delete was not refused: %q", x.said)
-				}
-				for serial, sum := range before {
-					if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
-						t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
-					}
-				}
-				lab.RequireIntact()
-				for _, vm := range lab.World.VMs() {
-					if vm.ID == 9031 && vm.Config["protection"] != "" {
-						t.Errorf("VM 9031 is left with protection %q, which it had not", vm.Config["protection"])
-					}
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, end func(context.Context, *Client) (pipeline.Report, error)) {
+		lab.Patch(sim.PatchedExtension)
+		before := lab.Disks()
+		x := lab.rollKilledBy(toVM("DELETE", "/qemu/9031"), planning.Policy{})
+		x.deliverBefore(toVM("POST", "/qemu/9031/status/start"), 0)
+		if rep, err := end(t.Context(), lab.Client()); err != nil || rep.Outcome != "done" {
+			t.Errorf("report %+v, %v", rep, err)
+		}
+		if !strings.HasSuffix(x.said, ": 500") {
+			t.Errorf("the late delete was not refused: %q", x.said)
+		}
+		for serial, sum := range before {
+			if lab.Disks()[serial] != sum && !strings.HasPrefix(serial, "recast-") && !strings.Contains(serial, "sys") {
+				t.Errorf("disk %s: %s before, %q after", serial, sum, lab.Disks()[serial])
+			}
+		}
+		lab.RequireIntact()
+		for _, vm := range lab.World.VMs() {
+			if vm.ID == 9031 && vm.Config["protection"] != "" {
+				t.Errorf("VM 9031 is left with protection %q, which it had not", vm.Config["protection"])
+			}
+		}
+	})
 }
 
 // stopTimeout is that of the lab's recast.yaml.
@@ -145,9 +141,7 @@ func TestLateShutdown(t *testing.T) {
 					return toVM("POST", "/qemu/9002/status/start")(call) || toVM("DELETE", "/qemu/9002")(call)
 				}, stopTimeout+exchange.LateQueue)
 				if c.first != "" {
-					if _, err := lab.Client().Recover(t.Context(), c.first); err != nil {
-						t.Fatal(err)
-					}
+					must(t, errOf(lab.Client().Recover(t.Context(), c.first)))
 				}
 				rep, err := lab.as("20000101-0000-0002").Roll(t.Context(), c.policy)
 				x.deliver()
@@ -172,9 +166,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9001/status/shutdown"), planning.Policy{Only: []string{"cp1"}})
 		told := func() []string {
 			res, err := lab.Client().Status(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return res.Unanswered
 		}
 		const want = "waits up to 6m0s before it takes another control plane out"
@@ -185,9 +177,7 @@ func TestLateRequestIsTold(t *testing.T) {
 		if err != nil || !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, want) }) {
 			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
 		}
-		if _, err := lab.Client().Recover(t.Context(), "cp1"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))
 		if got := told(); len(got) != 1 {
 			t.Errorf("once its record is closed status tells of %q", got)
 		}

@@ -42,9 +42,7 @@ func newLayoutLab(t *testing.T, layout layouts.Layout, secrets *talosapi.Cluster
 	}
 	l.node = l.Nodes[i]
 	l.World.AddRole("Recast", append(sim.Privileges(), "Mapping.Use", "Sys.Console", "Sys.Modify")...) // as doctor would advise
-	if err := layout.Furnish(t.Context(), l.Lab.Lab); err != nil {
-		t.Fatal(err)
-	}
+	must(t, layout.Furnish(t.Context(), l.Lab.Lab))
 	time.Sleep(time.Minute) // pods start
 	l.protect()
 	l.line(layout.Recast)
@@ -90,9 +88,7 @@ func (l *layoutLab) protect() {
 func (l *layoutLab) vm() world.VM {
 	l.t.Helper()
 	vm, err := l.World.LookupVM(l.node.Host, l.node.VMID)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return vm
 }
 
@@ -167,21 +163,15 @@ func (l *layoutLab) lift() error {
 func (l *layoutLab) restart() {
 	l.t.Helper()
 	boot := l.bootID(l.of.Node)
-	if err := l.World.PowerOff(l.node.VMID); err != nil {
-		l.t.Fatal(err)
-	}
-	if err := l.World.PowerOn(l.node.VMID); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.World.PowerOff(l.node.VMID))
+	must(l.t, l.World.PowerOn(l.node.VMID))
 	for range 300 {
 		if l.bootID(l.of.Node) != boot {
 			break
 		}
 		time.Sleep(time.Second)
 	}
-	if err := l.WaitReady(l.t.Context()); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.WaitReady(l.t.Context()))
 }
 
 // kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom

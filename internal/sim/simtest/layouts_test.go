@@ -69,15 +69,11 @@ func TestLayouts(t *testing.T) {
 		}
 	}))
 	if *layoutsUpdate {
-		if err := os.WriteFile(layoutsPage, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(layoutsPage, []byte(page), 0o644))
 		return
 	}
 	was, err := os.ReadFile(layoutsPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(was), page); diff != "" {
 		t.Errorf("what is done with a layout has changed; go test ./internal/sim/simtest -run TestLayouts -layouts.update writes it afresh (-page +now):\n%s", diff)
 	}
@@ -86,9 +82,7 @@ func TestLayouts(t *testing.T) {
 func loadLayouts(t *testing.T) []layouts.Layout {
 	t.Helper()
 	all, err := layouts.Load(*layoutsDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -102,9 +96,7 @@ func judge(t *testing.T, l *layoutLab) verdict {
 	if *layoutsDir == ownLayouts {
 		l.requirePrinted(v.plan)
 	}
-	if err := l.lift(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.lift())
 	v.lifted = new(planOf(t, l.Lab, l.of.Node))
 	return v
 }
@@ -156,9 +148,7 @@ func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cl
 	}
 	before := l.shape()
 	points, broken, err := l.rollKilled(t.Context(), l.policy(), 0, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.requireRolled(broken, before)
 	return reference{points, l.settledDump(), l.Talos}, n.Strategy
 }
@@ -207,9 +197,7 @@ func (l *layoutLab) requireRolled(broken []string, before map[string]string) {
 	}
 	l.RequireIntact()
 	plan, err := l.Client().Plan(l.t.Context(), l.policy())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	if work := plan.Work(); len(work) > 0 {
 		l.t.Errorf("after the roll there is still something to do: %+v", work)
 	}

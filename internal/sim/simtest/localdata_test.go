@@ -168,9 +168,7 @@ func TestWhatPodsWriteIsNotLostUnasked(t *testing.T) {
 		lab.RequireIntact()
 		acceptLoss("hostpath/var/lib/agent")(lab)
 		rep, err := lab.Client().Roll(t.Context(), only)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff([]string{"hostPath /var/lib/agent (DaemonSet default/agent) on the system disk will be lost"}, rep.Plan.Work()[0].WillLose); diff != "" {
 			t.Errorf("will lose (-want +got):\n%s", diff)
 		}

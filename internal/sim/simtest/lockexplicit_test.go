@@ -27,16 +27,10 @@ func push(t *testing.T, lab *Lab, ref string, what interface {
 ) string {
 	t.Helper()
 	tag, err := name.NewTag(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Push(tag, what, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, remote.Push(tag, what, remote.WithContext(t.Context()), remote.WithTransport(lab.Registry.Transport())))
 	digest, err := what.Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return digest.String()
 }
 
@@ -46,9 +40,7 @@ func frr(t *testing.T, version, content string) v1.ImageIndex {
 	index, err := artefact.ExtensionIndex(artefact.Extension{
 		Name: "frr", Version: version, Author: "Acme", Files: map[string][]byte{"/usr/local/bin/frr": []byte(content)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return index
 }
 
@@ -63,9 +55,7 @@ func TestLockOfOwnExtension(t *testing.T) {
 		lock := func(o pipeline.LockOptions) (schematics.Extension, pipeline.LockResult) {
 			t.Helper()
 			res, err := lab.Client().Lock(t.Context(), o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			list := res.Lock.Schematics["storage"].Extensions
 			return list[len(list)-1], res
 		}
@@ -106,9 +96,7 @@ func TestLockRefusesOtherImages(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		plain, err := crane.Image(map[string][]byte{"etc/motd": []byte("hello")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		push(t, lab, ownRepository+":motd", plain)
 		noArch := frr(t, "1.7.15", "one")
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
@@ -139,15 +127,11 @@ func TestLockRefusesOtherImages(t *testing.T) {
 func only(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
 	t.Helper()
 	m, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, d := range m.Manifests {
 		if d.Platform.Architecture == arch {
 			img, err := index.Image(d.Digest)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return img
 		}
 	}

@@ -85,8 +85,7 @@ func TestRollWithLostChanges(t *testing.T) {
 				if lost.Load() == 0 {
 					t.Error("nothing was lost")
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}

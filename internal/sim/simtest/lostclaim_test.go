@@ -21,12 +21,8 @@ func (l *Lab) elsewhere() *Client {
 	l.t.Helper()
 	c := l.second()
 	c.Elsewhere, c.Dir = true, l.t.TempDir()
-	if err := os.CopyFS(c.Dir, os.DirFS(l.Dir)); err != nil {
-		l.t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Join(c.Dir, ".recast", "runs")); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, os.CopyFS(c.Dir, os.DirFS(l.Dir)))
+	must(l.t, os.RemoveAll(filepath.Join(c.Dir, ".recast", "runs")))
 	return c
 }
 
@@ -34,9 +30,7 @@ func (l *Lab) elsewhere() *Client {
 func (l *Lab) seize(from, by string) {
 	l.t.Helper()
 	vm, err := l.World.LookupVM("pve1", claimVM)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	l.EditVM(claimVM, "description", strings.ReplaceAll(vm.Config["description"], from, by))
 }
 
@@ -97,8 +91,7 @@ func TestALostClaim(t *testing.T) {
 					if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
 						t.Fatalf("the next run: %v", err)
 					}
-					requireDrift(t, lab)
-					lab.RequireIntact()
+					requireInSync(t, lab)
 					requireNoClaim(t, lab)
 				})
 			})
@@ -129,9 +122,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 			t.Errorf("it kept draining for %s", took)
 		}
 		lab.Budget(1)
-		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 		requireNoClaim(t, lab)
 	})
@@ -167,8 +158,7 @@ func TestANetworkThatComesBack(t *testing.T) {
 						t.Errorf("the first run sent %s %s %v", call.Method, call.Path, call.Params)
 					}
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 				requireNoClaim(t, lab)
 			})
 		})

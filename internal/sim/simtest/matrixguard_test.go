@@ -129,9 +129,7 @@ func (l *matrixLab) unfreed() (gone []string) {
 	there := map[*world.Media]bool{}
 	for _, storage := range []string{"data", "fast"} {
 		volumes, err := l.world.Volumes(storage, matrixHost)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			there[l.world.Media(v.Volid, matrixHost)] = true
 		}
@@ -178,9 +176,7 @@ func (l *matrixLab) switchOff() {
 		return
 	}
 	l.look(record.Call{Method: "booting"})
-	if _, err := l.world.Stop("root@pam", matrixHost, matrixVM); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.world.Stop("root@pam", matrixHost, matrixVM)))
 	l.rest()
 }
 
@@ -291,9 +287,7 @@ func (l *matrixLab) sweep() (left []string) {
 	}
 	for _, storage := range []string{"data", "fast"} {
 		volumes, err := l.world.Volumes(storage, matrixHost)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			media := l.world.Media(v.Volid, matrixHost)
 			if known[media] || len(names[media]) > 0 {
@@ -301,9 +295,7 @@ func (l *matrixLab) sweep() (left []string) {
 			}
 			left = append(left, v.Volid)
 			upid, err := l.world.DeleteVolume("root@pam", matrixHost, v.Volid)
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, err)
 			l.world.WaitTask(upid)
 		}
 	}
@@ -319,9 +311,7 @@ func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 		found = true
 		l.world.SetLock(vm.ID, "")
 		upid, err := l.world.DestroyVM("root@pam", vm.Host, world.DestroyRequest{ID: vm.ID})
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		l.world.WaitTask(upid)
 	}
 	return found

@@ -76,9 +76,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 		shape: shape, named: map[string]string{},
 	}
 	listener, err := l.network.Listen(matrixEndpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.world.AddHost(matrixHost)
 	server := pveapi.New(l.world, l.recorder, matrixHost)
 	server.Serve(listener, matrixCertificate())
@@ -92,9 +90,7 @@ func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
 		}
 	})
 	l.grant()
-	if err := l.build(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.build())
 	return l
 }
 
@@ -144,9 +140,7 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
 		Fingerprint: fmt.Sprintf("%x", sum), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
 	})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	life.px = px
 	l.clients = append(l.clients, px)
 	return ctx, life

@@ -15,9 +15,7 @@ func TestMatrixSees(t *testing.T) {
 	t.Parallel()
 	value := func(l *matrixLab, key string) string {
 		vm, err := l.world.LookupVM(matrixHost, matrixVM)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		return vm.Config[key]
 	}
 	cases := map[string]struct {
@@ -67,9 +65,7 @@ func TestMatrixSees(t *testing.T) {
 				shape.kept, shape.ha = false, false
 				l := newMatrixLab(t, shape)
 				l.look(record.Call{Method: "before"})
-				if err := c.do(l); err != nil {
-					t.Fatal(err)
-				}
+				must(t, c.do(l))
 				l.look(record.Call{Method: "after"})
 				seen := strings.Join(append(l.broken, l.unfreed()...), "\n")
 				if c.want == "" && seen != "" || !strings.Contains(seen, c.want) {

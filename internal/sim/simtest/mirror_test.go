@@ -18,15 +18,10 @@ func TestRollFromAMirror(t *testing.T) {
 		const mirror = "127.0.0.1:5000/acme/talos"
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+mirror+"\n")
 		lab.Patch(sim.PatchedExtension)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 		lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, digest, _ := strings.Cut(lock.Schematics["storage"].Installer, "@")
 		if got := lock.Schematics["storage"].Installer; got != mirror+"@"+digest {
 			t.Errorf("the lock names %s", got)

@@ -103,9 +103,7 @@ func (c *Client) roll(policy planning.Policy) func(context.Context) error {
 // loseJournal simulates another machine, without recast's own files.
 func (l *Lab) loseJournal() {
 	l.t.Helper()
-	if err := os.RemoveAll(filepath.Join(l.Dir, ".recast")); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, os.RemoveAll(filepath.Join(l.Dir, ".recast")))
 }
 
 // machineConfigs are the present configurations of all nodes, as a user would have saved
@@ -113,9 +111,7 @@ func (l *Lab) loseJournal() {
 func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	files := map[string]cluster.Secret{}
 	for _, n := range l.Nodes {
@@ -133,9 +129,7 @@ func (l *Lab) machineConfigs() func(node string) (cluster.Secret, bool, error) {
 func (l *Lab) planOf(c *Client, node string, policy planning.Policy) planning.NodePlan {
 	l.t.Helper()
 	plan, err := c.Plan(l.t.Context(), policy)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		l.t.Fatalf("the plan leaves %s out: %+v", node, plan.Nodes)
@@ -167,7 +161,10 @@ func (l *Lab) as(run string) *Client {
 	return c
 }
 
-func must(t *testing.T, err error) {
+// errOf is the error of a call whose result does not matter.
+func errOf[T any](_ T, err error) error { return err }
+
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -200,9 +197,7 @@ func (l *Lab) strays() []string {
 	var out []string
 	for _, host := range l.World.Hosts() {
 		volumes, err := l.World.Volumes(sim.DiskStorage, host)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, v := range volumes {
 			if !named[host+" "+v.Volid] {
 				out = append(out, v.Volid)

@@ -68,9 +68,7 @@ func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
 	}
 	if at != 0 {
 		if at%2 == 0 {
-			if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast")))
 		}
 		_, more, err := lab.rollKilledAt(t.Context(), 0)
 		if err != nil {
@@ -81,8 +79,7 @@ func rollWithoutSerials(t *testing.T, o sim.Options, at int) (points []string) {
 	if len(broken) > 0 {
 		t.Errorf("killed at %d: promises broken: %q", at, broken)
 	}
-	requireDrift(t, lab)
-	lab.RequireIntact()
+	requireInSync(t, lab)
 	if diff := cmp.Diff(before, dataDrives(lab)); diff != "" {
 		t.Errorf("killed at %d: the drives' options changed:\n%s", at, diff)
 	}
@@ -104,9 +101,7 @@ func dataDrives(lab *Lab) map[string]string {
 // options have swapped volumes. Only the content shows that.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 	inLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
-		if _, err := lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"})))
 		whileOff()(lab)
 		lab.Patch(sim.PatchedExtension)
 		swap := func() {
@@ -135,10 +130,7 @@ func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 		}
 		lab.Recorder.Hooks(nil, nil)
 		swap()
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireInSync(t, lab)
 	})
 }

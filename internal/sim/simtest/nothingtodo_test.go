@@ -36,37 +36,31 @@ func (c *Client) Build(ctx context.Context) error {
 // requests to Talos or Kubernetes. The exceptions: lock reads the registry's list of extensions, and publish makes Proxmox
 // compare the checksum of each ISO, if the token allows that, which takes its time.
 func TestNothingToDo(t *testing.T) {
-	for name, compares := range map[string]bool{"uploads": false, "downloads": true} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
-				if compares {
-					lab.World.AddRole("Downloads", "Sys.AccessNetwork")
-					for _, who := range lab.World.ACLs() {
-						lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Downloads", Propagate: true})
-					}
-				}
-				lab.Patch(sim.PatchedExtension)
-				if err := lab.Client().Publish(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				isos := 0
-				if compares {
-					isos = 2 // one for each schematic
-				}
-				lab.requireIdle(t, "lock", 0, func(c *Client) error {
-					_, err := c.Lock(t.Context(), pipeline.LockOptions{})
-					return err
-				})
-				lab.requireIdle(t, "lock --update", 0, func(c *Client) error {
-					_, err := c.Lock(t.Context(), pipeline.LockOptions{Update: true})
-					return err
-				})
-				lab.requireIdle(t, "build", 0, func(c *Client) error { return c.Build(t.Context()) })
-				lab.requireIdle(t, "publish", isos, func(c *Client) error { return c.Publish(t.Context()) })
-			})
+	eachInLab(t, oneWorker(), map[string]bool{"uploads": false, "downloads": true}, func(t *testing.T, lab *Lab, compares bool) {
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+		if compares {
+			lab.World.AddRole("Downloads", "Sys.AccessNetwork")
+			for _, who := range lab.World.ACLs() {
+				lab.World.Grant(world.ACL{Path: "/", Who: who.Who, Role: "Downloads", Propagate: true})
+			}
+		}
+		lab.Patch(sim.PatchedExtension)
+		must(t, lab.Client().Publish(t.Context()))
+		isos := 0
+		if compares {
+			isos = 2 // one for each schematic
+		}
+		lab.requireIdle(t, "lock", 0, func(c *Client) error {
+			_, err := c.Lock(t.Context(), pipeline.LockOptions{})
+			return err
 		})
-	}
+		lab.requireIdle(t, "lock --update", 0, func(c *Client) error {
+			_, err := c.Lock(t.Context(), pipeline.LockOptions{Update: true})
+			return err
+		})
+		lab.requireIdle(t, "build", 0, func(c *Client) error { return c.Build(t.Context()) })
+		lab.requireIdle(t, "publish", isos, func(c *Client) error { return c.Publish(t.Context()) })
+	})
 }
 
 // requireIdle runs a stage that only has to have that many checksums compared.
@@ -74,9 +68,7 @@ func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*C
 	t.Helper()
 	file := filepath.Join(l.Dir, "recast.lock")
 	was, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	lock, calls, tasks, start := l.Read("recast.lock"), len(l.Recorder.Calls()), len(l.World.Tasks()), time.Now()
 	if err := run(l.Client()); err != nil {
 		t.Fatalf("%s: %v", stage, err)
@@ -102,9 +94,7 @@ func (l *Lab) requireIdle(t *testing.T, stage string, checksums int, run func(*C
 		}
 	}
 	is, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Equal(l.Read("recast.lock"), lock) || !is.ModTime().Equal(was.ModTime()) || !os.SameFile(was, is) {
 		t.Errorf("%s wrote recast.lock", stage)
 	}

@@ -87,18 +87,14 @@ func TestNotices(t *testing.T) {
 		h.do, told.takes = nil, 0
 		again := lab.second()
 		again.Commands, again.Notify = h, told
-		if _, err := again.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, again.roll(planning.Policy{})(t.Context()))
 		told.require(t, `start roll `+again.Run+`  {[] [] ["wk2"]} "": recast roll of lab has started, to do: wk2`,
 			`end roll `+again.Run+` done {["wk2"] [] []} "": recast roll of lab: done`)
 
 		// With nothing to do there is no notice.
 		idle := lab.second()
 		idle.Notify = told
-		if _, err := idle.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, idle.roll(planning.Policy{})(t.Context()))
 		told.require(t)
 	})
 }

@@ -61,9 +61,7 @@ func TestOneLook(t *testing.T) {
 				objects, once := lab.objectsOnce("nodes", "pods", "persistentvolumes")
 				for _, name := range slices.Sorted(maps.Keys(commands)) {
 					from := len(lab.Recorder.Calls())
-					if err := commands[name].run(lab.Client(), t); err != nil {
-						t.Fatal(err)
-					}
+					must(t, commands[name].run(lab.Client(), t))
 					asked := sum(lab.Recorder.Calls()[from:])
 					t.Logf("%s: %+v", name, asked)
 					asked.require(t, name, commands[name].most, nodes, objects, once)
@@ -107,15 +105,11 @@ func (l *Lab) objectsOnce(kinds ...string) (objects map[string]int, bytes int64)
 			continue
 		}
 		list, _, err := l.Kube.Store().List(l.t.Context(), r.GroupVersionResource, "")
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		objects[r.Resource] = len(list)
 		for _, o := range list {
 			b, err := json.Marshal(o)
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, err)
 			bytes += int64(len(b)) + 1
 		}
 	}

@@ -20,9 +20,7 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c, said := lab.Client(), ""
 		c.Emit = func(e step.Event) { said += e.Text + "\n" }
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.roll(planning.Policy{})(t.Context()))
 		if !strings.Contains(said, "it says that it booted") {
 			t.Error("nothing was said of the entry")
 		}

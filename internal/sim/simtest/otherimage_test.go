@@ -15,9 +15,7 @@ import (
 func (l *Lab) lockImages(line string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "images:\n", "images:\n  "+line+"\n")
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
 // TestImagesForAnotherArchitecture: every node is stale, and none is taken down for that.
@@ -72,9 +70,7 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 				}
 				whileOff(change("ipconfig0=ip=dhcp"))(lab)
 				rep, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				note := "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
 				if n := rep.Plan.Work()[0]; len(n.Notes) == 0 || n.Notes[0] != note {
 					t.Errorf("notes: %q", n.Notes)

@@ -41,9 +41,7 @@ func labUp(t *testing.T) string {
 	var out bytes.Buffer
 	c := exec.CommandContext(t.Context(), binary, "lab", "up", "--dir", lab, "--speed", "40")
 	c.Stdout, c.Stderr = &out, &out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start())
 	t.Cleanup(func() {
 		if err := c.Wait(); err == nil { // the test's context has killed it
 			t.Logf("the lab ended by itself:\n%s", out.String())
@@ -61,18 +59,12 @@ func labUp(t *testing.T) string {
 
 func talksTalos(t *testing.T, talosconfig string) {
 	config, err := clientconfig.Open(talosconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := client.New(t.Context(), client.WithConfig(config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
 	version, err := c.Version(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if tag := version.GetMessages()[0].GetVersion().GetTag(); tag != "v1.13.9" {
 		t.Errorf("Talos %s", tag)
 	}
@@ -84,31 +76,19 @@ func talksTalos(t *testing.T, talosconfig string) {
 
 func drains(t *testing.T, kubeconfig string) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	api, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	node, err := api.CoreV1().Nodes().Get(t.Context(), "wk1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	helper := &drain.Helper{
 		Ctx: t.Context(), Client: api, Timeout: time.Minute, GracePeriodSeconds: -1, IgnoreAllDaemonSets: true, DeleteEmptyDirData: true,
 		EvictErrorRetryDelay: 100 * time.Millisecond, Out: t.Output(), ErrOut: t.Output(),
 	}
-	if err := drain.RunCordonOrUncordon(helper, node, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := drain.RunNodeDrain(helper, "wk1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, drain.RunCordonOrUncordon(helper, node, true))
+	must(t, drain.RunNodeDrain(helper, "wk1"))
 	pods, err := api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=wk1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range pods.Items {
 		if len(p.OwnerReferences) == 0 || p.OwnerReferences[0].Kind != "DaemonSet" {
 			t.Errorf("pod %s is still there", p.Name)

@@ -23,9 +23,7 @@ import (
 func (l *Lab) editNode(name, key, value string, label bool) {
 	l.t.Helper()
 	node, err := l.Kube.Node(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	of := &node.Annotations
 	if label {
 		of = &node.Labels
@@ -37,9 +35,7 @@ func (l *Lab) editNode(name, key, value string, label bool) {
 	if value == "" {
 		delete(*of, key)
 	}
-	if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
 
 func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why, false) }
@@ -48,17 +44,11 @@ func (l *Lab) pause(name, why string) { l.editNode(name, cluster.PauseMark, why,
 func (l *Lab) save(policy planning.Policy) *planning.Plan {
 	l.t.Helper()
 	plan, err := l.Client().Plan(l.t.Context(), policy)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	b, err := json.Marshal(plan)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	saved, err := planning.Read(b)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return &saved
 }
 
@@ -77,17 +67,13 @@ func TestRollByLabel(t *testing.T) {
 		lab.editNode("wk2", "zone", "b", true)
 		zone := func(text string) planning.Policy {
 			s, err := kube.ParseSelector(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return planning.Policy{Labels: s}
 		}
 		if _, err := lab.Client().Roll(t.Context(), zone("zone=c")); fault.KindOf(err) != fault.Config {
 			t.Errorf("err = %v", err)
 		}
-		if _, err := lab.Client().Roll(t.Context(), zone("zone in (b,c)")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(zone("zone in (b,c)"))(t.Context()))
 		requireDrift(t, lab, "cp1", "wk1")
 	})
 }
@@ -114,11 +100,8 @@ func TestPauseDuringARoll(t *testing.T) {
 		}
 		requireDrift(t, lab, "wk2")
 		lab.pause("wk2", "")
-		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -128,41 +111,33 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "somebody works on it")
-		if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
 // TestNodesOfOneHolder are never down at the same time, whatever the limits are.
 func TestNodesOfOneHolder(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		holder bool
 		most   int
-	}{"one holder": {true, 1}, "none": {false, 3}} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 3, Holder: c.holder}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
-				lab.Patch(sim.PatchedExtension)
-				seen := lab.watchOutage()
-				rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if seen.most != c.most {
-					t.Errorf("%d were out at a time", seen.most)
-				}
-				told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
-				if told != c.holder {
-					t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
-				}
-				lab.RequireIntact()
-			})
-		})
 	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 3, Holder: c.holder} }, map[string]story{"one holder": {true, 1}, "none": {false, 3}}, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
+		lab.Patch(sim.PatchedExtension)
+		seen := lab.watchOutage()
+		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		must(t, err)
+		if seen.most != c.most {
+			t.Errorf("%d were out at a time", seen.most)
+		}
+		told := slices.ContainsFunc(rep.Plan.Work()[0].Notes, func(n string) bool { return strings.HasSuffix(n, "of wk2, wk3: they are never out at the same time") })
+		if told != c.holder {
+			t.Errorf("notes: %q", rep.Plan.Work()[0].Notes)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
@@ -170,9 +145,7 @@ func TestRollOfASavedPlan(t *testing.T) {
 	inLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		saved := lab.save(planning.Policy{Only: []string{"wk2"}})
-		if err := lab.rollOf(saved); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
 		runs, err := lab.Client().Status(t.Context())
 		if err != nil || !strings.HasSuffix(runs.LastRun.ID, saved.RunSuffix()) || len(runs.LastRun.Took) != 1 || runs.LastRun.Took[0].OutageSeconds == 0 {
@@ -222,9 +195,7 @@ func TestASavedPlanIsRefused(t *testing.T) {
 
 func (l *Lab) rollOnly(node string) {
 	l.t.Helper()
-	if _, err := l.Client().Roll(l.t.Context(), planning.Policy{Only: []string{node}}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.Client().roll(planning.Policy{Only: []string{node}})(l.t.Context()))
 }
 
 // killSaved kills a roll of a saved plan when a step whose path ends in at starts.
@@ -243,34 +214,27 @@ func (l *Lab) killSaved(saved *planning.Plan, at string) {
 // What a killed run of a saved plan has left at a node is not a difference: the node
 // cordoned and drained, or an old system disk still to be freed.
 func TestASavedPlanResumesItsLeftovers(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		roll, at string
 		before   func(lab *Lab)
-	}{
+	}
+	eachLong(t, oneWorker(), map[string]story{
 		"a drained node": {roll: "strategy: in-place", at: "wk1/upgrade/install"},
 		"a disk to free": {roll: "strategy: recreate", at: "finish/free-scsi30", before: func(lab *Lab) {
 			lab.Patch(sim.PatchedExtension)
 			lab.rollOnly("wk1")
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", c.roll)
-				if c.before != nil {
-					c.before(lab)
-				}
-				lab.Patch(everywhere)
-				saved := lab.save(planning.Policy{Only: []string{"wk1"}})
-				lab.killSaved(saved, c.at)
-				if err := lab.rollOf(saved); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false", c.roll)
+		if c.before != nil {
+			c.before(lab)
+		}
+		lab.Patch(everywhere)
+		saved := lab.save(planning.Policy{Only: []string{"wk1"}})
+		lab.killSaved(saved, c.at)
+		must(t, lab.rollOf(saved))
+		requireInSync(t, lab, "cp1")
+	})
 }
 
 // A plan made with --accept-outage is rolled with it.
@@ -279,9 +243,7 @@ func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false", "strategy: in-place")
 		lab.Patch(everywhere)
-		if err := lab.rollOf(lab.save(planning.Policy{AcceptOutage: true})); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.rollOf(lab.save(planning.Policy{AcceptOutage: true})))
 		requireDrift(t, lab)
 	})
 }
@@ -292,9 +254,7 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 		lab.setRoll("maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(sim.PatchedExtension) // of the workers' schematic alone
 		plan, err := lab.Client().Plan(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := []planning.Batch{
 			{Phase: planning.Canary, Nodes: []string{"wk1"}, Limit: 1},
 			{Phase: planning.Workers, Nodes: []string{"wk2", "wk3"}, Limit: 3},
@@ -323,9 +283,7 @@ func TestASavedPlanResumes(t *testing.T) {
 						again.Saved = saved
 						if elsewhere {
 							again.Elsewhere = true
-							if err := os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")); err != nil {
-								t.Fatal(err)
-							}
+							must(t, os.RemoveAll(filepath.Join(lab.Dir, ".recast", "runs")))
 						}
 						_, err := again.Roll(t.Context(), planning.Policy{})
 						lab.RequireIntact()
@@ -341,9 +299,7 @@ func TestASavedPlanResumes(t *testing.T) {
 							}
 							return
 						}
-						if err != nil {
-							t.Fatal(err)
-						}
+						must(t, err)
 						requireDrift(t, lab)
 					})
 				})

@@ -26,9 +26,7 @@ func proxmoxVolume(name string) edit {
 func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 	const volid = "fast:9999/vm-9999-media.raw"
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if err := lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))))
 		lab.World.Protect(world.Protected{Serial: "media", Media: lab.World.Media(volid, "pve1")})
 		lab.EditVM(wk1, "scsi7", volid)
 		proxmoxVolume("9999/vm-9999-media.raw")(lab)
@@ -73,47 +71,39 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 // since the plan, but a new drive of another kind is.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 	const volid = "fast:9999/vm-9999-media.raw"
-	for name, isPods := range map[string]bool{"a pod's": true, "somebody's": false} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-				if err := lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))); err != nil {
-					t.Fatal(err)
-				}
-				if isPods {
-					proxmoxVolume("9999/vm-9999-media.raw")(lab)
-				}
-				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				c.Emit = whenStarted("wk1/bring-up", func() { lab.EditVM(9032, "scsi7", volid) })
-				if isPods {
-					c.Emit = whenStarted("wk1/bring-up", func() {
-						lab.EditVM(9032, "scsi7", volid)
-						go func() { // the driver
-							for n, err := lab.Kube.Node(t.Context(), "wk2"); err == nil && !n.Spec.Unschedulable; n, err = lab.Kube.Node(t.Context(), "wk2") {
-								time.Sleep(time.Second)
-							}
-							if err := lab.World.SetConfig("", "pve1", world.ChangeRequest{ID: 9032, Delete: []string{"scsi7"}}); err != nil {
-								t.Errorf("detach: %v", err)
-							}
-						}()
-					})
-				}
-				_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
-				if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
-					t.Fatal(err)
-				}
-				lab.RequireIntact()
+	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "somebody's": false}, func(t *testing.T, lab *Lab, isPods bool) {
+		must(t, lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))))
+		if isPods {
+			proxmoxVolume("9999/vm-9999-media.raw")(lab)
+		}
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.Emit = whenStarted("wk1/bring-up", func() { lab.EditVM(9032, "scsi7", volid) })
+		if isPods {
+			c.Emit = whenStarted("wk1/bring-up", func() {
+				lab.EditVM(9032, "scsi7", volid)
+				go func() { // the driver
+					for n, err := lab.Kube.Node(t.Context(), "wk2"); err == nil && !n.Spec.Unschedulable; n, err = lab.Kube.Node(t.Context(), "wk2") {
+						time.Sleep(time.Second)
+					}
+					if err := lab.World.SetConfig("", "pve1", world.ChangeRequest{ID: 9032, Delete: []string{"scsi7"}}); err != nil {
+						t.Errorf("detach: %v", err)
+					}
+				}()
 			})
-		})
-	}
+		}
+		_, err := c.Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		if isPods && err != nil || !isPods && fault.CodeOf(err) != fault.PlanMoved {
+			t.Fatal(err)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // A disk that is named like a pod's but is in no PersistentVolume is never dropped: the plan refuses it.
 func TestADiskNamedAsAPodsIsRefused(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if err := lab.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
 		lab.EditVM(wk1, "scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")
 		lab.Patch(sim.PatchedExtension)
 		n := planOf(t, lab, "wk1")

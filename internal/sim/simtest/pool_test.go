@@ -12,13 +12,9 @@ import (
 func TestRecreatedInItsPool(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.World.AddPool("talos")
-		if err := lab.World.JoinPool(worker1, "talos"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.World.JoinPool(worker1, "talos"))
 		lab.Patch(sim.CommonExtension)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 		in := map[string]string{}
 		for _, vm := range lab.World.VMs() {
 			in[vm.Config["name"]] = vm.Pool

@@ -18,9 +18,7 @@ import (
 func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 	t.Helper()
 	res, err := lab.Client().DeepDrift(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string][]cluster.Reason{}
 	for _, d := range res.Nodes {
 		compared := slices.ContainsFunc(d.Notes, func(n string) bool { return strings.Contains(n, "of its extensions compared") })
@@ -40,9 +38,7 @@ func deepDrift(t *testing.T, lab *Lab) map[string][]cluster.Reason {
 func certainty(t *testing.T, lab *Lab, node, link string) (provenance.Certainty, provenance.Provenance) {
 	t.Helper()
 	p, err := lab.Client().Provenance(t.Context(), node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	i := slices.IndexFunc(p.Links, func(l provenance.Link) bool { return l.Name == link })
 	if i < 0 {
 		t.Fatalf("%s has no link %s: %+v", node, link, p)
@@ -79,9 +75,7 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 		if files != provenance.Proven || p.Origin != provenance.FromLock || p.Build == p.Wanted || p.Contradicted() {
 			t.Errorf("before the roll: files %s, %+v", files, p)
 		}
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		if got := deepDrift(t, lab); len(got) > 0 {
 			t.Errorf("after the roll: %+v", got)
 		}
@@ -96,13 +90,9 @@ func TestDeepDriftFollowsAPatch(t *testing.T) {
 func TestDeepDriftSeesALabelThatLies(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if _, err := lab.Lab.Patch(t.Context(), sim.PatchedExtension, false); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(lab.Lab.Patch(t.Context(), sim.PatchedExtension, false)))
 		res, err := lab.Client().Lock(t.Context(), pipeline.LockOptions{Update: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		upgradeByHand(t, lab, res.Lock.Schematics["storage"].Schematic)
 		d := requireDrift(t, lab, "wk1") // only by its configuration's install image
 		for _, r := range d.Nodes[1].Reasons {

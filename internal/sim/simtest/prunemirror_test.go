@@ -40,9 +40,7 @@ func TestPruneTheMirror(t *testing.T) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: "+repository+"\n")
 		for range 3 {
 			lab.Patch(sim.PatchedExtension)
-			if err := lab.Client().Publish(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, lab.Client().Publish(t.Context()))
 		}
 		deletes := func() (list []string) {
 			for _, c := range lab.Recorder.Calls() {

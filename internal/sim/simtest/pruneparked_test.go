@@ -62,9 +62,7 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
 	}
 	text, err := rec.Description()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	l.EditVM(id, "description", text)
 }
 
@@ -82,9 +80,7 @@ func (l *Lab) vmConfig(id int) map[string]string {
 func (l *Lab) diskVolumes() []string {
 	l.t.Helper()
 	infos, err := l.World.Volumes(sim.DiskStorage, "pve1")
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	var out []string
 	for _, i := range infos {
 		out = append(out, i.Volid)
@@ -165,57 +161,54 @@ func (l *Lab) prunedKilledAt(t *testing.T, at int) (points []string, dump string
 // was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
 	long(t)
-	const park = 9040
-	for name, tc := range map[string]struct {
+	const parkingID = 9040
+	type story struct {
 		edit func(t *testing.T, lab *Lab)
 		text string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"another volume under the key": {func(t *testing.T, lab *Lab) {
-			lab.EditVM(park, "protection", "0")
-			lab.EditVM(park, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
+			lab.EditVM(parkingID, "protection", "0")
+			lab.EditVM(parkingID, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
 		}, "as shown: it is not freed"},
 		"another serial": {func(t *testing.T, lab *Lab) {
-			volid, _, _ := strings.Cut(lab.vmConfig(park)["scsi30"], ",")
-			lab.EditVM(park, "scsi30", volid+",backup=0,serial=data")
+			volid, _, _ := strings.Cut(lab.vmConfig(parkingID)["scsi30"], ",")
+			lab.EditVM(parkingID, "scsi30", volid+",backup=0,serial=data")
 		}, "its record says"},
 		"another VM names it": {func(t *testing.T, lab *Lab) {
-			volid, _, _ := strings.Cut(lab.vmConfig(park)["scsi30"], ",")
+			volid, _, _ := strings.Cut(lab.vmConfig(parkingID)["scsi30"], ",")
 			lab.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
 			lab.EditVM(9050, "scsi0", volid)
 		}, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
-		"a lock": {func(t *testing.T, lab *Lab) { lab.EditVM(park, "lock", "backup") }, "is locked (backup)"},
+		"a lock": {func(t *testing.T, lab *Lab) { lab.EditVM(parkingID, "lock", "backup") }, "is locked (backup)"},
 		"another record": {func(t *testing.T, lab *Lab) {
-			rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(park)})
+			rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(parkingID)})
 			must(t, err)
 			rec.Node = "wk7"
 			text, err := rec.Description()
 			must(t, err)
-			lab.EditVM(park, "description", text)
+			lab.EditVM(parkingID, "description", text)
 		}, "is not the parking VM of node wk1 any more"},
 		"no quorum": {func(t *testing.T, lab *Lab) { lab.World.SetQuorum(false) }, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.parkOld(park, "wk1", firstRun, secondRun)
-				var before []string
-				rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
-					tc.edit(t, lab)
-					before = lab.diskVolumes()
-				})
-				lab.World.SetQuorum(true)
-				if err == nil || !strings.Contains(err.Error(), tc.text) {
-					t.Errorf("error %v, want %q", err, tc.text)
-				}
-				if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
-					t.Errorf("report %+v", rep)
-				}
-				if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
-					t.Errorf("volumes changed:\n%s", diff)
-				}
-				lab.RequireIntact()
-			})
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.parkOld(parkingID, "wk1", firstRun, secondRun)
+		var before []string
+		rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
+			tc.edit(t, lab)
+			before = lab.diskVolumes()
 		})
-	}
+		lab.World.SetQuorum(true)
+		if err == nil || !strings.Contains(err.Error(), tc.text) {
+			t.Errorf("error %v, want %q", err, tc.text)
+		}
+		if len(rep.GoingDisks()) != 1 || rep.GoingDisks()[0].Removed {
+			t.Errorf("report %+v", rep)
+		}
+		if diff := cmp.Diff(before, lab.diskVolumes()); diff != "" {
+			t.Errorf("volumes changed:\n%s", diff)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so

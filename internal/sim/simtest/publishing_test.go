@@ -44,17 +44,13 @@ func TestPublishAndPrune(t *testing.T) {
 				}
 				for range 3 { // the previous lock is for rollback and stays
 					lab.Patch(sim.PatchedExtension)
-					if err := lab.Client().Publish(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, lab.Client().Publish(t.Context()))
 				}
 				if lab.asked("POST", "/"+delivery) == 0 {
 					t.Errorf("nothing was published by %s", delivery)
 				}
 				rep, err := lab.Client().Prune(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				removed := 0
 				for _, v := range rep.ISOs {
 					if v.Removed {

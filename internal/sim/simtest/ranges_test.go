@@ -20,9 +20,7 @@ import (
 func (l *Lab) withRange(vmids string) *Client {
 	l.t.Helper()
 	c, err := l.WithRange(filepath.Join(l.t.TempDir(), "other"), vmids)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return c
 }
 
@@ -67,8 +65,7 @@ func TestTwoFilesOfOneCluster(t *testing.T) {
 				if lost != 1 {
 					t.Fatalf("%d of two rolls lost: %v, %v", lost, ended[0].err, ended[1].err)
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 				requireNoClaims(t, lab)
 			})
 		})
@@ -110,17 +107,13 @@ func TestUnfinishedWorkOfAnotherFile(t *testing.T) {
 		}
 		next := lab.withRange("9100-9199")
 		next.Run = "20000101-0000-cafe"
-		if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, next.roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 		lab.Patch(sim.PatchedExtension)
 		requireNoClaims(t, lab)
 		refused("beside an old system disk", "keeps old system disks of node wk1", "9000-9101 holds them all")
 		must(t, me.setRange("9000-9199"))
-		if _, err := me.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, me.roll(planning.Policy{})(t.Context()))
 		lab.RequireIntact()
 		requireNoClaims(t, lab)
 	})

@@ -127,9 +127,7 @@ func TestRecover(t *testing.T) {
 					lab.loseJournal()
 				}
 				rep, err := lab.Client().Recover(t.Context(), r.node)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if rep.Outcome != "done" || strings.Join(rep.Resumed, " ") != c.Run {
 					t.Errorf("report %+v", rep)
 				}
@@ -201,11 +199,8 @@ func TestRecoverKilled(t *testing.T) {
 					lab.requireRecovered(dump)
 					return
 				}
-				third := lab.Client()
-				third.Run = "20000101-0000-beef"
-				must(t, third.roll(planning.Policy{Only: []string{c.node}})(t.Context()))
-				requireDrift(t, lab, lab.others(c.node)...)
-				lab.RequireIntact()
+				must(t, lab.as("20000101-0000-beef").roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+				requireInSync(t, lab, lab.others(c.node)...)
 				lab.requireKept(1)
 			})
 		})
@@ -278,12 +273,13 @@ func (r recovery) killedAtPoint(t *testing.T, at int) (reached bool) {
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		o          sim.Options
 		node       string
 		begin      func(t *testing.T, lab *Lab)
 		text, hint string
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"nothing is unfinished": {
 			oneWorker(), "wk1", func(*testing.T, *Lab) {},
 			"node wk1: no replacement of it is unfinished, so there is nothing to recover from", "recast status says what is unfinished",
@@ -295,8 +291,7 @@ func TestRecoverRefused(t *testing.T) {
 		"a rollback": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
 				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
-				c := lab.Client()
-				c.Run = "20000101-0000-beef"
+				c := lab.as("20000101-0000-beef")
 				c.killedAt(t, after("restore-disk"), func(ctx context.Context) error { _, err := c.Rollback(ctx, planning.Policy{}); return err })
 			},
 			"node wk1: a rollback of it is unfinished", "recast roll finishes that; recast rollback wk1 then goes the other way",
@@ -310,36 +305,30 @@ func TestRecoverRefused(t *testing.T) {
 			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
 		"an unknown node": {oneWorker(), "wk7", func(*testing.T, *Lab) {}, "wk7", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				if c.node == "cp2" {
-					lab.Patch(everywhere)
-				}
-				c.begin(t, lab)
-				before := lab.machinesDump()
-				_, err := lab.Client().Recover(t.Context(), c.node)
-				if err == nil || !strings.Contains(err.Error(), c.text) {
-					t.Fatalf("err = %v, want %q", err, c.text)
-				}
-				if kind := fault.KindOf(err); kind != fault.Refused && c.node != "wk7" {
-					t.Errorf("kind %d: %v", kind, err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
-					t.Errorf("it changed something:\n%s", diff)
-				}
-				next := lab.Client()
-				next.Run = "20000101-0000-cafe"
-				if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatalf("the roll after that: %v", err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		if c.node == "cp2" {
+			lab.Patch(everywhere)
+		}
+		c.begin(t, lab)
+		before := lab.machinesDump()
+		_, err := lab.Client().Recover(t.Context(), c.node)
+		if err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Fatalf("err = %v, want %q", err, c.text)
+		}
+		if kind := fault.KindOf(err); kind != fault.Refused && c.node != "wk7" {
+			t.Errorf("kind %d: %v", kind, err)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
+			t.Errorf("it changed something:\n%s", diff)
+		}
+		next := lab.as("20000101-0000-cafe")
+		if _, err := next.Roll(t.Context(), planning.Policy{}); err != nil {
+			t.Fatalf("the roll after that: %v", err)
+		}
+		requireInSync(t, lab)
+	})
 }

@@ -65,8 +65,7 @@ func TestEveryRefusal(t *testing.T) {
 				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
 					t.Fatalf("with everything lifted: %v", err)
 				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				requireInSync(t, lab)
 			})
 		})
 	}
@@ -158,9 +157,7 @@ func requireAsked(t *testing.T, lab *Lab, name string, s cluster.Strategy, want 
 func planOf(t *testing.T, lab *Lab, node string) planning.NodePlan {
 	t.Helper()
 	plan, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{node}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(plan.Nodes) != 1 {
 		t.Fatalf("a plan for %s: %+v", node, plan.Nodes)
 	}

@@ -83,14 +83,10 @@ func cloudRefusals() []refusal {
 	return []refusal{{
 		name: "provider ID", bring: func(l *Lab) {
 			n, err := l.Kube.Node(l.t.Context(), "wk1")
-			if err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, err)
 			n = n.DeepCopy()
 			n.Spec.ProviderID = "proxmox://lab/9031"
-			if _, err := l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main); err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main)))
 		},
 		also: []string{"its Node has providerID proxmox://lab/9031: a cloud controller deletes the Node with its VM: use reimage"},
 	}}
@@ -214,18 +210,14 @@ func occupiedRefusals() []refusal {
 func snapshot(name string, memory bool) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if err := l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.AddSnapshot(wk1, world.Snapshot{Name: name, Memory: memory}))
 	}
 }
 
 func noSnapshot(name string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if err := l.World.DeleteSnapshot(wk1, name); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.DeleteSnapshot(wk1, name))
 	}
 }
 
@@ -252,9 +244,7 @@ func lossRefusals() []refusal {
 	noLonghorn := without(longhornNodes.GroupVersionResource, "longhorn-system", "wk1")
 	noRook := func(l *Lab) {
 		without(cephClusters.GroupVersionResource, "rook-ceph", "ceph")(l)
-		if _, err := l.Kube.Store().Delete(l.t.Context(), store.Pods(), "rook-ceph", "rook-ceph-mon-a", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), store.Pods(), "rook-ceph", "rook-ceph-mon-a", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})))
 	}
 	const pv = "PersistentVolume pvc-1 (claim default/db-0)"
 	return []refusal{

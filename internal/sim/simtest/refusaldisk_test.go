@@ -22,9 +22,7 @@ func diskRefusals() []refusal {
 	return append([]refusal{
 		entangled("LUN", func(l *Lab) {
 			l.World.AddStorage(world.Storage{ID: "san", Type: "iscsi", Shared: true, Content: []string{"images"}})
-			if err := l.World.AddLUN("san", "pve1", "0.0.1.scsi-36001405a", 1<<30, world.NewMedia(nil)); err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, l.World.AddLUN("san", "pve1", "0.0.1.scsi-36001405a", 1<<30, world.NewMedia(nil)))
 			change("scsi2=san:0.0.1.scsi-36001405a,serial=lun-1")(l)
 		}, remove("scsi2"), "scsi2 (san:0.0.1.scsi-36001405a) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
 		{
@@ -53,9 +51,7 @@ func diskRefusals() []refusal {
 			lift: configuration("{name: wk1,", "{name: wk1, holder: 9051,"), undo: remove("scsi2"),
 		},
 		entangled("disk of nobody", func(l *Lab) {
-			if err := l.World.AddLUN("fast", "pve1", "9052/vm-9052-disk-0.raw", 1<<30, world.NewMedia(nil)); err != nil {
-				l.t.Fatal(err)
-			}
+			must(l.t, l.World.AddLUN("fast", "pve1", "9052/vm-9052-disk-0.raw", 1<<30, world.NewMedia(nil)))
 			change("scsi2=fast:9052/vm-9052-disk-0.raw,serial=orphan")(l)
 		}, remove("scsi2"), "scsi2 (fast:9052/vm-9052-disk-0.raw) carries the number of VM 9052, which does not exist: reassign it to VM 9031"),
 		entangled("holder that does not exist", configuration("{name: wk1,", "{name: wk1, holder: 9999,"), configuration(" holder: 9999,", ""),
@@ -68,9 +64,7 @@ func diskRefusals() []refusal {
 			"the system disk scsi0 (fast:9053/vm-9053-disk-0.raw) belongs to the holder, VM 9053: reassign it to VM 9031"),
 		{
 			name: "disk of a storage driver", bring: func(l *Lab) {
-				if err := l.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)); err != nil {
-					l.t.Fatal(err)
-				}
+				must(l.t, l.World.AddLUN("fast", "pve1", "9999/vm-9999-pvc-0b5f.raw", 1<<30, world.NewMedia(nil)))
 				change("scsi7=fast:9999/vm-9999-pvc-0b5f.raw")(l)
 				proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(l)
 			}, undo: all(remove("scsi7"), without(store.Volumes(), "", "pvc-proxmox")),
@@ -113,9 +107,7 @@ func reassign(from int, key string, to int, toKey string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		upid, err := l.World.MoveDisk("", "pve1", world.MoveRequest{ID: from, Disk: key, Target: to, TargetDisk: toKey})
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		if task, ok := l.World.WaitTask(upid); !ok || task.ExitStatus != "OK" {
 			l.t.Fatalf("reassign %s of VM %d: %+v", key, from, task)
 		}
@@ -274,9 +266,7 @@ func configured(change func(l *Lab, config []byte) []byte) edit {
 		l.t.Helper()
 		media := l.media(wk1System)
 		b, err := talosapi.WithMachineConfig(media.Bytes(), func(config []byte) []byte { return change(l, config) })
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		media.Write(b)
 	}
 }

@@ -33,33 +33,25 @@ func whileOff(edits ...edit) edit {
 	return func(l *Lab) {
 		l.t.Helper()
 		boot := l.bootID("wk1")
-		if err := l.World.PowerOff(wk1); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.PowerOff(wk1))
 		for _, e := range edits {
 			e(l)
 		}
-		if err := l.World.PowerOn(wk1); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.World.PowerOn(wk1))
 		for range 300 {
 			if l.bootID("wk1") != boot {
 				break
 			}
 			time.Sleep(time.Second)
 		}
-		if err := l.WaitReady(l.t.Context()); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, l.WaitReady(l.t.Context()))
 	}
 }
 
 func (l *Lab) bootID(node string) string {
 	l.t.Helper()
 	n, err := l.Kube.Node(l.t.Context(), node)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return n.Status.NodeInfo.BootID
 }
 
@@ -93,9 +85,7 @@ func discard(keys ...string) edit {
 
 func (l *Lab) configure(r world.ChangeRequest) {
 	l.t.Helper()
-	if err := l.World.SetConfig("", "pve1", r); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, l.World.SetConfig("", "pve1", r))
 }
 
 // setting is a setting of wk1 that needs a restart, and its removal.
@@ -130,9 +120,7 @@ func partitions(volid string, change func([]artefact.Partition) []artefact.Parti
 		l.t.Helper()
 		media := l.media(volid)
 		disk, err := artefact.ReadDisk(media.Bytes())
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		disk.Partitions = change(disk.Partitions)
 		media.Write(artefact.WriteDisk(disk))
 	}
@@ -153,25 +141,19 @@ func labelled(label string) artefact.Partition {
 
 func (l *Lab) lock() {
 	l.t.Helper()
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{})))
 }
 
 // put adds a Kubernetes object.
 func (l *Lab) put(r schema.GroupVersionResource, o store.Object) {
 	l.t.Helper()
-	if _, err := l.Kube.Store().Create(l.t.Context(), r, o); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Kube.Store().Create(l.t.Context(), r, o)))
 }
 
 func without(r schema.GroupVersionResource, namespace, name string) edit {
 	return func(l *Lab) {
 		l.t.Helper()
-		if _, err := l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{}); err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, errOf(l.Kube.Store().Delete(l.t.Context(), r, namespace, name, metav1.DeleteOptions{})))
 	}
 }
 
@@ -293,9 +275,7 @@ func (l *Lab) labels(volid string) []string {
 	l.t.Helper()
 	media := l.media(volid)
 	disk, err := artefact.ReadDisk(media.Bytes())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	var labels []string
 	for _, p := range disk.Partitions {
 		labels = append(labels, p.Label)

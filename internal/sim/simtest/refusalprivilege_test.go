@@ -67,11 +67,8 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				strategy(s)(lab)
 				lab.World.AddRole("Recast", privileges...)
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
+				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+				requireInSync(t, lab)
 			})
 		})
 	}

@@ -36,11 +36,8 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.Reimage {
 			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
 		}
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 		after := lab.vm(wk1)
 		for _, config := range []map[string]string{before.Config, after.Config} {
 			maps.DeleteFunc(config, func(key, _ string) bool { return key == "scsi0" || key == "description" })
@@ -67,11 +64,8 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 		if n := planOf(t, lab, "wk1"); n.Strategy != cluster.InPlace {
 			t.Fatalf("planned as %s: %s", n.Strategy, n.Why)
 		}
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 		vm := lab.vm(wk1)
 		if labels := lab.labels(wk1System); !slices.Contains(labels, "u-cache") || !strings.HasPrefix(vm.Config["scsi0"], wk1System+",") {
 			t.Errorf("its system disk is %s and has %q", vm.Config["scsi0"], labels)
@@ -103,12 +97,9 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		}
 		lab.Patch(sim.PatchedExtension)
 		configuration("'pv/pvc-1'", "'pv/pvc-1', longhorn/var/lib/longhorn, pv/pvc-9")(lab)
-		c := lab.Client()
-		c.Run = "20000101-0000-beef"
+		c := lab.as("20000101-0000-beef")
 		rep, err := c.Roll(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		n := rep.Plan.Work()[0]
 		want := []string{
 			"volume u-cache on the system disk will be lost", "volume scratch on the system disk will be lost",
@@ -121,8 +112,7 @@ func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 		if diff := cmp.Diff([]string{"acceptLoss names pv/pvc-9, but nothing of that name is on its system disk"}, n.Notes); diff != "" {
 			t.Errorf("notes (-want +got):\n%s", diff)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 		system, _, _ := strings.Cut(lab.vm(wk1).Config["scsi0"], ",")
 		if labels := lab.labels(system); slices.Contains(labels, "u-cache") {
 			t.Errorf("partitions of the new system disk: %q", labels)
@@ -138,20 +128,14 @@ func TestKernelArgumentsThatConfigureAreRolledAwayInPlace(t *testing.T) {
 		const would = ", which would configure the blank machine before recast can: remove it and roll in-place once"
 		customization := "  extraKernelArgs: ['talos.config=http://10.0.0.1/wk1.yaml?token=secret', talos.config.inline=KLUv]\n"
 		schematic(customization)(lab)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		plainSchematic(customization)(lab)
 		reasons := []string{
 			"the machine was booted with the kernel argument talos.config" + would,
 			"the machine was booted with the kernel argument talos.config.inline" + would,
 		}
 		requireRefusal(t, lab, refusal{name: "booted with kernel arguments", bring: func(*Lab) {}, both: reasons, lift: func(l *Lab) {
-			c := l.Client()
-			c.Run = "20000101-0000-beef"
-			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, l.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
 			requireDrift(t, l)
 			l.Patch(sim.PatchedExtension)
 		}})
@@ -171,9 +155,7 @@ func TestAMachineOfOmniIsRefused(t *testing.T) {
 		)
 		customization := "  extraKernelArgs: ['siderolink.api=grpc://10.0.0.1:8090?jointoken=secret']\n"
 		schematic(customization)(lab)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		plainSchematic(customization)(lab)
 		if diff := cmp.Diff([]string{booted, "in-place: " + omni}, planOf(t, lab, "wk1").Refused); diff != "" {
 			t.Errorf("refused (-want +got):\n%s", diff)
@@ -193,11 +175,8 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
 			lift: configuration("vmid: 9031", "vmid: 9031, holder: 9201"),
 		})
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -227,9 +206,7 @@ func TestNothingIsPossible(t *testing.T) {
 		lab.Write("recast.yaml", brought)
 		noSnapshot("before")(lab)
 		lift(lab)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 		if drive := lab.vm(wk1).Config["scsi0"]; !strings.Contains(drive, "size=20G") {
 			t.Errorf("the system disk: %s", drive)
@@ -282,9 +259,7 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 func (l *Lab) vm(id int) world.VM {
 	l.t.Helper()
 	vm, err := l.World.LookupVM("pve1", id)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return vm
 }
 
@@ -314,8 +289,7 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 				func(l *Lab) { l.World.RemoveBackupJob("backup-1") }, "backup job backup-1 due at ",
 			},
 		} {
-			c := lab.Client()
-			c.Run = fmt.Sprintf("20000101-0000-000%d", i)
+			c := lab.as(fmt.Sprintf("20000101-0000-000%d", i))
 			c.Confirm = func(planning.Plan) (bool, error) { tc.bring(lab); return true, nil }
 			_, err := c.Roll(t.Context(), planning.Policy{})
 			if text := "recreate became impossible for wk1 since the plan was made: " + tc.text; fault.KindOf(err) != fault.Refused || !strings.Contains(fmt.Sprint(err), text) {
@@ -326,12 +300,7 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 				t.Fatalf("after %q (-before +after):\n%s", tc.text, diff)
 			}
 		}
-		c := lab.Client()
-		c.Run = "20000101-0000-beef"
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }

@@ -78,9 +78,7 @@ func TestRehearse(t *testing.T) {
 			}
 		}
 		rep, err := c.Roll(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(order) == 0 || order[0] != "roll/rehearse" {
 			t.Errorf("order: %q", order)
 		}
@@ -104,10 +102,11 @@ func TestRehearse(t *testing.T) {
 func TestRehearseFirmware(t *testing.T) {
 	long(t)
 	const fixed = "rehearse: {addresses: [127.42.7.251/24], gateway: 127.42.7.1}"
-	cases := map[string]struct {
+	type story struct {
 		bring                 func(*Lab)
 		firmware, at, blindly string
-	}{
+	}
+	cases := map[string]story{
 		"SeaBIOS":         {func(l *Lab) { whileOff(remove("bios"), discard("efidisk0"))(l) }, "SeaBIOS, q35, CPU host", "127.42.7.231", ""},
 		"i440fx":          {func(l *Lab) { whileOff(remove("machine"), change("cpu=x86-64-v2-AES"))(l) }, "OVMF, i440fx, CPU x86-64-v2-AES", "127.42.7.231", ""},
 		"a fixed address": {func(l *Lab) { l.setRoll(fixed) }, "OVMF, q35, CPU host", "127.42.7.251", ""},
@@ -123,50 +122,45 @@ func TestRehearseFirmware(t *testing.T) {
 			"OVMF, q35, CPU host", "invalid IP", "the image has no qemu-guest-agent to tell its address, and roll.rehearse.addresses has none for it",
 		},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				c.bring(lab)
-				lab.Patch(sim.PatchedExtension)
-				client := lab.rehearsing()
-				var made record.Call
-				lab.Recorder.Hooks(nil, func(call record.Call) {
-					if call.Params["vmid"] == strconv.Itoa(scratchVM) {
-						made = call
-					}
-				})
-				rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-				lab.Recorder.Hooks(nil, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if len(rep.Rehearsed) != 1 {
-					t.Fatalf("rehearsed %+v", rep.Rehearsed)
-				}
-				got := rep.Rehearsed[0]
-				if got.Firmware != c.firmware || got.Addr.String() != c.at || got.Unseen != c.blindly {
-					t.Errorf("rehearsed %+v", got)
-				}
-				for key, value := range made.Params {
-					if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
-						t.Errorf("the scratch VM has %s: %s", key, value)
-					}
-				}
-				lab.requireNoScratch()
-				lab.RequireIntact()
-			})
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		c.bring(lab)
+		lab.Patch(sim.PatchedExtension)
+		client := lab.rehearsing()
+		var made record.Call
+		lab.Recorder.Hooks(nil, func(call record.Call) {
+			if call.Params["vmid"] == strconv.Itoa(scratchVM) {
+				made = call
+			}
 		})
-	}
+		rep, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		lab.Recorder.Hooks(nil, nil)
+		must(t, err)
+		if len(rep.Rehearsed) != 1 {
+			t.Fatalf("rehearsed %+v", rep.Rehearsed)
+		}
+		got := rep.Rehearsed[0]
+		if got.Firmware != c.firmware || got.Addr.String() != c.at || got.Unseen != c.blindly {
+			t.Errorf("rehearsed %+v", got)
+		}
+		for key, value := range made.Params {
+			if strings.HasPrefix(key, "scsi") && key != "scsihw" || strings.Contains(value, lab.node("wk1").MAC) || strings.Contains(value, lab.node("wk1").UUID) {
+				t.Errorf("the scratch VM has %s: %s", key, value)
+			}
+		}
+		lab.requireNoScratch()
+		lab.RequireIntact()
+	})
 }
 
 // TestRehearsalFails: no node is touched, and nothing of the rehearsal is left.
 func TestRehearsalFails(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		bring func(*testing.T, *Lab)
 		kind  fault.Kind
 		want  string // in the error
-	}{
+	}
+	cases := map[string]story{
 		"the bytes are another ISO's": {func(t *testing.T, l *Lab) {
 			must(t, l.Client().Publish(t.Context()))
 			l.SwapISOs()
@@ -197,25 +191,21 @@ func TestRehearsalFails(t *testing.T) {
 			l.Replace("recast.yaml", "vmids: 9000-9099", "vmids: 9000-9002")
 		}, fault.Refused, "no VMID is free for a scratch VM on pve1"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				c.bring(t, lab)
-				boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
-				rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
-				lab.Silence(nil)
-				if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
-					t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
-				}
-				if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
-					t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
-				}
-				lab.requireUntouched(before)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), cases, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		c.bring(t, lab)
+		boot, before := lab.bootID("wk1"), len(lab.Recorder.Calls())
+		rep, err := lab.rehearsing().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}})
+		lab.Silence(nil)
+		if fault.KindOf(err) != c.kind || !strings.Contains(message(err), c.want) || len(fault.Hints(err)) == 0 {
+			t.Errorf("kind %d: %v\nhints %q", fault.KindOf(err), err, fault.Hints(err))
+		}
+		if len(rep.Rehearsed) != 0 || lab.bootID("wk1") != boot {
+			t.Errorf("rehearsed %+v, boot of wk1 %s, before it %s", rep.Rehearsed, lab.bootID("wk1"), boot)
+		}
+		lab.requireUntouched(before)
+		lab.RequireIntact()
+	})
 }
 
 // failScratch makes Proxmox fail to create the VM although the space was checked.

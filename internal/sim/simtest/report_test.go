@@ -25,9 +25,7 @@ var updateReports = flag.Bool("reports.update", false, "write the runs of which 
 func (l *Lab) logged(c *Client) *Client {
 	l.t.Helper()
 	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	c.Telemetry, c.Pulsed = tele, tele.Pulsed
 	return c
 }
@@ -36,21 +34,13 @@ func (l *Lab) logged(c *Client) *Client {
 func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	run, err := p.PastRun(id, pipeline.PastOptions{Dead: l.isKilled})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	told, err := story.Read(os.DirFS(run.Dir))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	var b bytes.Buffer
-	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
 	l.canary.hear(b.String())
 	return run, told, b.String()
 }
@@ -64,9 +54,7 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	}
 	to := filepath.Join("../../../testdata/runs", name, run.ID)
 	must := func(err error) {
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 	}
 	must(os.RemoveAll(filepath.Dir(to)))
 	must(os.MkdirAll(to, 0o755))

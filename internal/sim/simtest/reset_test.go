@@ -25,11 +25,12 @@ import (
 // configuration is at hand a roll applies it and then rolls the node to the wanted build;
 // else the error says which command to type, and that works.
 func TestResetMachine(t *testing.T) {
-	cases := map[string]struct {
+	type story struct {
 		node   string
 		labels []string
 		files  bool // talos.machineConfigs
-	}{
+	}
+	cases := map[string]story{
 		"a worker":                                {"wk1", []string{"STATE"}, true},
 		"a worker, with all it had":               {"wk1", []string{"STATE", "EPHEMERAL"}, true},
 		"a worker, its configuration lost":        {"wk1", []string{"STATE"}, false},
@@ -37,49 +38,44 @@ func TestResetMachine(t *testing.T) {
 		"a control plane, with its data":          {"cp2", []string{"STATE", "EPHEMERAL"}, true},
 		"a control plane, its configuration lost": {"cp2", []string{"STATE", "EPHEMERAL"}, false},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			long(t)
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
-				configs := lab.machineConfigs()
-				lab.Patch(everywhere)
-				only := planning.Policy{Only: []string{c.node}}
-				lab.reset(c.node, c.labels...)
-				user := lab.Client()
-				var plans []string
-				user.Confirm = func(p planning.Plan) (bool, error) {
-					for _, n := range p.Work() {
-						plans = append(plans, n.Node+" "+string(n.Strategy))
-					}
-					return true, nil
-				}
-				want := []string{c.node + " recreate"}
-				if c.files {
-					user.MachineConfig = configs
-					want = slices.Insert(want, 0, c.node+" configure")
-				}
-				from := len(lab.Recorder.Calls())
-				_, err := user.Roll(t.Context(), only)
-				if !c.files {
-					requireReset(t, lab, c.node, err)
-					lab.requireLeftAlone(from, c.node)
-					config, _, _ := configs(c.node)
-					lab.applyInsecure(c.node, config) // as the hint says
-					_, err = user.Roll(t.Context(), only)
-				}
-				if err != nil {
-					t.Fatalf("%v\nhints %q", err, fault.Hints(err))
-				}
-				if diff := cmp.Diff(want, plans); diff != "" {
-					t.Errorf("what was planned (-want +got):\n%s", diff)
-				}
-				requireMembers(t, lab, "", false)
-				requireDrift(t, lab, slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "wk1"}, func(n string) bool { return n == c.node })...)
-				lab.requireServing(c.node)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, cases, func(t *testing.T, lab *Lab, c story) {
+		configs := lab.machineConfigs()
+		lab.Patch(everywhere)
+		only := planning.Policy{Only: []string{c.node}}
+		lab.reset(c.node, c.labels...)
+		user := lab.Client()
+		var plans []string
+		user.Confirm = func(p planning.Plan) (bool, error) {
+			for _, n := range p.Work() {
+				plans = append(plans, n.Node+" "+string(n.Strategy))
+			}
+			return true, nil
+		}
+		want := []string{c.node + " recreate"}
+		if c.files {
+			user.MachineConfig = configs
+			want = slices.Insert(want, 0, c.node+" configure")
+		}
+		from := len(lab.Recorder.Calls())
+		_, err := user.Roll(t.Context(), only)
+		if !c.files {
+			requireReset(t, lab, c.node, err)
+			lab.requireLeftAlone(from, c.node)
+			config, _, _ := configs(c.node)
+			lab.applyInsecure(c.node, config) // as the hint says
+			_, err = user.Roll(t.Context(), only)
+		}
+		if err != nil {
+			t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+		}
+		if diff := cmp.Diff(want, plans); diff != "" {
+			t.Errorf("what was planned (-want +got):\n%s", diff)
+		}
+		requireMembers(t, lab, "", false)
+		requireDrift(t, lab, slices.DeleteFunc([]string{"cp1", "cp2", "cp3", "wk1"}, func(n string) bool { return n == c.node })...)
+		lab.requireServing(c.node)
+		lab.RequireIntact()
+	})
 }
 
 // requireReset checks the error about a reset node.
@@ -103,13 +99,9 @@ func (l *Lab) applyInsecure(node string, config []byte) {
 	dialer := l.Lab.Client()
 	c, err := client.New(l.t.Context(), client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}), client.WithEndpoints(l.node(node).Addr.String()), client.WithGRPCDialOptions( //nolint:gosec // as talosctl does
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) })))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer c.Close()
-	if _, err := c.ApplyConfiguration(l.t.Context(), &machineapi.ApplyConfigurationRequest{Data: config}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(c.ApplyConfiguration(l.t.Context(), &machineapi.ApplyConfigurationRequest{Data: config})))
 	time.Sleep(3 * time.Minute)
 }
 

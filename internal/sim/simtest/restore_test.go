@@ -29,9 +29,7 @@ import (
 func (l *Lab) backUp() pipeline.BackupResult {
 	l.t.Helper()
 	res, err := l.Client().Backup(l.t.Context(), pipeline.BackupOptions{})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return res
 }
 
@@ -57,9 +55,7 @@ func (l *Lab) kubernetes() map[string]string {
 			continue
 		}
 		objects, _, err := l.Kube.Store().List(l.t.Context(), r.GroupVersionResource, "")
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		for _, o := range objects {
 			out[fmt.Sprint(r.Resource, " ", o.GetNamespace(), "/", o.GetName())] = fmt.Sprint(o.GetUID(), " ", o.GetLabels())
 		}
@@ -75,9 +71,7 @@ func (l *Lab) note(name string) {
 	_, err := l.Kube.Store().Create(l.t.Context(), configMaps, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}, Data: map[string]string{"is": name},
 	})
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 }
 
 // TestRestoreOfTheOnlyControlPlane: its etcd is lost, and restored as it was saved.
@@ -106,8 +100,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 		if now := slices.Collect(maps.Keys(lab.memberIDs())); !slices.Equal(now, []string{"cp1"}) {
 			t.Errorf("members %q", now)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 
 		// An etcd that has data is never overwritten.
 		from := len(lab.Recorder.Calls())
@@ -120,9 +113,7 @@ func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
 // serves says whether the Kubernetes API answers.
 func (l *Lab) serves() bool {
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	_, err = s.machines.Kube.Nodes(l.t.Context())
 	return err == nil
@@ -149,8 +140,7 @@ func TestRestoreIsInterrupted(t *testing.T) {
 				})
 				_, killed := user.Restore(t.Context(), saved.File, "cp1")
 				time.Sleep(time.Minute)
-				again := lab.Client()
-				again.Run = "20000101-0000-0002"
+				again := lab.as("20000101-0000-0002")
 				rep, err := again.Restore(t.Context(), saved.File, "cp1")
 				switch {
 				case killed == nil || err != nil && strings.Contains(err.Error(), "has etcd data already"):
@@ -176,43 +166,39 @@ func TestRestoreIsInterrupted(t *testing.T) {
 // retries.
 func TestRestoreLosesAnAnswer(t *testing.T) {
 	long(t)
-	for name, arrives := range map[string]bool{"to a bootstrap": true, "and the bootstrap": false} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				before, saved := lab.kubernetes(), lab.backUp()
-				lab.loseEtcd("cp1")
-				user := lab.Client()
-				var asked, done atomic.Int64
-				lab.Recorder.Hooks(func(c record.Call) error {
-					if c.Method == "/machine.MachineService/Bootstrap" && asked.Add(1) == 1 && !arrives {
-						return errKilled
-					}
-					return nil
-				}, func(c record.Call) {
-					if c.Method == "/machine.MachineService/Bootstrap" && done.Add(1) == 1 && arrives {
-						user.Cut()
-						time.AfterFunc(5*time.Second, user.Mend)
-					}
-				})
-				_, err := user.Restore(t.Context(), saved.File, "cp1")
-				if !arrives {
-					if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
-						t.Errorf("err = %v", err)
-					}
-					if safe := fault.Safe(err); len(safe) > 0 {
-						t.Errorf("safe is %q, after the request to bootstrap etcd", safe)
-					}
-					_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
-				}
-				if err != nil || done.Load() != 1 {
-					t.Errorf("%d bootstraps, %v", done.Load(), err)
-				}
-				if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
-					t.Errorf("Kubernetes (-before +after):\n%s", diff)
-				}
-			})
+	eachInLab(t, oneWorker(), map[string]bool{"to a bootstrap": true, "and the bootstrap": false}, func(t *testing.T, lab *Lab, arrives bool) {
+		before, saved := lab.kubernetes(), lab.backUp()
+		lab.loseEtcd("cp1")
+		user := lab.Client()
+		var asked, done atomic.Int64
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if c.Method == "/machine.MachineService/Bootstrap" && asked.Add(1) == 1 && !arrives {
+				return errKilled
+			}
+			return nil
+		}, func(c record.Call) {
+			if c.Method == "/machine.MachineService/Bootstrap" && done.Add(1) == 1 && arrives {
+				user.Cut()
+				time.AfterFunc(5*time.Second, user.Mend)
+			}
 		})
-	}
+		_, err := user.Restore(t.Context(), saved.File, "cp1")
+		if !arrives {
+			if err == nil || !strings.Contains(err.Error(), "restore/recover-etcd: etcd on cp1: gave up after 3m0s; last seen: Preparing: Running pre state") || len(fault.Hints(err)) == 0 {
+				t.Errorf("err = %v", err)
+			}
+			if safe := fault.Safe(err); len(safe) > 0 {
+				t.Errorf("safe is %q, after the request to bootstrap etcd", safe)
+			}
+			_, err = lab.Client().Restore(t.Context(), saved.File, "cp1")
+		}
+		if err != nil || done.Load() != 1 {
+			t.Errorf("%d bootstraps, %v", done.Load(), err)
+		}
+		if diff := cmp.Diff(before, lab.kubernetes()); diff != "" {
+			t.Errorf("Kubernetes (-before +after):\n%s", diff)
+		}
+	})
 }
 
 // TestRestoreOnceMore: after a restore that Talos completed on its own, a new one is possible
@@ -274,13 +260,14 @@ func TestRestoreAfterAForeignBootstrap(t *testing.T) {
 // TestRestoreIsRefused before anything is changed.
 func TestRestoreIsRefused(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		planes int
 		spoil  func(t *testing.T, l *Lab, file string)
 		node   string
 		kind   fault.Kind
 		text   string
-	}{
+	}
+	cases := map[string]story{
 		"no such file": {1, func(_ *testing.T, l *Lab, file string) { l.Replace(strings.TrimPrefix(file, l.Dir), "", "") }, "cp1", fault.Config, "no such file"},
 		"cut off": {1, func(_ *testing.T, l *Lab, file string) {
 			rewrite(l, file, func(b []byte) []byte { return b[:len(b)-512] })
@@ -300,25 +287,21 @@ func TestRestoreIsRefused(t *testing.T) {
 		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has etcd data already"},
 		"another VM":  {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "cp1", fault.Refused, "not VM 9002 as configured"},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: c.planes, Workers: 1}, func(t *testing.T, lab *Lab) {
-				saved := lab.backUp()
-				if c.spoil != nil {
-					c.spoil(t, lab, saved.File)
-				}
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Restore(t.Context(), saved.File, c.node)
-				if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v (kind %d), want %q", err, fault.KindOf(err), c.text)
-				}
-				lab.requireLeftAlone(from, "cp1")
-				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{ControlPlanes: c.planes, Workers: 1} }, cases, func(t *testing.T, lab *Lab, c story) {
+		saved := lab.backUp()
+		if c.spoil != nil {
+			c.spoil(t, lab, saved.File)
+		}
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := lab.Client().Restore(t.Context(), saved.File, c.node)
+		if fault.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v (kind %d), want %q", err, fault.KindOf(err), c.text)
+		}
+		lab.requireLeftAlone(from, "cp1")
+		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func rewrite(l *Lab, file string, change func([]byte) []byte) {

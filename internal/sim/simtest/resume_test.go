@@ -122,9 +122,7 @@ func (r resumption) undisturbed(t *testing.T) (ref reference) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, r.options())
 		r.prepare(lab)
-		if _, err := lab.Client().Roll(t.Context(), r.policy()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(r.policy())(t.Context()))
 		ref = reference{dump: lab.settledDump(), secrets: lab.Talos}
 	})
 	return ref
@@ -156,9 +154,7 @@ func (r resumption) run(t *testing.T, ref reference) {
 		t.Errorf("planned as %s, want %s: %s", p.Strategy, want, p.Why)
 	}
 	rep, err := c.Roll(t.Context(), r.policy())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := strings.Join(rep.Resumed, " "); got != "20000101-0000-feed" || rep.Outcome == "" {
 		t.Errorf("resumed %q, outcome %q", got, rep.Outcome)
 	}
@@ -177,42 +173,35 @@ func (r resumption) run(t *testing.T, ref reference) {
 // system disk. Then the node is rolled to the new one.
 func TestResumeAfterTheLockMovedOn(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		at      moment
 		journal bool
 		why     string
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"the past lock is here":                     {after("delete-vm"), true, "did not finish"},
 		"the past lock is lost":                     {after("delete-vm"), false, "is in no lock that is here"},
 		"the past lock is lost, the new build runs": {before("finish/keep"), false, "is in no lock that is here"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				first := lab.Client()
-				first.killedAt(t, c.at, first.roll(planning.Policy{}))
-				lab.Patch(sim.PatchedExtension)
-				if !c.journal {
-					lab.loseJournal()
-				}
-				second := lab.Client()
-				second.Run = "20000101-0000-beef"
-				second.MachineConfig = nil
-				p := lab.planOf(second, "wk1", planning.Policy{})
-				if !p.Resume || !strings.Contains(p.Why, c.why) {
-					t.Errorf("plan: %s: %s", p.Strategy, p.Why)
-				}
-				rep, err := second.Roll(t.Context(), planning.Policy{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if strings.Join(rep.Resumed, " ") != first.Run || rep.Run != second.Run {
-					t.Errorf("run %s resumed %q", rep.Run, rep.Resumed)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-				lab.requireKept(1)
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		first := lab.Client()
+		first.killedAt(t, c.at, first.roll(planning.Policy{}))
+		lab.Patch(sim.PatchedExtension)
+		if !c.journal {
+			lab.loseJournal()
+		}
+		second := lab.as("20000101-0000-beef")
+		second.MachineConfig = nil
+		p := lab.planOf(second, "wk1", planning.Policy{})
+		if !p.Resume || !strings.Contains(p.Why, c.why) {
+			t.Errorf("plan: %s: %s", p.Strategy, p.Why)
+		}
+		rep, err := second.Roll(t.Context(), planning.Policy{})
+		must(t, err)
+		if strings.Join(rep.Resumed, " ") != first.Run || rep.Run != second.Run {
+			t.Errorf("run %s resumed %q", rep.Run, rep.Resumed)
+		}
+		requireInSync(t, lab)
+		lab.requireKept(1)
+	})
 }

@@ -33,9 +33,7 @@ func TestRetention(t *testing.T) {
 					c := lab.as(run)
 					plan := lab.planOf(c, "wk1", worker)
 					rep, err := c.Roll(t.Context(), worker)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if diff := cmp.Diff(plan.Frees, rep.Plan.Nodes[0].Frees); diff != "" {
 						t.Errorf("the plan shows other disks than the roll frees:\n%s", diff)
 					}

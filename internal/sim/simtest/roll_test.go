@@ -18,12 +18,42 @@ func inLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	synctest.Test(t, func(t *testing.T) { f(t, New(t, o)) })
 }
 
+// eachInLab plays each story in a lab of its own.
+func eachInLab[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
+	eachIn(t, func(S) sim.Options { return o }, stories, f)
+}
+
+// eachIn is eachInLab where each story has its own options.
+func eachIn[S any](t *testing.T, o func(story S) sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) { inLab(t, o(story), func(t *testing.T, lab *Lab) { f(t, lab, story) }) })
+	}
+}
+
+// eachLong is eachInLab for long stories, of which a slice has some.
+func eachLong[S any](t *testing.T, o sim.Options, stories map[string]S, f func(t *testing.T, lab *Lab, story S)) {
+	t.Helper()
+	for name, story := range stories {
+		t.Run(name, func(t *testing.T) {
+			long(t)
+			inLab(t, o, func(t *testing.T, lab *Lab) { f(t, lab, story) })
+		})
+	}
+}
+
+// requireInSync fails unless drift finds these nodes stale and no other, and every persistent disk is intact.
+func requireInSync(t *testing.T, lab *Lab, stale ...string) {
+	t.Helper()
+	requireDrift(t, lab, stale...)
+	lab.RequireIntact()
+}
+
 func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
 	t.Helper()
 	res, err := lab.Client().Drift(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var got []string
 	for _, d := range res.Nodes {
 		if d.Stale {
@@ -46,14 +76,11 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 			t.Errorf("wk1 is stale because of %+v", r)
 		}
 		rep, err := lab.Client().Roll(t.Context(), planning.Policy{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if rep.Outcome != "done" || len(rep.Plan.Work()) != 2 {
 			t.Errorf("report %+v", rep)
 		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		requireInSync(t, lab)
 		after := lab.Disks()
 		for serial, sum := range before {
 			if after[serial] != sum {
@@ -72,11 +99,7 @@ func TestRollTwiceUsesTheParkingVMAgain(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		for _, run := range []string{"20000101-0000-0001", "20000101-0000-0002"} {
 			lab.Patch(sim.PatchedExtension)
-			c := lab.Client()
-			c.Run = run
-			if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, lab.as(run).roll(planning.Policy{})(t.Context()))
 			requireDrift(t, lab)
 		}
 		res, err := lab.Client().Status(t.Context())
@@ -92,9 +115,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		// The swap needs two builds on the storage: the control planes have another one.
 		lab.Patch(sim.PatchedExtension)
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().Publish(t.Context()))
 		lab.SwapISOs()
 		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
 		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "it booted v1.13.9 with schematic") {
@@ -107,9 +128,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
 		}
 		lab.SwapISOs() // somebody restores the right content
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 	})
 }
@@ -150,13 +169,8 @@ func TestANodeThatCannotBeDrainedStaysAsItWas(t *testing.T) {
 		}
 		lab.Budget(1)
 		lab.Patch(sim.PatchedExtension) // to another build than the one that failed
-		c := lab.Client()
-		c.Run = "20000101-0000-beef"
-		if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab)
-		lab.RequireIntact()
+		must(t, lab.as("20000101-0000-beef").roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
 	})
 }
 
@@ -165,9 +179,7 @@ func TestANodeThatSomebodyCordonedStaysCordoned(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Cordon("wk1", true)
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
 			t.Errorf("recast made a node schedulable that it had not cordoned (%v)", err)
 		}

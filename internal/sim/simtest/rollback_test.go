@@ -28,16 +28,12 @@ func (c *Client) goBack(nodes ...string) func(context.Context) error {
 func (l *Lab) builds() string {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	var out []string
 	for _, n := range l.Nodes {
 		m, err := s.machines.Talos.Machine(l.t.Context(), n.Addr)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		must(l.t, err)
 		out = append(out, n.Name+" "+m.Schematic.LockHash())
 	}
 	return strings.Join(out, "\n")
@@ -47,53 +43,48 @@ func (l *Lab) builds() string {
 // back to that.
 func TestRollback(t *testing.T) {
 	long(t)
-	for name, c := range map[string]struct {
+	type story struct {
 		o        sim.Options
 		node     string
 		strategy cluster.Strategy
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"worker after recreate":                           {oneWorker(), "wk1", cluster.Recreate},
 		"worker after reimage":                            {oneWorker(), "wk1", cluster.Reimage},
 		"worker with a data VM":                           {sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, "wk1", cluster.Recreate},
 		"control plane that had left etcd":                {sim.Options{ControlPlanes: 3, Workers: 1}, "cp2", cluster.Recreate},
 		"control plane with etcd's data on its data disk": {sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, "cp2", cluster.Reimage},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(c.strategy)+"\n")
-				members := lab.EtcdMembers()
-				old := lab.builds()
-				lab.Patch(everywhere)
-				must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
-				rolled := lab.builds()
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(c.strategy)+"\n")
+		members := lab.EtcdMembers()
+		old := lab.builds()
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+		rolled := lab.builds()
 
-				rep, err := lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
-					t.Errorf("plan %+v", n)
-				}
-				if diff := cmp.Diff(old, lab.builds()); diff != "" {
-					t.Errorf("builds after the rollback:\n%s", diff)
-				}
-				requireDrift(t, lab, lab.others("")...)
-				lab.requireKept(1)
-				lab.RequireIntact()
+		rep, err := lab.as(secondRun).Rollback(t.Context(), planning.Policy{Only: []string{c.node}})
+		must(t, err)
+		if n := rep.Plan.Nodes; len(n) != 1 || n[0].Strategy != cluster.Rollback || !strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9") {
+			t.Errorf("plan %+v", n)
+		}
+		if diff := cmp.Diff(old, lab.builds()); diff != "" {
+			t.Errorf("builds after the rollback:\n%s", diff)
+		}
+		requireDrift(t, lab, lab.others("")...)
+		lab.requireKept(1)
+		lab.RequireIntact()
 
-				must(t, lab.as(thirdRun).goBack(c.node)(t.Context()))
-				if diff := cmp.Diff(rolled, lab.builds()); diff != "" {
-					t.Errorf("builds after the rollback of the rollback:\n%s", diff)
-				}
-				requireDrift(t, lab, lab.others(c.node)...)
-				lab.requireKept(1)
-				lab.RequireIntact()
-				if c.o.ControlPlanes == 3 {
-					requireMembers(t, lab, fmt.Sprint(members), c.o.EtcdOnData)
-				}
-			})
-		})
-	}
+		must(t, lab.as(thirdRun).goBack(c.node)(t.Context()))
+		if diff := cmp.Diff(rolled, lab.builds()); diff != "" {
+			t.Errorf("builds after the rollback of the rollback:\n%s", diff)
+		}
+		requireDrift(t, lab, lab.others(c.node)...)
+		lab.requireKept(1)
+		lab.RequireIntact()
+		if c.o.ControlPlanes == 3 {
+			requireMembers(t, lab, fmt.Sprint(members), c.o.EtcdOnData)
+		}
+	})
 }
 
 // TestRollbackKilled: the next roll, with its journal or without, finishes the rollback.
@@ -164,12 +155,13 @@ func TestRollbackKilled(t *testing.T) {
 func TestRollbackRefused(t *testing.T) {
 	long(t)
 	threeControlPlanes := sim.Options{ControlPlanes: 3, Workers: 1}
-	for name, c := range map[string]struct {
+	type story struct {
 		o          sim.Options
 		node       string
 		spoil      func(t *testing.T, lab *Lab)
 		text, hint string
-	}{
+	}
+	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"nothing is kept": {oneWorker(), "cp1", nil, "cp1: no earlier system disk of it is parked: put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll", ""},
 		"an unfinished roll": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) {
@@ -203,31 +195,27 @@ func TestRollbackRefused(t *testing.T) {
 				lab.World.Delay(2 * time.Minute)
 			}, "other nodes are not Ready: wk2: bring them back first", "",
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.o, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				if c.node != "cp1" {
-					must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
-				}
-				if c.spoil != nil {
-					c.spoil(t, lab)
-				}
-				before := lab.machinesDump()
-				err := lab.as(thirdRun).goBack(c.node)(t.Context())
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
-					t.Errorf("err = %v, want %q", err, c.text)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
-					t.Errorf("hints %q lack %q", hints, c.hint)
-				}
-				if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
-					t.Errorf("it changed something:\n%s", diff)
-				}
-				lab.RequireIntact()
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		if c.node != "cp1" {
+			must(t, lab.as(firstRun).roll(planning.Policy{Only: []string{c.node}})(t.Context()))
+		}
+		if c.spoil != nil {
+			c.spoil(t, lab)
+		}
+		before := lab.machinesDump()
+		err := lab.as(thirdRun).goBack(c.node)(t.Context())
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("err = %v, want %q", err, c.text)
+		}
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, c.hint) {
+			t.Errorf("hints %q lack %q", hints, c.hint)
+		}
+		if diff := cmp.Diff(before, lab.machinesDump()); diff != "" {
+			t.Errorf("it changed something:\n%s", diff)
+		}
+		lab.RequireIntact()
+	})
 }
 
 // editKept changes the last kept disk in the parking VM's record.

@@ -93,14 +93,15 @@ func (l *Lab) setRoll(keys ...string) {
 // TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		options sim.Options
 		roll    []string
 		before  string // rolled separately before
 		policy  planning.Policy
 		order   []string
 		stale   []string // afterwards
-	}{
+	}
+	cases := map[string]story{
 		"a worker as canary, then control planes": {
 			options: sim.Options{ControlPlanes: 3, Workers: 2}, order: []string{"wk1", "cp1", "cp2", "cp3", "wk2"},
 		},
@@ -110,31 +111,22 @@ func TestOrder(t *testing.T) {
 		"only":                                {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 		"exclude":                             {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, c.options, func(t *testing.T, lab *Lab) {
-				lab.setRoll(c.roll...)
-				lab.Patch(everywhere)
-				if c.before != "" {
-					if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{c.before}}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				seen := lab.watchOutage()
-				if _, err := lab.second().Roll(t.Context(), c.policy); err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(c.order, seen.order); diff != "" {
-					t.Errorf("order (-want +got):\n%s", diff)
-				}
-				if seen.most != 1 {
-					t.Errorf("%d nodes were out at a time", seen.most)
-				}
-				requireDrift(t, lab, c.stale...)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll(c.roll...)
+		lab.Patch(everywhere)
+		if c.before != "" {
+			must(t, lab.Client().roll(planning.Policy{Only: []string{c.before}})(t.Context()))
+		}
+		seen := lab.watchOutage()
+		must(t, lab.second().roll(c.policy)(t.Context()))
+		if diff := cmp.Diff(c.order, seen.order); diff != "" {
+			t.Errorf("order (-want +got):\n%s", diff)
+		}
+		if seen.most != 1 {
+			t.Errorf("%d nodes were out at a time", seen.most)
+		}
+		requireInSync(t, lab, c.stale...)
+	})
 }
 
 // TestAFailingCanary stops everything else.
@@ -162,93 +154,79 @@ func TestAFailingCanary(t *testing.T) {
 // TestWorkersAtATime rolls four workers, in less time than sequentially.
 func TestWorkersAtATime(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		hosts             int
 		at                string
 		most, mostPerHost int
-	}{
+	}
+	cases := map[string]story{
 		"two":          {1, "{workers: 2, perHost: 2}", 2, 2},
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 4, Hosts: c.hosts}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false")
-				lab.Patch(sim.PatchedExtension)
-				start := time.Now()
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}}); err != nil {
-					t.Fatal(err)
-				}
-				serial := 2 * time.Since(start) // of four
-				lab.Patch(sim.PatchedExtension)
-				lab.setRoll("maxUnavailable: " + c.at)
-				seen := lab.watchOutage()
-				start = time.Now()
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				took := time.Since(start)
-				if seen.most != c.most {
-					t.Errorf("%d were out at a time, want %d", seen.most, c.most)
-				}
-				for host, n := range seen.perHost {
-					if n != c.mostPerHost {
-						t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
-					}
-				}
-				if parallel := took < serial*3/4; parallel != (c.most > 1) {
-					t.Errorf("it took %s; one after the other: %s", took, serial)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 4, Hosts: c.hosts} }, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false")
+		lab.Patch(sim.PatchedExtension)
+		start := time.Now()
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1", "wk2"}})(t.Context()))
+		serial := 2 * time.Since(start) // of four
+		lab.Patch(sim.PatchedExtension)
+		lab.setRoll("maxUnavailable: " + c.at)
+		seen := lab.watchOutage()
+		start = time.Now()
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		took := time.Since(start)
+		if seen.most != c.most {
+			t.Errorf("%d were out at a time, want %d", seen.most, c.most)
+		}
+		for host, n := range seen.perHost {
+			if n != c.mostPerHost {
+				t.Errorf("%d of %s were out at a time, want %d", n, host, c.mostPerHost)
+			}
+		}
+		if parallel := took < serial*3/4; parallel != (c.most > 1) {
+			t.Errorf("it took %s; one after the other: %s", took, serial)
+		}
+		requireInSync(t, lab)
+	})
 }
 
 // TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
 // the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
 	long(t)
-	cases := map[string]struct {
+	type story struct {
 		fail string // a request to Proxmox
 		down bool
-	}{
+	}
+	cases := map[string]story{
 		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
 		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{Workers: 3}, func(t *testing.T, lab *Lab) {
-				lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-				lab.Patch(sim.PatchedExtension)
-				lab.World.FailNext(c.fail, "the disk is on fire")
-				seen := lab.watchOutage()
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{})
-				if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/") || !strings.Contains(err.Error(), "the disk is on fire") {
-					t.Errorf("err = %v", err)
-				}
-				if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll"); says != c.down {
-					t.Errorf("hints %q", fault.Hints(err))
-				}
-				if slices.Contains(seen.order, "wk3") {
-					t.Error("wk3 was touched")
-				}
-				if seen.look(); seen.isOut("wk2") {
-					t.Error("wk2 was not finished")
-				}
-				if seen.isOut("wk1") != c.down {
-					t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
-				}
-				if _, err := lab.second().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
-				requireDrift(t, lab)
-				lab.RequireIntact()
-			})
-		})
-	}
+	eachInLab(t, sim.Options{Workers: 3}, cases, func(t *testing.T, lab *Lab, c story) {
+		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
+		lab.Patch(sim.PatchedExtension)
+		lab.World.FailNext(c.fail, "the disk is on fire")
+		seen := lab.watchOutage()
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{})
+		if err == nil || !strings.Contains(err.Error(), "roll/workers/wk1/") || !strings.Contains(err.Error(), "the disk is on fire") {
+			t.Errorf("err = %v", err)
+		}
+		if says := strings.Contains(strings.Join(fault.Hints(err), "\n"), "still unfinished, cordoned or down: wk1. recast roll"); says != c.down {
+			t.Errorf("hints %q", fault.Hints(err))
+		}
+		if slices.Contains(seen.order, "wk3") {
+			t.Error("wk3 was touched")
+		}
+		if seen.look(); seen.isOut("wk2") {
+			t.Error("wk2 was not finished")
+		}
+		if seen.isOut("wk1") != c.down {
+			t.Errorf("wk1 is out: %t", seen.isOut("wk1"))
+		}
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		requireInSync(t, lab)
+	})
 }
 
 // TestAForeignCordonStays rolls a node that a person has cordoned.
@@ -260,9 +238,7 @@ func TestAForeignCordonStays(t *testing.T) {
 				lab.setRoll("strategy: " + string(s))
 				lab.Patch(sim.PatchedExtension)
 				lab.Cordon("wk1", true)
-				if _, err := lab.Client().Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 				if node, err := lab.Kube.Node(t.Context(), "wk1"); err != nil || !node.Spec.Unschedulable {
 					t.Errorf("wk1 takes pods (%v)", err)
 				}
@@ -298,12 +274,13 @@ func TestAnotherNodeIsDown(t *testing.T) {
 			off(node)(l)
 		}
 	}
-	for name, c := range map[string]struct {
+	type story struct {
 		spoil  func(*Lab)
 		only   string
 		refuse string // "": it rolls
 		warns  string
-	}{
+	}
+	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 3}, map[string]story{
 		"one of ours":                                          {off("wk2"), "wk1", "other nodes are not Ready: wk2", ""},
 		"one that recast does not know":                        {foreign, "wk1", "", "gpu1 (not in recast.yaml)"},
 		"the same, for a control plane":                        {foreign, "cp1", "", "gpu1 (not in recast.yaml)"},
@@ -311,36 +288,32 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		"one that is ignored":                                  {ignored("wk2"), "wk1", "", "wk2 (in roll.ignoreNodes)"},
 		"a control plane that is ignored, for a worker":        {ignored("cp2"), "wk1", "", "cp2 (in roll.ignoreNodes)"},
 		"a control plane that is ignored, for a control plane": {ignored("cp2"), "cp1", "other nodes are not Ready: cp2", "cp2 (in roll.ignoreNodes)"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, sim.Options{ControlPlanes: 3, Workers: 3}, func(t *testing.T, lab *Lab) {
-				lab.Patch(everywhere)
-				c.spoil(lab)
-				time.Sleep(2 * time.Minute) // until Kubernetes reports it
-				only := planning.Policy{Only: []string{c.only}}
-				plan, err := lab.Client().Plan(t.Context(), only)
-				must(t, err)
-				if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
-					t.Errorf("the plan refuses %q", refused)
-				}
-				if !strings.Contains(strings.Join(plan.Warn, "\n"), c.warns) {
-					t.Errorf("the plan warns of %q", plan.Warn)
-				}
-				before := len(lab.Recorder.Calls())
-				_, err = lab.Client().Roll(t.Context(), only)
-				if c.refuse == "" {
-					must(t, err)
-					return
-				}
-				if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.refuse) {
-					t.Errorf("err = %v", err)
-				}
-				for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
-					t.Errorf("%s was sent", call)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(everywhere)
+		c.spoil(lab)
+		time.Sleep(2 * time.Minute) // until Kubernetes reports it
+		only := planning.Policy{Only: []string{c.only}}
+		plan, err := lab.Client().Plan(t.Context(), only)
+		must(t, err)
+		if refused := strings.Join(plan.Refused(), "\n"); !strings.Contains(refused, c.refuse) || c.refuse == "" && refused != "" {
+			t.Errorf("the plan refuses %q", refused)
+		}
+		if !strings.Contains(strings.Join(plan.Warn, "\n"), c.warns) {
+			t.Errorf("the plan warns of %q", plan.Warn)
+		}
+		before := len(lab.Recorder.Calls())
+		_, err = lab.Client().Roll(t.Context(), only)
+		if c.refuse == "" {
+			must(t, err)
+			return
+		}
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.refuse) {
+			t.Errorf("err = %v", err)
+		}
+		for _, call := range withoutPulls(changesOfNodes(lab.Recorder.Calls()[before:])) {
+			t.Errorf("%s was sent", call)
+		}
+	})
 }
 
 // TestAnotherNodeGoesDownAfterThePlan: the gate asks again.
@@ -386,9 +359,7 @@ func TestSettle(t *testing.T) {
 						done = time.Now()
 					}
 				}
-				if _, err := c.Roll(t.Context(), planning.Policy{}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, c.roll(planning.Policy{})(t.Context()))
 				if took := done.Sub(settling); settling.IsZero() || took < 90*time.Second || took > 100*time.Second {
 					t.Errorf("it settled for %s", took)
 				}

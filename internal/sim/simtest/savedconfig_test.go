@@ -19,50 +19,40 @@ import (
 func (l *Lab) savedConfigs() []string {
 	l.t.Helper()
 	files, err := filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret"))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return files
 }
 
 // TestDamagedConfigIsNotApplied changes the configuration that a killed roll has left in
 // its journal: it is valid, but not the node's.
 func TestDamagedConfigIsNotApplied(t *testing.T) {
-	for name, damage := range map[string]func([]byte) []byte{
+	eachInLab(t, oneWorker(), map[string]func([]byte) []byte{
 		"other bytes": func(b []byte) []byte { return append(b, "# \n"...) },
 		"cut off":     func(b []byte) []byte { return b[:len(b)/2] },
 		"empty":       func([]byte) []byte { return nil },
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				c := lab.Client()
-				c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-				files := lab.savedConfigs()
-				if len(files) != 1 {
-					t.Fatalf("the journal has %q", files)
-				}
-				config, err := os.ReadFile(files[0])
-				must(t, err)
-				must(t, os.WriteFile(files[0], damage(config), 0o600))
+	}, func(t *testing.T, lab *Lab, damage func([]byte) []byte) {
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		c.killedAt(t, after("delete-vm"), c.roll(planning.Policy{Only: []string{"wk1"}}))
+		files := lab.savedConfigs()
+		if len(files) != 1 {
+			t.Fatalf("the journal has %q", files)
+		}
+		config, err := os.ReadFile(files[0])
+		must(t, err)
+		must(t, os.WriteFile(files[0], damage(config), 0o600))
 
-				second := lab.Client()
-				second.Run = "20000101-0000-beef"
-				p := lab.planOf(second, "wk1", planning.Policy{})
-				if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
-					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
-				}
-				if _, err := second.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
-				lab.RequireIntact()
-				requireDrift(t, lab)
-				if left := lab.savedConfigs(); len(left) > 0 {
-					t.Errorf("the journal still has %q", left)
-				}
-			})
-		})
-	}
+		second := lab.as("20000101-0000-beef")
+		p := lab.planOf(second, "wk1", planning.Policy{})
+		if p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "its old system disk is put back: the machine configuration in the journal is damaged: its SHA-256 is ") {
+			t.Errorf("planned as %s: %s", p.Strategy, p.Why)
+		}
+		must(t, second.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireInSync(t, lab)
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journal still has %q", left)
+		}
+	})
 }
 
 // TestRecordWithoutASum resumes the work of an older recast: its record has no checksum,
@@ -106,7 +96,7 @@ func (c *Client) killedWriting(t *testing.T, point string, do func(ctx context.C
 // after each way in which a node is completed.
 func TestConfigsAreForgotten(t *testing.T) {
 	only := planning.Policy{Only: []string{"wk1"}}
-	for name, end := range map[string]func(t *testing.T, lab *Lab){
+	eachInLab(t, oneWorker(), map[string]func(t *testing.T, lab *Lab){
 		"roll": func(t *testing.T, lab *Lab) {
 			var during int
 			c := lab.Client()
@@ -137,29 +127,21 @@ func TestConfigsAreForgotten(t *testing.T) {
 		"roll killed at its end, another with nothing to do": func(t *testing.T, lab *Lab) {
 			c := lab.Client()
 			c.killedWriting(t, "delete wk1/machine-config", c.roll(only))
-			second := lab.Client()
-			second.Run = "20000101-0000-beef"
-			must(t, second.roll(only)(t.Context()))
+			must(t, lab.as("20000101-0000-beef").roll(only)(t.Context()))
 		},
 		"roll killed before the record, rollback of another": func(t *testing.T, lab *Lab) {
 			must(t, lab.Client().roll(only)(t.Context()))
 			lab.Patch(sim.PatchedExtension)
-			c := lab.Client()
-			c.Run = "20000101-0000-beef"
+			c := lab.as("20000101-0000-beef")
 			c.killedWriting(t, "write wk1/memory", c.roll(only))
-			third := lab.Client()
-			third.Run = "20000101-0000-cafe"
+			third := lab.as("20000101-0000-cafe")
 			must(t, third.goBack("wk1")(t.Context()))
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Patch(sim.PatchedExtension)
-				end(t, lab)
-				if left := lab.savedConfigs(); len(left) > 0 {
-					t.Errorf("the journals still have %q", left)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, lab *Lab, end func(t *testing.T, lab *Lab)) {
+		lab.Patch(sim.PatchedExtension)
+		end(t, lab)
+		if left := lab.savedConfigs(); len(left) > 0 {
+			t.Errorf("the journals still have %q", left)
+		}
+	})
 }

@@ -1,5 +1,6 @@
-// Package simtest is an in-memory lab connected to recast, for tests inside a synctest
-// bubble: a twenty-minute roll takes milliseconds.
+// Package simtest is an in-memory [Lab] connected to recast, for tests inside a synctest
+// bubble: a twenty-minute roll takes milliseconds. A [Client] is one user of recast: a
+// process that can be killed.
 package simtest
 
 import (

@@ -29,18 +29,14 @@ func spaceLeave(lab *Lab, bytes int64) {
 func spacePrune(t *testing.T, c *Client) {
 	t.Helper()
 	s, err := c.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.end()
 	px := s.machines.Proxmox.(*pve.Client)
 	_, err = pipeline.Prune(t.Context(), s.project, px, px, &step.Runner{Emit: c.Emit}, pipeline.PruneOptions{
 		Only: pipeline.PruneDisks, KeepDisks: new(0), Confirm: func(pipeline.PruneReport) (bool, error) { return true, nil },
 		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // TestARollNeedsRoomForTheNewDisks: the old system disks stay parked, so a roll without
@@ -51,9 +47,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 		lab.World.Preallocate(sim.DiskStorage)
 		only := planning.Policy{Only: []string{"wk1"}}
 		lab.Patch(sim.PatchedExtension)
-		if _, err := lab.Client().Roll(t.Context(), only); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().roll(only)(t.Context()))
 		lab.Patch(sim.PatchedExtension)
 		spaceLeave(lab, 9<<30)
 		before := len(lab.Recorder.Calls())
@@ -71,8 +65,7 @@ func TestARollNeedsRoomForTheNewDisks(t *testing.T) {
 			t.Errorf("doctor says %q", got)
 		}
 		spacePrune(t, lab.Client())
-		c := lab.Client()
-		c.Run = "20000102-0000-feed"
+		c := lab.as("20000102-0000-feed")
 		if _, err := c.Roll(t.Context(), only); err != nil {
 			t.Fatalf("with the old disks pruned: %v", err)
 		}

@@ -41,14 +41,11 @@ func TestHandOverOnABusyStorage(t *testing.T) {
 				var said []string
 				client := lab.Client()
 				client.Emit = notes(c.step, &said)
-				if _, err := client.Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, client.roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
 				if !strings.Contains(strings.Join(said, "\n"), "its storage is busy: tried again for 5m0s at most") {
 					t.Errorf("the reason of the wait is not shown: %q", said)
 				}
-				requireDrift(t, lab, "cp1")
-				lab.RequireIntact()
+				requireInSync(t, lab, "cp1")
 				lab.requireKept(1)
 			})
 		})
@@ -81,11 +78,8 @@ func TestHandOverOnAStorageThatStaysBusy(t *testing.T) {
 		}
 		lab.Recorder.Hooks(nil, nil)
 		lab.World.NoMoreFailures()
-		if _, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"wk1"}}); err != nil {
-			t.Fatal(err)
-		}
-		requireDrift(t, lab, "cp1")
-		lab.RequireIntact()
+		must(t, lab.Client().roll(planning.Policy{Only: []string{"wk1"}})(t.Context()))
+		requireInSync(t, lab, "cp1")
 		lab.requireKept(1)
 	})
 }

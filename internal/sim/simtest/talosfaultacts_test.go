@@ -186,14 +186,10 @@ func (l *Lab) reconfigure(node string, edit func([]byte) []byte) {
 func (l *Lab) configOf(node string) cluster.Secret {
 	l.t.Helper()
 	s, err := l.Client().connect(l.t.Context())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	defer s.end()
 	config, err := s.machines.Talos.MachineConfig(l.t.Context(), l.node(node).Addr)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, err)
 	return config
 }
 

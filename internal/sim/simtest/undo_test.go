@@ -83,9 +83,7 @@ func (c undoCell) run(t *testing.T) {
 		c.begin(l)
 		before := len(l.recorder.Calls())
 		ctx, life := l.live(t.Context())
-		if err := life.exchange(ctx, c.strategy, c.givenUp != ""); err != nil {
-			t.Fatal(err)
-		}
+		must(t, life.exchange(ctx, c.strategy, c.givenUp != ""))
 		calls = slices.DeleteFunc(l.recorder.Calls()[before:], func(call record.Call) bool { return !call.Mutation })
 	})
 	undone, tried := 0, 0
@@ -223,9 +221,7 @@ const undoDocument = "../../../docs/notes/proxmox.md"
 func readUndoDoc(t *testing.T) undoDoc {
 	t.Helper()
 	b, err := os.ReadFile(undoDocument)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, text, found := strings.Cut(string(b), "\n## Undo by hand\n")
 	if !found {
 		t.Fatal("the document has no section Undo by hand")

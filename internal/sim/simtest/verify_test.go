@@ -20,9 +20,7 @@ import (
 func TestSignatureOfTheFactory(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", "images:\n", "images:\n  signature: require\n")
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().Publish(t.Context()))
 		for name, e := range readLock(t, lab).Schematics {
 			if len(e.Signer) != 64 || e.Installer == "" || e.ISO.SHA256 == "" {
 				t.Errorf("%s: signer %q of %q, %+v", name, e.Signer, e.Installer, e.ISO)
@@ -40,13 +38,9 @@ func TestSignatureOfTheFactory(t *testing.T) {
 // TestVerifiedOnce: images in the lock are not opened again.
 func TestVerifiedOnce(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().Publish(t.Context()))
 		calls, begun, lock := len(lab.Recorder.Calls()), time.Now(), string(lab.Read("recast.lock"))
-		if err := lab.Client().Publish(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, lab.Client().Publish(t.Context()))
 		for _, c := range lab.Recorder.Calls()[calls:] {
 			if c.Mutation || strings.Contains(c.Path, "/blobs/") || strings.Contains(c.Path, "/image/") {
 				t.Errorf("nothing is to be done, but %s %s", c.Method, c.Path)
@@ -64,21 +58,15 @@ func TestVerifiedOnce(t *testing.T) {
 func readLock(t *testing.T, lab *Lab) schematics.Lock {
 	t.Helper()
 	lock, err := schematics.ReadLock(filepath.Join(lab.Dir, "recast.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return lock
 }
 
 func publicKey(t *testing.T) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 }

@@ -21,9 +21,7 @@ const (
 func (l *Lab) wantTalos(from, to string) {
 	l.t.Helper()
 	l.Replace("recast.yaml", "version: "+from, "version: "+to)
-	if _, err := l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true}); err != nil {
-		l.t.Fatal(err)
-	}
+	must(l.t, errOf(l.Client().Lock(l.t.Context(), pipeline.LockOptions{Update: true})))
 }
 
 // TestVersions rolls nodes of every release that recast supports, to itself and to every

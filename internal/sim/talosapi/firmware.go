@@ -1,6 +1,6 @@
-// Package talosapi runs simulated Talos machines: it boots the content of a VM's media,
-// serves the Talos API in maintenance mode or on a configured node, and installs, reboots
-// and shuts down like the real system.
+// Package talosapi runs simulated Talos machines: a [Firmware] boots the content of a
+// VM's media, and the machine serves the Talos API in maintenance mode or on a configured
+// node, installs, reboots and shuts down like the real system.
 package talosapi
 
 import (

@@ -1,7 +1,7 @@
-// Package world is the lab's datacentre as one consistent model: Proxmox hosts, storages
-// with volumes that hold bytes, VMs that boot them, tasks, permissions, and switches to
-// inject faults. It behaves like Proxmox VE 9.2, race windows and pitfalls included;
-// package pveapi adds Proxmox's HTTPS API.
+// Package world is the lab's datacentre as one consistent model: a [World] has Proxmox
+// hosts, storages with volumes that hold bytes, VMs that boot them, tasks, permissions,
+// and switches to inject faults. It behaves like Proxmox VE 9.2, race windows and
+// pitfalls included; package pveapi adds Proxmox's HTTPS API.
 package world
 
 import (

@@ -1,5 +1,5 @@
-// Package apidoctest checks the requests of a test against Proxmox VE's API schema, if the
-// environment names one.
+// Package apidoctest checks the [Requests] of a test against Proxmox VE's API schema, if
+// the environment names one.
 package apidoctest
 
 import (

@@ -1,5 +1,5 @@
-// Package control is what acts on a lab's Kubernetes objects: the machines' kubelets and
-// the cluster's controllers.
+// Package control is what acts on a lab's Kubernetes objects: a [Manager] runs the
+// machines' kubelets and the cluster's controllers.
 package control
 
 import (

@@ -26,58 +26,59 @@ type Resource struct {
 // GVK is the kind with its group and version.
 func (r Resource) GVK() schema.GroupVersionKind { return r.GroupVersion().WithKind(r.Kind) }
 
-// The resources that the lab's own controllers work on.
-func Nodes() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("nodes") }
+var (
+	core    = corev1.SchemeGroupVersion.WithResource
+	apps    = appsv1.SchemeGroupVersion.WithResource
+	storage = storagev1.SchemeGroupVersion.WithResource
+)
 
-func Namespaces() schema.GroupVersionResource {
-	return corev1.SchemeGroupVersion.WithResource("namespaces")
-}
+// Nodes is the resource nodes.
+func Nodes() schema.GroupVersionResource { return core("nodes") }
 
-func Pods() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("pods") }
+// Namespaces is the resource namespaces.
+func Namespaces() schema.GroupVersionResource { return core("namespaces") }
 
-func Volumes() schema.GroupVersionResource {
-	return corev1.SchemeGroupVersion.WithResource("persistentvolumes")
-}
+// Pods is the resource pods.
+func Pods() schema.GroupVersionResource { return core("pods") }
 
-func Claims() schema.GroupVersionResource {
-	return corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
-}
+// Volumes is the resource persistentvolumes.
+func Volumes() schema.GroupVersionResource { return core("persistentvolumes") }
 
-func DaemonSets() schema.GroupVersionResource {
-	return appsv1.SchemeGroupVersion.WithResource("daemonsets")
-}
+// Claims is the resource persistentvolumeclaims.
+func Claims() schema.GroupVersionResource { return core("persistentvolumeclaims") }
 
-func Deployments() schema.GroupVersionResource {
-	return appsv1.SchemeGroupVersion.WithResource("deployments")
-}
+// DaemonSets is the resource daemonsets.
+func DaemonSets() schema.GroupVersionResource { return apps("daemonsets") }
 
-func ReplicaSets() schema.GroupVersionResource {
-	return appsv1.SchemeGroupVersion.WithResource("replicasets")
-}
+// Deployments is the resource deployments.
+func Deployments() schema.GroupVersionResource { return apps("deployments") }
 
-func StatefulSets() schema.GroupVersionResource {
-	return appsv1.SchemeGroupVersion.WithResource("statefulsets")
-}
+// ReplicaSets is the resource replicasets.
+func ReplicaSets() schema.GroupVersionResource { return apps("replicasets") }
 
+// StatefulSets is the resource statefulsets.
+func StatefulSets() schema.GroupVersionResource { return apps("statefulsets") }
+
+// Budgets is the resource poddisruptionbudgets.
 func Budgets() schema.GroupVersionResource {
 	return policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 }
 
-func Attachments() schema.GroupVersionResource {
-	return storagev1.SchemeGroupVersion.WithResource("volumeattachments")
-}
+// Attachments is the resource volumeattachments.
+func Attachments() schema.GroupVersionResource { return storage("volumeattachments") }
 
+// Leases is the resource leases.
 func Leases() schema.GroupVersionResource {
 	return coordinationv1.SchemeGroupVersion.WithResource("leases")
 }
 
+// CertificateRequests is the resource certificatesigningrequests.
 func CertificateRequests() schema.GroupVersionResource {
 	return certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
 }
 
 // Resources lists the resources that are served from the start, in discovery's order.
 func Resources() []Resource {
-	core := corev1.SchemeGroupVersion.WithResource
 	return []Resource{
 		{GroupVersionResource: core("configmaps"), Kind: "ConfigMap", Short: []string{"cm"}, Namespaced: true},
 		{GroupVersionResource: core("events"), Kind: "Event", Short: []string{"ev"}, Namespaced: true},
@@ -103,8 +104,8 @@ func Resources() []Resource {
 		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("clusterroles"), Kind: "ClusterRole"},
 		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("rolebindings"), Kind: "RoleBinding", Namespaced: true},
 		{GroupVersionResource: rbacv1.SchemeGroupVersion.WithResource("roles"), Kind: "Role", Namespaced: true},
-		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("csinodes"), Kind: "CSINode"},
-		{GroupVersionResource: storagev1.SchemeGroupVersion.WithResource("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
+		{GroupVersionResource: storage("csinodes"), Kind: "CSINode"},
+		{GroupVersionResource: storage("storageclasses"), Kind: "StorageClass", Short: []string{"sc"}},
 		{GroupVersionResource: Attachments(), Kind: "VolumeAttachment", Status: true},
 	}
 }

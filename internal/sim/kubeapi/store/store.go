@@ -1,5 +1,5 @@
-// Package store keeps the Kubernetes objects of a lab behind an interface that a real API
-// server can implement too.
+// Package store keeps the Kubernetes objects of a lab: in [Memory], or in a real API
+// server ([Remote]), both behind the interface [Store].
 package store
 
 import (

@@ -1,0 +1,141 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"sync"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+)
+
+// access sends the requests that a Client's methods are made of.
+type access struct {
+	extensions name.Repository
+	transport  http.RoundTripper
+	keychain   authn.Keychain
+}
+
+// relocate is where to pull an image of Sidero Labs: from beside the list of official
+// extensions, which names ghcr.io wherever the list was copied to.
+func (a access) relocate(ref name.Reference) name.Reference {
+	official, _ := path.Split(OfficialExtensions)
+	there, _ := path.Split(a.extensions.Name())
+	image, ok := strings.CutPrefix(ref.Context().Name(), official)
+	if !ok || there == official {
+		return ref
+	}
+	at, err := name.NewRepository(there + image)
+	if err != nil {
+		return ref
+	}
+	if digest, ok := ref.(name.Digest); ok {
+		return at.Digest(digest.DigestStr())
+	}
+	return at.Tag(ref.Identifier())
+}
+
+func (a access) options(ctx context.Context) []remote.Option {
+	return []remote.Option{remote.WithContext(ctx), remote.WithTransport(referrersAPI{stallGuard{a.transport}}), remote.WithAuthFromKeychain(a.keychain)}
+}
+
+// get fetches a manifest; a missing one is an error with a hint.
+func (a access) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
+	desc, err := remote.Get(ref, a.options(ctx)...)
+	if notFound(err) {
+		return nil, missingError(ref, err)
+	}
+	if err != nil {
+		return nil, explain(err, ref.Context())
+	}
+	return desc, nil
+}
+
+// head reads a manifest's headers, or all of it if the registry cannot answer that
+// or omits what is needed: containerd issue 5124, crossplane pull request 3223.
+// Also, only a refused GET has a message.
+func (a access) head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
+	d, err := remote.Head(ref, a.options(ctx)...)
+	_, unreachable := errors.AsType[*url.Error](err)
+	if err == nil || notFound(err) || unreachable {
+		return d, err
+	}
+	whole, err := remote.Get(ref, a.options(ctx)...)
+	if err != nil {
+		return nil, err
+	}
+	return &whole.Descriptor, nil
+}
+
+// referrers lists the digests of the manifests whose subject is that image.
+func (a access) referrers(ctx context.Context, of name.Digest) ([]string, error) {
+	index, err := remote.Referrers(of, a.options(ctx)...)
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, explain(err, of.Context())
+	}
+	var digests []string
+	for _, d := range m.Manifests {
+		digests = append(digests, d.Digest.String())
+	}
+	return digests, nil
+}
+
+// push copies one manifest and everything that it refers to, except what already exists there.
+func (a access) push(ctx context.Context, from, to name.Reference, progress func(doneBytes, totalBytes int64)) (*remote.Descriptor, error) {
+	desc, err := a.get(ctx, from)
+	if err != nil {
+		return nil, err
+	}
+	opts := a.options(ctx)
+	var reporting sync.WaitGroup
+	if progress != nil {
+		total, err := totalBytes(desc)
+		if err != nil {
+			return nil, explain(err, from.Context())
+		}
+		updates := make(chan v1.Update) // Push closes it
+		opts = append(opts, remote.WithProgress(updates))
+		reporting.Go(func() {
+			for u := range updates {
+				progress(u.Complete, total)
+			}
+		})
+	}
+	err = remote.Push(to, desc, opts...)
+	reporting.Wait()
+	if err != nil {
+		return nil, explain(err, errorSource(err, from.Context(), to.Context()))
+	}
+	return desc, nil
+}
+
+// upload pushes something and reports progress. It does not send again what the registry already has.
+func (a access) upload(ctx context.Context, to name.Reference, what remote.Taggable, progress func(doneBytes int64)) error {
+	opts := a.options(ctx)
+	var reporting sync.WaitGroup
+	if progress != nil {
+		updates := make(chan v1.Update) // Push closes it
+		opts = append(opts, remote.WithProgress(updates))
+		reporting.Go(func() {
+			for u := range updates {
+				progress(u.Complete)
+			}
+		})
+	}
+	err := remote.Push(to, what, opts...)
+	reporting.Wait()
+	if err != nil {
+		return explain(err, to.Context())
+	}
+	return nil
+}
