@@ -8,15 +8,15 @@ import (
 	"github.com/recast-sh/recast/cluster/access"
 )
 
-// vmids is the range for recast's own VMs.
-func (p Project) vmids() cluster.VMIDRange {
+// VMIDs is the range for recast's own VMs.
+func (p Project) VMIDs() cluster.VMIDRange {
 	r := p.Config.Proxmox.VMIDs
 	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
 }
 
-// nodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
+// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
 // of a plan.
-func (p Project) nodeVMs(plan cluster.Plan) []cluster.VMID {
+func (p Project) NodeVMs(plan cluster.Plan) []cluster.VMID {
 	var ids []cluster.VMID
 	for _, n := range p.Config.Nodes {
 		ids = append(ids, cluster.VMID(n.VMID))
@@ -31,7 +31,7 @@ func (p Project) nodeVMs(plan cluster.Plan) []cluster.VMID {
 // claim takes the claim at the first call; host is where to create its VM if there is
 // none. Later calls add the VMs of the plan to it.
 func (w *work) claim(ctx context.Context, host string) error {
-	nodes := w.nodeVMs(w.rep.Plan)
+	nodes := w.NodeVMs(w.rep.Plan)
 	if w.held != nil {
 		return w.held.Cover(ctx, nodes)
 	}
@@ -49,7 +49,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 		return err
 	}
 	c := &cluster.Claim{
-		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), VMIDs: w.vmids(), Nodes: nodes,
+		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.ClaimID(), VMIDs: w.VMIDs(), Nodes: nodes,
 		Host: host, Holder: w.o.Holder, Run: id,
 		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
 	}

@@ -129,7 +129,7 @@ func Doctor(ctx context.Context, p Project, src DoctorSources) DoctorResult {
 	d.lookAround(ctx, reached)
 	if reached {
 		d.proxmox(ctx)
-		d.res.Nodes = d.survey.Assess(d.wanted, d.policy(cluster.Policy{}))
+		d.res.Nodes = d.survey.Assess(d.wanted, d.Policy(cluster.Policy{}))
 		d.privileges(ctx)
 		d.say("the storages")
 		d.storages(ctx)
@@ -156,7 +156,7 @@ func (d *checkup) say(text string) {
 
 func (d *checkup) readLock() error {
 	var err error
-	if d.lock, err = d.Project.lock(); err != nil { // use what a future lock will have
+	if d.lock, err = d.Project.Lock(); err != nil { // use what a future lock will have
 		im := d.Config.Images
 		d.lock = schematics.Lock{Arch: im.Arch, Platform: im.Platform, SecureBoot: im.SecureBoot}
 	}

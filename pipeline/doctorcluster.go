@@ -160,7 +160,7 @@ func (d *checkup) images(ctx context.Context, errLock error) {
 	} else {
 		d.ok(GroupImages, "registry", "%s lists %d extensions for Talos %s", d.Config.Images.Extensions, len(list), version)
 	}
-	if !slices.ContainsFunc(d.lock.Names(), d.byImager) {
+	if !slices.ContainsFunc(d.lock.Names(), d.ByImager) {
 		return
 	}
 	if what, err := d.src.Images.Imager.Ready(ctx); err != nil {

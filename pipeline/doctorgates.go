@@ -18,7 +18,7 @@ const askGate = 30 * time.Second
 // gates checks every gate about objects once. Programs are only looked for, since they
 // are run for a node.
 func (d *checkup) gates(ctx context.Context) {
-	for _, g := range d.Project.gates() {
+	for _, g := range d.Project.Gates() {
 		switch {
 		case g.Command != nil:
 			d.program(g)

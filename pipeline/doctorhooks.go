@@ -20,7 +20,7 @@ func (d *checkup) hooks() {
 		cluster.BeforeRun: "before it starts", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
 		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 	}
-	hooks := d.Project.hooks()
+	hooks := d.Project.Hooks()
 	for _, point := range roll.HookPoints() {
 		for _, h := range hooks.At(point) {
 			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)

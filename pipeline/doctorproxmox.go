@@ -111,14 +111,14 @@ func (d *checkup) clocks() {
 }
 
 func (d *checkup) claim() {
-	state, held, err := cluster.PeekClaim(d.survey.VMs, d.Config.Cluster, d.claimID())
+	state, held, err := cluster.PeekClaim(d.survey.VMs, d.Config.Cluster, d.ClaimID())
 	switch {
 	case err != nil:
 		d.fail(GroupProxmox, "claim", err)
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
-	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), cluster.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(cluster.Plan{}))); err != nil {
+	if err := errors.Join(state.OfOtherRange(d.ClaimID(), d.VMIDs()), cluster.Strays(d.survey.VMs, d.Config.Cluster, d.VMIDs(), d.NodeVMs(cluster.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)
 	}
 	for _, p := range d.survey.Parking {
@@ -134,7 +134,7 @@ func (d *checkup) claim() {
 // locked warns about VMs with a lock: they can't be changed, and if the task has died the
 // lock stays for ever.
 func (d *checkup) locked() {
-	concern := map[cluster.VMID]bool{d.claimID(): true}
+	concern := map[cluster.VMID]bool{d.ClaimID(): true}
 	for _, w := range d.wanted {
 		concern[w.Holder] = true
 	}
@@ -166,7 +166,7 @@ func (d *checkup) containers(ctx context.Context) {
 	}
 	for _, c := range list {
 		switch {
-		case c.ID == d.claimID():
+		case c.ID == d.ClaimID():
 			d.refuse(GroupProxmox, "claim", "let proxmox.vmids start with an unused number", "%s has its number", c)
 		case d.Config.Proxmox.VMIDs.Contains(int(c.ID)):
 			d.warn(GroupProxmox, "proxmox.vmids", "choose a range that only recast uses", "%s has one of its numbers: a roll that needs that number stops", c)

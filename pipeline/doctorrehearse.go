@@ -9,7 +9,7 @@ import (
 )
 
 func (d *checkup) needsToRehearse() access.Needs {
-	return d.survey.NeedsToRehearse(d.wanted, d.res.Nodes, d.rehearsalOn())
+	return d.survey.NeedsToRehearse(d.wanted, d.res.Nodes, d.RehearsalOn())
 }
 
 // rehearsing is the option roll --rehearse, if it needs more privileges than a roll.

@@ -114,7 +114,7 @@ func (d *checkup) delivery(ctx context.Context, name, storage, host string) stri
 	var why string
 	var err error
 	switch {
-	case d.byImager(name):
+	case d.ByImager(name):
 		why = images.BuiltByImager
 	case known:
 		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ISOURL(images.RequestOf(d.lock, e)), e.ISO)

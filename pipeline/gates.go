@@ -7,22 +7,22 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 )
 
-// gates returns the user's gates in the order of the configuration.
-func (p Project) gates() []cluster.UserGate {
+// Gates returns the user's gates in the order of the configuration.
+func (p Project) Gates() []cluster.UserGate {
 	var out []cluster.UserGate
 	for _, g := range p.Config.Roll.Gates {
-		out = append(out, p.gate(g))
+		out = append(out, gate(p.Config, g))
 	}
 	return out
 }
 
-func (p Project) gate(g config.Gate) cluster.UserGate {
+func gate(c *config.Config, g config.Gate) cluster.UserGate {
 	out := cluster.UserGate{
 		Description: g.Description, BeforeOnly: g.When == "before",
 		TimeoutSeconds: max(1, int(time.Duration(g.Timeout).Seconds())),
 	}
 	if len(g.Command) > 0 {
-		out.Command = &cluster.CommandGate{Args: g.Command, Dir: p.Config.Dir, Env: g.Env}
+		out.Command = &cluster.CommandGate{Args: g.Command, Dir: c.Dir, Env: g.Env}
 		return out
 	}
 	out.Objects = &cluster.ObjectGate{

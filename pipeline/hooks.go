@@ -18,8 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// hooks returns the user's hooks in the order of the configuration.
-func (p Project) hooks() cluster.Hooks {
+// Hooks returns the user's hooks in the order of the configuration.
+func (p Project) Hooks() cluster.Hooks {
 	list := func(in []config.Hook) []cluster.Hook {
 		var out []cluster.Hook
 		for _, h := range in {
@@ -89,7 +89,7 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 // noteFailed records in the last journal that the run failed after its nodes, unless the
 // journal has a worse result.
 func (w *work) noteFailed(failed error) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func (w *work) keepHook(j *journal.Journal, run roll.HookRun, i int) error {
 
 // keepLastHook records a hook after the run in the last journal.
 func (w *work) keepLastHook(run roll.HookRun, i int) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)
 		return err

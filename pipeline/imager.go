@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 )
 
-// byImager says whether the imager, not a factory, builds a schematic.
-func (p Project) byImager(schematic string) bool {
+// ByImager says whether the imager, not a factory, builds a schematic.
+func (p Project) ByImager(schematic string) bool {
 	return p.Config.Images.BuilderOf(p.Config.Schematics[schematic]) == config.BuilderImager
 }
 
@@ -16,7 +16,7 @@ func (p Project) byImager(schematic string) bool {
 // Desktop and similar tools mount only directories in the user's home.
 func (w workshop) imager() images.ImagerBuilder {
 	return images.ImagerBuilder{
-		Builds: w.byImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
+		Builds: w.ByImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
 		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.State(), "cache", "imager"),
 	}
 }

@@ -46,8 +46,8 @@ type left struct {
 
 func (w *work) left(ctx context.Context) left {
 	var l left
-	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
-	parkings, err := cluster.Parkings(l.vms, w.Config.Cluster)    // those that can be read
+	l.vms, l.away, l.unread = readable(ctx, w.Project, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
+	parkings, err := cluster.Parkings(l.vms, w.Config.Cluster)             // those that can be read
 	l.unread = errors.Join(l.unread, err)
 	nodes, _ := w.machines.Kube.Nodes(ctx) // with a single control plane the API may be down
 	for _, n := range w.rep.Plan.Work() {

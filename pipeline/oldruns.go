@@ -18,7 +18,7 @@ const keepRuns = 100
 // pruneRuns removes the oldest finished runs. It keeps a run that a parking VM names: its
 // journal describes the disk that is kept there. If Proxmox can't be read, it keeps all.
 func (w *work) pruneRuns(ctx context.Context) error {
-	return w.forgetRuns(func() (map[string]bool, error) {
+	return forgetRuns(w.Project, func() (map[string]bool, error) {
 		vms, err := w.machines.Proxmox.VMs(ctx)
 		if err != nil {
 			return nil, err
@@ -36,8 +36,8 @@ func (w *work) pruneRuns(ctx context.Context) error {
 }
 
 // forgetRuns asks which runs are needed only where there are too many.
-func (p Project) forgetRuns(needed func() (map[string]bool, error)) error {
-	runs, err := journal.Runs(p.runs())
+func forgetRuns(p Project, needed func() (map[string]bool, error)) error {
+	runs, err := journal.Runs(p.Runs().Dir)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (p Project) forgetRuns(needed func() (map[string]bool, error)) error {
 		if keep[r.ID] {
 			continue
 		}
-		if err := journal.Remove(p.runs(), r.ID); err != nil {
+		if err := journal.Remove(p.Runs().Dir, r.ID); err != nil {
 			return err
 		}
 		if err := os.Remove(p.Page(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -43,39 +43,45 @@ type PastOptions struct {
 	Dead   func(cluster.Holder) bool
 }
 
-// PastRuns reads every run whose journal is on this machine, newest first. It returns
+// Runs are the runs whose journals are on this machine, in Dir.
+type Runs struct{ Dir string }
+
+// Runs are the runs of this project.
+func (p Project) Runs() Runs { return Runs{filepath.Join(p.State(), "runs")} }
+
+// All reads every run, newest first. It returns
 // problems as texts.
-func (p Project) PastRuns(o PastOptions) (runs []PastRun, problems []string) {
-	infos, err := journal.Runs(p.runs())
+func (r Runs) All(o PastOptions) (runs []PastRun, problems []string) {
+	infos, err := journal.Runs(r.Dir)
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
 	for _, info := range infos {
-		runs = append(runs, p.pastRun(info, o))
+		runs = append(runs, r.pastRun(info, o))
 	}
 	return runs, problems
 }
 
-// PastRun reads one run by its ID or a unique part of it; "" is the run that was started
+// Find reads one run by its ID or a unique part of it; "" is the run that was started
 // last.
-func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
-	infos, err := journal.Runs(p.runs())
+func (r Runs) Find(id string, o PastOptions) (PastRun, error) {
+	infos, err := journal.Runs(r.Dir)
 	if len(infos) == 0 {
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", p.runs()), err),
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", r.Dir), err),
 			"a journal is on the machine where recast roll ran; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
-		r := p.pastRun(infos[0], o)
+		last := r.pastRun(infos[0], o)
 		if err != nil {
-			r.Problems = append(r.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
+			last.Problems = append(last.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
-		return r, nil
+		return last, nil
 	}
 	var found []journal.RunInfo
 	var ids []string
 	for _, info := range infos {
 		if info.ID == id {
-			return p.pastRun(info, o), nil
+			return r.pastRun(info, o), nil
 		}
 		if strings.Contains(info.ID, id) {
 			found, ids = append(found, info), append(ids, info.ID)
@@ -83,40 +89,40 @@ func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
 	}
 	switch len(found) {
 	case 1:
-		return p.pastRun(found[0], o), nil
+		return r.pastRun(found[0], o), nil
 	case 0:
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, p.runs()), err), "recast history lists them; the last one is %s", infos[0].ID)
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
 	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
 }
 
-// HasRun says whether the journal of a run is on this machine.
-func (p Project) HasRun(id string) bool {
-	infos, _ := journal.Runs(p.runs()) // runs that can't be read do not count
-	return slices.ContainsFunc(infos, func(r journal.RunInfo) bool { return r.ID == id })
+// Has says whether the journal of a run is on this machine.
+func (r Runs) Has(id string) bool {
+	infos, _ := journal.Runs(r.Dir) // runs that can't be read do not count
+	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
 }
 
-func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
-	r := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(p.runs(), info.ID)}
-	r.Result, r.Error, _ = strings.Cut(info.Outcome, ": ")
-	j, err := journal.Open(p.runs(), journal.Options{Run: info.ID, ReadOnly: true})
+func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
+	p := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(r.Dir, info.ID)}
+	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
+	j, err := journal.Open(r.Dir, journal.Options{Run: info.ID, ReadOnly: true})
 	if err != nil {
-		r.Problems = append(r.Problems, err.Error())
-		return r
+		p.Problems = append(p.Problems, err.Error())
+		return p
 	}
 	defer j.Close()
-	r.About = read[About](&r, j, aboutKey)
-	if r.Plan = read[cluster.Plan](&r, j, firstPlanKey); r.Plan == nil {
-		r.Plan = read[cluster.Plan](&r, j, planKey)
+	p.About = read[About](&p, j, aboutKey)
+	if p.Plan = read[cluster.Plan](&p, j, firstPlanKey); p.Plan == nil {
+		p.Plan = read[cluster.Plan](&p, j, planKey)
 	}
-	r.Fates = read[cluster.Fates](&r, j, fatesKey)
-	r.Upgrade = read[kubeupgrade.Plan](&r, j, upgradeKey)
-	r.Restored = read[json.RawMessage](&r, j, restoreKey) != nil
-	r.gather(j)
+	p.Fates = read[cluster.Fates](&p, j, fatesKey)
+	p.Upgrade = read[kubeupgrade.Plan](&p, j, upgradeKey)
+	p.Restored = read[json.RawMessage](&p, j, restoreKey) != nil
+	p.gather(j)
 	if info.Unfinished() {
-		r.Result = r.standing(o)
+		p.Result = p.standing(o)
 	}
-	return r
+	return p
 }
 
 // gather reads the facts that exist per node or hook.

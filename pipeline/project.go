@@ -40,7 +40,6 @@ func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") 
 
 func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
 func (p Project) isoCache() string  { return filepath.Join(p.State(), "cache", "iso") }
-func (p Project) runs() string      { return filepath.Join(p.State(), "runs") }
 
 // Images are the clients that build and find images.
 type Images struct {
@@ -73,14 +72,14 @@ type Machines struct {
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
 
-// lock reads the lock and checks that it belongs to this configuration: a lock of other
+// Lock reads the lock and checks that it belongs to this configuration: a lock of other
 // schematics or another Talos version must never be rolled out.
-func (p Project) lock() (schematics.Lock, error) {
+func (p Project) Lock() (schematics.Lock, error) {
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	req, err := p.request()
+	req, err := request(p.Config)
 	if err != nil {
 		return schematics.Lock{}, err
 	}
@@ -138,27 +137,29 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 }
 
 // observe reads the state of every configured node.
-func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
-	o, err := cluster.Observe(ctx, p.sources(m), wanted)
+func observe(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted) (cluster.Observation, error) {
+	o, err := cluster.Observe(ctx, sources(p, m), wanted)
 	if err != nil {
 		return o, err
 	}
-	o.PastBuilds, err = p.pastBuilds()
+	o.PastBuilds, err = pastBuilds(p)
 	return o, err
 }
 
-func (p Project) sources(m Machines) cluster.Sources {
+func sources(p Project, m Machines) cluster.Sources {
 	return cluster.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
-		ConfigKnown: func(node string, rec cluster.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
+		ConfigKnown: func(node string, rec cluster.Record) (cluster.ConfigPlace, error) {
+			return configKnown(p, m, node, rec)
+		}, MachineConfig: m.MachineConfig,
 	}
 }
 
 // configKnown says where the machine configuration of a node is: in the journal of the
 // record's run, if that is here, or in the user's files. Either must have the sum of the
 // record.
-func (p Project) configKnown(m Machines, node string, rec cluster.Record) (cluster.ConfigPlace, error) {
-	found, damaged := p.inJournal(node, rec)
+func configKnown(p Project, m Machines, node string, rec cluster.Record) (cluster.ConfigPlace, error) {
+	found, damaged := p.Runs().hasConfig(node, rec)
 	switch {
 	case found:
 		return cluster.ConfigInJournal, nil
@@ -176,14 +177,14 @@ func (p Project) configKnown(m Machines, node string, rec cluster.Record) (clust
 	return cluster.ConfigNowhere, damaged
 }
 
-// inJournal says whether the machine configuration of a node is in the journal of the
+// hasConfig says whether the machine configuration of a node is in the journal of the
 // record's run. ErrConfigDamaged: it is there, but damaged.
-func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
-	runs, err := journal.Runs(p.runs())
+func (r Runs) hasConfig(node string, rec cluster.Record) (bool, error) {
+	runs, err := journal.Runs(r.Dir)
 	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
 		return false, err
 	}
-	j, err := journal.Open(p.runs(), journal.Options{Run: rec.Run, ReadOnly: true})
+	j, err := journal.Open(r.Dir, journal.Options{Run: rec.Run, ReadOnly: true})
 	if err != nil {
 		return false, err
 	}
@@ -199,7 +200,7 @@ func (p Project) inJournal(node string, rec cluster.Record) (bool, error) {
 }
 
 // pastBuilds returns the builds of past locks, by ID.
-func (p Project) pastBuilds() (map[string]cluster.Build, error) {
+func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	h, err := schematics.ReadHistory(p.pastLocks())
 	if err != nil {
 		return nil, err
@@ -214,8 +215,8 @@ func (p Project) pastBuilds() (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// claimID is the VMID of the claim: the first of the range.
-func (p Project) claimID() cluster.VMID {
+// ClaimID is the VMID of the claim: the first of the range.
+func (p Project) ClaimID() cluster.VMID {
 	for vmid := range p.Config.Proxmox.VMIDs.All() {
 		return cluster.VMID(vmid)
 	}
@@ -224,12 +225,12 @@ func (p Project) claimID() cluster.VMID {
 
 // parkingIDs returns the VMIDs for parking VMs, lowest first: the range without the
 // claim's and without those that others are known to use.
-func (p Project) parkingIDs() []cluster.VMID {
+func parkingIDs(p Project) []cluster.VMID {
 	var ids []cluster.VMID
 	for vmid := range p.Config.Proxmox.VMIDs.All() {
 		id := cluster.VMID(vmid)
 		known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == vmid || n.Holder == vmid })
-		if !known && id != p.claimID() {
+		if !known && id != p.ClaimID() {
 			ids = append(ids, id)
 		}
 	}
@@ -237,7 +238,7 @@ func (p Project) parkingIDs() []cluster.VMID {
 }
 
 // awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
-func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
+func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
 	var nodes []cluster.Wanted
 	for _, n := range p.Config.Nodes {
 		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
@@ -246,25 +247,25 @@ func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster
 	if err != nil {
 		return err
 	}
-	return roll.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
+	return roll.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
 // be readable.
-func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
+func readable(ctx context.Context, p Project, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
 	if err != nil && !lacking {
 		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
 	}
-	if claim, there := away.VM(p.claimID()); there {
+	if claim, there := away.VM(p.ClaimID()); there {
 		return vms, away, fault.As(fault.Refused, fmt.Errorf("whether a run is at work can't be told: the claim is VM %d on %s: %w", claim.ID, claim.Host, err))
 	}
 	return vms, away, nil
 }
 
-func (p Project) timing() roll.Timing {
-	r := p.Config.Roll
+func timing(c *config.Config) roll.Timing {
+	r := c.Roll
 	return roll.Timing{
 		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
 		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),

@@ -9,7 +9,7 @@ import (
 
 // rehearsal says how boot ISOs are tested before the first node; nil: they are not. asked
 // is the command-line option, nil: use the configuration.
-func (p Project) rehearsal(asked *bool) *cluster.Rehearsal {
+func rehearsal(p Project, asked *bool) *cluster.Rehearsal {
 	on := p.Config.Roll.Rehearse.Enabled
 	if asked != nil {
 		on = *asked
@@ -17,7 +17,7 @@ func (p Project) rehearsal(asked *bool) *cluster.Rehearsal {
 	if !on {
 		return nil
 	}
-	return new(p.rehearsalOn())
+	return new(p.RehearsalOn())
 }
 
 // rehearsal is the rehearsal of this run: a saved plan decides unless the option is given.
@@ -26,11 +26,11 @@ func (w *work) rehearsal() *cluster.Rehearsal {
 	if asked == nil && w.o.Saved != nil {
 		asked = new(len(w.o.Saved.Trials) > 0)
 	}
-	return w.Project.rehearsal(asked)
+	return rehearsal(w.Project, asked)
 }
 
-// rehearsalOn returns how scratch VMs are reached.
-func (p Project) rehearsalOn() cluster.Rehearsal {
+// RehearsalOn returns how scratch VMs are reached.
+func (p Project) RehearsalOn() cluster.Rehearsal {
 	var r cluster.Rehearsal
 	for _, a := range p.Config.Roll.Rehearse.Addresses {
 		if prefix, err := netip.ParsePrefix(a); err == nil { // the configuration was checked

@@ -63,8 +63,8 @@ type begunRestore struct {
 // It never touches an etcd that has data, unless an unfinished restore of the
 // same snapshot put it there.
 func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
-	if !slices.Contains(p.nodeNames(), o.Node) {
-		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+	if !slices.Contains(nodeNames(p.Config), o.Node) {
+		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
 	rep = RestoreReport{RestoreTarget: roll.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
@@ -144,11 +144,11 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 	if err != nil {
 		return "", err
 	}
-	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, w.nodeNames()); err != nil {
+	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
 		return "", err
 	}
 	rep.Warnings = elsewhere(*rep)
-	vms, away, err := w.readable(ctx, w.machines.Proxmox)
+	vms, away, err := readable(ctx, w.Project, w.machines.Proxmox)
 	switch {
 	case err != nil:
 		return "", err
@@ -182,12 +182,12 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 // begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
 // there is none, and others.
 func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
-	runs, err := journal.Unfinished(w.runs())
+	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return "", nil, err
 	}
 	for _, r := range runs {
-		j, err := journal.Open(w.runs(), journal.Options{Run: r.ID, ReadOnly: true})
+		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: r.ID, ReadOnly: true})
 		if err != nil {
 			return "", nil, err
 		}
@@ -212,7 +212,7 @@ func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, e
 
 // restore carries it out. The journal is finished only at the end.
 func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreReport, o RestoreOptions) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -224,7 +224,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 	}
 	r := &roll.Restore{
 		Talos: w.machines.Talos, Restorer: w.held.GuardRestorer(src), Kube: w.machines.Kube,
-		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: w.timing(), Say: w.run.Note,
+		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
 		Bootstraps: func() error {
 			begun.Bootstrapped = time.Now().UTC()
 			return j.Put(restoreKey, begun)
@@ -243,7 +243,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 // this one.
 func (w *work) giveUpRestores(runs []string) error {
 	for _, run := range runs {
-		j, err := journal.Open(w.runs(), journal.Options{Run: run})
+		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run})
 		if err != nil {
 			return err
 		}

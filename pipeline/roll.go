@@ -59,7 +59,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen cluster.Observation) (cluster.Plan, error) {
 		plan, err := roll.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
-		plan.Gates, plan.Hooks = p.gates(), p.hooks()
+		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 		return plan, err
 	})
 }
@@ -78,7 +78,7 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
 	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"
 	return w.end(ctx, func() error {
-		lock, err := p.lock()
+		lock, err := p.Lock()
 		if err != nil {
 			return err
 		}
@@ -86,11 +86,11 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 			return err
 		}
 		wanted := p.Wanted(lock)
-		seen, err := p.observe(ctx, m, wanted)
+		seen, err := observe(ctx, p, m, wanted)
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = p.took() // for a rollback it is only an estimate
+		seen.Took, _ = p.Runs().took() // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()
@@ -164,7 +164,7 @@ const releaseTimeout = time.Minute
 // settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a
 // killed one.
 func (w *work) settle(ctx context.Context) error {
-	vms, _, err := w.readable(ctx, w.machines.Proxmox)
+	vms, _, err := readable(ctx, w.Project, w.machines.Proxmox)
 	if err != nil {
 		return err
 	}
@@ -177,14 +177,14 @@ func (w *work) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	return w.awaitTasks(ctx, w.machines.Proxmox, vms, func(seen string) {
+	return awaitTasks(ctx, w.Project, w.machines.Proxmox, vms, func(seen string) {
 		w.run.Note("roll", "waiting for tasks of an earlier recast: "+seen)
 	})
 }
 
 // claimed says whether there is a claim, held or left over.
 func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
-	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.claimID())
+	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.ClaimID())
 	switch {
 	case err != nil:
 		return false, err
@@ -214,7 +214,7 @@ func (w *work) keptInLease(ctx context.Context) (bool, error) {
 // pass makes one plan and carries it out; unfinished says that the plan only finished an
 // earlier run, so that another pass must follow.
 func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) {
-	lock, err := w.lock()
+	lock, err := w.Lock()
 	if err != nil {
 		return false, err
 	}
@@ -228,7 +228,7 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	ctx, done := w.whileHeld(ctx)
 	defer done()
 	if w.rep.Plan.NeedsImages() {
-		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
+		if lock, err = newWorkshop(w.Project, lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
 		}
 		// Building may have taken minutes: make the plan that is shown and run now.
@@ -248,7 +248,7 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 	} else {
 		policy := w.o.Policy
 		policy.Rehearse = w.rehearsal()
-		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, policy)
+		w.rep.Plan, err = makePlan(ctx, w.Project, w.machines, lock, policy)
 	}
 	if err == nil {
 		w.forgetConfigs()
@@ -320,7 +320,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 			w.rep.Resumed = append(w.rep.Resumed, id)
 		}
 	}
-	j, err := journal.Open(w.runs(), journal.Options{Run: id, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: id, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -357,13 +357,13 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
-	px := cluster.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
+	px := cluster.Patient(w.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
 	return &roll.Roller{
 		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
 		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
 		Objects: m.Objects, Commands: m.Commands,
-		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
+		Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
 		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, VMIDs: w.vmids(), ParkingIDs: w.parkingIDs(),
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

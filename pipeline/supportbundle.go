@@ -112,11 +112,11 @@ func (g *gathering) lockFile() {
 // their journals only the plan and the names of facts, since journals hold machine
 // configurations.
 func (g *gathering) runsHere() {
-	runs, err := journal.Runs(g.runs())
+	runs, err := journal.Runs(g.Runs().Dir)
 	g.problem("journals", err)
 	g.add("runs.json", runs, bundle.List{"*.ID", "*.Started", "*.Finished", "*.Outcome"})
 	for _, run := range runs[:min(len(runs), bundleRuns)] {
-		dir := filepath.Join(g.runs(), run.ID)
+		dir := filepath.Join(g.Runs().Dir, run.ID)
 		g.keys(run.ID)
 		logs, err := filepath.Glob(filepath.Join(dir, "log*.jsonl"))
 		g.problem("logs of run "+run.ID, err)
@@ -128,7 +128,7 @@ func (g *gathering) runsHere() {
 
 // keys lists the facts of a journal, by name.
 func (g *gathering) keys(id string) {
-	j, err := journal.Open(g.runs(), journal.Options{Run: id, ReadOnly: true})
+	j, err := journal.Open(g.Runs().Dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
 		g.problem("journal of run "+id, err)
 		return

@@ -71,7 +71,7 @@ func plantedMachineConfig() []byte {
 // plantRun creates a run with secrets in its journal and log.
 func plantRun(t *testing.T, p Project) {
 	t.Helper()
-	j, err := journal.Open(p.runs(), journal.Options{Run: "20261122-0101-aaaa"})
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0101-aaaa"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -210,8 +210,8 @@ func (src BundleSources) secrets(p *Project) []string {
 	if p == nil {
 		return out
 	}
-	out = append(out, p.commandLines()...)
-	files, _ := filepath.Glob(filepath.Join(p.runs(), "*", "*.secret")) // the pattern is valid
+	out = append(out, commandLines(*p)...)
+	files, _ := filepath.Glob(filepath.Join(p.Runs().Dir, "*", "*.secret")) // the pattern is valid
 	if dir := p.Config.Talos.MachineConfigs; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		files = append(files, more...)
@@ -226,19 +226,19 @@ func (src BundleSources) secrets(p *Project) []string {
 
 // commandLines returns the command lines of hooks and gates, except programs without
 // arguments, whose name is harmless.
-func (p Project) commandLines() (lines []string) {
+func commandLines(p Project) (lines []string) {
 	add := func(c cluster.CommandGate, line string) {
 		if len(c.Args) > 1 {
 			lines = append(lines, line)
 		}
 	}
-	hooks := p.hooks()
+	hooks := p.Hooks()
 	for _, point := range roll.HookPoints() {
 		for _, h := range hooks.At(point) {
 			add(h.Command, h.About())
 		}
 	}
-	for _, g := range p.gates() {
+	for _, g := range p.Gates() {
 		if g.Command != nil {
 			add(*g.Command, g.About())
 		}
@@ -249,5 +249,5 @@ func (p Project) commandLines() (lines []string) {
 // ObserveNodes reads the configured nodes, whatever the lock is.
 func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
 	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return p.observe(ctx, m, p.Wanted(lock))
+	return observe(ctx, p, m, p.Wanted(lock))
 }

@@ -71,7 +71,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 		}
 	}
 	if w.held != nil { // of a killed run, which may have left the only API server restarting
-		if err := kubeupgrade.Await(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
 			return err
 		}
 	}
@@ -110,7 +110,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
 func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
-	seen, err := w.observe(ctx, w.machines, w.Wanted(schematics.Lock{}))
+	seen, err := observe(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}))
 	if err != nil {
 		return plan, "", err
 	}
@@ -157,7 +157,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 	if err := w.finishUpgrades(); err != nil {
 		return err
 	}
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.id, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.id, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 	}
 	u := &kubeupgrade.Upgrade{
 		Talos: w.held.GuardTalos(w.machines.Talos), Maintenance: w.held.GuardMaintenance(w.machines.Maintenance), Kube: w.held.GuardKube(w.machines.Kube),
-		Plan: plan, Timing: w.timing(), Say: w.run.Note,
+		Plan: plan, Timing: timing(w.Config), Say: w.run.Note,
 	}
 	within, done := w.whileHeld(ctx)
 	defer done()
@@ -178,7 +178,7 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 
 // finishUpgrades finishes the journals of killed upgrades, which this one continues.
 func (w *work) finishUpgrades() error {
-	runs, err := journal.Unfinished(w.runs())
+	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (w *work) finishUpgrades() error {
 }
 
 func (w *work) finishUpgrade(run string) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: run, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}

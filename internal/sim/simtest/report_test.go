@@ -39,7 +39,7 @@ func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	run, err := p.PastRun(id, pipeline.PastOptions{Dead: l.isKilled})
+	run, err := p.Runs().Find(id, pipeline.PastOptions{Dead: l.isKilled})
 	if err != nil {
 		l.t.Fatal(err)
 	}
