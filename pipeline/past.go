@@ -112,8 +112,8 @@ func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
 	}
 	defer j.Close()
 	p.About = read[About](&p, j, aboutKey)
-	if p.Plan = read[cluster.Plan](&p, j, firstPlanKey); p.Plan == nil {
-		p.Plan = read[cluster.Plan](&p, j, planKey)
+	if p.Plan = read[cluster.Plan](&p, j, FirstPlanKey); p.Plan == nil {
+		p.Plan = read[cluster.Plan](&p, j, PlanKey)
 	}
 	p.Fates = read[cluster.Fates](&p, j, fatesKey)
 	p.Upgrade = read[kubeupgrade.Plan](&p, j, upgradeKey)

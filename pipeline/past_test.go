@@ -54,13 +54,13 @@ func TestPastRuns(t *testing.T) {
 		Changes: []schematics.Change{{Moved: []schematics.Moved{{Old: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}, New: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}}}}},
 	}
 	runWith(t, p, "20260101-0000-aaaa", "failed: roll/workers/wk1: no quorum: gone", map[string]any{
-		planKey: plan, aboutKey: about, fatesKey: cluster.Fates{Done: []string{}, Failed: []string{"wk1"}, Left: []string{}},
+		PlanKey: plan, aboutKey: about, fatesKey: cluster.Fates{Done: []string{}, Failed: []string{"wk1"}, Left: []string{}},
 		"wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 90}, "hooks/beforerun/1": roll.HookRun{Point: cluster.BeforeRun},
 		"wk1/hooks/beforenode/1": roll.HookRun{Point: cluster.BeforeNode, Node: "wk1"},
 	})
 	about.GoneOn = []cluster.Holder{other}
 	runWith(t, p, "20260102-0000-bbbb", "", map[string]any{aboutKey: about})
-	runWith(t, p, "20260103-0000-cccc", "", map[string]any{aboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, planKey: "no plan"})
+	runWith(t, p, "20260103-0000-cccc", "", map[string]any{aboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, PlanKey: "no plan"})
 
 	r, err := p.Runs().Find("aaaa", PastOptions{})
 	if err != nil {

@@ -146,6 +146,12 @@ func observe(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted
 	return o, err
 }
 
+// ObserveNodes reads the configured nodes, whatever the lock is.
+func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
+	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
+	return observe(ctx, p, m, p.Wanted(lock))
+}
+
 func sources(p Project, m Machines) cluster.Sources {
 	return cluster.Sources{
 		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),

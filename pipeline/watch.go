@@ -35,7 +35,7 @@ func (r Runs) Running() (Running, bool, error) {
 	}
 	defer j.Close()
 	var plan cluster.Plan
-	found, err := j.Get("plan", &plan)
+	found, err := j.Get(PlanKey, &plan)
 	if found {
 		now.Plan = &plan
 	}

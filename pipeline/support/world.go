@@ -1,4 +1,4 @@
-package pipeline
+package support
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
-	"github.com/recast-sh/recast/schematics"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // The fields of each document that a support bundle includes. Of hooks, gates and webhooks
@@ -205,7 +205,7 @@ func (g *gathering) etcdSeen(ctx context.Context, seen cluster.Observation) []se
 
 // secrets returns all secrets on this machine: the given ones, those in the journals and
 // in talos.machineConfigs, and the command lines of hooks and gates.
-func (src BundleSources) secrets(p *Project) []string {
+func (src Sources) secrets(p *pipeline.Project) []string {
 	out := slices.Clone(src.Secrets)
 	if p == nil {
 		return out
@@ -226,7 +226,7 @@ func (src BundleSources) secrets(p *Project) []string {
 
 // commandLines returns the command lines of hooks and gates, except programs without
 // arguments, whose name is harmless.
-func commandLines(p Project) (lines []string) {
+func commandLines(p pipeline.Project) (lines []string) {
 	add := func(c cluster.CommandGate, line string) {
 		if len(c.Args) > 1 {
 			lines = append(lines, line)
@@ -244,10 +244,4 @@ func commandLines(p Project) (lines []string) {
 		}
 	}
 	return lines
-}
-
-// ObserveNodes reads the configured nodes, whatever the lock is.
-func ObserveNodes(ctx context.Context, p Project, m Machines) (cluster.Observation, error) {
-	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return observe(ctx, p, m, p.Wanted(lock))
 }
