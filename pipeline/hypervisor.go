@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/images"
 )
 
-// Hypervisor is what doctor reads from Proxmox.
+// Hypervisor is what doctor and init read from Proxmox.
 type Hypervisor interface {
 	cluster.Access
 	cluster.Inventory

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/pipeline/support"
 )
 
@@ -78,8 +79,8 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, sup
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.Secrets = append(src.Secrets, redact.YAML(b)...)
 	}
-	src.Doctor = func(ctx context.Context) pipeline.DoctorResult {
-		return pipeline.Doctor(ctx, p, doctorSources(s, p, cl))
+	src.Doctor = func(ctx context.Context) checkup.Result {
+		return checkup.Run(ctx, p, doctorSources(s, p, cl))
 	}
 	if px, err := connectProxmox(s, p, cl); err == nil {
 		src.VMs = px.VMs

@@ -61,10 +61,12 @@ var table = []row{
 	{pkg: "pipeline", allow: []string{
 		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
 	}},
-	{pkg: "pipeline/support", allow: []string{
-		"pipeline", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/journal",
+	{pkg: "pipeline/checkup", allow: []string{
+		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/words",
 	}},
-
+	{pkg: "pipeline/support", allow: []string{
+		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/journal",
+	}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/redact", "internal/config", "internal/fault", "internal/journal", "internal/foreign", "internal/words",
 	}},

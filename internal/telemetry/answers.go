@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // Drifted records the state of every node.
@@ -136,7 +137,7 @@ func rolled(p *page, fared ui.Fared, took map[string]time.Duration) {
 }
 
 // Examined records the results of recast doctor.
-func (t *Telemetry) Examined(res pipeline.DoctorResult) {
+func (t *Telemetry) Examined(res checkup.Result) {
 	if t == nil {
 		return
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -33,7 +34,7 @@ type Sources struct {
 	Secrets []string
 
 	Status  func(context.Context) (pipeline.StatusResult, error)
-	Doctor  func(context.Context) pipeline.DoctorResult
+	Doctor  func(context.Context) checkup.Result
 	Observe func(context.Context) (cluster.Observation, error)
 	VMs     func(context.Context) ([]cluster.VM, error)
 	Etcd    cluster.EtcdReader
@@ -221,10 +222,10 @@ func (g *gathering) world(parent context.Context) {
 
 // withoutPrograms reduces a diagnosis: of the user's programs and webhooks it keeps only
 // the number and the states.
-func withoutPrograms(res pipeline.DoctorResult) pipeline.DoctorResult {
+func withoutPrograms(res checkup.Result) checkup.Result {
 	res.Checks = slices.Clone(res.Checks)
 	for i, c := range res.Checks {
-		if c.Group == pipeline.GroupHooks || c.Group == pipeline.GroupGates || c.Group == pipeline.GroupWebhooks {
+		if c.Group == checkup.GroupHooks || c.Group == checkup.GroupGates || c.Group == checkup.GroupWebhooks {
 			res.Checks[i].What, res.Checks[i].Seen, res.Checks[i].Remedy = bundle.LeftOut, bundle.LeftOut, nil
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // planted are secrets of every kind, each in its real place; none of their bytes may get
@@ -165,11 +166,11 @@ func plantedSources(t *testing.T, vms []cluster.VM, fails error) Sources {
 		Status: func(context.Context) (pipeline.StatusResult, error) {
 			return pipeline.StatusResult{Cluster: "c1", LastRun: &pipeline.RunStatus{Outcome: stopped()}, Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
 		},
-		Doctor: func(context.Context) pipeline.DoctorResult {
-			return pipeline.DoctorResult{Cluster: "c1", Checks: []pipeline.Check{
-				{Group: pipeline.GroupProxmox, What: "API", State: pipeline.Problem, Seen: fails.Error()},
-				{Group: pipeline.GroupHooks, What: planted["a hook of before"], State: pipeline.OK, Seen: planted["a hook of before"]},
-				{Group: pipeline.GroupGates, What: planted["a gate of before"], State: pipeline.Warning, Seen: planted["what was said last"], Remedy: []string{planted["a gate of before"]}},
+		Doctor: func(context.Context) checkup.Result {
+			return checkup.Result{Cluster: "c1", Checks: []checkup.Check{
+				{Group: checkup.GroupProxmox, What: "API", State: checkup.Problem, Seen: fails.Error()},
+				{Group: checkup.GroupHooks, What: planted["a hook of before"], State: checkup.OK, Seen: planted["a hook of before"]},
+				{Group: checkup.GroupGates, What: planted["a gate of before"], State: checkup.Warning, Seen: planted["what was said last"], Remedy: []string{planted["a gate of before"]}},
 			}}
 		},
 		VMs:     func(context.Context) ([]cluster.VM, error) { return vms, fails },
