@@ -6,6 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // VMIDs is the range for recast's own VMs.
@@ -28,9 +29,17 @@ func (p Project) NodeVMs(plan cluster.Plan) []cluster.VMID {
 	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
 }
 
-// claim takes the claim at the first call; host is where to create its VM if there is
+// claiming takes the claim of a command, and keeps it until the end.
+type claiming struct {
+	*work
+	held    *cluster.Held // nil: not taken
+	id      string        // of the run that holds it
+	inLease *bool         // it is kept in Kubernetes; nil: not known yet
+}
+
+// take takes the claim at the first call; host is where to create its VM if there is
 // none. Later calls add the VMs of the plan to it.
-func (w *work) claim(ctx context.Context, host string) error {
+func (w *claiming) take(ctx context.Context, host string) error {
 	nodes := w.NodeVMs(w.rep.Plan)
 	if w.held != nil {
 		return w.held.Cover(ctx, nodes)
@@ -59,7 +68,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 }
 
 // judged is err, or the error of the claim if that was lost meanwhile.
-func (w *work) judged(err error) error {
+func (w *claiming) judged(err error) error {
 	if w.held == nil {
 		return err
 	}
@@ -67,9 +76,54 @@ func (w *work) judged(err error) error {
 }
 
 // whileHeld returns a context that ends when a claim that was taken is lost.
-func (w *work) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
+func (w *claiming) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.held == nil {
 		return ctx, func() {}
 	}
 	return w.held.Within(ctx)
+}
+
+// found says whether there is a claim, held or left over.
+func (w *claiming) found(ctx context.Context, vms []cluster.VM) (bool, error) {
+	_, found, err := cluster.PeekClaim(vms, w.Config.Cluster, w.ClaimID())
+	switch {
+	case err != nil:
+		return false, err
+	case found:
+		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
+	}
+	_, found, err = cluster.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	if fault.KindOf(err) != fault.Refused {
+		err = nil // the API may be down with its only control plane; taking the claim checks again
+	}
+	return found, err
+}
+
+// keptInLease says whether the claim is kept in Kubernetes, because the token may not
+// create a VM for it.
+func (w *claiming) keptInLease(ctx context.Context) (bool, error) {
+	if w.inLease == nil {
+		missing, err := access.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
+		if err != nil {
+			return false, err
+		}
+		w.inLease = new(len(missing.Lacks) > 0)
+	}
+	return *w.inLease, nil
+}
+
+// leaseServes refuses a plan whose way back needs a claim in Proxmox.
+func (w *claiming) leaseServes(inLease bool, plan cluster.Plan) error {
+	const grant = "recast doctor says what the token lacks"
+	switch {
+	case !inLease:
+		return nil
+	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
+		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not create VMs"),
+			"roll.bootFailure: rollback does not need that; "+grant)
+	case plan.TakesAPIAway():
+		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not create VMs, so the claim would be a Lease, which is lost with the only control plane: if that does not come back, it could not be rolled back"),
+			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
+	}
+	return nil
 }

@@ -177,7 +177,7 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 	} {
 		p := projectOf(t)
 		runWith(t, p, "r", was, nil)
-		w := &work{Project: p, journal: "r"}
+		w := runHooks{work: &work{Project: p}, journal: "r"}
 		if err := w.noteFailed(errors.New("hook x: it ended with 3")); err != nil {
 			t.Fatal(err)
 		}

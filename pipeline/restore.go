@@ -70,12 +70,12 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
-	w := &work{Project: p, machines: m, run: run, o: o.Claim}
+	w := restoring{newWork(p, m, run, o.Claim, ""), src}
 	_, err = w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
-		host, err := w.findTarget(ctx, src, &rep)
+		host, err := w.findTarget(ctx, &rep)
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 				"to go back to the snapshot on purpose, wipe it first: "+roll.EmptyEtcd+
 					"; if a restore from another machine put it there, you only have to wait")
 		}
-		if err := w.claim(ctx, host); err != nil {
+		if err := w.claim.take(ctx, host); err != nil {
 			return err
 		}
 		ok, err := o.Confirm(rep)
@@ -101,8 +101,8 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 		if err := w.giveUpRestores(others); err != nil {
 			return err
 		}
-		rep.Run = cmp.Or(begun, w.id)
-		return w.restore(ctx, src, rep, o)
+		rep.Run = cmp.Or(begun, w.claim.id)
+		return w.restore(ctx, rep, o)
 	})
 	rep.Ended, rep.Outcome = time.Now(), outcome(err)
 	return rep, err
@@ -138,9 +138,15 @@ func elsewhere(rep RestoreReport) []string {
 	return []string{fmt.Sprintf("when the snapshot was taken, %s was at %s; now it is at %s: is it from this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
 }
 
+// restoring is a running Restore.
+type restoring struct {
+	*work
+	src RestoreSources
+}
+
 // findTarget finds the machine and its VM. host is the VM's host.
-func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreReport) (host string, err error) {
-	ask, err := src.Endpoints(ctx)
+func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host string, err error) {
+	ask, err := w.src.Endpoints(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -181,7 +187,7 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 
 // begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
 // there is none, and others.
-func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
+func (w restoring) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
 	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return "", nil, err
@@ -211,7 +217,7 @@ func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, e
 }
 
 // restore carries it out. The journal is finished only at the end.
-func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreReport, o RestoreOptions) error {
+func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOptions) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
 		return err
@@ -223,7 +229,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 		return err
 	}
 	r := &roll.Restore{
-		Talos: w.machines.Talos, Restorer: w.held.GuardRestorer(src), Kube: w.machines.Kube,
+		Talos: w.machines.Talos, Restorer: w.claim.held.GuardRestorer(w.src), Kube: w.machines.Kube,
 		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
 		Bootstraps: func() error {
 			begun.Bootstrapped = time.Now().UTC()
@@ -231,7 +237,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 		},
 	}
 	w.began = true
-	within, done := w.whileHeld(ctx)
+	within, done := w.claim.whileHeld(ctx)
 	defer done()
 	if err := w.run.Run(within, r.Steps()); err != nil {
 		return err
@@ -241,7 +247,7 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 
 // giveUpRestores finishes the journals of earlier restores, whose etcd data is replaced by
 // this one.
-func (w *work) giveUpRestores(runs []string) error {
+func (w restoring) giveUpRestores(runs []string) error {
 	for _, run := range runs {
 		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run})
 		if err != nil {
