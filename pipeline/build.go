@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
@@ -90,4 +91,13 @@ func (w workshop) mirror(ctx context.Context) error {
 	}
 	m := images.Mirror{Copier: w.images.Registry, Ledger: w.ledger, Repository: w.Config.Images.Mirror, Note: w.run.Note}
 	return w.run.Run(ctx, m.Step())
+}
+
+// imager configures builds with the imager. Its directory is below the project's: Docker
+// Desktop and similar tools mount only directories in the user's home.
+func (w workshop) imager() images.ImagerBuilder {
+	return images.ImagerBuilder{
+		Builds: w.ByImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
+		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.State(), "cache", "imager"),
+	}
 }

@@ -2,32 +2,11 @@ package pipeline
 
 import (
 	"context"
-	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/internal/fault"
 )
-
-// VMIDs is the range for recast's own VMs.
-func (p Project) VMIDs() cluster.VMIDRange {
-	r := p.Config.Proxmox.VMIDs
-	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
-}
-
-// NodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
-// of a plan.
-func (p Project) NodeVMs(plan cluster.Plan) []cluster.VMID {
-	var ids []cluster.VMID
-	for _, n := range p.Config.Nodes {
-		ids = append(ids, cluster.VMID(n.VMID))
-	}
-	for _, n := range plan.Nodes {
-		ids = append(ids, n.VMID)
-	}
-	slices.Sort(ids)
-	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
-}
 
 // claiming takes the claim of a command, and keeps it until the end.
 type claiming struct {

@@ -11,31 +11,11 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/roll"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 )
-
-// Hooks returns the user's hooks in the order of the configuration.
-func (p Project) Hooks() cluster.Hooks {
-	list := func(in []config.Hook) []cluster.Hook {
-		var out []cluster.Hook
-		for _, h := range in {
-			out = append(out, cluster.Hook{
-				Description: h.Description, TimeoutSeconds: max(1, int(time.Duration(h.Timeout).Seconds())),
-				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir, Env: h.Env},
-			})
-		}
-		return out
-	}
-	h := p.Config.Roll.Hooks
-	return cluster.Hooks{
-		BeforeRun: list(h.BeforeRun), AfterRun: list(h.AfterRun), BeforeBatch: list(h.BeforeBatch), AfterBatch: list(h.AfterBatch),
-		BeforeNode: list(h.BeforeNode), AfterNode: list(h.AfterNode),
-	}
-}
 
 // begin starts a confirmed plan: it runs the hooks before the run, once per command,
 // however many plans follow.

@@ -64,18 +64,6 @@ func unknownISOStorages(c *config.Config, o cluster.Observation) []string {
 	return list
 }
 
-// Policy merges the command-line options with the configuration.
-func (p Project) Policy(asked cluster.Policy) cluster.Policy {
-	r := p.Config.Roll
-	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
-	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
-	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
-	asked.IgnoreNodes = r.IgnoreNodes
-	asked.BootFailure = cluster.BootFailure(r.BootFailure)
-	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
-	return asked
-}
-
 // DriftResult is the drift of every node.
 type DriftResult struct {
 	Cluster string          `json:"cluster"`

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/provenance"
@@ -221,28 +220,6 @@ func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// ClaimID is the VMID of the claim: the first of the range.
-func (p Project) ClaimID() cluster.VMID {
-	for vmid := range p.Config.Proxmox.VMIDs.All() {
-		return cluster.VMID(vmid)
-	}
-	return 0 // an empty range is refused when the configuration is read
-}
-
-// parkingIDs returns the VMIDs for parking VMs, lowest first: the range without the
-// claim's and without those that others are known to use.
-func parkingIDs(p Project) []cluster.VMID {
-	var ids []cluster.VMID
-	for vmid := range p.Config.Proxmox.VMIDs.All() {
-		id := cluster.VMID(vmid)
-		known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == vmid || n.Holder == vmid })
-		if !known && id != p.ClaimID() {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
 // awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
 func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
 	var nodes []cluster.Wanted
@@ -270,10 +247,16 @@ func readable(ctx context.Context, p Project, px cluster.Inventory) ([]cluster.V
 	return vms, away, nil
 }
 
-func timing(c *config.Config) roll.Timing {
-	r := c.Roll
-	return roll.Timing{
-		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
-		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),
-	}
+// Hypervisor is what doctor and init read from Proxmox.
+type Hypervisor interface {
+	cluster.Access
+	cluster.Inventory
+	// Hosts lists the nodes of the Proxmox cluster.
+	Hosts(ctx context.Context) ([]cluster.Host, error)
+	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
+	Containers(ctx context.Context) ([]cluster.Container, error)
+	images.Reacher
+	// Storage and ISO are those of images.Store.
+	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
+	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 }

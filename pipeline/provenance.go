@@ -68,14 +68,6 @@ func compareOne(
 	return &checks[0], nil
 }
 
-func nodeNames(c *config.Config) []string {
-	var names []string
-	for _, n := range c.Nodes {
-		names = append(names, n.Name)
-	}
-	return names
-}
-
 // locksAtHand reads recast.lock, which need not exist or match the configuration, and the
 // builds of past locks.
 func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBuild, err error) {

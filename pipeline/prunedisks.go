@@ -15,12 +15,11 @@ import (
 
 // retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.
 func retention(p Project, keep *int) prune.Retention {
-	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.ClaimID()}
+	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.ClaimID(), Nodes: nodeNames(p.Config)}
 	if keep != nil {
 		r.Keep = *keep
 	}
 	for _, n := range p.Config.Nodes {
-		r.Nodes = append(r.Nodes, n.Name)
 		if n.Holder != 0 {
 			r.Holders = append(r.Holders, cluster.VMID(n.Holder))
 		}

@@ -1,8 +1,6 @@
 package pipeline
 
 import (
-	"net/netip"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 )
@@ -27,18 +25,6 @@ func (w *work) rehearsal() *cluster.Rehearsal {
 		asked = new(len(w.o.Saved.Trials) > 0)
 	}
 	return rehearsal(w.Project, asked)
-}
-
-// RehearsalOn returns how scratch VMs are reached.
-func (p Project) RehearsalOn() cluster.Rehearsal {
-	var r cluster.Rehearsal
-	for _, a := range p.Config.Roll.Rehearse.Addresses {
-		if prefix, err := netip.ParsePrefix(a); err == nil { // the configuration was checked
-			r.Addresses = append(r.Addresses, prefix)
-		}
-	}
-	r.Gateway, _ = netip.ParseAddr(p.Config.Roll.Rehearse.Gateway) // the same
-	return r
 }
 
 // needs returns the privileges that the plan's work needs.

@@ -3,6 +3,7 @@ package checkup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -262,7 +263,7 @@ func TestErr(t *testing.T) {
 		want   string
 		kind   fault.Kind
 	}{
-		"well":               {[]Check{{State: OK}, {State: Warning}}, "", fault.Failed},
+		"well":               {[]Check{{State: OK}, {State: Warning}}, "<nil>", fault.Failed},
 		"refused":            {[]Check{problem(fault.Refused)}, "1 problem would prevent a roll", fault.Refused},
 		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Failed},
 		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Config},
@@ -270,18 +271,11 @@ func TestErr(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := Result{Checks: tc.checks}.Err()
-			if got := text(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
+			if got := fmt.Sprint(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
 				t.Errorf("%q of kind %v, want %q of %v", got, fault.KindOf(err), tc.want, tc.kind)
 			}
 		})
 	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func TestTalosVersion(t *testing.T) {
