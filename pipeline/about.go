@@ -34,11 +34,10 @@ type About struct {
 // Keys of a run's journal for history and reports.
 const (
 	aboutKey = "about"
-	planKey  = "plan" // the current or last plan
 	fatesKey = "fates"
 
-	// firstPlanKey has the original plan, once another process continues the run.
-	firstPlanKey = "plan/first"
+	PlanKey      = "plan"       // the current or last plan
+	FirstPlanKey = "plan/first" // the original plan, once another process continues the run
 )
 
 // keepAbout records the description of the run, or the process that continues it.
@@ -77,16 +76,16 @@ func (a About) last() claim.Holder {
 // only what is left, so the original plan is kept too.
 func (w *work) keepPlan(j *journal.Journal) error {
 	if w.rep.Plan.Run == "" { // a plan of this run; it may follow that of reset machines
-		return j.Put(planKey, w.rep.Plan)
+		return j.Put(PlanKey, w.rep.Plan)
 	}
-	first, err := fact[json.RawMessage](j, firstPlanKey)
-	begun, errBegun := fact[json.RawMessage](j, planKey)
+	first, err := fact[json.RawMessage](j, FirstPlanKey)
+	begun, errBegun := fact[json.RawMessage](j, PlanKey)
 	if err == nil && errBegun == nil && first == nil && begun != nil { // a plan that can't be read is not kept
-		if err := j.Put(firstPlanKey, begun); err != nil {
+		if err := j.Put(FirstPlanKey, begun); err != nil {
 			return err
 		}
 	}
-	return j.Put(planKey, w.rep.Plan)
+	return j.Put(PlanKey, w.rep.Plan)
 }
 
 // keepFates records the results for the nodes of the plan that was carried out, and keeps
@@ -117,7 +116,7 @@ func (w *work) keepFates(j *journal.Journal) error {
 // asBefore moves nodes that were put back from done to left: they are in their state from
 // before the run, not in the wanted one.
 func asBefore(f cluster.Fates, now planning.Plan, j *journal.Journal) cluster.Fates {
-	begun, err := fact[planning.Plan](j, firstPlanKey)
+	begun, err := fact[planning.Plan](j, FirstPlanKey)
 	if err != nil || begun == nil {
 		return f
 	}
@@ -136,7 +135,7 @@ func fatesBefore(j *journal.Journal) (f cluster.Fates) {
 	if noted, err := fact[cluster.Fates](j, fatesKey); err == nil && noted != nil {
 		return *noted
 	}
-	begun, err := fact[planning.Plan](j, firstPlanKey)
+	begun, err := fact[planning.Plan](j, FirstPlanKey)
 	if err != nil || begun == nil {
 		return f
 	}

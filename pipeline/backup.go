@@ -15,6 +15,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -46,7 +47,7 @@ type BackupResult struct {
 // Backup saves a snapshot of etcd. It changes nothing in the cluster, and needs only a
 // talosconfig with the role os:etcd:backup.
 func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say func(string)) (BackupResult, error) {
-	file, dir, err := p.backupFile(o, time.Now())
+	file, dir, err := backupFile(p.Config, o, time.Now())
 	if err != nil {
 		return BackupResult{}, err
 	}
@@ -65,7 +66,7 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 	}
 	res := BackupResult{Backup: b}
 	if o.Keep > 0 {
-		res.Removed, err = p.removeBackups(dir, filepath.Base(file), o.Keep)
+		res.Removed, err = removeBackups(p.Config, dir, filepath.Base(file), o.Keep)
 	}
 	return res, err
 }
@@ -74,14 +75,14 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 const backupTime = "20060102T150405Z"
 
 // backupFile returns the file of a backup, and its directory if recast chooses the name.
-func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, err error) {
-	to := cmp.Or(o.To, p.Config.Roll.EtcdSnapshot)
+func backupFile(c *config.Config, o BackupOptions, now time.Time) (file, dir string, err error) {
+	to := cmp.Or(o.To, c.Roll.EtcdSnapshot)
 	info, err := os.Stat(to)
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return "", "", fault.As(fault.Config, err)
 	case err == nil && info.IsDir(), err != nil && (o.To == "" || strings.HasSuffix(o.To, string(filepath.Separator))):
-		file = filepath.Join(to, "etcd-"+p.Config.Cluster+"-"+now.UTC().Format(backupTime)+".db")
+		file = filepath.Join(to, "etcd-"+c.Cluster+"-"+now.UTC().Format(backupTime)+".db")
 		if _, err := os.Lstat(file); err != nil {
 			return file, to, nil
 		}
@@ -97,14 +98,14 @@ func (p Project) backupFile(o BackupOptions, now time.Time) (file, dir string, e
 
 // removeBackups removes all but the newest keep of this cluster's backups. The one just
 // taken always counts as newest: the name of another may have a later time.
-func (p Project) removeBackups(dir, taken string, keep int) (removed []string, err error) {
+func removeBackups(c *config.Config, dir, taken string, keep int) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, e := range entries {
-		if p.isBackup(e) && e.Name() != taken {
+		if isBackup(c, e) && e.Name() != taken {
 			names = append(names, e.Name())
 		}
 	}
@@ -121,8 +122,8 @@ func (p Project) removeBackups(dir, taken string, keep int) (removed []string, e
 }
 
 // isBackup says whether a file is a backup of this cluster; snapshots of rolls are not.
-func (p Project) isBackup(e fs.DirEntry) bool {
-	rest, ours := strings.CutPrefix(e.Name(), "etcd-"+p.Config.Cluster+"-")
+func isBackup(c *config.Config, e fs.DirEntry) bool {
+	rest, ours := strings.CutPrefix(e.Name(), "etcd-"+c.Cluster+"-")
 	taken, ours2 := strings.CutSuffix(rest, ".db")
 	_, err := time.Parse(backupTime, taken)
 	return ours && ours2 && err == nil && e.Type().IsRegular()

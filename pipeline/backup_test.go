@@ -45,7 +45,7 @@ func TestBackupFile(t *testing.T) {
 		"a file where a directory is": {BackupOptions{To: file + "/one.db"}, "", "", "not a directory"},
 	}
 	for name, c := range cases {
-		file, dir, err := p.backupFile(c.o, time.Date(2026, 11, 21, 5, 5, 7, 9, time.FixedZone("", 3600)))
+		file, dir, err := backupFile(p.Config, c.o, time.Date(2026, 11, 21, 5, 5, 7, 9, time.FixedZone("", 3600)))
 		if file != c.file || dir != c.dir && c.err == "" || (err == nil) != (c.err == "") {
 			t.Errorf("%s: %q in %q, %v", name, file, dir, err)
 		}
@@ -80,7 +80,7 @@ func TestRemoveBackups(t *testing.T) {
 		keep  int
 		want  []string
 	}{{ours[2], 9, nil}, {ours[2], 3, nil}, {ours[0], 2, ours[1:2]}, {ours[0], 1, ours[2:]}, {ours[0], 1, nil}} {
-		removed, err := p.removeBackups(dir, c.taken, c.keep)
+		removed, err := removeBackups(p.Config, dir, c.taken, c.keep)
 		if diff := cmp.Diff(c.want, removed); diff != "" || err != nil {
 			t.Errorf("keep %d: %v (-want +got):\n%s", c.keep, err, diff)
 		}

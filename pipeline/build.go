@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/journal"
@@ -14,11 +15,11 @@ import (
 // Build builds the installer and boot ISO of every schematic of the lock, compares their
 // contents with the lock, and records their digests in it.
 func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schematics.Lock, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	w := p.workshop(lock, c, run)
+	w := newWorkshop(p, lock, c, run)
 	return w.build(ctx, nil)
 }
 
@@ -31,14 +32,14 @@ type workshop struct {
 	cache  *images.Cache
 }
 
-func (p Project) workshop(lock schematics.Lock, c Images, run *step.Runner) workshop {
-	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, p.saver(lock)), cache: images.NewCache(p.isoCache())}
+func newWorkshop(p Project, lock schematics.Lock, c Images, run *step.Runner) workshop {
+	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, saver(p.LockFile(), lock)), cache: images.NewCache(p.isoCache())}
 }
 
-// saver returns a function that writes the lock after each new record.
-func (p Project) saver(was schematics.Lock) func(schematics.Lock) error {
+// saver returns a function that writes the lock to a file after each new record.
+func saver(file string, was schematics.Lock) func(schematics.Lock) error {
 	return func(l schematics.Lock) error {
-		if err := schematics.ReplaceLock(p.LockFile(), was, l); err != nil {
+		if err := schematics.ReplaceLock(file, was, l); err != nil {
 			return err
 		}
 		was = l
@@ -71,7 +72,7 @@ func (w workshop) signature() images.SignaturePolicy {
 func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
 	p := images.Publisher{
 		Store: store, Factory: w.images.Factory, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts,
-		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), ByImager: w.byImager, Note: w.run.Note,
+		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), ByImager: w.ByImager, Note: w.run.Note,
 	}
 	if lock, err := w.build(ctx, p.Published); err != nil {
 		return lock, err
@@ -90,4 +91,13 @@ func (w workshop) mirror(ctx context.Context) error {
 	}
 	m := images.Mirror{Copier: w.images.Registry, Ledger: w.ledger, Repository: w.Config.Images.Mirror, Note: w.run.Note}
 	return w.run.Run(ctx, m.Step())
+}
+
+// imager configures builds with the imager. Its directory is below the project's: Docker
+// Desktop and similar tools mount only directories in the user's home.
+func (w workshop) imager() images.ImagerBuilder {
+	return images.ImagerBuilder{
+		Builds: w.ByImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
+		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.State(), "cache", "imager"),
+	}
 }

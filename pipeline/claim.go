@@ -2,38 +2,26 @@ package pipeline
 
 import (
 	"context"
-	"slices"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
-// vmids is the range for recast's own VMs.
-func (p Project) vmids() cluster.VMIDRange {
-	r := p.Config.Proxmox.VMIDs
-	return cluster.VMIDRange{First: cluster.VMID(r.First), Last: cluster.VMID(r.Last)}
+// claiming takes the claim of a command, and keeps it until the end.
+type claiming struct {
+	*work
+	held    *claim.Held // nil: not taken
+	id      string      // of the run that holds it
+	inLease *bool       // it is kept in Kubernetes; nil: not known yet
 }
 
-// nodeVMs are the known VMIDs of the nodes, sorted: those in the configuration and those
-// of a plan.
-func (p Project) nodeVMs(plan planning.Plan) []cluster.VMID {
-	var ids []cluster.VMID
-	for _, n := range p.Config.Nodes {
-		ids = append(ids, cluster.VMID(n.VMID))
-	}
-	for _, n := range plan.Nodes {
-		ids = append(ids, n.VMID)
-	}
-	slices.Sort(ids)
-	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
-}
-
-// claim takes the claim at the first call; host is where to create its VM if there is
+// take takes the claim at the first call; host is where to create its VM if there is
 // none. Later calls add the VMs of the plan to it.
-func (w *work) claim(ctx context.Context, host string) error {
-	nodes := w.nodeVMs(w.rep.Plan)
+func (w *claiming) take(ctx context.Context, host string) error {
+	nodes := w.NodeVMs(w.rep.Plan)
 	if w.held != nil {
 		return w.held.Cover(ctx, nodes)
 	}
@@ -51,7 +39,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 		return err
 	}
 	c := &claim.Claim{
-		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.claimID(), VMIDs: w.vmids(), Nodes: nodes,
+		Proxmox: w.machines.Proxmox, Cluster: w.Config.Cluster, VMID: w.ClaimID(), VMIDs: w.VMIDs(), Nodes: nodes,
 		Host: host, Holder: w.o.Holder, Run: id,
 		Leases: w.machines.Leases, InLease: inLease, Dead: w.o.Dead, Say: func(text string) { w.run.Note("roll", text) },
 	}
@@ -61,7 +49,7 @@ func (w *work) claim(ctx context.Context, host string) error {
 }
 
 // judged is err, or the error of the claim if that was lost meanwhile.
-func (w *work) judged(err error) error {
+func (w *claiming) judged(err error) error {
 	if w.held == nil {
 		return err
 	}
@@ -69,9 +57,54 @@ func (w *work) judged(err error) error {
 }
 
 // whileHeld returns a context that ends when a claim that was taken is lost.
-func (w *work) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
+func (w *claiming) whileHeld(ctx context.Context) (context.Context, context.CancelFunc) {
 	if w.held == nil {
 		return ctx, func() {}
 	}
 	return w.held.Within(ctx)
+}
+
+// found says whether there is a claim, held or left over.
+func (w *claiming) found(ctx context.Context, vms []cluster.VM) (bool, error) {
+	_, found, err := claim.Peek(vms, w.Config.Cluster, w.ClaimID())
+	switch {
+	case err != nil:
+		return false, err
+	case found:
+		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
+	}
+	_, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
+	if fault.KindOf(err) != fault.Refused {
+		err = nil // the API may be down with its only control plane; taking the claim checks again
+	}
+	return found, err
+}
+
+// keptInLease says whether the claim is kept in Kubernetes, because the token may not
+// create a VM for it.
+func (w *claiming) keptInLease(ctx context.Context) (bool, error) {
+	if w.inLease == nil {
+		missing, err := access.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
+		if err != nil {
+			return false, err
+		}
+		w.inLease = new(len(missing.Lacks) > 0)
+	}
+	return *w.inLease, nil
+}
+
+// leaseServes refuses a plan whose way back needs a claim in Proxmox.
+func (w *claiming) leaseServes(inLease bool, plan planning.Plan) error {
+	const grant = "recast doctor says what the token lacks"
+	switch {
+	case !inLease:
+		return nil
+	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
+		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not create VMs"),
+			"roll.bootFailure: rollback does not need that; "+grant)
+	case plan.TakesAPIAway():
+		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not create VMs, so the claim would be a Lease, which is lost with the only control plane: if that does not come back, it could not be rolled back"),
+			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
+	}
+	return nil
 }

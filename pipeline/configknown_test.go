@@ -38,7 +38,7 @@ func TestConfigKnown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := projectOf(t)
-			j, err := journal.Open(p.runs(), journal.Options{Run: "r1"})
+			j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
 			if err == nil && c.journal != "" {
 				err = j.PutSecret(roll.MachineConfigKey("wk1"), []byte(c.journal))
 			}
@@ -46,7 +46,7 @@ func TestConfigKnown(t *testing.T) {
 				t.Fatal(err)
 			}
 			file := func(string) (cluster.Secret, bool, error) { return cluster.Secret(c.file), c.file != "", nil }
-			got, err := p.configKnown(Machines{MachineConfig: file}, "wk1", c.rec)
+			got, err := configKnown(p, Machines{MachineConfig: file}, "wk1", c.rec)
 			if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
 				t.Errorf("%q, %v", got, err)
 			}

@@ -19,11 +19,11 @@ import (
 // DeepDrift is Drift that also reads the files of every locked extension back from each
 // node, since labels can be wrong. It calls say with a line for each action.
 func DeepDrift(ctx context.Context, p Project, m Machines, r images.Puller, say func(string)) (DriftResult, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return DriftResult{}, err
 	}
-	res, found, err := p.drift(ctx, m, lock)
+	res, found, err := drift(ctx, p, m, lock)
 	if err != nil {
 		return DriftResult{}, err
 	}

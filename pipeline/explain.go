@@ -9,7 +9,7 @@ import (
 
 // Explain makes the same plan as Plan, and returns the details of one node.
 func Explain(ctx context.Context, p Project, m Machines, policy planning.Policy, rehearse *bool, node string) (planning.Plan, explain.Explanation, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return planning.Plan{}, explain.Explanation{}, err
 	}
@@ -17,11 +17,11 @@ func Explain(ctx context.Context, p Project, m Machines, policy planning.Policy,
 	if err != nil {
 		return planning.Plan{}, explain.Explanation{}, err
 	}
-	policy.Rehearse = p.rehearsal(rehearse)
-	plan, o, err := p.planSeen(ctx, m, lock, past, policy)
+	policy.Rehearse = rehearsal(p, rehearse)
+	plan, o, err := planSeen(ctx, p, m, lock, past, policy)
 	if err != nil {
 		return plan, explain.Explanation{}, err
 	}
-	e, err := explain.Explain(ctx, plan, node, o, past, p.timing())
+	e, err := explain.Explain(ctx, plan, node, o, past, timing(p.Config))
 	return plan, e, err
 }

@@ -15,8 +15,8 @@ func (w *work) forgetConfigs() {
 	for _, node := range w.rep.Plan.Configured() {
 		keys = append(keys, roll.MachineConfigKey(node))
 	}
-	if err := journal.Forget(w.runs(), keys, w.o.JournalSync); err != nil {
-		w.run.Note("roll", "machine configurations of earlier runs were not deleted from "+w.runs()+": "+err.Error())
+	if err := journal.Forget(w.Runs().Dir, keys, w.o.JournalSync); err != nil {
+		w.run.Note("roll", "machine configurations of earlier runs were not deleted from "+w.Runs().Dir+": "+err.Error())
 	}
 }
 

@@ -25,7 +25,7 @@ type session struct {
 // begin opens the journal of a run, like a roll that executes a plan.
 func begin(t *testing.T, p Project, pid int, plan planning.Plan) session {
 	t.Helper()
-	j, err := journal.Open(p.runs(), journal.Options{Run: "r"})
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestContinuedRun(t *testing.T) {
 			p := projectOf(t)
 			told := func(gone ...int) string {
 				t.Helper()
-				r, err := p.PastRun("r", PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
+				r, err := p.Runs().Find("r", PastOptions{Holder: claim.Holder{Boot: "b"}, Dead: func(h claim.Holder) bool { return slices.Contains(gone, h.PID) }})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -128,7 +128,7 @@ func TestTheRunsOwnPlan(t *testing.T) {
 	}
 	require := func(want string) {
 		t.Helper()
-		r, err := p.PastRun("r", PastOptions{})
+		r, err := p.Runs().Find("r", PastOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestTheLastFateOfANode(t *testing.T) {
 	s.saw("roll/unfinished/wk2", step.Done)
 	s.finish("failed: x")
 	s.must(s.j.Close())
-	r, err := p.PastRun("r", PastOptions{})
+	r, err := p.Runs().Find("r", PastOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,11 +179,11 @@ func TestAFailedHookAfterTheRun(t *testing.T) {
 	} {
 		p := projectOf(t)
 		runWith(t, p, "r", was, nil)
-		w := &work{Project: p, journal: "r"}
+		w := runHooks{work: &work{Project: p}, journal: "r"}
 		if err := w.noteFailed(errors.New("hook x: it ended with 3")); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := p.Ended("r"); err != nil || got != want {
+		if got, err := p.Runs().Outcome("r"); err != nil || got != want {
 			t.Errorf("%q became %q, want %q; %v", was, got, want, err)
 		}
 	}

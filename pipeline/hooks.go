@@ -11,68 +11,55 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/roll"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// hooks returns the user's hooks in the order of the configuration.
-func (p Project) hooks() cluster.Hooks {
-	list := func(in []config.Hook) []cluster.Hook {
-		var out []cluster.Hook
-		for _, h := range in {
-			out = append(out, cluster.Hook{
-				Description: h.Description, TimeoutSeconds: max(1, int(time.Duration(h.Timeout).Seconds())),
-				Command: cluster.CommandGate{Args: h.Command, Dir: p.Config.Dir, Env: h.Env},
-			})
-		}
-		return out
-	}
-	h := p.Config.Roll.Hooks
-	return cluster.Hooks{
-		BeforeRun: list(h.BeforeRun), AfterRun: list(h.AfterRun), BeforeBatch: list(h.BeforeBatch), AfterBatch: list(h.AfterBatch),
-		BeforeNode: list(h.BeforeNode), AfterNode: list(h.AfterNode),
-	}
-}
-
 // begin starts a confirmed plan: it runs the hooks before the run, once per command,
 // however many plans follow.
 func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	w.nodes = w.planned()
 	if w.began {
-		w.journal = j.Run()
+		w.hooks.journal = j.Run()
 		return nil
 	}
-	w.began, w.journal, w.hooks = true, j.Run(), w.rep.Plan.Hooks
-	w.tellStart(ctx)
-	return w.runHooks(ctx, w.run, roll.HookCall{
-		Point: cluster.BeforeRun, Keep: func(run roll.HookRun, i int) error { return w.keepHook(j, run, i) },
+	w.began, w.hooks.journal, w.hooks.of = true, j.Run(), w.rep.Plan.Hooks
+	w.told.start(ctx)
+	return w.hooks.call(ctx, w.run, roll.HookCall{
+		Point: cluster.BeforeRun, Keep: func(run roll.HookRun, i int) error { return w.hooks.keep(j, run, i) },
 	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
 		return roll.BeforeRunFailed(ctx, err)
 	})
+}
+
+// runHooks are the hooks before and after a run.
+type runHooks struct {
+	*work
+	of      cluster.Hooks // of the first plan
+	journal string        // of the last plan
 }
 
 // afterInterrupt is the time for the hooks after a run when Ctrl-C was pressed for the
 // second time.
 const afterInterrupt = 30 * time.Second
 
-// afterRun runs the hooks after the run, with any result. If they fail, the run fails, but
+// after runs the hooks after the run, with any result. If they fail, the run fails, but
 // an earlier failure is never hidden.
-func (w *work) afterRun(ctx context.Context, err error) error {
-	if !w.began || len(w.hooks.AfterRun) == 0 {
+func (w *runHooks) after(ctx context.Context, err error) error {
+	if !w.began || len(w.of.AfterRun) == 0 {
 		return err
 	}
-	if w.held != nil && w.held.Lost() != nil { // they might undo something that the other run relies on
+	if w.claim.held != nil && w.claim.held.Lost() != nil { // they might undo something that the other run relies on
 		return fault.WithHint(err, "the hooks after the run were not run, as another run may be active: do by hand what they had to do, when that has ended")
 	}
 	within, cancel := graceful(ctx, afterInterrupt)
 	defer cancel(nil)
 	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
-	failed := w.runHooks(within, run, roll.HookCall{
-		Point: cluster.AfterRun, Env: w.outcomeEnv(err), Keep: w.keepLastHook,
+	failed := w.call(within, run, roll.HookCall{
+		Point: cluster.AfterRun, Env: w.env(err), Keep: w.keepLast,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
 	})
@@ -88,8 +75,8 @@ func (w *work) afterRun(ctx context.Context, err error) error {
 
 // noteFailed records in the last journal that the run failed after its nodes, unless the
 // journal has a worse result.
-func (w *work) noteFailed(failed error) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+func (w *runHooks) noteFailed(failed error) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -111,10 +98,10 @@ func graceful(ctx context.Context, grace time.Duration) (context.Context, contex
 	return within, func(cause error) { stop(); cancel(cause) }
 }
 
-func (w *work) runHooks(ctx context.Context, run *step.Runner, c roll.HookCall, id, title string, failed func(context.Context, error) error) error {
+func (w *runHooks) call(ctx context.Context, run *step.Runner, c roll.HookCall, id, title string, failed func(context.Context, error) error) error {
 	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
-	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
-	for _, s := range c.HooksStep(id, title, w.hooks.At(c.Point), failed) {
+	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.claim.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
+	for _, s := range c.HooksStep(id, title, w.of.At(c.Point), failed) {
 		s.Yields = c.Point == cluster.BeforeRun
 		return run.Run(ctx, s)
 	}
@@ -134,30 +121,30 @@ func (w *work) planned() []string {
 }
 
 // hooked records the result of a hook in the report.
-func (w *work) hooked(run roll.HookRun) {
+func (w *runHooks) hooked(run roll.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
 	w.rep.Hooks = append(w.rep.Hooks, run)
 }
 
-func (w *work) keepHook(j *journal.Journal, run roll.HookRun, i int) error {
+func (w *runHooks) keep(j *journal.Journal, run roll.HookRun, i int) error {
 	w.hooked(run)
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
-// keepLastHook records a hook after the run in the last journal.
-func (w *work) keepLastHook(run roll.HookRun, i int) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.journal, Sync: w.o.JournalSync})
+// keepLast records a hook after the run in the last journal.
+func (w *runHooks) keepLast(run roll.HookRun, i int) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)
 		return err
 	}
 	defer j.Close()
-	return w.keepHook(j, run, i)
+	return w.keep(j, run, i)
 }
 
-// outcomeEnv is the environment of the hooks after the run.
-func (w *work) outcomeEnv(err error) []string {
+// env is the environment of the hooks after the run.
+func (w *runHooks) env(err error) []string {
 	f := w.tally.fates(w.planned())
 	return []string{
 		"RECAST_OUTCOME=" + outcomeWord(err), "RECAST_ERROR=" + oneLine(err), "RECAST_NODES_DONE=" + strings.Join(f.Done, " "),

@@ -17,11 +17,11 @@ func TestUnknownISOStorages(t *testing.T) {
 	p := Project{Config: &config.Config{Images: config.Images{ISO: config.ISO{Storage: []string{"local", "cefs"}}}}}
 	o := observe.Observation{Storages: []cluster.Storage{{Name: "cephfs"}, {Name: "local"}}}
 	want := []string{`images.iso.storage: storage "cefs" is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/cefs. recast publish and recast roll would refuse it; there are: cephfs, local`}
-	if diff := cmp.Diff(want, p.unknownISOStorages(o)); diff != "" {
+	if diff := cmp.Diff(want, unknownISOStorages(p.Config, o)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	o.Storages = append(o.Storages, cluster.Storage{Name: "cefs"})
-	if got := p.unknownISOStorages(o); len(got) > 0 {
+	if got := unknownISOStorages(p.Config, o); len(got) > 0 {
 		t.Errorf("all are known: %q", got)
 	}
 }

@@ -17,9 +17,12 @@ import (
 // Ctrl-C twice is waiting.
 const explainTimeout = 10 * time.Second
 
+// aftermath is what a failed command has left.
+type aftermath struct{ *work }
+
 // explain adds to the error of a roll which of its nodes are still down, what finishes
 // them, and where their disks are.
-func (w *work) explain(ctx context.Context, err error) error {
+func (w aftermath) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -45,10 +48,10 @@ type left struct {
 	out    []string // the plan's nodes with an open record or our mark
 }
 
-func (w *work) left(ctx context.Context) left {
+func (w aftermath) left(ctx context.Context) left {
 	var l left
-	l.vms, l.away, l.unread = w.readable(ctx, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
-	parkings, err := parking.Parkings(l.vms, w.Config.Cluster)    // those that can be read
+	l.vms, l.away, l.unread = readable(ctx, w.Project, w.machines.Proxmox) // the error to explain may be that Proxmox does not answer
+	parkings, err := parking.Parkings(l.vms, w.Config.Cluster)             // those that can be read
 	l.unread = errors.Join(l.unread, err)
 	nodes, _ := w.machines.Kube.Nodes(ctx) // with a single control plane the API may be down
 	for _, n := range w.rep.Plan.Work() {
@@ -64,7 +67,7 @@ func (w *work) left(ctx context.Context) left {
 }
 
 // safe says where the disks of each unfinished node are, and that the others have theirs.
-func (w *work) safe(ctx context.Context, l left) []string {
+func (w aftermath) safe(ctx context.Context, l left) []string {
 	if l.unread != nil && len(l.open) == 0 {
 		return []string{"no persistent disk was freed; where each one is could not be read: recast status shows it when Proxmox answers"}
 	}

@@ -46,7 +46,7 @@ type LockChange struct {
 // The replaced lock is kept in .recast/locks, so that drift can name the digests that
 // nodes still run.
 func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, error) {
-	req, err := p.request()
+	req, err := request(p.Config)
 	if err != nil {
 		return LockResult{}, err
 	}
@@ -65,7 +65,7 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	if err != nil {
 		return LockResult{}, err
 	}
-	res := LockResult{Lock: lock, Differs: old.Checksum != lock.Checksum, Changes: p.changes(old, lock), Warnings: warnings}
+	res := LockResult{Lock: lock, Differs: old.Checksum != lock.Checksum, Changes: changes(p.Config.Nodes, old, lock), Warnings: warnings}
 	if o.Check || !res.Differs {
 		return res, nil
 	}
@@ -99,11 +99,11 @@ func rebuild(files map[string]schematics.File, names []string) error {
 }
 
 // changes returns the differences between two locks, with the nodes that they concern.
-func (p Project) changes(before, after schematics.Lock) []LockChange {
+func changes(nodes []config.Node, before, after schematics.Lock) []LockChange {
 	list := []LockChange{}
 	for _, c := range schematics.Compare(before, after) {
 		change := LockChange{Change: c, Nodes: []string{}}
-		for _, n := range p.Config.Nodes {
+		for _, n := range nodes {
 			if n.Schematic == c.Schematic {
 				change.Nodes = append(change.Nodes, n.Name)
 			}
@@ -114,8 +114,7 @@ func (p Project) changes(before, after schematics.Lock) []LockChange {
 }
 
 // request reads the configured schematic files.
-func (p Project) request() (schematics.Request, error) {
-	c := p.Config
+func request(c *config.Config) (schematics.Request, error) {
 	req := schematics.Request{
 		Talos: c.Talos.Version, TalosPlace: placed(c, "talos.version"), Arch: c.Images.Arch, Platform: c.Images.Platform, SecureBoot: c.Images.SecureBoot,
 		Files: map[string]schematics.File{},

@@ -141,7 +141,7 @@ func TestLock(t *testing.T) {
 	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "added"}, "bgp": {"wk1", "wk2", "added"}, "spare": {"added"}}, staleNodes(res)); diff != "" || !res.Written {
 		t.Errorf("the first lock (-want +got):\n%s", diff)
 	}
-	if _, err := p.lock(); err != nil {
+	if _, err := p.Lock(); err != nil {
 		t.Errorf("the lock is not this configuration's: %v", err)
 	}
 
@@ -197,7 +197,7 @@ func TestLockRebuild(t *testing.T) {
 	if diff := cmp.Diff(map[string][]string{"default": {"cp1", "rebuild 0 → 1"}}, staleNodes(res)); diff != "" || !res.Written {
 		t.Errorf("written %t; (-want +got):\n%s", res.Written, diff)
 	}
-	if lock, err := p.lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
+	if lock, err := p.Lock(); err != nil || lock.Schematics["default"].Rebuild != 1 {
 		t.Errorf("the lock: %+v, %v", lock.Schematics["default"], err)
 	}
 	world.agent, world.frr = hex64("a"), hex64("c")
@@ -222,7 +222,7 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	if err != nil || !res.Differs || len(res.Changes) > 0 {
 		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
 	}
-	if _, err := p.lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
+	if _, err := p.Lock(); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "schematic bgp has changed since it was locked") {
 		t.Errorf("the lock of another reference is taken: %v", err)
 	}
 }
@@ -237,7 +237,7 @@ func TestBuildLeavesANewerLockAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	save := p.saver(first.Lock)
+	save := saver(p.LockFile(), first.Lock)
 	record := func(l schematics.Lock, installer string) schematics.Lock {
 		l = l.Clone()
 		e := l.Schematics["default"]

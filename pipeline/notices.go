@@ -15,6 +15,7 @@ import (
 
 // notices sends the webhook notices of a command in the background.
 type notices struct {
+	*work
 	under  sync.WaitGroup          // notices in flight
 	giveUp context.CancelCauseFunc // cancels the start notice; nil: none was sent
 	mu     sync.Mutex
@@ -30,57 +31,57 @@ const (
 
 var errEndedMeanwhile = errors.New("the run ended meanwhile")
 
-// tellStart sends the start notice, and does not wait for it.
-func (w *work) tellStart(ctx context.Context) {
+// start sends the start notice, and does not wait for it.
+func (w *notices) start(ctx context.Context) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
-	w.told.giveUp = cancel
-	w.tell(within, w.notice(cluster.NoticeStart, nil))
+	w.giveUp = cancel
+	w.send(within, w.notice(cluster.NoticeStart, nil))
 }
 
-// tellEnd sends the end notice after the start notice, and waits for it. A run that ended
+// end sends the end notice after the start notice, and waits for it. A run that ended
 // before it started sends only failures, and none if the user did not confirm.
-func (w *work) tellEnd(ctx context.Context, err error) {
+func (w *notices) end(ctx context.Context, err error) {
 	within, cancel := graceful(ctx, tellAfterInterrupt)
 	defer cancel(nil)
 	defer time.AfterFunc(tellWithin, func() { cancel(fmt.Errorf("the run waits for it no longer than %s", tellWithin)) }).Stop()
 	w.endStart()
 	switch {
 	case err != nil && (w.began || fault.KindOf(err) != fault.Interrupted && !errors.Is(err, context.Canceled)):
-		w.tell(within, w.notice(cluster.NoticeFailure, err))
+		w.send(within, w.notice(cluster.NoticeFailure, err))
 	case w.began:
-		w.tell(within, w.notice(cluster.NoticeEnd, nil))
+		w.send(within, w.notice(cluster.NoticeEnd, nil))
 	}
-	w.told.under.Wait()
-	for _, lost := range w.told.lost {
+	w.under.Wait()
+	for _, lost := range w.lost {
 		w.rep.Unsent = append(w.rep.Unsent, strings.Split(lost.Error(), "\n")...)
 	}
 }
 
 // endStart waits shortly for the start notice, which matters little now.
-func (w *work) endStart() {
-	if w.told.giveUp == nil {
+func (w *notices) endStart() {
+	if w.giveUp == nil {
 		return
 	}
-	hurry := time.AfterFunc(tellStartWithin, func() { w.told.giveUp(errEndedMeanwhile) })
-	w.told.under.Wait()
+	hurry := time.AfterFunc(tellStartWithin, func() { w.giveUp(errEndedMeanwhile) })
+	w.under.Wait()
 	hurry.Stop()
-	w.told.giveUp(nil)
+	w.giveUp(nil)
 }
 
-func (w *work) tell(within context.Context, n cluster.Notice) {
+func (w *notices) send(within context.Context, n cluster.Notice) {
 	if w.o.Notify == nil || w.command == "" {
 		return
 	}
-	w.told.under.Go(func() {
+	w.under.Go(func() {
 		if err := w.o.Notify.Notify(within, n); err != nil {
-			w.told.mu.Lock()
-			defer w.told.mu.Unlock()
-			w.told.lost = append(w.told.lost, err)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.lost = append(w.lost, err)
 		}
 	})
 }
 
-func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
+func (w *notices) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 	n := cluster.Notice{
 		Event: event, Command: w.command, Cluster: w.Config.Cluster, Run: w.rep.Run,
 		Nodes: w.tally.fates(w.planned()), Hints: hintLines(err), Started: w.rep.Started, Host: w.o.Holder.Host,

@@ -2,9 +2,12 @@ package pipeline
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
@@ -45,39 +49,45 @@ type PastOptions struct {
 	Dead   func(claim.Holder) bool
 }
 
-// PastRuns reads every run whose journal is on this machine, newest first. It returns
+// Runs are the runs whose journals are on this machine, in Dir.
+type Runs struct{ Dir string }
+
+// Runs are the runs of this project.
+func (p Project) Runs() Runs { return Runs{filepath.Join(p.State(), "runs")} }
+
+// All reads every run, newest first. It returns
 // problems as texts.
-func (p Project) PastRuns(o PastOptions) (runs []PastRun, problems []string) {
-	infos, err := journal.Runs(p.runs())
+func (r Runs) All(o PastOptions) (runs []PastRun, problems []string) {
+	infos, err := journal.Runs(r.Dir)
 	if err != nil {
 		problems = strings.Split(err.Error(), "\n")
 	}
 	for _, info := range infos {
-		runs = append(runs, p.pastRun(info, o))
+		runs = append(runs, r.pastRun(info, o))
 	}
 	return runs, problems
 }
 
-// PastRun reads one run by its ID or a unique part of it; "" is the run that was started
+// Find reads one run by its ID or a unique part of it; "" is the run that was started
 // last.
-func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
-	infos, err := journal.Runs(p.runs())
+func (r Runs) Find(id string, o PastOptions) (PastRun, error) {
+	infos, err := journal.Runs(r.Dir)
 	if len(infos) == 0 {
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", p.runs()), err),
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run has left a journal in %s", r.Dir), err),
 			"a journal is on the machine where recast roll ran; recast status shows what is left in Proxmox")
 	}
 	if id == "" {
-		r := p.pastRun(infos[0], o)
+		last := r.pastRun(infos[0], o)
 		if err != nil {
-			r.Problems = append(r.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
+			last.Problems = append(last.Problems, "another run; this may not be the last run: "+strings.ReplaceAll(err.Error(), "\n", "; "))
 		}
-		return r, nil
+		return last, nil
 	}
 	var found []journal.RunInfo
 	var ids []string
 	for _, info := range infos {
 		if info.ID == id {
-			return p.pastRun(info, o), nil
+			return r.pastRun(info, o), nil
 		}
 		if strings.Contains(info.ID, id) {
 			found, ids = append(found, info), append(ids, info.ID)
@@ -85,40 +95,40 @@ func (p Project) PastRun(id string, o PastOptions) (PastRun, error) {
 	}
 	switch len(found) {
 	case 1:
-		return p.pastRun(found[0], o), nil
+		return r.pastRun(found[0], o), nil
 	case 0:
-		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, p.runs()), err), "recast history lists them; the last one is %s", infos[0].ID)
+		return PastRun{}, fault.WithHint(errors.Join(fault.Configf("no run %q in %s", id, r.Dir), err), "recast history lists them; the last one is %s", infos[0].ID)
 	}
 	return PastRun{}, fault.WithHint(fault.Configf("%q is a part of several runs: %s", id, strings.Join(ids[:min(5, len(ids))], ", ")), "use more of the ID")
 }
 
-// HasRun says whether the journal of a run is on this machine.
-func (p Project) HasRun(id string) bool {
-	infos, _ := journal.Runs(p.runs()) // runs that can't be read do not count
-	return slices.ContainsFunc(infos, func(r journal.RunInfo) bool { return r.ID == id })
+// Has says whether the journal of a run is on this machine.
+func (r Runs) Has(id string) bool {
+	infos, _ := journal.Runs(r.Dir) // runs that can't be read do not count
+	return slices.ContainsFunc(infos, func(info journal.RunInfo) bool { return info.ID == id })
 }
 
-func (p Project) pastRun(info journal.RunInfo, o PastOptions) PastRun {
-	r := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(p.runs(), info.ID)}
-	r.Result, r.Error, _ = strings.Cut(info.Outcome, ": ")
-	j, err := journal.Open(p.runs(), journal.Options{Run: info.ID, ReadOnly: true})
+func (r Runs) pastRun(info journal.RunInfo, o PastOptions) PastRun {
+	p := PastRun{ID: info.ID, Started: info.Started, Finished: info.Finished, Dir: filepath.Join(r.Dir, info.ID)}
+	p.Result, p.Error, _ = strings.Cut(info.Outcome, ": ")
+	j, err := journal.Open(r.Dir, journal.Options{Run: info.ID, ReadOnly: true})
 	if err != nil {
-		r.Problems = append(r.Problems, err.Error())
-		return r
+		p.Problems = append(p.Problems, err.Error())
+		return p
 	}
 	defer j.Close()
-	r.About = read[About](&r, j, aboutKey)
-	if r.Plan = read[planning.Plan](&r, j, firstPlanKey); r.Plan == nil {
-		r.Plan = read[planning.Plan](&r, j, planKey)
+	p.About = read[About](&p, j, aboutKey)
+	if p.Plan = read[planning.Plan](&p, j, FirstPlanKey); p.Plan == nil {
+		p.Plan = read[planning.Plan](&p, j, PlanKey)
 	}
-	r.Fates = read[cluster.Fates](&r, j, fatesKey)
-	r.Upgrade = read[kubeupgrade.Plan](&r, j, upgradeKey)
-	r.Restored = read[json.RawMessage](&r, j, restoreKey) != nil
-	r.gather(j)
+	p.Fates = read[cluster.Fates](&p, j, fatesKey)
+	p.Upgrade = read[kubeupgrade.Plan](&p, j, upgradeKey)
+	p.Restored = read[json.RawMessage](&p, j, restoreKey) != nil
+	p.gather(j)
 	if info.Unfinished() {
-		r.Result = r.standing(o)
+		p.Result = p.standing(o)
 	}
-	return r
+	return p
 }
 
 // gather reads the facts that exist per node or hook.
@@ -276,4 +286,60 @@ func read[T any](r *PastRun, j *journal.Journal, key string) *T {
 		r.Problems = append(r.Problems, err.Error())
 	}
 	return v
+}
+
+// keepRuns is how many finished runs are kept, with journal, log and report.
+const keepRuns = 100
+
+// pruneRuns removes the oldest finished runs. It keeps a run that a parking VM names: its
+// journal describes the disk that is kept there. If Proxmox can't be read, it keeps all.
+func (w *work) pruneRuns(ctx context.Context) error {
+	return forgetRuns(w.Project, func() (map[string]bool, error) {
+		vms, err := w.machines.Proxmox.VMs(ctx)
+		if err != nil {
+			return nil, err
+		}
+		parkings, err := parking.Parkings(vms, w.Config.Cluster)
+		needed := map[string]bool{}
+		for _, p := range parkings {
+			needed[p.Record.Run] = true
+			for _, k := range p.Record.Kept {
+				needed[k.Run] = true
+			}
+		}
+		return needed, err
+	})
+}
+
+// forgetRuns asks which runs are needed only where there are too many.
+func forgetRuns(p Project, needed func() (map[string]bool, error)) error {
+	runs, err := journal.Runs(p.Runs().Dir)
+	if err != nil {
+		return err
+	}
+	runs = slices.DeleteFunc(runs, journal.RunInfo.Unfinished)
+	if len(runs) <= keepRuns {
+		return nil
+	}
+	keep, err := needed()
+	if err != nil {
+		return err
+	}
+	for _, r := range runs[keepRuns:] {
+		if keep[r.ID] {
+			continue
+		}
+		if err := journal.Remove(p.Runs().Dir, r.ID); err != nil {
+			return err
+		}
+		if err := os.Remove(p.Page(r.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Page is the file of a run's report, which may not exist.
+func (p Project) Page(run string) string {
+	return filepath.Join(p.State(), "reports", run+".html")
 }

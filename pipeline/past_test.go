@@ -28,7 +28,7 @@ func projectOf(t *testing.T) Project {
 // runWith creates the journal of a run; with "" as the outcome it has no end.
 func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) {
 	t.Helper()
-	j, err := journal.Open(p.runs(), journal.Options{Run: id})
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: id})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func runWith(t *testing.T, p Project, id, outcome string, facts map[string]any) 
 func TestPastRuns(t *testing.T) {
 	t.Parallel()
 	p := projectOf(t)
-	if _, err := p.PastRun("", PastOptions{}); fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
+	if _, err := p.Runs().Find("", PastOptions{}); fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
 		t.Errorf("of none: %v", err)
 	}
 	me, other := claim.Holder{Host: "h", Boot: "b", PID: 1}, claim.Holder{Host: "h", Boot: "b", PID: 2}
@@ -56,15 +56,15 @@ func TestPastRuns(t *testing.T) {
 		Changes: []schematics.Change{{Moved: []schematics.Moved{{Old: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}, New: schematics.Extension{Name: "iscsi-tools", Version: "v0.2.0"}}}}},
 	}
 	runWith(t, p, "20260101-0000-aaaa", "failed: roll/workers/wk1: no quorum: gone", map[string]any{
-		planKey: plan, aboutKey: about, fatesKey: cluster.Fates{Done: []string{}, Failed: []string{"wk1"}, Left: []string{}},
+		PlanKey: plan, aboutKey: about, fatesKey: cluster.Fates{Done: []string{}, Failed: []string{"wk1"}, Left: []string{}},
 		"wk1/took": cluster.Took{Node: "wk1", OutageSeconds: 90}, "hooks/beforerun/1": roll.HookRun{Point: cluster.BeforeRun},
 		"wk1/hooks/beforenode/1": roll.HookRun{Point: cluster.BeforeNode, Node: "wk1"},
 	})
 	about.GoneOn = []claim.Holder{other}
 	runWith(t, p, "20260102-0000-bbbb", "", map[string]any{aboutKey: about})
-	runWith(t, p, "20260103-0000-cccc", "", map[string]any{aboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, planKey: "no plan"})
+	runWith(t, p, "20260103-0000-cccc", "", map[string]any{aboutKey: map[string]any{"command": "roll", "ofTheFuture": true}, PlanKey: "no plan"})
 
-	r, err := p.PastRun("aaaa", PastOptions{})
+	r, err := p.Runs().Find("aaaa", PastOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,30 +80,30 @@ func TestPastRuns(t *testing.T) {
 		{Holder: claim.Holder{Boot: "b"}}: "running",
 		{}:                                "running or killed",
 	} {
-		if r, err := p.PastRun("20260102-0000-bbbb", *o); err != nil || r.Result != want {
+		if r, err := p.Runs().Find("20260102-0000-bbbb", *o); err != nil || r.Result != want {
 			t.Errorf("%+v: %q, want %q; %v", o, r.Result, want, err)
 		}
 	}
-	if r, err := p.PastRun("cccc", PastOptions{}); err != nil || r.About == nil || r.Plan != nil || len(r.Problems) != 1 {
+	if r, err := p.Runs().Find("cccc", PastOptions{}); err != nil || r.About == nil || r.Plan != nil || len(r.Problems) != 1 {
 		t.Errorf("of another recast: %+v, %v", r, err)
 	}
 	for id, want := range map[string]string{"2026": "is a part of several runs", "nope": "no run \"nope\""} {
-		if _, err := p.PastRun(id, PastOptions{}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), want) {
+		if _, err := p.Runs().Find(id, PastOptions{}); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
 	// One that can't be read takes nothing from the others.
-	if err := os.WriteFile(filepath.Join(p.runs(), "20260101-0000-aaaa", "RUN"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(p.Runs().Dir, "20260101-0000-aaaa", "RUN"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if runs, problems := p.PastRuns(PastOptions{}); len(runs) != 2 || len(problems) != 1 {
+	if runs, problems := p.Runs().All(PastOptions{}); len(runs) != 2 || len(problems) != 1 {
 		t.Errorf("%d runs, problems %q", len(runs), problems)
 	}
 	// Which one is the last, nobody knows then.
-	if r, err := p.PastRun("", PastOptions{}); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `) {
+	if r, err := p.Runs().Find("", PastOptions{}); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), `this may not be the last run: run "20260101-0000-aaaa": `) {
 		t.Errorf("the last: %q, %v", r.Problems, err)
 	}
-	if r, err := p.PastRun("bbbb", PastOptions{}); err != nil || len(r.Problems) > 0 {
+	if r, err := p.Runs().Find("bbbb", PastOptions{}); err != nil || len(r.Problems) > 0 {
 		t.Errorf("one by its ID: %q, %v", r.Problems, err)
 	}
 }
@@ -113,7 +113,7 @@ func TestKeepAbout(t *testing.T) {
 	p := projectOf(t)
 	lock := schematics.Lock{Version: 1, Talos: "v1.13.9", Schematics: map[string]schematics.Locked{"base": {BuildID: strings.Repeat("b", 64)}}}
 	for _, pid := range []int{1, 1, 2} {
-		j, err := journal.Open(p.runs(), journal.Options{Run: "r"})
+		j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +122,7 @@ func TestKeepAbout(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, err := p.PastRun("r", PastOptions{})
+	r, err := p.Runs().Find("r", PastOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestOldRunsGo(t *testing.T) {
 		// Their order is that of their beginning.
 		info := fmt.Sprintf(`{"started":%q%s}`, time.Date(2026, 1, 1, 0, 0, n, 0, time.UTC).Format(time.RFC3339),
 			map[bool]string{true: `,"finished":"2026-01-02T00:00:00Z","outcome":"done"`}[outcome != ""])
-		if err := os.WriteFile(filepath.Join(p.runs(), made(n), "RUN"), []byte(info), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(p.Runs().Dir, made(n), "RUN"), []byte(info), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -160,22 +160,22 @@ func TestOldRunsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	away := fmt.Errorf("pve2 does not answer")
-	if err := p.forgetRuns(func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
+	if err := forgetRuns(p, func() (map[string]bool, error) { return nil, away }); !errors.Is(err, away) {
 		t.Errorf("with a host away: %v", err)
 	}
-	if err := p.forgetRuns(func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
+	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
 		t.Fatal(err)
 	}
 	gone := map[string]bool{made(0): true, made(3): true, made(4): true} // 1 has no end, 2 is needed
 	for n := range 6 {
-		if here := p.HasRun(made(n)); here == gone[made(n)] {
+		if here := p.Runs().Has(made(n)); here == gone[made(n)] {
 			t.Errorf("%s is here: %t", made(n), here)
 		}
 	}
 	if _, err := os.Stat(p.Page(made(0))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its report: %v", err)
 	}
-	if err := p.forgetRuns(func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
+	if err := forgetRuns(p, func() (map[string]bool, error) { return map[string]bool{made(2): true}, nil }); err != nil {
 		t.Errorf("once more: %v", err)
 	}
 }

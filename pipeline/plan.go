@@ -9,72 +9,61 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/schematics"
 )
 
 // Plan returns what a roll would do now; rehearse is RollOptions.Rehearse. It changes nothing.
 func Plan(ctx context.Context, p Project, m Machines, policy planning.Policy, rehearse *bool) (planning.Plan, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return planning.Plan{}, err
 	}
-	policy.Rehearse = p.rehearsal(rehearse)
-	return p.plan(ctx, m, lock, policy)
+	policy.Rehearse = rehearsal(p, rehearse)
+	return makePlan(ctx, p, m, lock, policy)
 }
 
-func (p Project) plan(ctx context.Context, m Machines, lock schematics.Lock, policy planning.Policy) (planning.Plan, error) {
+func makePlan(ctx context.Context, p Project, m Machines, lock schematics.Lock, policy planning.Policy) (planning.Plan, error) {
 	past, err := p.History(lock)
 	if err != nil {
 		return planning.Plan{}, err
 	}
-	plan, _, err := p.planSeen(ctx, m, lock, past, policy)
+	plan, _, err := planSeen(ctx, p, m, lock, past, policy)
 	return plan, err
 }
 
 // planSeen also returns the observation that the plan is based on.
-func (p Project) planSeen(ctx context.Context, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
+func planSeen(ctx context.Context, p Project, m Machines, lock schematics.Lock, past cluster.History, policy planning.Policy) (planning.Plan, observe.Observation, error) {
 	wanted := p.Wanted(lock)
-	o, err := p.observe(ctx, m, wanted)
+	o, err := observation(ctx, p, m, wanted)
 	if err != nil {
 		return planning.Plan{}, o, err
 	}
 	var errTook error
-	o.Took, errTook = p.took()
-	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.policy(policy))
+	o.Took, errTook = p.Runs().took()
+	plan, err := planning.New(p.Config.Cluster, wanted, o, past, p.Policy(policy))
 	if errTook != nil {
 		plan.Warn = append(plan.Warn, "durations of earlier rolls can't be read, so defaults are used: "+errTook.Error())
 	}
-	plan.Warn = append(plan.Warn, p.unknownISOStorages(o)...)
-	plan.Gates, plan.Hooks = p.gates(), p.hooks()
+	plan.Warn = append(plan.Warn, unknownISOStorages(p.Config, o)...)
+	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	plan.Seal(pinned(lock), p.Config.Hash())
 	return plan, o, err
 }
 
 // unknownISOStorages reports unknown storages for boot ISOs: publish and a roll refuse them.
-func (p Project) unknownISOStorages(o observe.Observation) []string {
+func unknownISOStorages(c *config.Config, o observe.Observation) []string {
 	var known, list []string
 	for _, s := range o.Storages {
 		known = append(known, s.Name)
 	}
-	for _, name := range p.Config.Images.ISO.Storage {
+	for _, name := range c.Images.ISO.Storage {
 		if !slices.Contains(known, name) {
 			list = append(list, fmt.Sprintf("images.iso.storage: storage %q is unknown: Proxmox has none of that name, or the token lacks Datastore.Audit on /storage/%s. "+
 				"recast publish and recast roll would refuse it; there are: %s", name, name, strings.Join(known, ", ")))
 		}
 	}
 	return list
-}
-
-// policy merges the command-line options with the configuration.
-func (p Project) policy(asked planning.Policy) planning.Policy {
-	r := p.Config.Roll
-	asked.WorkersFirst, asked.Canary, asked.CanaryNode = r.Order == "workers-first", r.Canary.On, r.Canary.Node
-	asked.MaxUnavailable, asked.PerHost = r.MaxUnavailable.Workers.Of, r.MaxUnavailable.PerHost
-	asked.WorkersBeside, asked.KeepDisks = r.WorkersBeside, r.KeepDisks
-	asked.IgnoreNodes = r.IgnoreNodes
-	asked.BootFailure = cluster.BootFailure(r.BootFailure)
-	asked.DrainDeletes = r.Drain.OnTimeout == "delete"
-	return asked
 }
 
 // DriftResult is the drift of every node.
@@ -88,22 +77,22 @@ type DriftResult struct {
 
 // Drift compares every node with the lock. It changes nothing.
 func Drift(ctx context.Context, p Project, m Machines) (DriftResult, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return DriftResult{}, err
 	}
-	res, _, err := p.drift(ctx, m, lock)
+	res, _, err := drift(ctx, p, m, lock)
 	return res, err
 }
 
 // drift also returns the nodes that were found, in the order of the result.
-func (p Project) drift(ctx context.Context, m Machines, lock schematics.Lock) (DriftResult, []observe.Found, error) {
+func drift(ctx context.Context, p Project, m Machines, lock schematics.Lock) (DriftResult, []observe.Found, error) {
 	past, err := p.History(lock)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}
 	wanted := p.Wanted(lock)
-	found, err := observe.ObserveDrift(ctx, p.sources(m), wanted)
+	found, err := observe.ObserveDrift(ctx, sources(p, m), wanted)
 	if err != nil {
 		return DriftResult{}, nil, err
 	}

@@ -34,13 +34,13 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 		now := planning.Plan{Cluster: w.Config.Cluster, Lock: pinned(lock), Config: is}
 		return now.Follow(saved, false) // another configuration can't tell which nodes exist
 	}
-	begun, err := w.begun(saved)
+	begun, err := w.Runs().begun(saved)
 	if err != nil {
 		return planning.Plan{}, err
 	}
 	policy := saved.Policy()
 	policy.Rehearse = w.rehearsal()
-	now, err := w.Project.plan(ctx, w.machines, lock, policy)
+	now, err := makePlan(ctx, w.Project, w.machines, lock, policy)
 	if err != nil {
 		return planning.Plan{}, err
 	}
@@ -48,8 +48,8 @@ func (w *work) follow(ctx context.Context, lock schematics.Lock, saved planning.
 }
 
 // begun says whether a run of a saved plan was started on this machine, by the journal.
-func (p Project) begun(saved planning.Plan) (bool, error) {
-	runs, err := journal.Runs(p.runs())
+func (r Runs) begun(saved planning.Plan) (bool, error) {
+	runs, err := journal.Runs(r.Dir)
 	return slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return strings.HasSuffix(r.ID, saved.RunSuffix()) }), err
 }
 

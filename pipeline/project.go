@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -42,7 +41,6 @@ func (p Project) State() string { return filepath.Join(p.Config.Dir, ".recast") 
 
 func (p Project) pastLocks() string { return filepath.Join(p.State(), "locks") }
 func (p Project) isoCache() string  { return filepath.Join(p.State(), "cache", "iso") }
-func (p Project) runs() string      { return filepath.Join(p.State(), "runs") }
 
 // Images are the clients that build and find images.
 type Images struct {
@@ -75,14 +73,14 @@ type Machines struct {
 	MachineConfig func(node string) (cluster.Secret, bool, error)
 }
 
-// lock reads the lock and checks that it belongs to this configuration: a lock of other
+// Lock reads the lock and checks that it belongs to this configuration: a lock of other
 // schematics or another Talos version must never be rolled out.
-func (p Project) lock() (schematics.Lock, error) {
+func (p Project) Lock() (schematics.Lock, error) {
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	req, err := p.request()
+	req, err := request(p.Config)
 	if err != nil {
 		return schematics.Lock{}, err
 	}
@@ -139,28 +137,36 @@ func (p Project) History(lock schematics.Lock) (cluster.History, error) {
 	}, nil
 }
 
-// observe reads the state of every configured node.
-func (p Project) observe(ctx context.Context, m Machines, wanted []cluster.Wanted) (observe.Observation, error) {
-	o, err := observe.Observe(ctx, p.sources(m), wanted)
+// observation reads the state of every configured node.
+func observation(ctx context.Context, p Project, m Machines, wanted []cluster.Wanted) (observe.Observation, error) {
+	o, err := observe.Observe(ctx, sources(p, m), wanted)
 	if err != nil {
 		return o, err
 	}
-	o.PastBuilds, err = p.pastBuilds()
+	o.PastBuilds, err = pastBuilds(p)
 	return o, err
 }
 
-func (p Project) sources(m Machines) observe.Sources {
+// ObserveNodes reads the configured nodes, whatever the lock is.
+func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observation, error) {
+	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
+	return observation(ctx, p, m, p.Wanted(lock))
+}
+
+func sources(p Project, m Machines) observe.Sources {
 	return observe.Sources{
-		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: p.parkingIDs(),
-		ConfigKnown: func(node string, rec parking.Record) (cluster.ConfigPlace, error) { return p.configKnown(m, node, rec) }, MachineConfig: m.MachineConfig,
+		Proxmox: m.Proxmox, Talos: m.Talos, Maintenance: m.Maintenance, Kube: m.Kube, Cluster: p.Config.Cluster, ParkingIDs: parkingIDs(p),
+		ConfigKnown: func(node string, rec parking.Record) (cluster.ConfigPlace, error) {
+			return configKnown(p, m, node, rec)
+		}, MachineConfig: m.MachineConfig,
 	}
 }
 
 // configKnown says where the machine configuration of a node is: in the journal of the
 // record's run, if that is here, or in the user's files. Either must have the sum of the
 // record.
-func (p Project) configKnown(m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
-	found, damaged := p.inJournal(node, rec)
+func configKnown(p Project, m Machines, node string, rec parking.Record) (cluster.ConfigPlace, error) {
+	found, damaged := p.Runs().hasConfig(node, rec)
 	switch {
 	case found:
 		return cluster.ConfigInJournal, nil
@@ -178,14 +184,14 @@ func (p Project) configKnown(m Machines, node string, rec parking.Record) (clust
 	return cluster.ConfigNowhere, damaged
 }
 
-// inJournal says whether the machine configuration of a node is in the journal of the
+// hasConfig says whether the machine configuration of a node is in the journal of the
 // record's run. ErrConfigDamaged: it is there, but damaged.
-func (p Project) inJournal(node string, rec parking.Record) (bool, error) {
-	runs, err := journal.Runs(p.runs())
+func (r Runs) hasConfig(node string, rec parking.Record) (bool, error) {
+	runs, err := journal.Runs(r.Dir)
 	if err != nil || !slices.ContainsFunc(runs, func(r journal.RunInfo) bool { return r.ID == rec.Run }) {
 		return false, err
 	}
-	j, err := journal.Open(p.runs(), journal.Options{Run: rec.Run, ReadOnly: true})
+	j, err := journal.Open(r.Dir, journal.Options{Run: rec.Run, ReadOnly: true})
 	if err != nil {
 		return false, err
 	}
@@ -201,7 +207,7 @@ func (p Project) inJournal(node string, rec parking.Record) (bool, error) {
 }
 
 // pastBuilds returns the builds of past locks, by ID.
-func (p Project) pastBuilds() (map[string]cluster.Build, error) {
+func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	h, err := schematics.ReadHistory(p.pastLocks())
 	if err != nil {
 		return nil, err
@@ -216,30 +222,8 @@ func (p Project) pastBuilds() (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// claimID is the VMID of the claim: the first of the range.
-func (p Project) claimID() cluster.VMID {
-	for vmid := range p.Config.Proxmox.VMIDs.All() {
-		return cluster.VMID(vmid)
-	}
-	return 0 // an empty range is refused when the configuration is read
-}
-
-// parkingIDs returns the VMIDs for parking VMs, lowest first: the range without the
-// claim's and without those that others are known to use.
-func (p Project) parkingIDs() []cluster.VMID {
-	var ids []cluster.VMID
-	for vmid := range p.Config.Proxmox.VMIDs.All() {
-		id := cluster.VMID(vmid)
-		known := slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == vmid || n.Holder == vmid })
-		if !known && id != p.claimID() {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
 // awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
-func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
+func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
 	var nodes []cluster.Wanted
 	for _, n := range p.Config.Nodes {
 		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
@@ -248,27 +232,33 @@ func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster
 	if err != nil {
 		return err
 	}
-	return roll.AwaitOwnTasks(ctx, px, of, p.timing().Poll, say)
+	return roll.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
 // be readable.
-func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
+func readable(ctx context.Context, p Project, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
 	if err != nil && !lacking {
 		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
 	}
-	if claim, there := away.VM(p.claimID()); there {
+	if claim, there := away.VM(p.ClaimID()); there {
 		return vms, away, fault.As(fault.Refused, fmt.Errorf("whether a run is at work can't be told: the claim is VM %d on %s: %w", claim.ID, claim.Host, err))
 	}
 	return vms, away, nil
 }
 
-func (p Project) timing() roll.Timing {
-	r := p.Config.Roll
-	return roll.Timing{
-		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
-		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),
-	}
+// Hypervisor is what doctor and init read from Proxmox.
+type Hypervisor interface {
+	cluster.Access
+	cluster.Inventory
+	// Hosts lists the nodes of the Proxmox cluster.
+	Hosts(ctx context.Context) ([]cluster.Host, error)
+	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
+	Containers(ctx context.Context) ([]cluster.Container, error)
+	images.Reacher
+	// Storage and ISO are those of images.Store.
+	Storage(ctx context.Context, host, storage string) (images.StorageInfo, error)
+	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
 }

@@ -25,13 +25,13 @@ import (
 func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, node string, say func(string)) (provenance.Provenance, error) {
 	i := slices.IndexFunc(p.Config.Nodes, func(n config.Node) bool { return n.Name == node })
 	if i < 0 {
-		return provenance.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+		return provenance.Provenance{}, fault.WithHint(fault.Configf("no node %q", node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
-	present, past, err := p.locksAtHand()
+	present, past, err := locksAtHand(p)
 	if err != nil {
 		return provenance.Provenance{}, err
 	}
-	found, err := p.found(ctx, m, p.Wanted(present)[i])
+	found, err := findNode(ctx, p, m, p.Wanted(present)[i])
 	if err != nil {
 		return provenance.Provenance{}, err
 	}
@@ -70,17 +70,9 @@ func compareOne(
 	return &checks[0], nil
 }
 
-func (p Project) nodeNames() []string {
-	var names []string
-	for _, n := range p.Config.Nodes {
-		names = append(names, n.Name)
-	}
-	return names
-}
-
 // locksAtHand reads recast.lock, which need not exist or match the configuration, and the
 // builds of past locks.
-func (p Project) locksAtHand() (present schematics.Lock, past []provenance.KnownBuild, err error) {
+func locksAtHand(p Project) (present schematics.Lock, past []provenance.KnownBuild, err error) {
 	present, err = schematics.ReadLock(p.LockFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return present, nil, err
@@ -95,9 +87,9 @@ func (p Project) locksAtHand() (present schematics.Lock, past []provenance.Known
 	return present, past, nil
 }
 
-// found returns the VM of one node, and the address of its machine.
-func (p Project) found(ctx context.Context, m Machines, w cluster.Wanted) (observe.Found, error) {
-	o, err := p.observe(ctx, m, []cluster.Wanted{w})
+// findNode returns the VM of one node, and the address of its machine.
+func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (observe.Found, error) {
+	o, err := observation(ctx, p, m, []cluster.Wanted{w})
 	if err != nil {
 		return observe.Found{}, err
 	}

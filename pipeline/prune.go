@@ -110,31 +110,48 @@ func (r PruneReport) host(online []string) string {
 // VMs of killed runs, ISOs on the configured storages and in the cache, installers in the
 // mirror: check → claim → check again → confirm → remove, each after another check. It
 // refuses unless it provably sees every VM that may use one of them.
-func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (rep PruneReport, err error) {
-	rep = PruneReport{ISOs: []images.Verdict{}, Disks: []prune.KeptVerdict{}, VMs: []prune.ParkingVerdict{}, Cache: []images.CacheVerdict{}}
-	if err := p.mayPrune(ctx, px, o); err != nil {
-		return rep, err
+func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shelf, run *step.Runner, o PruneOptions) (PruneReport, error) {
+	pr := &pruning{Project: p, px: px, shelf: shelf, run: run, o: o, rep: PruneReport{
+		ISOs: []images.Verdict{}, Disks: []prune.KeptVerdict{}, VMs: []prune.ParkingVerdict{}, Cache: []images.CacheVerdict{},
+	}}
+	err := pr.prune(ctx)
+	return pr.rep, err
+}
+
+// pruning is a running Prune.
+type pruning struct {
+	Project
+	px    cluster.Proxmox
+	shelf images.Shelf
+	run   *step.Runner
+	o     PruneOptions
+	rep   PruneReport
+}
+
+func (p *pruning) prune(ctx context.Context) (err error) {
+	if err := p.mayPrune(ctx); err != nil {
+		return err
 	}
-	if err := cluster.RequireQuorum(ctx, px); err != nil {
-		return rep, err
+	if err := cluster.RequireQuorum(ctx, p.px); err != nil {
+		return err
 	}
-	if _, err := p.prunable(ctx, px, shelf, o, &rep); err != nil {
-		return rep, err
+	if _, err := p.judge(ctx); err != nil {
+		return err
 	}
-	online, _, err := shelf.Nodes(ctx)
+	online, _, err := p.shelf.Nodes(ctx)
 	if err != nil {
-		return rep, fmt.Errorf("list the Proxmox nodes: %w", err)
+		return fmt.Errorf("list the Proxmox nodes: %w", err)
 	}
-	host := rep.host(online)
+	host := p.rep.host(online)
 	if host == "" {
 		// A run that was killed at its very end has left only its claim.
-		if host, err = p.claimLeft(ctx, px); err != nil || host == "" {
-			return rep, err
+		if host, err = p.claimLeft(ctx); err != nil || host == "" {
+			return err
 		}
 	}
-	held, err := p.pruneClaim(ctx, px, run, o, host)
+	held, err := p.claim(ctx, host)
 	if err != nil {
-		return rep, err
+		return err
 	}
 	all := ctx
 	ctx, done := held.Within(all)
@@ -145,36 +162,33 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 		defer cancel()
 		err = errors.Join(err, held.Release(release))
 	}()
-	vms, _, err := p.readable(ctx, px)
+	vms, _, err := readable(ctx, p.Project, p.px)
 	if err != nil {
-		return rep, err
+		return err
 	}
 	// A killed run may have left tasks, which may still create VMs.
-	err = p.awaitTasks(ctx, px, vms, func(seen string) {
-		run.Note("prune", "waiting for tasks of an earlier recast: "+seen)
-	})
+	err = awaitTasks(ctx, p.Project, p.px, vms, func(seen string) { p.say("waiting for tasks of an earlier recast: " + seen) })
 	if err != nil {
-		return rep, err
+		return err
 	}
-	parked, err := p.prunable(ctx, px, shelf, o, &rep)
-	if err != nil || rep.host(online) == "" {
-		return rep, err
+	parked, err := p.judge(ctx)
+	if err != nil || p.rep.host(online) == "" {
+		return err
 	}
-	ok, err := o.Confirm(rep)
+	ok, err := p.o.Confirm(p.rep)
 	if err != nil {
-		return rep, err
+		return err
 	}
 	if !ok {
-		return rep, fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
+		return fault.NotConfirmed.Of(fault.As(fault.Interrupted, errors.New("not confirmed; nothing was removed")))
 	}
-	parked.Proxmox = held.Guard(px)
-	parked.Say = func(text string) { run.Note("prune", text) }
-	scratch := p.scratchPruner(held.Guard(px))
-	scratch.VMs = rep.Scratch
-	isos := images.Pruner{Shelf: shelf, Verdicts: rep.ISOs, Guard: held.Check}
-	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: rep.Cache, Guard: held.Check}
-	mirror := images.MirrorPruner{Shelf: o.Mirror, Verdicts: rep.Mirror, Guard: held.Check}
-	return rep, run.Run(ctx, step.Step{
+	parked.Proxmox, parked.Say = held.Guard(p.px), p.say
+	scratch := p.scratchPruner(held.Guard(p.px))
+	scratch.VMs = p.rep.Scratch
+	isos := images.Pruner{Shelf: p.shelf, Verdicts: p.rep.ISOs, Guard: held.Check}
+	cache := images.CachePruner{Cache: images.NewCache(p.isoCache()), Verdicts: p.rep.Cache, Guard: held.Check}
+	mirror := images.MirrorPruner{Shelf: p.o.Mirror, Verdicts: p.rep.Mirror, Guard: held.Check}
+	return p.run.Run(ctx, step.Step{
 		ID: "prune", Title: "remove what is no longer needed",
 		Steps: func(context.Context) ([]step.Step, error) {
 			return slices.Concat(scratch.Steps(), parked.Steps(), isos.Steps(), cache.Steps(), mirror.Steps()), nil
@@ -183,31 +197,31 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 }
 
 // mayPrune refuses if the token lacks privileges for removing a kind.
-func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOptions) error {
-	if o.takes(PruneMirror) {
-		return p.mayPruneMirror(ctx, px)
+func (p *pruning) mayPrune(ctx context.Context) error {
+	if p.o.takes(PruneMirror) {
+		return p.mayPruneMirror(ctx)
 	}
-	if o.Only == PruneCache {
-		return access.NeedsToPrune(nil).Check(ctx, px)
+	if p.o.Only == PruneCache {
+		return access.NeedsToPrune(nil).Check(ctx, p.px)
 	}
 	var errs []error
 	for _, kind := range []string{PruneISOs, PruneDisks} {
-		if !o.takes(kind) {
+		if !p.o.takes(kind) {
 			continue
 		}
 		needs, other := access.NeedsToPrune(p.Config.Images.ISO.Storage), PruneDisks
 		if kind == PruneDisks {
-			vms, err := px.VMs(ctx)
+			vms, err := p.px.VMs(ctx)
 			if err != nil {
 				return fmt.Errorf("read Proxmox: %w", err)
 			}
-			needs, other = access.NeedsToFree(p.parkedOn(vms)), PruneISOs
+			needs, other = access.NeedsToFree(parkedOn(vms, p.Config.Cluster)), PruneISOs
 			if len(planning.ScratchVMs(vms, p.Config.Cluster)) > 0 {
 				needs = needs.With(access.NeedsToClear())
 			}
 		}
-		err := needs.Check(ctx, px)
-		if err != nil && o.Only == "" {
+		err := needs.Check(ctx, p.px)
+		if err != nil && p.o.Only == "" {
 			err = fault.WithHint(err, "or leave those alone: recast prune --only %s", other)
 		}
 		errs = append(errs, err)
@@ -215,54 +229,56 @@ func (p Project) mayPrune(ctx context.Context, px cluster.Proxmox, o PruneOption
 	return errors.Join(errs...)
 }
 
-// prunable judges everything of the selected kinds.
-func (p Project) prunable(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, o PruneOptions, rep *PruneReport) (parked prune.ParkingPruner, err error) {
-	uses, err := shelf.Uses(ctx)
+// judge judges everything of the selected kinds.
+func (p *pruning) judge(ctx context.Context) (parked prune.ParkingPruner, err error) {
+	uses, err := p.shelf.Uses(ctx)
 	if err != nil {
 		return parked, err
 	}
-	vms, err := px.VMs(ctx)
+	vms, err := p.px.VMs(ctx)
 	if err != nil {
 		return parked, fmt.Errorf("read Proxmox: %w", err)
 	}
-	if o.takes(PruneDisks) {
-		if parked, err = p.judgeDisks(ctx, px, shelf, vms, uses, o); err != nil {
+	if p.o.takes(PruneDisks) {
+		if parked, err = p.judgeDisks(ctx, vms, uses); err != nil {
 			return parked, err
 		}
-		scratch := p.scratchPruner(px)
+		scratch := p.scratchPruner(p.px)
 		if err := scratch.Judge(ctx, vms); err != nil {
 			return parked, err
 		}
-		rep.Disks, rep.VMs, rep.Scratch = parked.Kept, parked.VMs, scratch.VMs
+		p.rep.Disks, p.rep.VMs, p.rep.Scratch = parked.Kept, parked.VMs, scratch.VMs
 	}
-	if o.takes(PruneISOs) || o.takes(PruneCache) {
-		err = p.judgeISOs(ctx, shelf, vms, uses, o, rep)
+	if p.o.takes(PruneISOs) || p.o.takes(PruneCache) {
+		err = p.judgeISOs(ctx, vms, uses)
 	}
-	if o.takes(PruneMirror) {
-		rep.Mirror, err = p.judgeMirror(ctx, o.Mirror, vms, o)
+	if p.o.takes(PruneMirror) {
+		p.rep.Mirror, err = p.judgeMirror(ctx, vms)
 	}
 	return parked, err
 }
 
 // claimLeft is the host of the claim, held or left over; "" if there is none.
-func (p Project) claimLeft(ctx context.Context, px cluster.Proxmox) (host string, err error) {
-	vms, err := px.VMs(ctx)
+func (p *pruning) claimLeft(ctx context.Context) (host string, err error) {
+	vms, err := p.px.VMs(ctx)
 	if err != nil {
 		return "", fmt.Errorf("read Proxmox: %w", err)
 	}
-	claim, _, err := claim.Peek(vms, p.Config.Cluster, p.claimID())
+	claim, _, err := claim.Peek(vms, p.Config.Cluster, p.ClaimID())
 	return claim.VM.Host, err
 }
 
-func (p Project) pruneClaim(ctx context.Context, px cluster.Proxmox, run *step.Runner, o PruneOptions, host string) (*claim.Held, error) {
+func (p *pruning) claim(ctx context.Context, host string) (*claim.Held, error) {
 	id, err := RollOptions{}.newRunID()
 	if err != nil {
 		return nil, err
 	}
 	c := &claim.Claim{
-		Proxmox: px, Cluster: p.Config.Cluster, VMID: p.claimID(), VMIDs: p.vmids(), Nodes: p.nodeVMs(planning.Plan{}), Parked: true,
-		Host: host, Holder: o.Holder, Run: id,
-		Dead: o.Dead, Say: func(text string) { run.Note("prune", text) },
+		Proxmox: p.px, Cluster: p.Config.Cluster, VMID: p.ClaimID(), VMIDs: p.VMIDs(), Nodes: p.NodeVMs(planning.Plan{}), Parked: true,
+		Host: host, Holder: p.o.Holder, Run: id,
+		Dead: p.o.Dead, Say: p.say,
 	}
 	return c.Acquire(ctx)
 }
+
+func (p *pruning) say(text string) { p.run.Note("prune", text) }

@@ -15,13 +15,12 @@ import (
 )
 
 // retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.
-func (p Project) retention(keep *int) prune.Retention {
-	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.claimID()}
+func retention(p Project, keep *int) prune.Retention {
+	r := prune.Retention{Cluster: p.Config.Cluster, Keep: p.Config.Roll.KeepDisks, Except: p.ClaimID(), Nodes: nodeNames(p.Config)}
 	if keep != nil {
 		r.Keep = *keep
 	}
 	for _, n := range p.Config.Nodes {
-		r.Nodes = append(r.Nodes, n.Name)
 		if n.Holder != 0 {
 			r.Holders = append(r.Holders, cluster.VMID(n.Holder))
 		}
@@ -30,28 +29,30 @@ func (p Project) retention(keep *int) prune.Retention {
 }
 
 // judgeDisks judges every old system disk and every parking VM of this cluster.
-func (p Project) judgeDisks(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions) (prune.ParkingPruner, error) {
-	pr := p.parkingPruner(px, shelf)
-	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention(o.KeepDisks))
+func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []images.Use) (prune.ParkingPruner, error) {
+	pr := p.parkingPruner()
+	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), retention(p.Project, p.o.KeepDisks))
 	for i := range pr.Kept {
 		pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
 	}
 	return pr, pr.KeepUnnamed(ctx, vms)
 }
 
-func (p Project) parkingPruner(px cluster.Proxmox, shelf images.Shelf) prune.ParkingPruner {
+func (p *pruning) parkingPruner() prune.ParkingPruner {
 	return prune.ParkingPruner{
-		Proxmox: px, Cluster: p.Config.Cluster,
+		Proxmox: p.px, Cluster: p.Config.Cluster,
 		Uses: func(ctx context.Context) ([]cluster.Use, error) {
-			uses, err := shelf.Uses(ctx)
+			uses, err := p.shelf.Uses(ctx)
 			return clusterUses(uses), err
 		},
-		Storages: func(ctx context.Context, host string) ([]string, error) { return diskStorages(ctx, px, shelf, host) },
+		Storages: func(ctx context.Context, host string) ([]string, error) {
+			return diskStorages(ctx, p.px, p.shelf, host)
+		},
 	}
 }
 
-func (p Project) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
-	return roll.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: p.timing()}
+func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {
+	return roll.ScratchPruner{Proxmox: px, Cluster: p.Config.Cluster, Timing: timing(p.Config)}
 }
 
 func clusterUses(uses []images.Use) []cluster.Use {
@@ -87,10 +88,10 @@ func diskStorages(ctx context.Context, px cluster.Proxmox, shelf images.Shelf, h
 	return out, nil
 }
 
-// parkedOn lists the storages that have old system disks of this cluster, sorted.
-func (p Project) parkedOn(vms []cluster.VM) []string {
+// parkedOn lists the storages that have old system disks of a cluster, sorted.
+func parkedOn(vms []cluster.VM, name string) []string {
 	var out []string
-	parkings, _ := parking.Parkings(vms, p.Config.Cluster) // records that can't be read do not count: their disks are not freed
+	parkings, _ := parking.Parkings(vms, name) // records that can't be read do not count: their disks are not freed
 	for _, park := range parkings {
 		for _, k := range park.Record.Kept {
 			if d, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key]); err == nil && !slices.Contains(out, d.Storage()) {

@@ -13,29 +13,29 @@ import (
 )
 
 // judgeISOs judges every ISO of recast, on the storages and in the cache.
-func (p Project) judgeISOs(ctx context.Context, shelf images.Shelf, vms []cluster.VM, uses []images.Use, o PruneOptions, rep *PruneReport) error {
+func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images.Use) error {
 	open, err := openUses(vms)
 	if err != nil {
 		return err
 	}
-	need, err := p.neededISOs(vms)
+	need, err := neededISOs(p.Project, vms)
 	if err != nil {
 		return err
 	}
 	uses = append(uses, open...)
-	if o.takes(PruneCache) {
+	if p.o.takes(PruneCache) {
 		found, err := images.NewCache(p.isoCache()).Files()
 		if err != nil {
 			return err
 		}
-		rep.Cache = images.JudgeCache(found, uses, need, o.OlderThan, time.Now())
+		p.rep.Cache = images.JudgeCache(found, uses, need, p.o.OlderThan, time.Now())
 	}
-	if o.takes(PruneISOs) {
-		found, unseen, err := images.ListISOs(ctx, shelf, p.Config.Images.ISO.Storage)
+	if p.o.takes(PruneISOs) {
+		found, unseen, err := images.ListISOs(ctx, p.shelf, p.Config.Images.ISO.Storage)
 		if err != nil {
 			return err
 		}
-		rep.ISOs, rep.Unseen = images.JudgeISOs(found, uses, need, o.OlderThan, time.Now()), unseen
+		p.rep.ISOs, p.rep.Unseen = images.JudgeISOs(found, uses, need, p.o.OlderThan, time.Now()), unseen
 	}
 	return nil
 }
@@ -69,7 +69,7 @@ func openUses(vms []cluster.VM) ([]images.Use, error) {
 
 // neededISOs returns the ISOs of the lock, of the previous lock, of unfinished
 // replacements and of the builds that VMs were created from.
-func (p Project) neededISOs(vms []cluster.VM) (images.Needed, error) {
+func neededISOs(p Project, vms []cluster.VM) (images.Needed, error) {
 	need := images.Needed{Names: map[string]string{}, Builds: map[string]string{}}
 	lock, err := schematics.ReadLock(p.LockFile())
 	if err != nil {

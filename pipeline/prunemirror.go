@@ -14,22 +14,22 @@ import (
 )
 
 // judgeMirror judges every installer of recast in the mirror.
-func (p Project) judgeMirror(ctx context.Context, shelf images.MirrorShelf, vms []cluster.VM, o PruneOptions) ([]images.MirrorVerdict, error) {
-	need, err := p.neededInstallers(vms)
+func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
+	need, err := neededInstallers(p.Project, vms)
 	if err != nil {
 		return nil, err
 	}
-	tags, err := images.ListMirror(ctx, shelf, p.Config.Images.Mirror)
+	tags, err := images.ListMirror(ctx, p.o.Mirror, p.Config.Images.Mirror)
 	if err != nil {
 		return nil, err
 	}
-	return images.JudgeMirror(tags, need, o.OlderThan, time.Now()), nil
+	return images.JudgeMirror(tags, need, p.o.OlderThan, time.Now()), nil
 }
 
 // neededInstallers returns the installers of the same locks and builds as neededISOs, by
 // tag, and by the digest in a lock, whatever their tag is.
-func (p Project) neededInstallers(vms []cluster.VM) (images.Needed, error) {
-	need, err := p.neededISOs(vms)
+func neededInstallers(p Project, vms []cluster.VM) (images.Needed, error) {
+	need, err := neededISOs(p, vms)
 	if err != nil {
 		return need, err
 	}
@@ -57,10 +57,10 @@ func (p Project) neededInstallers(vms []cluster.VM) (images.Needed, error) {
 
 // mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or
 // see all VMs.
-func (p Project) mayPruneMirror(ctx context.Context, px cluster.Proxmox) error {
+func (p *pruning) mayPruneMirror(ctx context.Context) error {
 	if p.Config.Images.Mirror == "" {
 		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
 			"set images.mirror to the repository that installers are mirrored to")
 	}
-	return access.NeedsToPrune(nil).Check(ctx, px)
+	return access.NeedsToPrune(nil).Check(ctx, p.px)
 }

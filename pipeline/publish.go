@@ -30,7 +30,7 @@ type PublishSources struct {
 // Publish mirrors the installers, if a mirror is configured, and copies the boot ISOs to
 // every storage that the nodes' hosts need. It first builds what is not built yet.
 func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *step.Runner) (schematics.Lock, error) {
-	lock, err := p.lock()
+	lock, err := p.Lock()
 	if err != nil {
 		return schematics.Lock{}, err
 	}
@@ -38,17 +38,17 @@ func Publish(ctx context.Context, p Project, c Images, src PublishSources, run *
 	if err := access.NeedsToPublish(p.Config.Images.ISO.Storage).Check(ctx, src.Proxmox); err != nil {
 		return schematics.Lock{}, err
 	}
-	hosts, err := p.isoHosts(ctx, src)
+	hosts, err := isoHosts(ctx, p, src)
 	if err != nil {
 		return schematics.Lock{}, err
 	}
-	return p.workshop(lock, c, run).publish(ctx, src.Proxmox, hosts)
+	return newWorkshop(p, lock, c, run).publish(ctx, src.Proxmox, hosts)
 }
 
 // isoHosts returns for each schematic the Proxmox nodes that have VMs with it. A VM that
 // can't be read because its host is down gets no ISO.
-func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][]string, error) {
-	uuids, err := p.uuids(ctx, src)
+func isoHosts(ctx context.Context, p Project, src PublishSources) (map[string][]string, error) {
+	uuids, err := nodeUUIDs(ctx, p, src)
 	if err != nil {
 		return nil, err
 	}
@@ -81,8 +81,8 @@ func (p Project) isoHosts(ctx context.Context, src PublishSources) (map[string][
 	return hosts, errors.Join(problems...)
 }
 
-// uuids returns the UUIDs of the nodes' VMs from Kubernetes; none if every node has a VMID.
-func (p Project) uuids(ctx context.Context, src PublishSources) (map[string]string, error) {
+// nodeUUIDs returns the UUIDs of the nodes' VMs from Kubernetes; none if every node has a VMID.
+func nodeUUIDs(ctx context.Context, p Project, src PublishSources) (map[string]string, error) {
 	if !slices.ContainsFunc(p.Config.Nodes, func(n config.Node) bool { return n.VMID == 0 }) {
 		return nil, nil
 	}

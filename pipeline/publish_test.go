@@ -69,7 +69,7 @@ func TestISOHosts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := Project{Config: &config.Config{Cluster: "c1", Nodes: tc.nodes}}
-			got, err := p.isoHosts(t.Context(), PublishSources{Proxmox: storehouse{datacentre: tc.proxmox}, Nodes: func(context.Context) (nodes []cluster.KubeNode, err error) {
+			got, err := isoHosts(t.Context(), p, PublishSources{Proxmox: storehouse{datacentre: tc.proxmox}, Nodes: func(context.Context) (nodes []cluster.KubeNode, err error) {
 				if tc.kube == nil {
 					return nil, errors.New("no route to host")
 				}

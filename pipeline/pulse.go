@@ -22,7 +22,7 @@ func (w *work) watchPulse(ctx context.Context) (unwatch func()) {
 	if w.o.Pulsed == nil {
 		return func() {}
 	}
-	plan, poll := w.rep.Plan, w.timing().Poll
+	plan, poll := w.rep.Plan, timing(w.Config).Poll
 	every := max(pulseEvery*poll, time.Duration(len(plan.Nodes))*poll/nodesPerPoll)
 	look := func(ctx context.Context, timeout time.Duration) {
 		within, done := context.WithTimeout(ctx, timeout)

@@ -1,8 +1,6 @@
 package pipeline
 
 import (
-	"net/netip"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -10,7 +8,7 @@ import (
 
 // rehearsal says how boot ISOs are tested before the first node; nil: they are not. asked
 // is the command-line option, nil: use the configuration.
-func (p Project) rehearsal(asked *bool) *planning.Rehearsal {
+func rehearsal(p Project, asked *bool) *planning.Rehearsal {
 	on := p.Config.Roll.Rehearse.Enabled
 	if asked != nil {
 		on = *asked
@@ -18,7 +16,7 @@ func (p Project) rehearsal(asked *bool) *planning.Rehearsal {
 	if !on {
 		return nil
 	}
-	return new(p.rehearsalOn())
+	return new(p.RehearsalOn())
 }
 
 // rehearsal is the rehearsal of this run: a saved plan decides unless the option is given.
@@ -27,19 +25,7 @@ func (w *work) rehearsal() *planning.Rehearsal {
 	if asked == nil && w.o.Saved != nil {
 		asked = new(len(w.o.Saved.Trials) > 0)
 	}
-	return w.Project.rehearsal(asked)
-}
-
-// rehearsalOn returns how scratch VMs are reached.
-func (p Project) rehearsalOn() planning.Rehearsal {
-	var r planning.Rehearsal
-	for _, a := range p.Config.Roll.Rehearse.Addresses {
-		if prefix, err := netip.ParsePrefix(a); err == nil { // the configuration was checked
-			r.Addresses = append(r.Addresses, prefix)
-		}
-	}
-	r.Gateway, _ = netip.ParseAddr(p.Config.Roll.Rehearse.Gateway) // the same
-	return r
+	return rehearsal(w.Project, asked)
 }
 
 // needs returns the privileges that the plan's work needs.

@@ -64,19 +64,19 @@ type begunRestore struct {
 // It never touches an etcd that has data, unless an unfinished restore of the
 // same snapshot put it there.
 func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run *step.Runner, o RestoreOptions) (rep RestoreReport, err error) {
-	if !slices.Contains(p.nodeNames(), o.Node) {
-		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(p.nodeNames(), ", "))
+	if !slices.Contains(nodeNames(p.Config), o.Node) {
+		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
 	rep = RestoreReport{RestoreTarget: roll.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
-	w := &work{Project: p, machines: m, run: run, o: o.Claim}
+	w := restoring{newWork(p, m, run, o.Claim, ""), src}
 	_, err = w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
-		host, err := w.findTarget(ctx, src, &rep)
+		host, err := w.findTarget(ctx, &rep)
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 				"to go back to the snapshot on purpose, wipe it first: "+roll.EmptyEtcd+
 					"; if a restore from another machine put it there, you only have to wait")
 		}
-		if err := w.claim(ctx, host); err != nil {
+		if err := w.claim.take(ctx, host); err != nil {
 			return err
 		}
 		ok, err := o.Confirm(rep)
@@ -102,8 +102,8 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 		if err := w.giveUpRestores(others); err != nil {
 			return err
 		}
-		rep.Run = cmp.Or(begun, w.id)
-		return w.restore(ctx, src, rep, o)
+		rep.Run = cmp.Or(begun, w.claim.id)
+		return w.restore(ctx, rep, o)
 	})
 	rep.Ended, rep.Outcome = time.Now(), outcome(err)
 	return rep, err
@@ -139,17 +139,23 @@ func elsewhere(rep RestoreReport) []string {
 	return []string{fmt.Sprintf("when the snapshot was taken, %s was at %s; now it is at %s: is it from this cluster?", rep.Node, strings.Join(peers, ", "), rep.Addr)}
 }
 
+// restoring is a running Restore.
+type restoring struct {
+	*work
+	src RestoreSources
+}
+
 // findTarget finds the machine and its VM. host is the VM's host.
-func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreReport) (host string, err error) {
-	ask, err := src.Endpoints(ctx)
+func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host string, err error) {
+	ask, err := w.src.Endpoints(ctx)
 	if err != nil {
 		return "", err
 	}
-	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, w.nodeNames()); err != nil {
+	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
 		return "", err
 	}
 	rep.Warnings = elsewhere(*rep)
-	vms, away, err := w.readable(ctx, w.machines.Proxmox)
+	vms, away, err := readable(ctx, w.Project, w.machines.Proxmox)
 	switch {
 	case err != nil:
 		return "", err
@@ -182,13 +188,13 @@ func (w *work) findTarget(ctx context.Context, src RestoreSources, rep *RestoreR
 
 // begunRestores finds unfinished restores on this machine: the one of this snapshot, "" if
 // there is none, and others.
-func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
-	runs, err := journal.Unfinished(w.runs())
+func (w restoring) begunRestores(rep *RestoreReport) (run string, others []string, err error) {
+	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return "", nil, err
 	}
 	for _, r := range runs {
-		j, err := journal.Open(w.runs(), journal.Options{Run: r.ID, ReadOnly: true})
+		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: r.ID, ReadOnly: true})
 		if err != nil {
 			return "", nil, err
 		}
@@ -212,8 +218,8 @@ func (w *work) begunRestores(rep *RestoreReport) (run string, others []string, e
 }
 
 // restore carries it out. The journal is finished only at the end.
-func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreReport, o RestoreOptions) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
+func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOptions) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: rep.Run, Sync: o.Claim.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -224,15 +230,15 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 		return err
 	}
 	r := &roll.Restore{
-		Talos: w.machines.Talos, Restorer: w.held.GuardRestorer(src), Kube: w.machines.Kube,
-		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: w.timing(), Say: w.run.Note,
+		Talos: w.machines.Talos, Restorer: w.claim.held.GuardRestorer(w.src), Kube: w.machines.Kube,
+		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
 		Bootstraps: func() error {
 			begun.Bootstrapped = time.Now().UTC()
 			return j.Put(restoreKey, begun)
 		},
 	}
 	w.began = true
-	within, done := w.whileHeld(ctx)
+	within, done := w.claim.whileHeld(ctx)
 	defer done()
 	if err := w.run.Run(within, r.Steps()); err != nil {
 		return err
@@ -242,9 +248,9 @@ func (w *work) restore(ctx context.Context, src RestoreSources, rep RestoreRepor
 
 // giveUpRestores finishes the journals of earlier restores, whose etcd data is replaced by
 // this one.
-func (w *work) giveUpRestores(runs []string) error {
+func (w restoring) giveUpRestores(runs []string) error {
 	for _, run := range runs {
-		j, err := journal.Open(w.runs(), journal.Options{Run: run})
+		j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run})
 		if err != nil {
 			return err
 		}

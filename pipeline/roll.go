@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -44,7 +42,7 @@ type Report struct {
 // claim → lock check → plan → build → publish → plan → confirm → roll → report.
 // It first finishes what an earlier run left unfinished; then it reads everything again.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
-	w := &work{Project: p, machines: m, run: run, o: o, command: "roll", rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w := newWork(p, m, run, o, "roll")
 	w.refusedHint = "recast plan shows every node; --exclude leaves one out"
 	return w.end(ctx, func() error {
 		if err := w.settle(ctx); err != nil {
@@ -63,7 +61,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
 		plan, err := roll.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
-		plan.Gates, plan.Hooks = p.gates(), p.hooks()
+		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 		return plan, err
 	})
 }
@@ -79,10 +77,10 @@ func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o Rol
 func single(ctx context.Context, command string, p Project, m Machines, run *step.Runner, o RollOptions,
 	makePlan func([]cluster.Wanted, observe.Observation) (planning.Plan, error),
 ) (Report, error) {
-	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w := newWork(p, m, run, o, command)
 	w.refusedHint = "nothing was changed; recast status shows which disks are parked where; to leave nodes out, name only the others"
 	return w.end(ctx, func() error {
-		lock, err := p.lock()
+		lock, err := p.Lock()
 		if err != nil {
 			return err
 		}
@@ -90,11 +88,11 @@ func single(ctx context.Context, command string, p Project, m Machines, run *ste
 			return err
 		}
 		wanted := p.Wanted(lock)
-		seen, err := p.observe(ctx, m, wanted)
+		seen, err := observation(ctx, p, m, wanted)
 		if err != nil {
 			return err
 		}
-		seen.Took, _ = p.took() // for a rollback it is only an estimate
+		seen.Took, _ = p.Runs().took() // for a rollback it is only an estimate
 		w.rep.Plan, err = makePlan(wanted, seen)
 		if err == nil {
 			w.forgetConfigs()
@@ -115,31 +113,36 @@ type work struct {
 	machines    Machines
 	run         *step.Runner
 	o           RollOptions
-	held        *claim.Held
-	id          string // of the run that holds the claim
 	command     string // "roll"
 	rep         Report
 	refusedHint string // what to do about a plan with refusals
-	inLease     *bool  // the claim is kept in Kubernetes; nil: not known yet
 
-	began   bool          // nodes are being changed, or were
-	hooks   cluster.Hooks // of the first plan
-	nodes   []string      // of all plans
-	journal string        // the last one
-	tally   tally
-	told    notices
+	began bool     // nodes are being changed, or were
+	nodes []string // of all plans
+	tally tally
+
+	claim claiming
+	hooks runHooks
+	told  notices
+}
+
+// newWork gives the work its parts.
+func newWork(p Project, m Machines, run *step.Runner, o RollOptions, command string) *work {
+	w := &work{Project: p, machines: m, run: run, o: o, command: command, rep: Report{Started: time.Now(), Outcome: "nothing to do"}}
+	w.claim.work, w.hooks.work, w.told.work = w, w, w
+	return w
 }
 
 // end runs do and the hooks after it, always releases the claim, completes the report and
 // sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 	defer w.tally.listen(w.run)()
-	err := w.afterRun(ctx, w.judged(do()))
-	if w.held != nil {
-		err = w.judged(err)
+	err := w.hooks.after(ctx, w.claim.judged(do()))
+	if w.claim.held != nil {
+		err = w.claim.judged(err)
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
-		err = errors.Join(err, w.held.Release(release))
+		err = errors.Join(err, w.claim.held.Release(release))
 	}
 	w.rep.Ended = time.Now()
 	if err != nil {
@@ -147,11 +150,11 @@ func (w *work) end(ctx context.Context, do func() error) (Report, error) {
 		case !w.began:
 			err = fault.WithSafe(err, "no node was touched")
 		case len(w.nodes) > 0 && len(fault.Safe(err)) == 0: // between two plans, or after the last
-			err = w.explain(ctx, err)
+			err = aftermath{w}.explain(ctx, err)
 		}
 		w.rep.Outcome, w.rep.Code, w.rep.Safe = outcome(err), fault.CodeOf(err), fault.Safe(err)
 	}
-	w.tellEnd(ctx, err)
+	w.told.end(ctx, err)
 	if err == nil && w.began {
 		if err := w.pruneRuns(ctx); err != nil {
 			w.run.Note("roll", "old runs were not removed: "+err.Error())
@@ -168,57 +171,28 @@ const releaseTimeout = time.Minute
 // settle makes sure that nothing else is active: no other run, and no Proxmox tasks of a
 // killed one.
 func (w *work) settle(ctx context.Context) error {
-	vms, _, err := w.readable(ctx, w.machines.Proxmox)
+	vms, _, err := readable(ctx, w.Project, w.machines.Proxmox)
 	if err != nil {
 		return err
 	}
-	found, err := w.claimed(ctx, vms)
+	found, err := w.claim.found(ctx, vms)
 	if err != nil {
 		return err
 	}
 	if found && len(vms) > 0 {
-		if err := w.claim(ctx, vms[0].Host); err != nil { // any host that answers will do
+		if err := w.claim.take(ctx, vms[0].Host); err != nil { // any host that answers will do
 			return err
 		}
 	}
-	return w.awaitTasks(ctx, w.machines.Proxmox, vms, func(seen string) {
+	return awaitTasks(ctx, w.Project, w.machines.Proxmox, vms, func(seen string) {
 		w.run.Note("roll", "waiting for tasks of an earlier recast: "+seen)
 	})
-}
-
-// claimed says whether there is a claim, held or left over.
-func (w *work) claimed(ctx context.Context, vms []cluster.VM) (bool, error) {
-	_, found, err := claim.Peek(vms, w.Config.Cluster, w.claimID())
-	switch {
-	case err != nil:
-		return false, err
-	case found:
-		return true, cluster.RequireQuorum(ctx, w.machines.Proxmox) // needed to write it
-	}
-	_, found, err = claim.PeekLease(ctx, w.machines.Leases.Lease, w.Config.Cluster)
-	if fault.KindOf(err) != fault.Refused {
-		err = nil // the API may be down with its only control plane; taking the claim checks again
-	}
-	return found, err
-}
-
-// keptInLease says whether the claim is kept in Kubernetes, because the token may not
-// create a VM for it.
-func (w *work) keptInLease(ctx context.Context) (bool, error) {
-	if w.inLease == nil {
-		missing, err := access.NeedsToClaim().Missing(ctx, w.machines.Proxmox)
-		if err != nil {
-			return false, err
-		}
-		w.inLease = new(len(missing.Lacks) > 0)
-	}
-	return *w.inLease, nil
 }
 
 // pass makes one plan and carries it out; unfinished says that the plan only finished an
 // earlier run, so that another pass must follow.
 func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) {
-	lock, err := w.lock()
+	lock, err := w.Lock()
 	if err != nil {
 		return false, err
 	}
@@ -229,10 +203,10 @@ func (w *work) pass(ctx context.Context, c Images) (unfinished bool, err error) 
 	if err := w.ready(ctx); err != nil {
 		return false, err
 	}
-	ctx, done := w.whileHeld(ctx)
+	ctx, done := w.claim.whileHeld(ctx)
 	defer done()
 	if w.rep.Plan.NeedsImages() {
-		if lock, err = w.workshop(lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
+		if lock, err = newWorkshop(w.Project, lock, c, w.run).publish(ctx, w.machines.Store, w.rep.Plan.ISOHosts()); err != nil {
 			return false, err
 		}
 		// Building may have taken minutes: make the plan that is shown and run now.
@@ -252,7 +226,7 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 	} else {
 		policy := w.o.Policy
 		policy.Rehearse = w.rehearsal()
-		w.rep.Plan, err = w.Project.plan(ctx, w.machines, lock, policy)
+		w.rep.Plan, err = makePlan(ctx, w.Project, w.machines, lock, policy)
 	}
 	if err == nil {
 		w.forgetConfigs()
@@ -267,33 +241,17 @@ func (w *work) ready(ctx context.Context) error {
 	if reasons := plan.Refused(); len(reasons) > 0 {
 		return fault.WithHint(fault.PlanRefused.Refusedf("the plan can't be carried out:\n  %s", strings.Join(reasons, "\n  ")), "%s", w.refusedHint)
 	}
-	inLease, err := w.keptInLease(ctx)
+	inLease, err := w.claim.keptInLease(ctx)
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(w.needs(inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
-	if err := w.leaseServes(inLease, plan); err != nil {
+	if err := w.claim.leaseServes(inLease, plan); err != nil {
 		return err
 	}
-	return w.claim(ctx, plan.Work()[0].Host)
-}
-
-// leaseServes refuses a plan whose way back needs a claim in Proxmox.
-func (w *work) leaseServes(inLease bool, plan planning.Plan) error {
-	const grant = "recast doctor says what the token lacks"
-	switch {
-	case !inLease:
-		return nil
-	case w.Config.Roll.BootFailure == string(cluster.ReimageOnBootFailure):
-		return fault.WithHint(fault.PlanRefused.Refusedf("a node that does not come back could not be reimaged: the Proxmox token may not create VMs"),
-			"roll.bootFailure: rollback does not need that; "+grant)
-	case plan.TakesAPIAway():
-		return fault.WithHint(fault.PlanRefused.Refusedf("the Proxmox token may not create VMs, so the claim would be a Lease, which is lost with the only control plane: if that does not come back, it could not be rolled back"),
-			grant+"; with the privileges for a claim in Proxmox the node can be upgraded")
-	}
-	return nil
+	return w.claim.take(ctx, plan.Work()[0].Host)
 }
 
 // carryOut asks, and runs the plan under a journal: that of the run which it finishes, or
@@ -314,17 +272,17 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx, done := w.whileHeld(ctx)
+	ctx, done := w.claim.whileHeld(ctx)
 	defer done()
-	w.rep.Run = w.id
-	id := w.id
+	w.rep.Run = w.claim.id
+	id := w.claim.id
 	if w.rep.Plan.Run != "" {
 		id = w.rep.Plan.Run
 		if !slices.Contains(w.rep.Resumed, id) {
 			w.rep.Resumed = append(w.rep.Resumed, id)
 		}
 	}
-	j, err := journal.Open(w.runs(), journal.Options{Run: id, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: id, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -339,7 +297,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 	if err == nil {
 		watch, unwatch := watchClock(w.run, w.rep.Plan, j)
 		still := w.watchPulse(ctx)
-		err = w.explain(ctx, w.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
+		err = aftermath{w}.explain(ctx, w.claim.judged(w.run.Run(ctx, r.Steps(w.rep.Plan))))
 		still()
 		unwatch()
 		err = errors.Join(err, watch.err)
@@ -361,13 +319,13 @@ func outcome(err error) string {
 
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
-	px := exchange.Patient(w.held.Guard(m.Proxmox), w.timing().Poll, func(text string) { w.run.Note("roll", text) })
+	px := exchange.Patient(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
 	return &roll.Roller{
-		Proxmox: px, Talos: w.held.GuardTalos(m.Talos), Maintenance: w.held.GuardMaintenance(m.Maintenance),
-		Kube: w.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
+		Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: w.claim.held.GuardMaintenance(m.Maintenance),
+		Kube: w.claim.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
 		Objects: m.Objects, Commands: m.Commands,
-		Cluster: w.Config.Cluster, Run: id, Timing: w.timing(), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
+		Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
 		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooked, VMIDs: w.vmids(), ParkingIDs: w.parkingIDs(),
+		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooks.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

@@ -105,7 +105,7 @@ const askKubernetes = 10 * time.Second
 // what finishes it. It changes nothing, and fails only if Proxmox can't be read.
 func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, error) {
 	res := StatusResult{Cluster: p.Config.Cluster, Open: []Half{}, Marked: []Marked{}, Kept: []Kept{}}
-	vms, away, err := p.readable(ctx, src.Proxmox)
+	vms, away, err := readable(ctx, p, src.Proxmox)
 	switch {
 	case err != nil && away == nil:
 		return res, err
@@ -114,34 +114,34 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	case away != nil:
 		res.problem(away)
 	}
-	state, held, err := claim.Peek(vms, p.Config.Cluster, p.claimID())
+	state, held, err := claim.Peek(vms, p.Config.Cluster, p.ClaimID())
 	res.problem(err)
 	if held {
 		res.Claim = &ClaimHeld{State: state, VMID: state.VM.ID}
-		res.problem(state.OfOtherRange(p.claimID(), p.vmids()))
+		res.problem(state.OfOtherRange(p.ClaimID(), p.VMIDs()))
 	}
-	runs, err := journal.Runs(p.runs())
+	runs, err := journal.Runs(p.Runs().Dir)
 	res.problem(err)
 	if len(runs) > 0 {
 		res.LastRun = &RunStatus{ID: runs[0].ID, Started: runs[0].Started, Finished: runs[0].Finished, Outcome: runs[0].Outcome}
-		res.LastRun.Took, err = p.tookIn(runs[0].ID)
+		res.LastRun.Took, err = p.Runs().tookIn(runs[0].ID)
 		res.problem(err)
 	}
 	nodes, err := askNodes(ctx, src)
 	if err != nil {
 		res.Kubernetes = err.Error()
 	} else if res.Claim == nil && src.Lease != nil {
-		claim, held, err := peekLease(ctx, src, p.Config.Cluster)
+		state, held, err := peekLease(ctx, src, p.Config.Cluster)
 		res.problem(err)
 		if held {
-			res.Claim = &ClaimHeld{State: claim, Lease: claim.Lease.Name}
+			res.Claim = &ClaimHeld{State: state, Lease: state.Lease.Name}
 		}
 	}
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := parking.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
-	res.problem(claim.Strays(vms, p.Config.Cluster, p.vmids(), p.nodeVMs(planning.Plan{})))
-	builds, err := p.lockedBuilds()
+	res.problem(claim.Strays(vms, p.Config.Cluster, p.VMIDs(), p.NodeVMs(planning.Plan{})))
+	builds, err := lockedBuilds(p)
 	res.problem(err)
 	open := map[string]bool{}
 	for _, park := range parkings {
@@ -149,7 +149,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 			open[rec.Node] = true
 			h, err := half(ctx, src.Proxmox, park, vms, away)
 			res.problem(err)
-			place, err := p.configKnown(Machines{MachineConfig: src.MachineConfig}, rec.Node, rec)
+			place, err := configKnown(p, Machines{MachineConfig: src.MachineConfig}, rec.Node, rec)
 			h.MachineConfig = place != cluster.ConfigNowhere
 			res.problem(err)
 			build, known := builds[rec.Build]
@@ -162,7 +162,7 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	}
 	res.adviseLast()
 	if away == nil { // prune refuses otherwise
-		res.advisePrune(vms, p.retention(nil))
+		res.advisePrune(vms, retention(p, nil))
 	}
 	res.Marked = append(res.Marked, marked(nodes, open)...)
 	return res, nil
@@ -190,8 +190,8 @@ func peekLease(ctx context.Context, src StatusSources, name string) (claim.State
 }
 
 // lockedBuilds returns the builds of every lock on this machine, by ID.
-func (p Project) lockedBuilds() (map[string]cluster.Build, error) {
-	builds, err := p.pastBuilds()
+func lockedBuilds(p Project) (map[string]cluster.Build, error) {
+	builds, err := pastBuilds(p)
 	if err != nil {
 		return nil, err
 	}

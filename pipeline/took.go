@@ -113,23 +113,23 @@ func wholeSeconds(d time.Duration) int { return int(d.Round(time.Second).Seconds
 const pastRuns = 50
 
 // took returns the durations of nodes in earlier runs, newest first.
-func (p Project) took() ([]cluster.Took, error) {
-	runs, err := journal.Runs(p.runs())
+func (r Runs) took() ([]cluster.Took, error) {
+	runs, err := journal.Runs(r.Dir)
 	if err != nil {
 		return nil, err
 	}
 	var all []cluster.Took
 	var errs []error
-	for _, r := range runs[:min(pastRuns, len(runs))] {
-		took, err := p.tookIn(r.ID)
+	for _, info := range runs[:min(pastRuns, len(runs))] {
+		took, err := r.tookIn(info.ID)
 		all, errs = slices.Concat(all, took), append(errs, err)
 	}
 	return all, errors.Join(errs...)
 }
 
 // tookIn returns the durations of nodes in one run.
-func (p Project) tookIn(run string) (all []cluster.Took, err error) {
-	j, err := journal.Open(p.runs(), journal.Options{Run: run, ReadOnly: true})
+func (r Runs) tookIn(run string) (all []cluster.Took, err error) {
+	j, err := journal.Open(r.Dir, journal.Options{Run: run, ReadOnly: true})
 	if err != nil {
 		return nil, err
 	}

@@ -52,11 +52,12 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	if err := cluster.CheckKubernetesVersion(o.To); err != nil {
 		return rep, err
 	}
-	w := &work{Project: p, machines: m, run: run, o: o.Claim, command: upgradeKey, rep: Report{Started: rep.Started}}
+	w := upgrading{newWork(p, m, run, o.Claim, upgradeKey)}
+	w.rep.Started = rep.Started
 	if o.DryRun {
 		w.command = "" // no notices are sent
 	}
-	done, err := w.end(ctx, func() error { return w.upgradeKubernetes(ctx, &rep, o) })
+	done, err := w.end(ctx, func() error { return w.upgrade(ctx, &rep, o) })
 	rep.Unsent = done.Unsent
 	rep.Ended = time.Now()
 	if err != nil {
@@ -65,14 +66,17 @@ func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Run
 	return rep, err
 }
 
-func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesReport, o UpgradeKubernetesOptions) error {
+// upgrading is a running UpgradeKubernetes.
+type upgrading struct{ *work }
+
+func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o UpgradeKubernetesOptions) error {
 	if !o.DryRun {
 		if err := w.settle(ctx); err != nil {
 			return err
 		}
 	}
-	if w.held != nil { // of a killed run, which may have left the only API server restarting
-		if err := kubeupgrade.Await(ctx, w.machines.Kube, w.timing(), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
+	if w.claim.held != nil { // of a killed run, which may have left the only API server restarting
+		if err := kubeupgrade.Await(ctx, w.machines.Kube, timing(w.Config), func(text string) { w.run.Note(upgradeKey, text) }); err != nil {
 			return err
 		}
 	}
@@ -87,7 +91,7 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if err := errors.Join(refusedPlan(rep.Plan), access.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
-	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim(ctx, host)); err != nil {
+	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim.take(ctx, host)); err != nil {
 		return err
 	}
 	ok, err := o.Confirm(rep.Plan)
@@ -100,8 +104,8 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 	if plan, err = w.planAgain(ctx, rep.Plan); err != nil {
 		return err
 	}
-	rep.Run, w.rep.Run, w.began = w.id, w.id, true
-	w.tellStart(ctx)
+	rep.Run, w.rep.Run, w.began = w.claim.id, w.claim.id, true
+	w.told.start(ctx)
 	err = w.carryUpgradeOut(ctx, plan)
 	if err == nil {
 		rep.Outcome = "done"
@@ -110,8 +114,8 @@ func (w *work) upgradeKubernetes(ctx context.Context, rep *UpgradeKubernetesRepo
 }
 
 // planUpgrade makes a plan from the current state, and returns where to create the claim.
-func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
-	seen, err := w.observe(ctx, w.machines, w.Wanted(schematics.Lock{}))
+func (w upgrading) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Plan, host string, err error) {
+	seen, err := observation(ctx, w.Project, w.machines, w.Wanted(schematics.Lock{}))
 	if err != nil {
 		return plan, "", err
 	}
@@ -128,7 +132,7 @@ func (w *work) planUpgrade(ctx context.Context, to string) (plan kubeupgrade.Pla
 
 // planAgain makes the plan that is carried out: under the claim, and after the answer,
 // which may have taken hours. It refuses a plan that differs from the one shown.
-func (w *work) planAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
+func (w upgrading) planAgain(ctx context.Context, shown kubeupgrade.Plan) (kubeupgrade.Plan, error) {
 	plan, _, err := w.planUpgrade(ctx, shown.To)
 	if err != nil {
 		return plan, err
@@ -154,11 +158,11 @@ func hostOf(o observe.Observation) string {
 	return ""
 }
 
-func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
+func (w upgrading) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
 	if err := w.finishUpgrades(); err != nil {
 		return err
 	}
-	j, err := journal.Open(w.runs(), journal.Options{Run: w.id, Sync: w.o.JournalSync})
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.claim.id, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -168,18 +172,18 @@ func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error
 		return err
 	}
 	u := &kubeupgrade.Upgrade{
-		Talos: w.held.GuardTalos(w.machines.Talos), Maintenance: w.held.GuardMaintenance(w.machines.Maintenance), Kube: w.held.GuardKube(w.machines.Kube),
-		Plan: plan, Timing: w.timing(), Say: w.run.Note,
+		Talos: w.claim.held.GuardTalos(w.machines.Talos), Maintenance: w.claim.held.GuardMaintenance(w.machines.Maintenance), Kube: w.claim.held.GuardKube(w.machines.Kube),
+		Plan: plan, Timing: timing(w.Config), Say: w.run.Note,
 	}
-	within, done := w.whileHeld(ctx)
+	within, done := w.claim.whileHeld(ctx)
 	defer done()
-	err = w.judged(w.run.Run(within, u.Steps()))
+	err = w.claim.judged(w.run.Run(within, u.Steps()))
 	return errors.Join(err, j.Finish(outcome(err)))
 }
 
 // finishUpgrades finishes the journals of killed upgrades, which this one continues.
-func (w *work) finishUpgrades() error {
-	runs, err := journal.Unfinished(w.runs())
+func (w upgrading) finishUpgrades() error {
+	runs, err := journal.Unfinished(w.Runs().Dir)
 	if err != nil {
 		return err
 	}
@@ -191,8 +195,8 @@ func (w *work) finishUpgrades() error {
 	return nil
 }
 
-func (w *work) finishUpgrade(run string) error {
-	j, err := journal.Open(w.runs(), journal.Options{Run: run, Sync: w.o.JournalSync})
+func (w upgrading) finishUpgrade(run string) error {
+	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: run, Sync: w.o.JournalSync})
 	if err != nil {
 		return err
 	}
@@ -202,5 +206,5 @@ func (w *work) finishUpgrade(run string) error {
 	if err != nil || !found {
 		return err
 	}
-	return j.Finish("interrupted: run " + w.id + " continued it")
+	return j.Finish("interrupted: run " + w.claim.id + " continued it")
 }

@@ -25,32 +25,32 @@ type Running struct {
 	Plan    *planning.Plan // nil: there is none yet
 }
 
-// RunningHere finds the newest run, if it was started on this machine and has not ended.
-func (p Project) RunningHere() (Running, bool, error) {
-	runs, err := journal.Runs(p.runs())
+// Running finds the newest run, if it was started on this machine and has not ended.
+func (r Runs) Running() (Running, bool, error) {
+	runs, err := journal.Runs(r.Dir)
 	if len(runs) == 0 || !runs[0].Unfinished() {
 		return Running{}, false, err
 	}
-	r := Running{ID: runs[0].ID, Dir: filepath.Join(p.runs(), runs[0].ID), Started: runs[0].Started}
-	j, err := journal.Open(p.runs(), journal.Options{Run: r.ID, ReadOnly: true})
+	now := Running{ID: runs[0].ID, Dir: filepath.Join(r.Dir, runs[0].ID), Started: runs[0].Started}
+	j, err := journal.Open(r.Dir, journal.Options{Run: now.ID, ReadOnly: true})
 	if err != nil {
 		return Running{}, false, err
 	}
 	defer j.Close()
 	var plan planning.Plan
-	found, err := j.Get("plan", &plan)
+	found, err := j.Get(PlanKey, &plan)
 	if found {
-		r.Plan = &plan
+		now.Plan = &plan
 	}
-	return r, err == nil, err
+	return now, err == nil, err
 }
 
-// Ended says how a run that was started here ended; "" while it is active.
-func (p Project) Ended(run string) (outcome string, err error) {
-	runs, err := journal.Runs(p.runs())
-	for _, r := range runs {
-		if r.ID == run && !r.Unfinished() {
-			return r.Outcome, nil
+// Outcome says how a run that was started here ended; "" while it is active.
+func (r Runs) Outcome(run string) (outcome string, err error) {
+	runs, err := journal.Runs(r.Dir)
+	for _, info := range runs {
+		if info.ID == run && !info.Unfinished() {
+			return info.Outcome, nil
 		}
 	}
 	return "", err
@@ -58,10 +58,10 @@ func (p Project) Ended(run string) (outcome string, err error) {
 
 // Claim reads the claim in Proxmox, with any VMID; found is false if there is none.
 func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c claim.State, found bool, err error) {
-	vm, err := px.VMConfig(ctx, p.claimID())
+	vm, err := px.VMConfig(ctx, p.ClaimID())
 	switch {
 	case err == nil:
-		return claim.Peek([]cluster.VM{vm}, p.Config.Cluster, p.claimID())
+		return claim.Peek([]cluster.VM{vm}, p.Config.Cluster, p.ClaimID())
 	case !errors.Is(err, cluster.ErrNotFound):
 		return claim.State{}, false, err
 	}
@@ -69,7 +69,7 @@ func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c claim.State
 	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away {
 		return claim.State{}, false, err
 	}
-	return claim.Peek(vms, p.Config.Cluster, p.claimID())
+	return claim.Peek(vms, p.Config.Cluster, p.ClaimID())
 }
 
 // Listing is what Watched needs from Proxmox besides an Inventory.
@@ -92,7 +92,7 @@ type Watched struct {
 }
 
 // Watched returns an Inventory for watching a run.
-func (p Project) Watched(px Listing) *Watched { return &Watched{Listing: px, claim: p.claimID()} }
+func (p Project) Watched(px Listing) *Watched { return &Watched{Listing: px, claim: p.ClaimID()} }
 
 // Requests is the approximate number of requests since the last call.
 func (w *Watched) Requests() int {

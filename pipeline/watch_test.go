@@ -96,34 +96,34 @@ func TestWatched(t *testing.T) {
 func TestRunningHere(t *testing.T) {
 	t.Parallel()
 	p, _ := project(t)
-	if r, here, err := p.RunningHere(); here || err != nil {
+	if r, here, err := p.Runs().Running(); here || err != nil {
 		t.Errorf("%+v, %v", r, err)
 	}
-	j, err := journal.Open(p.runs(), journal.Options{Run: "r1"})
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "r1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	r, here, err := p.RunningHere()
-	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.runs(), "r1") || r.Plan != nil {
+	r, here, err := p.Runs().Running()
+	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.Runs().Dir, "r1") || r.Plan != nil {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
 	if err := j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}); err != nil {
 		t.Fatal(err)
 	}
-	if r, here, err = p.RunningHere(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
+	if r, here, err = p.Runs().Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
 		t.Errorf("%+v, %t, %v", r, here, err)
 	}
-	if outcome, err := p.Ended("r1"); outcome != "" || err != nil {
+	if outcome, err := p.Runs().Outcome("r1"); outcome != "" || err != nil {
 		t.Errorf("%q, %v", outcome, err)
 	}
 	if err := j.Finish("done"); err != nil {
 		t.Fatal(err)
 	}
-	if outcome, err := p.Ended("r1"); outcome != "done" || err != nil {
+	if outcome, err := p.Runs().Outcome("r1"); outcome != "done" || err != nil {
 		t.Errorf("%q, %v", outcome, err)
 	}
-	if _, here, err := p.RunningHere(); here || err != nil {
+	if _, here, err := p.Runs().Running(); here || err != nil {
 		t.Errorf("%t, %v", here, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
@@ -59,7 +60,7 @@ is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 			}
 			var progress slow
 			src.Say = func(text string) { progress.say(s, text) }
-			res := pipeline.Doctor(c.Context(), p, src)
+			res := checkup.Run(c.Context(), p, src)
 			progress.end()
 			s.telemetry.Examined(res)
 			if err := c.Context().Err(); err != nil {
@@ -76,8 +77,8 @@ is wrong; 4 if privileges or space are missing or a node can't be rolled.`,
 }
 
 // doctorSources opens what can be opened, and keeps the errors of the rest.
-func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorSources {
-	var src pipeline.DoctorSources
+func doctorSources(s *streams, p pipeline.Project, cl *closers) checkup.Sources {
+	var src checkup.Sources
 	if px, err := connectProxmox(s, p, cl); err != nil {
 		src.ErrProxmox = err
 	} else {
@@ -107,13 +108,13 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) pipeline.DoctorS
 }
 
 // endpoints makes one client for each endpoint.
-func endpoints(s *streams, p pipeline.Project, cl *closers) []pipeline.Endpoint {
-	var out []pipeline.Endpoint
+func endpoints(s *streams, p pipeline.Project, cl *closers) []checkup.Endpoint {
+	var out []checkup.Endpoint
 	for _, url := range p.Config.Proxmox.Endpoints {
 		conf := *p.Config
 		conf.Proxmox.Endpoints = []string{url}
 		px, err := connectProxmox(s, pipeline.Project{Config: &conf}, cl)
-		out = append(out, pipeline.Endpoint{URL: url, Hosts: func(ctx context.Context) ([]cluster.Host, error) {
+		out = append(out, checkup.Endpoint{URL: url, Hosts: func(ctx context.Context) ([]cluster.Host, error) {
 			if err != nil {
 				return nil, err
 			}

@@ -43,11 +43,11 @@ older ones.`,
 			}
 			hide := redact.New(secretsHere())
 			if len(args) == 0 {
-				runs, problems := p.PastRuns(past())
+				runs, problems := p.Runs().All(past())
 				h := ui.HistoryOf(runs, problems, limit, logOf, hide.Text)
 				return hiding(s.out, out, hide, func(w io.Writer) error { return ui.WriteHistory(w, out, h) })
 			}
-			run, err := p.PastRun(args[0], past())
+			run, err := p.Runs().Find(args[0], past())
 			if err != nil {
 				return err
 			}
@@ -95,7 +95,7 @@ func (g *globals) completeRuns(_ *cobra.Command, args []string, _ string) (ids [
 	if err != nil || len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	runs, _ := p.PastRuns(past()) // runs that can't be read are not offered
+	runs, _ := p.Runs().All(past()) // runs that can't be read are not offered
 	for _, r := range runs {
 		ids = append(ids, cobra.CompletionWithDesc(r.ID, r.Command()+", "+r.Result))
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // connectNotify makes the client of webhooks; nil where none is configured.
@@ -51,14 +52,14 @@ func notifier(s *streams, p pipeline.Project, cl *closers) (cluster.Notifier, er
 }
 
 // webhooks returns the state of each webhook, for doctor.
-func webhooks(s *streams, p pipeline.Project, cl *closers) ([]pipeline.Webhook, error) {
+func webhooks(s *streams, p pipeline.Project, cl *closers) ([]checkup.Webhook, error) {
 	c, err := connectNotify(s, p, cl)
 	if c == nil || err != nil {
 		return nil, err
 	}
-	var out []pipeline.Webhook
+	var out []checkup.Webhook
 	for _, state := range c.States() {
-		out = append(out, pipeline.Webhook(state))
+		out = append(out, checkup.Webhook(state))
 	}
 	return out, nil
 }

@@ -54,7 +54,7 @@ while everything is down.`,
 			if len(args) > 0 {
 				id = args[0]
 			}
-			run, err := p.PastRun(id, past())
+			run, err := p.Runs().Find(id, past())
 			if err != nil {
 				return err
 			}
@@ -111,10 +111,10 @@ func savePage(file string, run pipeline.PastRun) error {
 // files. A report that can't be written is only a warning: the run is over.
 func savePages(s *streams, p pipeline.Project, rep pipeline.Report) (files []string) {
 	for _, id := range append(slices.Clone(rep.Resumed), rep.Run) {
-		if id == "" || !p.HasRun(id) {
+		if id == "" || !p.Runs().Has(id) {
 			continue // it only finished an earlier one
 		}
-		run, err := p.PastRun(id, past())
+		run, err := p.Runs().Find(id, past())
 		if err == nil {
 			err = savePage(p.Page(id), run)
 		}

@@ -14,6 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
+	"github.com/recast-sh/recast/pipeline/support"
 )
 
 func newSupportBundleCmd(s *streams, g *globals) *cobra.Command {
@@ -46,7 +48,7 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 	now := time.Now()
 	p, src := g.bundleSources(s, &cl)
 	fmt.Fprintln(s.err, "reading everything; servers that do not answer are skipped after two minutes at most")
-	b := pipeline.SupportBundle(ctx, p, src, now)
+	b := support.Bundle(ctx, p, src, now)
 	if ctx.Err() != nil {
 		return fmt.Errorf("gather the bundle: %w", context.Cause(ctx))
 	}
@@ -64,8 +66,8 @@ func (g *globals) supportBundle(ctx context.Context, s *streams, out string) err
 }
 
 // bundleSources opens what can be opened; doctor's part has the errors of the rest.
-func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pipeline.BundleSources) {
-	src := pipeline.BundleSources{Version: map[string]string{
+func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, support.Sources) {
+	src := support.Sources{Version: map[string]string{
 		"recast": version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
 	}, Secrets: secretsHere()}
 	src.Config, _ = os.ReadFile(g.config) // g.open reports the error
@@ -77,8 +79,8 @@ func (g *globals) bundleSources(s *streams, cl *closers) (*pipeline.Project, pip
 	if b, err := os.ReadFile(p.Config.Talos.Config); err == nil {
 		src.Secrets = append(src.Secrets, redact.YAML(b)...)
 	}
-	src.Doctor = func(ctx context.Context) pipeline.DoctorResult {
-		return pipeline.Doctor(ctx, p, doctorSources(s, p, cl))
+	src.Doctor = func(ctx context.Context) checkup.Result {
+		return checkup.Run(ctx, p, doctorSources(s, p, cl))
 	}
 	if px, err := connectProxmox(s, p, cl); err == nil {
 		src.VMs = px.VMs

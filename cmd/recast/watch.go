@@ -99,7 +99,7 @@ func (w *watcher) until(ctx context.Context) (last string, err error) {
 
 // once reads and draws everything that is due.
 func (w *watcher) once(ctx context.Context) (last string, err error) {
-	running, here, err := w.p.RunningHere()
+	running, here, err := w.p.Runs().Running()
 	if err != nil {
 		return "", err
 	}
@@ -153,7 +153,7 @@ func (w *watcher) turnAway() {
 
 // over stores how the run that was started here ended.
 func (w *watcher) over() error {
-	outcome, err := w.p.Ended(w.here.ID)
+	outcome, err := w.p.Runs().Outcome(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
 	err = errors.Join(err, w.view.Follow(w.follow)) // what was logged last
 	w.here, w.due = pipeline.Running{}, w.now

@@ -59,9 +59,14 @@ var table = []row{
 	{pkg: "cmd/recast", files: tests, allow: []string{"go.opentelemetry.io/proto/otlp/...", protobuf}}, // to simulate a collector
 
 	{pkg: "pipeline", allow: []string{
-		"schematics", "images", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
+		"schematics", "images", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/words",
 	}},
-
+	{pkg: "pipeline/checkup", allow: []string{
+		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/words",
+	}},
+	{pkg: "pipeline/support", allow: []string{
+		"pipeline/...", "schematics", "cluster/...", "internal/bundle", "internal/redact", "internal/config", "internal/journal",
+	}},
 	{pkg: "pipeline/setup", allow: []string{
 		"pipeline", "schematics", "images", "cluster/...", "internal/redact", "internal/config", "internal/fault", "internal/journal", "internal/foreign", "internal/words",
 	}},

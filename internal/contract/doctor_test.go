@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // TestPermissions: /access/permissions, on which doctor relies.
@@ -162,7 +163,7 @@ func TestDoctor(t *testing.T) {
 				"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
 				"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
 			} {
-				if !slices.ContainsFunc(res.Needs, func(n pipeline.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
+				if !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
 					t.Errorf("%s is not said to be needed", want)
 				}
 			}
@@ -175,7 +176,7 @@ func TestDoctor(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
 			for _, c := range s.doctor(id).Checks {
-				if c.State == pipeline.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == pipeline.GroupProxmox || c.Group == pipeline.GroupStorage) {
+				if c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage) {
 					t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
 				}
 			}
@@ -193,7 +194,7 @@ func TestDoctor(t *testing.T) {
 }
 
 // doctor checks a project whose only node is that VM.
-func (s *server) doctor(id int) pipeline.DoctorResult {
+func (s *server) doctor(id int) checkup.Result {
 	s.t.Helper()
 	c := &config.Config{
 		Cluster: "contract", Dir: s.t.TempDir(), Talos: config.Talos{Version: "v1.13.9"},
@@ -203,8 +204,8 @@ func (s *server) doctor(id int) pipeline.DoctorResult {
 	c.Images.ISO = config.ISO{Storage: []string{s.place.isoStorage}, Delivery: "auto"}
 	c.Roll.MaxUnavailable.PerHost = 1
 	absent := fault.Configf("there is none here")
-	return pipeline.Doctor(s.t.Context(), pipeline.Project{Config: c}, pipeline.DoctorSources{
-		Proxmox: s.client, Endpoints: []pipeline.Endpoint{{URL: s.place.endpoint, Hosts: s.client.Hosts}},
+	return checkup.Run(s.t.Context(), pipeline.Project{Config: c}, checkup.Sources{
+		Proxmox: s.client, Endpoints: []checkup.Endpoint{{URL: s.place.endpoint, Hosts: s.client.Hosts}},
 		ErrTalos: absent, ErrKube: absent, ErrImages: absent,
 	})
 }

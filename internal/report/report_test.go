@@ -37,7 +37,7 @@ func fixed(t *testing.T, name string) report.Run {
 		t.Fatal(err)
 	}
 	p := pipeline.Project{Config: &config.Config{Dir: dir}}
-	run, err := p.PastRun("", pipeline.PastOptions{})
+	run, err := p.Runs().Find("", pipeline.PastOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // Drifted records the state of every node.
@@ -137,7 +138,7 @@ func rolled(p *page, fared ui.Fared, took map[string]time.Duration) {
 }
 
 // Examined records the results of recast doctor.
-func (t *Telemetry) Examined(res pipeline.DoctorResult) {
+func (t *Telemetry) Examined(res checkup.Result) {
 	if t == nil {
 		return
 	}

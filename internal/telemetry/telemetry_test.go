@@ -27,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func start(t *testing.T, o Options) (*Telemetry, context.Context) {
@@ -333,7 +334,7 @@ func TestNilTelemetry(t *testing.T) {
 	tele.Drifted(pipeline.DriftResult{})
 	tele.Planned(planning.Plan{})
 	tele.Rolled(pipeline.Report{}, ui.Fared{})
-	tele.Examined(pipeline.DoctorResult{})
+	tele.Examined(checkup.Result{})
 	tele.End(t.Context(), 0, nil)
 	if run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil {
 		t.Error("something is wrapped")

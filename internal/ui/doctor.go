@@ -7,14 +7,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/doctor"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // WriteDoctor prints the checks, group by group, and what to do about problems.
-func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
+func WriteDoctor(w io.Writer, format string, res checkup.Result) error {
 	return write(w, format, res, func(p *page) {
 		group := ""
-		count := map[pipeline.State]int{}
+		count := map[checkup.State]int{}
 		for _, c := range res.Checks {
 			if c.Group != group {
 				if group != "" {
@@ -25,7 +25,7 @@ func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
 			}
 			count[c.State]++
 			drawCheck(p, c)
-			if c.Group == pipeline.GroupNodes {
+			if c.Group == checkup.GroupNodes {
 				drawAssessment(p, c, res.Nodes)
 			}
 		}
@@ -38,14 +38,14 @@ func WriteDoctor(w io.Writer, format string, res pipeline.DoctorResult) error {
 		}
 		drawToRecreate(p, nodes)
 		p.line("")
-		p.line("%d checks: %s, %s", len(res.Checks), counted(count[pipeline.Problem], "problem"), counted(count[pipeline.Warning], "warning"))
+		p.line("%d checks: %s, %s", len(res.Checks), counted(count[checkup.Problem], "problem"), counted(count[checkup.Warning], "warning"))
 	})
 }
 
-func drawCheck(p *page, c pipeline.Check) {
-	colour := map[pipeline.State]string{pipeline.OK: green, pipeline.Warning: yellow, pipeline.Problem: red}[c.State]
+func drawCheck(p *page, c checkup.Check) {
+	colour := map[checkup.State]string{checkup.OK: green, checkup.Warning: yellow, checkup.Problem: red}[c.State]
 	p.wrapped("  "+p.paint(colour, fmt.Sprintf("%-8s", c.State))+c.What+": ", "            ", c.Seen)
-	if c.State == pipeline.OK {
+	if c.State == checkup.OK {
 		return // optional privileges are only in the JSON
 	}
 	for _, r := range c.Remedy {
@@ -54,7 +54,7 @@ func drawCheck(p *page, c pipeline.Check) {
 }
 
 // drawAssessment prints the reasons against each strategy for the node of a check.
-func drawAssessment(p *page, c pipeline.Check, nodes []doctor.Assessment) {
+func drawAssessment(p *page, c checkup.Check, nodes []doctor.Assessment) {
 	for _, a := range nodes {
 		if a.Node != c.What || a.Unread || a.VMID == 0 {
 			continue
@@ -70,7 +70,7 @@ func drawAssessment(p *page, c pipeline.Check, nodes []doctor.Assessment) {
 }
 
 // drawGrants prints the commands for pasting: never wrapped.
-func drawGrants(p *page, res pipeline.DoctorResult) {
+func drawGrants(p *page, res checkup.Result) {
 	if len(res.Grants) == 0 {
 		return
 	}

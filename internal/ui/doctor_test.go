@@ -8,18 +8,18 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/doctor"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 func TestWriteDoctor(t *testing.T) {
 	t.Parallel()
-	res := pipeline.DoctorResult{
+	res := checkup.Result{
 		Cluster: "c1",
-		Checks: []pipeline.Check{
-			{Group: pipeline.GroupProxmox, What: "quorum", State: pipeline.OK, Seen: "the cluster is quorate", Remedy: []string{"not shown"}},
-			{Group: pipeline.GroupPrivileges, What: "VM.Audit on /vms", State: pipeline.Problem, Seen: "missing; needed to see", Remedy: []string{"do that"}},
-			{Group: pipeline.GroupNodes, What: "wk1", State: pipeline.OK, Seen: "VM 9011 on pve1: reimage"},
-			{Group: pipeline.GroupNodes, What: "wk2", State: pipeline.Warning, Seen: "can't be seen"},
+		Checks: []checkup.Check{
+			{Group: checkup.GroupProxmox, What: "quorum", State: checkup.OK, Seen: "the cluster is quorate", Remedy: []string{"not shown"}},
+			{Group: checkup.GroupPrivileges, What: "VM.Audit on /vms", State: checkup.Problem, Seen: "missing; needed to see", Remedy: []string{"do that"}},
+			{Group: checkup.GroupNodes, What: "wk1", State: checkup.OK, Seen: "VM 9011 on pve1: reimage"},
+			{Group: checkup.GroupNodes, What: "wk2", State: checkup.Warning, Seen: "can't be seen"},
 		},
 		Caution: "Mind that.", Grants: []string{"pveum role add RecastVMs", "pveum acl modify /vms --roles RecastVMs"},
 		Nodes: []doctor.Assessment{

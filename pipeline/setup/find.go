@@ -168,7 +168,7 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 	if d.ISOStorage, err = in.isoStorage(ctx); err != nil {
 		return err
 	}
-	return in.vmids(ctx)
+	return ownRange{in}.decide(ctx)
 }
 
 // clusterName is what the cluster is to be called.

@@ -12,10 +12,13 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// vmids chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
+// ownRange is the choice of the range for recast's own VMs.
+type ownRange struct{ *initial }
+
+// decide chooses the range for recast's own VMs. Two recast.yaml of one cluster need the
 // same range, or each refuses what the other has left: so if recast has run before, there
 // is no safe default.
-func (in *initial) vmids(ctx context.Context) (err error) {
+func (in ownRange) decide(ctx context.Context) (err error) {
 	if in.containers, err = in.src.Proxmox.Containers(ctx); err != nil {
 		return fmt.Errorf("list the containers: %w", err)
 	}
@@ -49,7 +52,7 @@ func (in *initial) vmids(ctx context.Context) (err error) {
 }
 
 // rolled asks for the range of another recast.yaml; "" if there is no sign of one.
-func (in *initial) rolled(own []cluster.VM) string {
+func (in ownRange) rolled(own []cluster.VM) string {
 	var why string
 	made := in.names(func(n discover.Discovered) bool { return n.VM.MadeBy() != "" })
 	switch {
@@ -69,7 +72,7 @@ func (in *initial) rolled(own []cluster.VM) string {
 
 // claimable refuses a range that can't be that of earlier runs, or whose first number,
 // the claim's, is in use.
-func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
+func (in ownRange) claimable(r config.VMIDRange, own []cluster.VM) error {
 	for _, vm := range own {
 		claim := discover.IsClaim(vm)
 		switch {
@@ -100,7 +103,7 @@ func (in *initial) claimable(r config.VMIDRange, own []cluster.VM) error {
 
 // others returns the VMs and containers in a range that are neither nodes, nor own disks
 // of nodes, nor are recast's own.
-func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
+func (in ownRange) others(r config.VMIDRange, own []cluster.VM) []string {
 	var out []string
 	for _, vm := range in.found.VMs {
 		node := slices.ContainsFunc(in.found.Nodes, func(n discover.Discovered) bool { return n.VM.ID == vm.ID || n.Holder == vm.ID })
@@ -119,7 +122,7 @@ func (in *initial) others(r config.VMIDRange, own []cluster.VM) []string {
 
 // freeRange is the first hundred unused VMIDs from 9000 on, or more of them for more
 // nodes.
-func (in *initial) freeRange() config.VMIDRange {
+func (in ownRange) freeRange() config.VMIDRange {
 	size := 100
 	for size < len(in.found.Nodes)+2 {
 		size += 100

@@ -16,9 +16,12 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
+// output is the files that are written.
+type output struct{ *initial }
+
 // write creates all files in a temporary directory, locks them there, and then moves them
 // to their places.
-func (in *initial) write(ctx context.Context) (err error) {
+func (in output) write(ctx context.Context) (err error) {
 	var files []string
 	for _, p := range in.plans {
 		files = append(files, p.file())
@@ -60,7 +63,7 @@ func (in *initial) write(ctx context.Context) (err error) {
 }
 
 // lockIn writes the files to stage, locks them, and compares the nodes with the lock.
-func (in *initial) lockIn(ctx context.Context, stage string) error {
+func (in output) lockIn(ctx context.Context, stage string) error {
 	for _, p := range in.plans {
 		mode := fs.FileMode(0o644)
 		if len(p.Secrets()) > 0 {
@@ -105,7 +108,7 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 }
 
 // compare compares the nodes with the lock, as drift does.
-func (in *initial) compare(p pipeline.Project, lock schematics.Lock) error {
+func (in output) compare(p pipeline.Project, lock schematics.Lock) error {
 	past, err := p.History(lock)
 	if err != nil {
 		return err
@@ -133,7 +136,7 @@ func (in *initial) compare(p pipeline.Project, lock schematics.Lock) error {
 
 // keepOldLock archives the lock that will be replaced, as recast lock does: it describes
 // the builds that nodes may still run.
-func (in *initial) keepOldLock() error {
+func (in output) keepOldLock() error {
 	old, err := schematics.ReadLock(filepath.Join(in.Dir, "recast.lock"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

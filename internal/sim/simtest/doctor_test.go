@@ -14,13 +14,14 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // Doctor is recast doctor.
-func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
+func (c *Client) Doctor(ctx context.Context) (checkup.Result, error) {
 	s, err := c.connect(ctx)
 	if err != nil {
-		return pipeline.DoctorResult{}, err
+		return checkup.Result{}, err
 	}
 	defer s.end()
 	px := s.machines.Proxmox.(interface {
@@ -30,14 +31,14 @@ func (c *Client) Doctor(ctx context.Context) (pipeline.DoctorResult, error) {
 		Remember()
 	})
 	px.Remember()
-	src := pipeline.DoctorSources{
+	src := checkup.Sources{
 		Proxmox: px, Talos: s.machines.Talos, Files: s.machines.Files, Kube: s.machines.Kube, Objects: s.machines.Objects, Images: s.images,
-		Endpoints: []pipeline.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
+		Endpoints: []checkup.Endpoint{{URL: "https://pve1", Hosts: px.HostList}},
 	}
-	return checked[pipeline.DoctorResult](c.lab)(pipeline.Doctor(ctx, s.project, src), nil)
+	return checked[checkup.Result](c.lab)(checkup.Run(ctx, s.project, src), nil)
 }
 
-func diagnosis(t *testing.T, c *Client) pipeline.DoctorResult {
+func diagnosis(t *testing.T, c *Client) checkup.Result {
 	t.Helper()
 	res, err := c.Doctor(t.Context())
 	must(t, err)
@@ -45,10 +46,10 @@ func diagnosis(t *testing.T, c *Client) pipeline.DoctorResult {
 }
 
 // problems lists the problems of a diagnosis, "group: what: seen".
-func problems(res pipeline.DoctorResult) []string {
+func problems(res checkup.Result) []string {
 	var out []string
 	for _, c := range res.Checks {
-		if c.State == pipeline.Problem {
+		if c.State == checkup.Problem {
 			out = append(out, c.Group+": "+c.What+": "+c.Seen)
 		}
 	}
@@ -62,10 +63,10 @@ func TestDoctorInAHealthyLab(t *testing.T) {
 			t.Errorf("%v:\n%s", err, strings.Join(problems(res), "\n"))
 		}
 		for _, group := range []string{
-			pipeline.GroupProxmox, pipeline.GroupPrivileges, pipeline.GroupStorage, pipeline.GroupTalos, pipeline.GroupKubernetes,
-			pipeline.GroupImages, pipeline.GroupNodes,
+			checkup.GroupProxmox, checkup.GroupPrivileges, checkup.GroupStorage, checkup.GroupTalos, checkup.GroupKubernetes,
+			checkup.GroupImages, checkup.GroupNodes,
 		} {
-			if !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return c.Group == group }) {
+			if !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return c.Group == group }) {
 				t.Errorf("nothing was looked at in group %s", group)
 			}
 		}
@@ -78,12 +79,12 @@ func TestDoctorSeesALock(t *testing.T) {
 		vmid := lab.Nodes[0].VMID
 		lab.World.SetLock(vmid, "backup")
 		res := diagnosis(t, lab.Client())
-		i := slices.IndexFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
+		i := slices.IndexFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, "is locked (backup)") })
 		if i < 0 {
 			t.Fatalf("no check speaks of the lock: %+v", res.Checks)
 		}
 		c := res.Checks[i]
-		if c.State != pipeline.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
+		if c.State != checkup.Warning || len(c.Remedy) != 1 || !strings.Contains(c.Remedy[0], fmt.Sprintf("qm unlock %d", vmid)) {
 			t.Errorf("%+v", c)
 		}
 	})
@@ -201,10 +202,10 @@ func requireEachIsNamed(t *testing.T, c *Client, admin *administrator) {
 }
 
 // lacks are the missing privileges in doctor's result, "privilege on path".
-func lacks(res pipeline.DoctorResult) []string {
+func lacks(res checkup.Result) []string {
 	var out []string
 	for _, c := range res.Checks {
-		if c.Group == pipeline.GroupPrivileges && c.State == pipeline.Problem {
+		if c.Group == checkup.GroupPrivileges && c.State == checkup.Problem {
 			out = append(out, c.What)
 		}
 	}

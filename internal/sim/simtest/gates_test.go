@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 var longhornVolumes = store.Resource{
@@ -283,9 +283,9 @@ func TestDoctorAsksGates(t *testing.T) {
 		gated(t, lab, "gates: [{apiVersion: longhorn.io/v1beta2, kind: Volume, expr: status.robustness == 'healthy'}, "+
 			"{description: Ceph, apiVersion: ceph.rook.io/v1, kind: CephCluster, expr: 'true'}, {description: it is fine, command: ['false']}, "+
 			"{when: before, command: [no-such-program]}, {when: before, command: [./recast.yaml]}, {when: before, command: ['true']}]")
-		said := func(res pipeline.DoctorResult) (out []string) {
+		said := func(res checkup.Result) (out []string) {
 			for _, c := range res.Checks {
-				if c.Group == pipeline.GroupGates {
+				if c.Group == checkup.GroupGates {
 					out = append(out, string(c.State)+" "+c.What+": "+c.Seen)
 				}
 			}

@@ -20,7 +20,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/step"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // everyHook has one hook at each point.
@@ -332,7 +332,7 @@ func TestDoctorLooksForHooks(t *testing.T) {
 		var said []string
 		res := diagnosis(t, lab.Client())
 		for _, c := range res.Checks {
-			if c.Group == pipeline.GroupHooks {
+			if c.Group == checkup.GroupHooks {
 				said = append(said, string(c.State)+" "+c.What+": "+c.Seen)
 			}
 		}

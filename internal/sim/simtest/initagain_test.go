@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
-	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/pipeline/setup"
 )
 
@@ -67,14 +67,14 @@ func TestContainersHaveNumbers(t *testing.T) {
 		for id, name := range map[int]string{9000: "dns", 9099: "proxy", 9100: "mail"} {
 			must(t, lab.World.DefineContainer(world.Container{ID: id, Name: name, Host: "pve1"}))
 		}
-		found := map[string]pipeline.State{}
+		found := map[string]checkup.State{}
 		for _, c := range diagnosis(t, lab.Client()).Checks {
 			if strings.Contains(c.Seen, "container") {
 				found[c.What+": "+c.Seen] = c.State
 			}
 		}
-		if len(found) != 2 || found[`claim: container 9000 "dns" on pve1 has its number`] != pipeline.Problem ||
-			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`] != pipeline.Warning {
+		if len(found) != 2 || found[`claim: container 9000 "dns" on pve1 has its number`] != checkup.Problem ||
+			found[`proxmox.vmids: container 9099 "proxy" on pve1 has one of its numbers: a roll that needs that number stops`] != checkup.Warning {
 			t.Errorf("doctor says of containers: %v", found)
 		}
 		me := lab.Client()

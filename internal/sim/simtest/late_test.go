@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // late is one request that Proxmox processes after its sender's death.
@@ -174,7 +175,7 @@ func TestLateRequestIsTold(t *testing.T) {
 			t.Errorf("status tells of %q", got)
 		}
 		res, err := lab.Client().Doctor(t.Context())
-		if err != nil || !slices.ContainsFunc(res.Checks, func(c pipeline.Check) bool { return strings.Contains(c.Seen, want) }) {
+		if err != nil || !slices.ContainsFunc(res.Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, want) }) {
 			t.Errorf("doctor does not tell of it: %+v, %v", res.Checks, err)
 		}
 		must(t, errOf(lab.Client().Recover(t.Context(), "cp1")))

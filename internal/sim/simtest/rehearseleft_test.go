@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // leaveScratch kills a roll whose scratch VM was just started.
@@ -32,8 +33,8 @@ func TestPruneScratchVMs(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		second := lab.second()
-		warned := slices.ContainsFunc(diagnosis(t, second).Checks, func(c pipeline.Check) bool {
-			return c.What == "VM 9099" && c.State == pipeline.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
+		warned := slices.ContainsFunc(diagnosis(t, second).Checks, func(c checkup.Check) bool {
+			return c.What == "VM 9099" && c.State == checkup.Warning && strings.Contains(strings.Join(c.Remedy, ""), "recast prune deletes it")
 		})
 		if !warned {
 			t.Error("doctor says nothing of it")

@@ -25,7 +25,9 @@ var updateReports = flag.Bool("reports.update", false, "write the runs of which 
 func (l *Lab) logged(c *Client) *Client {
 	l.t.Helper()
 	tele, _, err := telemetry.Start(l.t.Context(), telemetry.Options{Command: "recast roll", Version: "devel", Warn: func(text string) { l.t.Errorf("warned of %q", text) }})
-	must(l.t, err)
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	c.Telemetry, c.Pulsed = tele, tele.Pulsed
 	return c
 }
@@ -34,13 +36,21 @@ func (l *Lab) logged(c *Client) *Client {
 func (l *Lab) past(id string) (pipeline.PastRun, story.Story, string) {
 	l.t.Helper()
 	p, err := l.Client().Project()
-	must(l.t, err)
-	run, err := p.PastRun(id, pipeline.PastOptions{Dead: l.isKilled})
-	must(l.t, err)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	run, err := p.Runs().Find(id, pipeline.PastOptions{Dead: l.isKilled})
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	told, err := story.Read(os.DirFS(run.Dir))
-	must(l.t, err)
+	if err != nil {
+		l.t.Fatal(err)
+	}
 	var b bytes.Buffer
-	must(l.t, report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}))
+	if err := report.Write(&b, report.Run{Past: run, Story: told, Now: time.Now().UTC(), Version: "v0.0.0", Hide: redact.New(nil).Text}); err != nil {
+		l.t.Fatal(err)
+	}
 	l.canary.hear(b.String())
 	return run, told, b.String()
 }
@@ -52,9 +62,11 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	if !*updateReports {
 		return
 	}
-	to := filepath.Join("../../../testdata/runs", name, run.ID)
+	to := filepath.Join("../../report/testdata", name, run.ID)
 	must := func(err error) {
-		must(l.t, err)
+		if err != nil {
+			l.t.Fatal(err)
+		}
 	}
 	must(os.RemoveAll(filepath.Dir(to)))
 	must(os.MkdirAll(to, 0o755))

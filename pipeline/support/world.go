@@ -1,4 +1,4 @@
-package pipeline
+package support
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
-	"github.com/recast-sh/recast/schematics"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // The fields of each document that a support bundle includes. Of hooks, gates and webhooks
@@ -207,13 +207,13 @@ func (g *gathering) etcdSeen(ctx context.Context, seen observe.Observation) []se
 
 // secrets returns all secrets on this machine: the given ones, those in the journals and
 // in talos.machineConfigs, and the command lines of hooks and gates.
-func (src BundleSources) secrets(p *Project) []string {
+func (src Sources) secrets(p *pipeline.Project) []string {
 	out := slices.Clone(src.Secrets)
 	if p == nil {
 		return out
 	}
-	out = append(out, p.commandLines()...)
-	files, _ := filepath.Glob(filepath.Join(p.runs(), "*", "*.secret")) // the pattern is valid
+	out = append(out, commandLines(*p)...)
+	files, _ := filepath.Glob(filepath.Join(p.Runs().Dir, "*", "*.secret")) // the pattern is valid
 	if dir := p.Config.Talos.MachineConfigs; dir != "" {
 		more, _ := filepath.Glob(filepath.Join(dir, "*.yaml"))
 		files = append(files, more...)
@@ -228,28 +228,22 @@ func (src BundleSources) secrets(p *Project) []string {
 
 // commandLines returns the command lines of hooks and gates, except programs without
 // arguments, whose name is harmless.
-func (p Project) commandLines() (lines []string) {
+func commandLines(p pipeline.Project) (lines []string) {
 	add := func(c cluster.CommandGate, line string) {
 		if len(c.Args) > 1 {
 			lines = append(lines, line)
 		}
 	}
-	hooks := p.hooks()
+	hooks := p.Hooks()
 	for _, point := range roll.HookPoints() {
 		for _, h := range hooks.At(point) {
 			add(h.Command, h.About())
 		}
 	}
-	for _, g := range p.gates() {
+	for _, g := range p.Gates() {
 		if g.Command != nil {
 			add(*g.Command, g.About())
 		}
 	}
 	return lines
-}
-
-// ObserveNodes reads the configured nodes, whatever the lock is.
-func ObserveNodes(ctx context.Context, p Project, m Machines) (observe.Observation, error) {
-	lock, _ := schematics.ReadLock(p.LockFile()) // reported separately
-	return p.observe(ctx, m, p.Wanted(lock))
 }

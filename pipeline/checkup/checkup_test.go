@@ -1,8 +1,9 @@
-package pipeline
+package checkup
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -116,7 +118,7 @@ func newSite() *site {
 }
 
 // diagnose runs doctor without Talos, Kubernetes and images.
-func diagnose(t *testing.T, s *site, endpoints ...Endpoint) DoctorResult {
+func diagnose(t *testing.T, s *site, endpoints ...Endpoint) Result {
 	t.Helper()
 	c := &config.Config{
 		Cluster: "c1", Dir: t.TempDir(), Talos: config.Talos{Version: "v1.13.9"}, Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9000, Last: 9010}},
@@ -127,10 +129,10 @@ func diagnose(t *testing.T, s *site, endpoints ...Endpoint) DoctorResult {
 		endpoints = []Endpoint{{URL: "https://pve1", Hosts: s.Hosts}}
 	}
 	absent := errors.New("absent")
-	return Doctor(t.Context(), Project{Config: c}, DoctorSources{Proxmox: s, Endpoints: endpoints, ErrTalos: absent, ErrKube: absent, ErrImages: absent})
+	return Run(t.Context(), pipeline.Project{Config: c}, Sources{Proxmox: s, Endpoints: endpoints, ErrTalos: absent, ErrKube: absent, ErrImages: absent})
 }
 
-func TestDoctorFinds(t *testing.T) {
+func TestRun(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		change func(*site)
@@ -201,7 +203,7 @@ func (s *site) change(storage string, f func(*images.StorageInfo)) {
 	s.seen[storage] = info
 }
 
-func printed(res DoctorResult) string {
+func printed(res Result) string {
 	var b strings.Builder
 	for _, c := range res.Checks {
 		b.WriteString(c.Group + "/" + c.What + " " + string(c.State) + ": " + c.Seen + "\n")
@@ -209,7 +211,7 @@ func printed(res DoctorResult) string {
 	return b.String()
 }
 
-func seenGroups(res DoctorResult) []string {
+func seenGroups(res Result) []string {
 	var out []string
 	for _, c := range res.Checks {
 		if !slices.Contains(out, c.Group) {
@@ -219,7 +221,7 @@ func seenGroups(res DoctorResult) []string {
 	return out
 }
 
-func TestDoctorAsksEveryEndpoint(t *testing.T) {
+func TestEveryEndpointIsAsked(t *testing.T) {
 	t.Parallel()
 	s := newSite()
 	away := Endpoint{URL: "https://away", Hosts: func(context.Context) ([]cluster.Host, error) { return nil, errors.New("no route") }}
@@ -252,8 +254,8 @@ func TestDoctorAsksEveryEndpoint(t *testing.T) {
 	}
 }
 
-// TestDoctorEnds: failures to read take precedence over expected refusals.
-func TestDoctorEnds(t *testing.T) {
+// TestErr: failures to read take precedence over expected refusals.
+func TestErr(t *testing.T) {
 	t.Parallel()
 	problem := func(k fault.Kind) Check { return Check{State: Problem, kind: k} }
 	for name, tc := range map[string]struct {
@@ -261,29 +263,22 @@ func TestDoctorEnds(t *testing.T) {
 		want   string
 		kind   fault.Kind
 	}{
-		"well":               {[]Check{{State: OK}, {State: Warning}}, "", fault.Failed},
+		"well":               {[]Check{{State: OK}, {State: Warning}}, "<nil>", fault.Failed},
 		"refused":            {[]Check{problem(fault.Refused)}, "1 problem would prevent a roll", fault.Refused},
 		"unread":             {[]Check{problem(fault.Refused), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Failed},
 		"configured wrongly": {[]Check{problem(fault.Config), problem(fault.Failed)}, "2 problems would prevent a roll", fault.Config},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			err := DoctorResult{Checks: tc.checks}.Err()
-			if got := text(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
+			err := Result{Checks: tc.checks}.Err()
+			if got := fmt.Sprint(err); got != tc.want || err != nil && fault.KindOf(err) != tc.kind {
 				t.Errorf("%q of kind %v, want %q of %v", got, fault.KindOf(err), tc.want, tc.kind)
 			}
 		})
 	}
 }
 
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-func TestDoctorOnVersions(t *testing.T) {
+func TestTalosVersion(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		runs, wanted string
@@ -299,8 +294,8 @@ func TestDoctorOnVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := checkup{Project: Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
-			d.talosVersion("wk1", tc.runs)
+			d := talosChecks{&checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}}
+			d.version("wk1", tc.runs)
 			if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
 				t.Errorf("%s: %s", c.State, c.Seen)
 			}
@@ -308,7 +303,7 @@ func TestDoctorOnVersions(t *testing.T) {
 	}
 }
 
-func TestDoctorOnCertificates(t *testing.T) {
+func TestCertificate(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		left time.Duration
@@ -316,7 +311,7 @@ func TestDoctorOnCertificates(t *testing.T) {
 	}{"fresh": {90 * 24 * time.Hour, OK}, "soon": {5 * 24 * time.Hour, Warning}, "over": {-time.Hour, Problem}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var d checkup
+			var d findings
 			d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
 			if c := d.res.Checks[0]; c.State != tc.want {
 				t.Errorf("%s: %s", c.State, c.Seen)
@@ -353,10 +348,10 @@ func TestISOTransfer(t *testing.T) {
 			s.downloads, s.served = tc.downloads, tc.served
 			c := &config.Config{}
 			c.Images.ISO.Delivery, c.Images.Factory = tc.asked, "https://factory"
-			d := checkup{
-				Project: Project{Config: c}, src: DoctorSources{Proxmox: s, Images: Images{Factory: shop{}}},
+			d := storageChecks{&checkup{
+				Project: pipeline.Project{Config: c}, src: Sources{Proxmox: s, Images: pipeline.Images{Factory: shop{}}},
 				lock: schematics.Lock{Schematics: map[string]schematics.Locked{"default": {ISO: schematics.ISO{SizeBytes: tc.built}}}},
-			}
+			}}
 			if got := d.delivery(t.Context(), "default", "isos", "pve1"); got != tc.want {
 				t.Errorf("got  %s\nwant %s", got, tc.want)
 			}

@@ -1,4 +1,4 @@
-package pipeline
+package checkup
 
 import (
 	"cmp"
@@ -14,9 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// storages checks the storages for ISOs and for the nodes' disks, from every host that
+// storageChecks are the checks of the storages.
+type storageChecks struct{ *checkup }
+
+// check checks the storages for ISOs and for the nodes' disks, from every host that
 // has nodes.
-func (d *checkup) storages(ctx context.Context) {
+func (d storageChecks) check(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	hosts := d.hostsOfNodes()
@@ -35,13 +38,13 @@ func (d *checkup) storages(ctx context.Context) {
 }
 
 // unseen warns that the token can't see a storage; the privileges report what is missing.
-func (d *checkup) unseen(storage string) bool {
+func (d storageChecks) unseen(storage string) bool {
 	return slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool {
 		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
 	})
 }
 
-func (d *checkup) isoStorage(ctx context.Context, storage string, hosts []string) {
+func (d storageChecks) isoStorage(ctx context.Context, storage string, hosts []string) {
 	what := "ISO storage " + storage
 	if d.unseen(storage) {
 		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", storage)
@@ -74,7 +77,7 @@ func (d *checkup) isoStorage(ctx context.Context, storage string, hosts []string
 // unbuiltISO is the assumed size of an ISO that was not built yet.
 const unbuiltISO = 512 << 20
 
-func (d *checkup) largestISO() int64 {
+func (d storageChecks) largestISO() int64 {
 	var largest int64
 	for _, e := range d.lock.Schematics {
 		largest = max(largest, e.ISO.SizeBytes)
@@ -84,7 +87,7 @@ func (d *checkup) largestISO() int64 {
 
 // isosOn reports which ISOs of the lock exist already. Publish, or the roll itself, copies
 // the others.
-func (d *checkup) isosOn(ctx context.Context, storage, host string) {
+func (d storageChecks) isosOn(ctx context.Context, storage, host string) {
 	for _, name := range d.lock.Names() {
 		iso := d.lock.Schematics[name].ISO
 		bytes, found, err := d.src.Proxmox.ISO(ctx, host, storage, iso.Name)
@@ -105,7 +108,7 @@ func (d *checkup) isosOn(ctx context.Context, storage, host string) {
 
 // delivery says how the ISO of a schematic would get to a storage. The host asks the
 // factory only for ISOs that it has built already.
-func (d *checkup) delivery(ctx context.Context, name, storage, host string) string {
+func (d storageChecks) delivery(ctx context.Context, name, storage, host string) string {
 	asked := d.Config.Images.ISO.Delivery
 	if asked == string(images.ByUpload) {
 		return "by upload"
@@ -115,7 +118,7 @@ func (d *checkup) delivery(ctx context.Context, name, storage, host string) stri
 	var why string
 	var err error
 	switch {
-	case d.byImager(name):
+	case d.ByImager(name):
 		why = images.BuiltByImager
 	case known:
 		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ISOURL(images.RequestOf(d.lock, e)), e.ISO)
@@ -137,7 +140,7 @@ func (d *checkup) delivery(ctx context.Context, name, storage, host string) stri
 
 // spool checks the space where the contacted host stores an upload until it is complete:
 // /var/tmp (pve-http-server, APIServer/AnyEvent.pm).
-func (d *checkup) spool() {
+func (d storageChecks) spool() {
 	for _, h := range d.hosts {
 		switch {
 		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
@@ -152,7 +155,7 @@ func (d *checkup) spool() {
 // diskUse is a storage as nodes on one host use it.
 type diskUse struct{ storage, host string }
 
-func (d *checkup) diskUses() []diskUse {
+func (d storageChecks) diskUses() []diskUse {
 	var uses []diskUse
 	for _, a := range d.res.Nodes {
 		for _, storage := range a.Storages() {
@@ -167,7 +170,7 @@ func (d *checkup) diskUses() []diskUse {
 	return uses
 }
 
-func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
+func (d storageChecks) diskStorage(ctx context.Context, u diskUse) {
 	what := fmt.Sprintf("disk storage %s on %s", u.storage, u.host)
 	if d.unseen(u.storage) {
 		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", u.storage)
@@ -192,7 +195,7 @@ func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
 
 // systemSpace checks the space for new system disks of all nodes, in addition to the old
 // ones, which stay parked.
-func (d *checkup) systemSpace(ctx context.Context) {
+func (d storageChecks) systemSpace(ctx context.Context) {
 	rooms := map[string]cluster.Room{}
 	for _, host := range d.hostsOfNodes() {
 		room, err := d.src.Proxmox.Room(ctx, host)
@@ -217,7 +220,7 @@ func (d *checkup) systemSpace(ctx context.Context) {
 	}
 }
 
-func (d *checkup) thinPools() {
+func (d storageChecks) thinPools() {
 	for _, h := range d.hosts {
 		if h.ErrPools != nil && fault.KindOf(h.ErrPools) != fault.Refused {
 			d.warn(GroupStorage, "thin pools on "+h.Name, "", "can't be read: %s", h.ErrPools)

@@ -1,4 +1,4 @@
-package pipeline
+package checkup
 
 import (
 	"cmp"
@@ -8,32 +8,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
-	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
-// expiresSoon is how long before a certificate's end doctor warns.
-const expiresSoon = 30 * 24 * time.Hour
+// talosChecks are the checks of the machines and of etcd.
+type talosChecks struct{ *checkup }
 
-func (d *checkup) certificate(group, what, remedy string, expires time.Time) {
-	left := time.Until(expires)
-	switch {
-	case expires.IsZero():
-	case left < 0:
-		d.add(Check{Group: group, What: what, State: Problem, Seen: "expired on " + expires.Format(time.DateOnly), Remedy: []string{remedy}, kind: fault.Config})
-	case left < expiresSoon:
-		d.warn(group, what, remedy, "expires on %s", expires.Format(time.DateOnly))
-	default:
-		d.ok(group, what, "valid until %s", expires.Format(time.DateOnly))
-	}
-}
-
-func (d *checkup) talos() {
+func (d talosChecks) check() {
 	d.certificate(GroupTalos, "talosconfig", "an admin of the cluster can create a new one with talosctl config new", d.src.TalosExpires)
 	if d.src.ErrTalos != nil {
 		d.fail(GroupTalos, "talosconfig", d.src.ErrTalos)
@@ -51,13 +33,13 @@ func (d *checkup) talos() {
 			}
 		}
 		if f.Machine != nil {
-			d.talosVersion(f.Name, f.Machine.TalosVersion)
+			d.version(f.Name, f.Machine.TalosVersion)
 		}
 	}
 }
 
 // etcd reports problems of etcd: with them, a roll refuses to take a control plane down.
-func (d *checkup) etcd(ctx context.Context) {
+func (d talosChecks) etcd(ctx context.Context) {
 	if d.src.Talos == nil || d.survey.Talos != nil || d.survey.Kubernetes != nil {
 		return // reported already
 	}
@@ -72,9 +54,9 @@ func (d *checkup) etcd(ctx context.Context) {
 	}
 }
 
-// talosVersion compares a machine with the configuration. Talos can be upgraded by one
+// version compares a machine with the configuration. Talos can be upgraded by one
 // minor version at a time, and can't be downgraded.
-func (d *checkup) talosVersion(node, runs string) {
+func (d talosChecks) version(node, runs string) {
 	wanted := d.Config.Talos.Version
 	a, aKnown := minorOf(runs)
 	b, bKnown := minorOf(wanted)
@@ -161,7 +143,7 @@ func (d *checkup) images(ctx context.Context, errLock error) {
 	} else {
 		d.ok(GroupImages, "registry", "%s lists %d extensions for Talos %s", d.Config.Images.Extensions, len(list), version)
 	}
-	if !slices.ContainsFunc(d.lock.Names(), d.byImager) {
+	if !slices.ContainsFunc(d.lock.Names(), d.ByImager) {
 		return
 	}
 	if what, err := d.src.Images.Imager.Ready(ctx); err != nil {
@@ -169,61 +151,4 @@ func (d *checkup) images(ctx context.Context, errLock error) {
 	} else {
 		d.ok(GroupImages, "imager", "%s", what)
 	}
-}
-
-// nodes reports for each node which strategies are possible.
-func (d *checkup) nodes() {
-	for _, err := range d.survey.Shared {
-		d.fail(GroupNodes, "VMs", err)
-	}
-	for i, a := range d.res.Nodes {
-		if err := d.survey.Unread[i]; err != nil {
-			d.unreadNode(a, err)
-		}
-		d.node(a)
-	}
-}
-
-// unreadNode reports a node that could not be read; as a problem only if it does not
-// follow from another one.
-func (d *checkup) unreadNode(a doctor.Assessment, err error) {
-	blind := slices.ContainsFunc(d.missing.Lacks, func(l access.Lack) bool { return l.Privilege == "VM.Audit" })
-	switch {
-	case blind && a.VMID == 0:
-		d.warn(GroupNodes, a.Node, "", "its VM can't be seen without VM.Audit on /vms")
-	case fault.KindOf(err) == fault.Refused && len(d.missing.Lacks) > 0, d.survey.Kubernetes != nil:
-		d.warn(GroupNodes, a.Node, "", "%s", err)
-	default:
-		d.fail(GroupNodes, a.Node, err)
-	}
-}
-
-func (d *checkup) node(a doctor.Assessment) {
-	if a.VMID == 0 {
-		return // reported already
-	}
-	vm := fmt.Sprintf("VM %d on %s", a.VMID, a.Host)
-	switch {
-	case a.Unread:
-		d.warn(GroupNodes, a.Node, "", "%s: its machine could not be read%s", vm, against(a))
-	case len(a.Refused) > 0:
-		d.refuse(GroupNodes, a.Node, "", "%s: %s", vm, strings.Join(a.Refused, "; "))
-	default:
-		notes := ""
-		if more := slices.Concat(a.WillLose, a.Notes); len(more) > 0 {
-			notes = "; " + strings.Join(more, "; ")
-		}
-		d.ok(GroupNodes, a.Node, "%s: %s%s", vm, a.Why, notes)
-	}
-}
-
-// against lists what rules out which strategy, for a node that could not be read.
-func against(a doctor.Assessment) string {
-	var out strings.Builder
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		if len(a.Against[s]) > 0 {
-			fmt.Fprintf(&out, "; against %s: %s", s, strings.Join(a.Against[s], "; "))
-		}
-	}
-	return out.String()
 }

@@ -1,4 +1,4 @@
-package pipeline
+package checkup
 
 import (
 	"context"
@@ -15,10 +15,13 @@ import (
 // askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
+// programChecks are the checks of the user's gates, hooks and webhooks.
+type programChecks struct{ *checkup }
+
 // gates checks every gate about objects once. Programs are only looked for, since they
 // are run for a node.
-func (d *checkup) gates(ctx context.Context) {
-	for _, g := range d.Project.gates() {
+func (d programChecks) gates(ctx context.Context) {
+	for _, g := range d.Gates() {
 		switch {
 		case g.Command != nil:
 			d.program(g)
@@ -31,7 +34,7 @@ func (d *checkup) gates(ctx context.Context) {
 }
 
 // program checks that the program of a gate exists.
-func (d *checkup) program(g cluster.UserGate) {
+func (d programChecks) program(g cluster.UserGate) {
 	when := "before each node, and when it is back"
 	if g.BeforeOnly {
 		when = "before each node"
@@ -40,7 +43,7 @@ func (d *checkup) program(g cluster.UserGate) {
 }
 
 // runnable checks that a program can be run, without running it.
-func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate) {
+func (d programChecks) runnable(group, what, key, when string, c cluster.CommandGate) {
 	name := c.Args[0]
 	if strings.ContainsRune(name, filepath.Separator) && !filepath.IsAbs(name) {
 		name = filepath.Join(c.Dir, name)
@@ -55,7 +58,7 @@ func (d *checkup) runnable(group, what, key, when string, c cluster.CommandGate)
 	d.ok(group, what, "a roll runs it %s", when)
 }
 
-func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
+func (d programChecks) gate(ctx context.Context, g cluster.UserGate) {
 	ctx, cancel := context.WithTimeout(ctx, askGate)
 	defer cancel()
 	holds, seen, err := roll.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
@@ -68,5 +71,37 @@ func (d *checkup) gate(ctx context.Context, g cluster.UserGate) {
 		d.ok(GroupGates, g.String(), "holds")
 	default:
 		d.warn(GroupGates, g.String(), "a roll waits for it before it takes a node down, and gives up after "+(time.Duration(g.TimeoutSeconds)*time.Second).String(), "does not hold: %s", seen)
+	}
+}
+
+// Webhook is the state of one of the configured webhooks.
+type Webhook struct {
+	Name string   // its host
+	On   []string // its events
+	Err  error    // why nothing can be sent to it
+}
+
+// hooks checks that the programs exist. It runs none, since they have effects.
+func (d programChecks) hooks() {
+	when := map[cluster.HookPoint]string{
+		cluster.BeforeRun: "before it starts", cluster.AfterRun: "at its end", cluster.BeforeBatch: "before each batch", cluster.AfterBatch: "after each batch",
+		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
+	}
+	hooks := d.Hooks()
+	for _, point := range roll.HookPoints() {
+		for _, h := range hooks.At(point) {
+			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)
+		}
+	}
+}
+
+// webhooks reports their state, and sends nothing.
+func (d programChecks) webhooks() {
+	for _, w := range d.src.Webhooks {
+		if w.Err != nil {
+			d.warn(GroupWebhooks, w.Name, "set the variable where recast runs; a roll continues without it", "%v", w.Err)
+			continue
+		}
+		d.ok(GroupWebhooks, w.Name, "gets: %s", strings.Join(w.On, ", "))
 	}
 }

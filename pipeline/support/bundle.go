@@ -1,4 +1,7 @@
-package pipeline
+// Package support collects what is needed to get help, without secrets. [Bundle] does it;
+// [Sources] are the reads that it may use. Only fields on a fixed list get into the bundle,
+// and what looks like a secret is removed from them.
+package support
 
 import (
 	"bufio"
@@ -18,11 +21,13 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/schematics"
 )
 
-// BundleSources are the inputs of SupportBundle. A nil source is skipped.
-type BundleSources struct {
+// Sources are the inputs of Bundle. A nil source is skipped.
+type Sources struct {
 	Version any // of this program
 	// Config is the text of recast.yaml, and Invalid why it can't be used.
 	Config  []byte
@@ -30,8 +35,8 @@ type BundleSources struct {
 	// Secrets are all known secrets: none of them is ever included.
 	Secrets []string
 
-	Status  func(context.Context) (StatusResult, error)
-	Doctor  func(context.Context) DoctorResult
+	Status  func(context.Context) (pipeline.StatusResult, error)
+	Doctor  func(context.Context) checkup.Result
 	Observe func(context.Context) (observe.Observation, error)
 	VMs     func(context.Context) ([]cluster.VM, error)
 	Etcd    cluster.EtcdReader
@@ -44,9 +49,9 @@ const (
 	bundleLog  = 4 << 20 // of each log, the newest
 )
 
-// SupportBundle collects what is needed to get help. If something can't be read, it says
+// Bundle collects what is needed to get help. If something can't be read, it says
 // so in the bundle and continues. It changes nothing.
-func SupportBundle(ctx context.Context, p *Project, src BundleSources, now time.Time) *bundle.Bundle {
+func Bundle(ctx context.Context, p *pipeline.Project, src Sources, now time.Time) *bundle.Bundle {
 	name := "recast-support"
 	if p != nil {
 		name += "-" + p.Config.Cluster
@@ -65,8 +70,8 @@ func SupportBundle(ctx context.Context, p *Project, src BundleSources, now time.
 
 // gathering is a bundle in progress.
 type gathering struct {
-	*Project
-	src BundleSources
+	*pipeline.Project
+	src Sources
 	out *bundle.Bundle
 
 	mu       sync.Mutex
@@ -114,11 +119,11 @@ func (g *gathering) lockFile() {
 // their journals only the plan and the names of facts, since journals hold machine
 // configurations.
 func (g *gathering) runsHere() {
-	runs, err := journal.Runs(g.runs())
+	runs, err := journal.Runs(g.Runs().Dir)
 	g.problem("journals", err)
 	g.add("runs.json", runs, bundle.List{"*.ID", "*.Started", "*.Finished", "*.Outcome"})
 	for _, run := range runs[:min(len(runs), bundleRuns)] {
-		dir := filepath.Join(g.runs(), run.ID)
+		dir := filepath.Join(g.Runs().Dir, run.ID)
 		g.keys(run.ID)
 		logs, err := filepath.Glob(filepath.Join(dir, "log*.jsonl"))
 		g.problem("logs of run "+run.ID, err)
@@ -130,7 +135,7 @@ func (g *gathering) runsHere() {
 
 // keys lists the facts of a journal, by name.
 func (g *gathering) keys(id string) {
-	j, err := journal.Open(g.runs(), journal.Options{Run: id, ReadOnly: true})
+	j, err := journal.Open(g.Runs().Dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
 		g.problem("journal of run "+id, err)
 		return
@@ -139,7 +144,7 @@ func (g *gathering) keys(id string) {
 	keys, err := j.Keys("")
 	g.problem("journal of run "+id, err)
 	g.out.Text(filepath.Join("runs", id, "keys.txt"), []byte(strings.Join(keys, "\n")+"\n"))
-	for key, file := range map[string]string{planKey: "plan.json", firstPlanKey: "plan-first.json"} {
+	for key, file := range map[string]string{pipeline.PlanKey: "plan.json", pipeline.FirstPlanKey: "plan-first.json"} {
 		var plan planning.Plan
 		if found, err := j.Get(key, &plan); err != nil {
 			g.problem("plan of run "+id, err)
@@ -219,10 +224,10 @@ func (g *gathering) world(parent context.Context) {
 
 // withoutPrograms reduces a diagnosis: of the user's programs and webhooks it keeps only
 // the number and the states.
-func withoutPrograms(res DoctorResult) DoctorResult {
+func withoutPrograms(res checkup.Result) checkup.Result {
 	res.Checks = slices.Clone(res.Checks)
 	for i, c := range res.Checks {
-		if c.Group == GroupHooks || c.Group == GroupGates || c.Group == GroupWebhooks {
+		if c.Group == checkup.GroupHooks || c.Group == checkup.GroupGates || c.Group == checkup.GroupWebhooks {
 			res.Checks[i].What, res.Checks[i].Seen, res.Checks[i].Remedy = bundle.LeftOut, bundle.LeftOut, nil
 		}
 	}

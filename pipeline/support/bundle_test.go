@@ -1,4 +1,4 @@
-package pipeline
+package support
 
 import (
 	"bytes"
@@ -23,6 +23,8 @@ import (
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
+	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // planted are secrets of every kind, each in its real place; none of their bytes may get
@@ -67,14 +69,18 @@ notify: [{url: "https://hooks.example/%s"}]
 `, planted["another token"], planted["cipassword"], planted["another token"], planted["the token"], planted["an argument of a hook"], planted["a webhook"])
 }
 
+func project(t *testing.T) pipeline.Project {
+	return pipeline.Project{Config: &config.Config{Dir: t.TempDir(), Cluster: "c1", Proxmox: config.Proxmox{VMIDs: config.VMIDRange{First: 9089, Last: 9099}}}}
+}
+
 func plantedMachineConfig() []byte {
 	return fmt.Appendf(nil, "machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"])
 }
 
 // plantRun creates a run with secrets in its journal and log.
-func plantRun(t *testing.T, p Project) {
+func plantRun(t *testing.T, p pipeline.Project) {
 	t.Helper()
-	j, err := journal.Open(p.runs(), journal.Options{Run: "20261122-0101-aaaa"})
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0101-aaaa"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +109,15 @@ func plantRun(t *testing.T, p Project) {
 }
 
 // plantStopped creates a run that ended with a hook that hung.
-func plantStopped(t *testing.T, p Project) {
+func plantStopped(t *testing.T, p pipeline.Project) {
 	t.Helper()
-	runWith(t, p, "20261122-0102-bbbb", stopped(), nil)
+	j, err := journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0102-bbbb"})
+	if err == nil {
+		err = errors.Join(j.Finish(stopped()), j.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func stopped() string {
@@ -113,10 +125,10 @@ func stopped() string {
 		planted["a hook of before"], planted["what was said last"])
 }
 
-// plantLock puts a secret kernel argument into the lock.
-func plantLock(t *testing.T, p Project) {
+// plantLock creates a lock with a secret kernel argument.
+func plantLock(t *testing.T, p pipeline.Project) {
 	t.Helper()
-	b, err := os.ReadFile(p.LockFile())
+	b, err := os.ReadFile("../../schematics/testdata/recast.lock")
 	if err == nil {
 		err = os.WriteFile(p.LockFile(), append(b, []byte("extra: "+planted["a kernel argument"]+"\n")...), 0o600)
 	}
@@ -133,32 +145,35 @@ func plantedVMs(t *testing.T) []cluster.VM {
 		"args": "-fw_cfg " + planted["a kernel argument"], "smbios1": "uuid=u-wk1,serial=" + base64.StdEncoding.EncodeToString([]byte("ds=nocloud;s="+planted["a kernel argument"])),
 		"cores": "2", "scsi0": "fast:vm-9031-disk-0,size=10G",
 	}
-	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}
+	description, err := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 9031, UUID: "u-wk1", Open: true, Memory: base64.RawURLEncoding.EncodeToString([]byte(planted["cipassword"]))}.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
 	return []cluster.VM{
 		{ID: 9031, Name: "wk1", Host: "pve1", Config: hush},
-		parkingVM(t, rec, map[string]string{"scsi1": "fast:vm-9090-disk-0"}),
+		{ID: 9090, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description, "scsi1": "fast:vm-9090-disk-0"}},
 		{ID: 500, Name: "somebody-elses", Host: "pve1", Config: hush},
 	}
 }
 
 // world is sources whose every answer has secrets in it.
-func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
+func plantedSources(t *testing.T, vms []cluster.VM, fails error) Sources {
 	t.Helper()
 	seen := observe.Observation{Found: []observe.Found{{
 		Name: "wk1", VM: &vms[0], Addr: netip.MustParseAddr("10.0.0.31"), Errs: []error{fails},
 		Machine: &cluster.Machine{TalosVersion: "v1.13.9", ConfigArgs: []string{planted["a kernel argument"]}, Schematic: cluster.SchematicEntry{ID: "5c4e", YAML: planted["a kernel argument"]}},
 	}}}
-	return BundleSources{
+	return Sources{
 		Version: map[string]string{"recast": "v1"}, Config: plantedConfig(), Invalid: fails,
 		Secrets: []string{planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"]},
-		Status: func(context.Context) (StatusResult, error) {
-			return StatusResult{Cluster: "c1", LastRun: &RunStatus{Outcome: stopped()}, Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
+		Status: func(context.Context) (pipeline.StatusResult, error) {
+			return pipeline.StatusResult{Cluster: "c1", LastRun: &pipeline.RunStatus{Outcome: stopped()}, Kubernetes: fails.Error(), Problems: []string{fails.Error()}}, fails
 		},
-		Doctor: func(context.Context) DoctorResult {
-			return DoctorResult{Cluster: "c1", Checks: []Check{
-				{Group: GroupProxmox, What: "API", State: Problem, Seen: fails.Error()},
-				{Group: GroupHooks, What: planted["a hook of before"], State: OK, Seen: planted["a hook of before"]},
-				{Group: GroupGates, What: planted["a gate of before"], State: Warning, Seen: planted["what was said last"], Remedy: []string{planted["a gate of before"]}},
+		Doctor: func(context.Context) checkup.Result {
+			return checkup.Result{Cluster: "c1", Checks: []checkup.Check{
+				{Group: checkup.GroupProxmox, What: "API", State: checkup.Problem, Seen: fails.Error()},
+				{Group: checkup.GroupHooks, What: planted["a hook of before"], State: checkup.OK, Seen: planted["a hook of before"]},
+				{Group: checkup.GroupGates, What: planted["a gate of before"], State: checkup.Warning, Seen: planted["what was said last"], Remedy: []string{planted["a gate of before"]}},
 			}}
 		},
 		VMs:     func(context.Context) ([]cluster.VM, error) { return vms, fails },
@@ -166,9 +181,9 @@ func plantedSources(t *testing.T, vms []cluster.VM, fails error) BundleSources {
 	}
 }
 
-func TestSupportBundleHasNoSecrets(t *testing.T) {
+func TestBundleHasNoSecrets(t *testing.T) {
 	t.Parallel()
-	p, _ := project(t)
+	p := project(t)
 	p.Config.Nodes = []config.Node{{Name: "wk1", VMID: 9031}}
 	p.Config.Talos.MachineConfigs = t.TempDir()
 	if err := os.WriteFile(filepath.Join(p.Config.Talos.MachineConfigs, "wk1.yaml"), plantedMachineConfig(), 0o600); err != nil {
@@ -178,7 +193,7 @@ func TestSupportBundleHasNoSecrets(t *testing.T) {
 	plantStopped(t, p)
 	plantLock(t, p)
 	fails := fmt.Errorf("Get \"https://cp1:6443/api?%s\": dial\n%s\nGET https://x:%s@pve1/?a=%s: root@pam!roll=%s: %s %s", planted["a query"], planted["a forge's token"], planted["cipassword"], planted["another token"], planted["the token"], planted["the talosconfig's key"], planted["the kubeconfig's key"])
-	b := SupportBundle(t.Context(), &p, plantedSources(t, plantedVMs(t), fails), time.Now())
+	b := Bundle(t.Context(), &p, plantedSources(t, plantedVMs(t), fails), time.Now())
 	for _, f := range b.Files() {
 		for what, secret := range planted {
 			plain, _ := base64.StdEncoding.DecodeString(secret)
@@ -249,18 +264,18 @@ func fileIn(b *bundle.Bundle, name string) string {
 }
 
 // If nothing can be read there is still a bundle, which says so.
-func TestEmptySupportBundle(t *testing.T) {
+func TestEmptyBundle(t *testing.T) {
 	t.Parallel()
-	b := SupportBundle(t.Context(), nil, BundleSources{Invalid: errors.New("recast.yaml: no such file")}, time.Now())
+	b := Bundle(t.Context(), nil, Sources{Invalid: errors.New("recast.yaml: no such file")}, time.Now())
 	requireIn(t, b, map[string][]string{"unread.txt": {"no such file"}, "README.txt": {"unread.txt ("}})
 
-	p, _ := project(t)
+	p := project(t)
 	fails := errors.New("connection refused")
-	src := BundleSources{
-		Config: []byte("a: [broken"), Status: func(context.Context) (StatusResult, error) { return StatusResult{}, fails },
+	src := Sources{
+		Config: []byte("a: [broken"), Status: func(context.Context) (pipeline.StatusResult, error) { return pipeline.StatusResult{}, fails },
 		VMs:     func(context.Context) ([]cluster.VM, error) { return nil, fails },
 		Observe: func(context.Context) (observe.Observation, error) { return observe.Observation{}, fails },
 	}
-	b = SupportBundle(t.Context(), &p, src, time.Now())
+	b = Bundle(t.Context(), &p, src, time.Now())
 	requireIn(t, b, map[string][]string{"unread.txt": {"recast.yaml: it is no YAML", "VMs: connection refused", "nodes: connection refused", "status: connection refused"}})
 }

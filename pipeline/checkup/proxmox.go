@@ -1,23 +1,27 @@
-package pipeline
+package checkup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// proxmox checks the hosts and their cluster for what a roll relies on.
-func (d *checkup) proxmox(ctx context.Context) {
+// proxmoxChecks are the checks of the API, the hosts and their cluster.
+type proxmoxChecks struct{ *checkup }
+
+// check checks the hosts and their cluster for what a roll relies on.
+func (d proxmoxChecks) check(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
 		if fault.KindOf(err) == fault.Refused {
@@ -44,7 +48,7 @@ func (d *checkup) proxmox(ctx context.Context) {
 // (move_disk to another VM) and 8.0 (resize as a task).
 const oldestMajor, newestMajor = 8, 9
 
-func (d *checkup) versions() {
+func (d proxmoxChecks) versions() {
 	majors := map[int]bool{}
 	for _, h := range d.hosts {
 		if h.Entry || d.res.Version == "" {
@@ -74,7 +78,7 @@ func (d *checkup) versions() {
 
 // hostErrors reports what could not be read from a host. Missing privileges are
 // reported once, among the privileges.
-func (d *checkup) hostErrors(h cluster.Host) {
+func (d proxmoxChecks) hostErrors(h cluster.Host) {
 	forbidden := false
 	for _, err := range h.Errs {
 		if fault.KindOf(err) == fault.Refused {
@@ -95,7 +99,7 @@ const (
 )
 
 // clocks compares the clock of every host with this machine. Proxmox returns whole seconds.
-func (d *checkup) clocks() {
+func (d proxmoxChecks) clocks() {
 	for _, h := range d.hosts {
 		if h.Clock.IsZero() {
 			continue
@@ -112,15 +116,15 @@ func (d *checkup) clocks() {
 	}
 }
 
-func (d *checkup) claim() {
-	state, held, err := claim.Peek(d.survey.VMs, d.Config.Cluster, d.claimID())
+func (d proxmoxChecks) claim() {
+	state, held, err := claim.Peek(d.survey.VMs, d.Config.Cluster, d.ClaimID())
 	switch {
 	case err != nil:
 		d.fail(GroupProxmox, "claim", err)
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
-	if err := errors.Join(state.OfOtherRange(d.claimID(), d.vmids()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.vmids(), d.nodeVMs(planning.Plan{}))); err != nil {
+	if err := errors.Join(state.OfOtherRange(d.ClaimID(), d.VMIDs()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.VMIDs(), d.NodeVMs(planning.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)
 	}
 	for _, p := range d.survey.Parking {
@@ -135,8 +139,8 @@ func (d *checkup) claim() {
 
 // locked warns about VMs with a lock: they can't be changed, and if the task has died the
 // lock stays for ever.
-func (d *checkup) locked() {
-	concern := map[cluster.VMID]bool{d.claimID(): true}
+func (d proxmoxChecks) locked() {
+	concern := map[cluster.VMID]bool{d.ClaimID(): true}
 	for _, w := range d.wanted {
 		concern[w.Holder] = true
 	}
@@ -158,7 +162,7 @@ func (d *checkup) locked() {
 }
 
 // containers looks for VMIDs of containers that recast would use: a roll would stop there.
-func (d *checkup) containers(ctx context.Context) {
+func (d proxmoxChecks) containers(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
 	list, err := d.src.Proxmox.Containers(ctx)
@@ -168,7 +172,7 @@ func (d *checkup) containers(ctx context.Context) {
 	}
 	for _, c := range list {
 		switch {
-		case c.ID == d.claimID():
+		case c.ID == d.ClaimID():
 			d.refuse(GroupProxmox, "claim", "let proxmox.vmids start with an unused number", "%s has its number", c)
 		case d.Config.Proxmox.VMIDs.Contains(int(c.ID)):
 			d.warn(GroupProxmox, "proxmox.vmids", "choose a range that only recast uses", "%s has one of its numbers: a roll that needs that number stops", c)
@@ -176,93 +180,99 @@ func (d *checkup) containers(ctx context.Context) {
 	}
 }
 
-// privileges compares the token's privileges with those that a roll needs.
-func (d *checkup) privileges(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askWorld)
-	defer cancel()
-	needs := d.survey.Needs(d.wanted, d.res.Nodes)
-	if d.Config.Roll.Rehearse.Enabled {
-		needs = needs.With(d.needsToRehearse())
-		d.agents(ctx)
+// endpoints asks every configured address separately: a roll that fails over to one must
+// find the same cluster there. It says whether any answers.
+func (d proxmoxChecks) endpoints(ctx context.Context) (reached bool) {
+	if d.src.ErrProxmox != nil {
+		d.fail(GroupProxmox, "API", d.src.ErrProxmox)
+		return false
 	}
-	missing, err := needs.Missing(ctx, d.src.Proxmox)
-	if err != nil {
-		d.fail(GroupPrivileges, "token", err)
-		return
+	type answer struct {
+		hosts []cluster.Host
+		err   error
 	}
-	d.missing = missing
-	for _, n := range needs {
-		_, lacks := missing.Lack(n)
-		d.res.Needs = append(d.res.Needs, NeedStatus{n, !lacks})
-	}
-	for _, path := range needs.Paths() {
-		if held := missing.Held(path); len(held) > 0 {
-			d.ok(GroupPrivileges, path, "%s", strings.Join(held, ", "))
-		}
-	}
-	for _, l := range missing.Lacks {
-		d.refuse(GroupPrivileges, l.Privilege+" on "+l.At, l.Remedy(), "missing; needed to %s", strings.Join(l.Why, "; to "))
-	}
-	if len(missing.Lacks) > 0 {
-		d.res.Grants, d.res.Caution = missing.Grants().Lines(missing.Token), missing.Caution()
-	}
-	d.options(ctx, needs)
-	d.foreignBridges()
-}
-
-// options reports optional privileges, never as a problem.
-func (d *checkup) options(ctx context.Context, needs access.Needs) {
-	for _, o := range append(access.Options(d.Config.Images.ISO.Storage, hostNames(d.hosts)), d.rehearsing(ctx, needs)...) {
-		missing, err := needs.With(o.Needs).Missing(ctx, d.src.Proxmox)
-		if err != nil {
-			d.fail(GroupPrivileges, o.Name, err)
-			continue
-		}
-		if missing = missing.Of(o.Needs); len(missing.Lacks) == 0 || o.Name == access.DownloadURL && d.mayDownload(ctx) {
-			d.ok(GroupPrivileges, o.Name+" (optional)", "it is granted")
-			continue
-		}
-		d.add(Check{
-			Group: GroupPrivileges, What: o.Name + " (optional)", State: OK,
-			Seen:   fmt.Sprintf("not granted (%s): %s", missing, o.Without),
-			Remedy: missing.Grants().Lines(missing.Token),
+	answers := make([]answer, len(d.src.Endpoints))
+	var asking sync.WaitGroup
+	for i, e := range d.src.Endpoints {
+		asking.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, askEndpoint)
+			defer cancel()
+			answers[i].hosts, answers[i].err = e.Hosts(ctx)
 		})
 	}
-}
-
-// mayDownload says whether every host may download ISOs to every storage for them.
-func (d *checkup) mayDownload(ctx context.Context) bool {
-	for _, host := range hostNames(d.hosts) {
-		for _, storage := range d.Config.Images.ISO.Storage {
-			if why, err := d.src.Proxmox.MayDownload(ctx, host, storage); why != "" || err != nil {
-				return false
-			}
-		}
-	}
-	return true
-}
-
-// foreignBridges reports VNets, whose zone the VM's configuration does not name.
-func (d *checkup) foreignBridges() {
-	for i, f := range d.survey.Found {
-		if f.VM == nil {
+	asking.Wait()
+	var first []string
+	for i, e := range d.src.Endpoints {
+		a := answers[i]
+		names := hostNames(a.hosts)
+		switch {
+		case a.err != nil:
+			d.fail(GroupProxmox, e.URL, a.err)
+			continue
+		case first == nil:
+			first = names
+		case !slices.Equal(first, names):
+			d.add(Check{
+				Group: GroupProxmox, What: e.URL, State: Problem, kind: fault.Config,
+				Seen:   fmt.Sprintf("belongs to another cluster: it knows %s, the first one %s", strings.Join(names, ", "), strings.Join(first, ", ")),
+				Remedy: []string{"proxmox.endpoints are nodes of one Proxmox cluster"},
+			})
 			continue
 		}
-		for _, bridge := range cluster.ForeignBridges(*f.VM) {
-			d.warn(GroupPrivileges, "SDN.Use for "+bridge, "make sure that the token has SDN.Use on /sdn/zones/<its zone>/"+bridge,
-				"%s is connected to a VNet, whose zone is not known: recreating it needs SDN.Use there", d.wanted[i].Name)
-		}
+		reached = true
+		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "one of "+strings.Join(names, ", ")))
 	}
+	return reached
 }
 
-// hostsOfNodes returns the hosts that have nodes, sorted.
-func (d *checkup) hostsOfNodes() []string {
-	var out []string
-	for _, f := range d.survey.Found {
-		if host := f.Host(); host != "" && !slices.Contains(out, host) {
-			out = append(out, host)
+// readHosts reads the details of each host, and says whether it could.
+func (d proxmoxChecks) readHosts(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	var err error
+	if d.hosts, err = d.src.Proxmox.Hosts(ctx); err != nil {
+		d.fail(GroupProxmox, "nodes", err)
+	}
+	return err == nil
+}
+
+func hostNames(hosts []cluster.Host) []string {
+	var names []string
+	for _, h := range hosts {
+		names = append(names, h.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func entry(hosts []cluster.Host) string {
+	for _, h := range hosts {
+		if h.Entry {
+			return h.Name
 		}
 	}
-	slices.Sort(out)
-	return out
+	return ""
+}
+
+// errsOf flattens an error of errors.Join.
+func errsOf(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var out []error
+		for _, e := range joined.Unwrap() {
+			out = append(out, errsOf(e)...)
+		}
+		return out
+	}
+	return []error{err}
+}
+
+// scratch warns about scratch VMs: those of a killed run may run for ever.
+func (d proxmoxChecks) scratch() {
+	for _, s := range planning.ScratchVMs(d.survey.VMs, d.Config.Cluster) {
+		d.warn(GroupProxmox, fmt.Sprintf("VM %d", s.VM.ID), "recast prune deletes it, once that run has ended",
+			"%q on %s: run %s tests, or tested, a boot ISO on it", s.VM.Name, s.VM.Host, s.Run)
+	}
 }
