@@ -92,7 +92,7 @@ func TestReadsAreBounded(t *testing.T) {
 				c := s.clientWith(t, Options{Fingerprint: s.fingerprint(), Dial: s.dialing(tc.dead, tc.deaf)}, "pve1", "pve2", "pve3")
 				start := time.Now()
 				var raw rawConfig
-				err := c.get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
+				err := c.conn.get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
 				if took := time.Since(start); took > tc.within {
 					t.Errorf("took %s, more than %s", took, tc.within)
 				}
@@ -126,11 +126,11 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 		}
 		c := s.client(t, "pve1", "pve2")
 		var out any
-		err := c.get(t.Context(), "/nodes/pve9/tasks", &out)
+		err := c.conn.get(t.Context(), "/nodes/pve9/tasks", &out)
 		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
 			t.Errorf("error %v, hints %s", err, hints)
 		}
-		must(t, c.get(t.Context(), "/version", &out))
+		must(t, c.conn.get(t.Context(), "/version", &out))
 		if diff := cmp.Diff("GET /version", pve1.requests()[len(pve1.requests())-1]); diff != "" {
 			t.Errorf("last asked of pve1 (-want +got):\n%s", diff)
 		}
@@ -180,11 +180,11 @@ func TestSlowBody(t *testing.T) {
 					data(`"x"`)(w, r)
 				})
 				c := s.client(t, "pve1")
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.conn.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
 				must(t, err)
 				req.ContentLength = 64 << 20
 				start := time.Now()
-				resp, err := c.http.Do(req)
+				resp, err := c.conn.http.Do(req)
 				if err == nil {
 					must(t, resp.Body.Close())
 				}
@@ -212,7 +212,7 @@ func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 			<-r.Context().Done()
 		})
 		start := time.Now()
-		err := s.client(t, "pve1").change(t.Context(), http.MethodPut, "/x", nil, nil)
+		err := s.client(t, "pve1").conn.change(t.Context(), http.MethodPut, "/x", nil, nil)
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
 			t.Errorf("error %v after %s", err, took)
 		}
@@ -225,7 +225,7 @@ func TestPasswordIsNeverShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		s.node(t, "pve1").on("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
-		err := s.client(t, "pve1").change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
+		err := s.client(t, "pve1").conn.change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
 		if got := fmt.Sprint(err); got != "PUT /x: 400 [redacted]: cipassword: got '[redacted]'" {
 			t.Errorf("error is %s", got)
 		}
@@ -247,7 +247,7 @@ func TestHTTP2IsNotUsed(t *testing.T) {
 		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.cert}}
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
 		c := s.client(t, "pve1")
-		err = c.change(t.Context(), http.MethodPut, "/x", nil, nil)
+		err = c.conn.change(t.Context(), http.MethodPut, "/x", nil, nil)
 		if got := fmt.Sprint(err); got != "PUT /x: 500 no options specified" {
 			t.Errorf("error is %s", got)
 		}

@@ -15,7 +15,7 @@ import (
 
 // backups describes the VM's running and due backups.
 func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
-	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]UPID, error) { return l.activeTasks(ctx, vm.Host) })
+	tasks, errTasks := once(ctx, l, "tasks/"+vm.Host, func() ([]UPID, error) { return l.tasks.activeTasks(ctx, vm.Host) })
 	schedule, errJobs := once(ctx, l, "backups", func() (s backupSchedule, err error) {
 		s.asOf, err = l.getDated(ctx, "/cluster/backup", &s.jobs)
 		return s, err
@@ -47,7 +47,7 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	if slices.ContainsFunc(jobs, func(j backupJob) bool { return j.Pool != "" }) {
-		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.resources(ctx) })
+		rows, err := once(ctx, l, "pools", func() ([]resource, error) { return l.vms.resources(ctx) })
 		if err == nil {
 			vm.Pool, err = poolOf(rows, vm.ID)
 		}
@@ -169,5 +169,5 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 
 // clockOf returns the time of a host's clock.
 func (l *look) clockOf(ctx context.Context, host string) (time.Time, error) {
-	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.clock(ctx, host) })
+	return once(ctx, l, "clock/"+host, func() (time.Time, error) { return l.hosts.clock(ctx, host) })
 }

@@ -13,10 +13,10 @@ import (
 
 // MayDownload implements images.Store. It checks what API2/Storage/Status.pm,
 // download_url, and API2/Nodes.pm, query_url_metadata, check.
-func (c *Client) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
+func (c *isos) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
 	on, node, root := "/storage/"+storage, "/nodes/"+host, "/"
 	has := func(path, privilege string) bool {
-		held, askErr := c.Permissions(ctx, path)
+		held, askErr := c.access.Permissions(ctx, path)
 		err = errors.Join(err, askErr)
 		_, is := held[privilege]
 		return is
@@ -31,7 +31,7 @@ func (c *Client) MayDownload(ctx context.Context, host, storage string) (why str
 }
 
 // URLSize implements images.Store.
-func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
+func (c *isos) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
 	var meta struct{ Size flexInt }
 	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
 	err = c.get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
@@ -43,11 +43,11 @@ func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int6
 var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
 
 // Download implements images.Store.
-func (c *Client) Download(ctx context.Context, d images.Download) error {
+func (c *isos) Download(ctx context.Context, d images.Download) error {
 	if err := checkISOName(d.Name); err != nil {
 		return err
 	}
-	err := c.carryOut(ctx, mutation{
+	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
 		params: map[string]string{
 			"content": "iso", "filename": d.Name, "url": d.URL, "verify-certificates": "1",
@@ -57,7 +57,7 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 		// A second download finds the first one's file, or loads the same one.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			size, found, err := c.ISO(ctx, d.Host, d.Storage, d.Name)
+			size, found, err := c.storages.ISO(ctx, d.Host, d.Storage, d.Name)
 			if err == nil && found && size == d.SizeBytes {
 				return sight{state: reached, what: d.Name + " is there"}, nil
 			}

@@ -20,15 +20,18 @@ import (
 // derived are the fields that Proxmox adds when it shows an entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
+// firewalls reads and writes VMs' own firewalls.
+type firewalls struct{ *conn }
+
 // Firewall implements cluster.Inventory.
-func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
+func (c *firewalls) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err
 }
 
 // firewall reads a VM's firewall. wrong lists the rules that Proxmox itself no
 // longer accepts, for example because a cluster alias was deleted.
-func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
+func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Config, wrong []string, err error) {
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
 	if err := errors.Join(
@@ -83,7 +86,7 @@ func firewallEntry(fields map[string]json.RawMessage) firewall.Entry {
 }
 
 // SetFirewall implements cluster.Editor. None of its changes runs in a worker.
-func (c *Client) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
+func (c *firewalls) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	now, err := c.Firewall(ctx, vm)
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 
 // FreeDisk implements cluster.Editor. It refuses a volume that another VM owns:
 // Proxmox would drop the key and leave the volume.
-func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+func (c *editor) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
 	disk, err := cluster.ParseDisk(key, vm.Config[key])
 	if err != nil {
 		return fmt.Errorf("free a disk of %s: %w", vm, err)
@@ -26,7 +26,7 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 	}
 	m := configChange(vm, params, true)
 	m.look = c.seeFreed(vm, disk)
-	if err := c.carryOut(ctx, m); err != nil {
+	if err := c.changes.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, []string{key}, err)
 	}
 	return c.checkFreed(ctx, vm, disk)
@@ -34,9 +34,9 @@ func (c *Client) FreeDisk(ctx context.Context, vm cluster.VM, key string) error 
 
 // checkFreed checks that the disk is gone: a task may succeed while a running guest
 // still holds the disk, or while its storage does not free it.
-func (c *Client) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
+func (c *editor) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
 	now := vm
-	if err := c.readConfig(ctx, &now); err != nil {
+	if err := c.vms.readConfig(ctx, &now); err != nil {
 		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
 	}
 	if slices.Contains(now.Pending, disk.Key) {
@@ -50,7 +50,7 @@ func (c *Client) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Dis
 	if _, still := now.Config[disk.Key]; still {
 		return fmt.Errorf("%s is freed, but %s of %s is there again", disk.Volid, disk.Key, vm)
 	}
-	there, err := c.HasVolume(ctx, vm.Host, disk.Volid)
+	there, err := c.storages.HasVolume(ctx, vm.Host, disk.Volid)
 	if err != nil {
 		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
 	}

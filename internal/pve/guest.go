@@ -2,7 +2,6 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,25 +11,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// FreeMemory implements cluster.Inventory. "used" excludes what Linux can reclaim;
-// before Proxmox 9 there is no "available" (API2/Nodes.pm, status).
-func (c *Client) FreeMemory(ctx context.Context, host string) (int64, error) {
-	var status struct {
-		Memory struct{ Total, Used, Available json.Number }
-	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
-		return 0, err
-	}
-	m := status.Memory
-	if m.Available != "" {
-		return bytesOf(m.Available), nil
-	}
-	return bytesOf(m.Total) - bytesOf(m.Used), nil
-}
-
 // GuestAddrs implements cluster.Inventory. Every error of the agent, including a
 // missing agent, has status 500 (API2/Qemu/Agent.pm).
-func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
+func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
 	var answer struct {
 		Result []struct {
 			Name      string

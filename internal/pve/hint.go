@@ -23,7 +23,7 @@ var (
 )
 
 // explain attaches what is known about mending an error, and its kind.
-func (c *Client) explain(err error) error {
+func (c *conn) explain(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		switch e.Status {
 		case http.StatusUnauthorized:
@@ -78,7 +78,7 @@ func (c *Client) explain(err error) error {
 	return hintLock(err)
 }
 
-func (c *Client) hintForbidden(e *Error, err error) error {
+func (c *conn) hintForbidden(e *Error, err error) error {
 	m := missingPrivilege.FindStringSubmatch(e.text())
 	if m == nil {
 		return fault.WithHint(fault.TokenPrivileges.Of(err), "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
@@ -86,7 +86,7 @@ func (c *Client) hintForbidden(e *Error, err error) error {
 	return c.hintPrivilege(err, m[1], m[2])
 }
 
-func (c *Client) hintPrivilege(err error, path, privilege string) error {
+func (c *conn) hintPrivilege(err error, path, privilege string) error {
 	return fault.WithHint(fault.TokenPrivileges.Of(err), "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
 		"an ACL entry made by hand overrides those above it", c.tokenID, privilege, path)
 }

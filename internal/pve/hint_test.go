@@ -27,7 +27,7 @@ func TestHints(t *testing.T) {
 		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
 	}
-	c := &Client{tokenID: "u@pve!t"}
+	c := &conn{tokenID: "u@pve!t"}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,27 +14,19 @@ import (
 	"github.com/recast-sh/recast/images"
 )
 
-// Nodes implements images.Shelf.
-func (c *Client) Nodes(ctx context.Context) (online, offline []string, err error) {
-	var rows []struct{ Node, Status string }
-	if err := c.get(ctx, "/nodes", &rows); err != nil {
-		return nil, nil, fmt.Errorf("list hosts: %w", err)
-	}
-	for _, r := range rows {
-		if r.Status == "offline" {
-			offline = append(offline, r.Node)
-		} else {
-			online = append(online, r.Node)
-		}
-	}
-	slices.Sort(online)
-	slices.Sort(offline)
-	return online, offline, nil
+// isos keeps ISOs on storages.
+type isos struct {
+	*conn
+	access   *access
+	hosts    *hosts
+	storages *storages
+	tasks    *tasks
+	changes  *changer
 }
 
 // ISOs implements images.Shelf. Unfinished downloads are not included: they are
 // called <name>.iso.tmp_dwnl.<pid>, and Proxmox does not list them as ISOs.
-func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
 	var rows []struct {
 		Volid string
 		Size  json.Number
@@ -65,13 +57,13 @@ func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.Store
 
 // DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does
 // not exist.
-func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
+func (c *isos) DeleteISO(ctx context.Context, iso images.StoredISO) error {
 	volid := iso.Storage + ":iso/" + iso.Name
-	err := c.carryOut(ctx, mutation{
+	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
 		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			_, found, err := c.ISO(ctx, iso.Host, iso.Storage, iso.Name)
+			_, found, err := c.storages.ISO(ctx, iso.Host, iso.Storage, iso.Name)
 			if err == nil && !found {
 				return sight{state: reached, what: volid + " is gone"}, nil
 			}

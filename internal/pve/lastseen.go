@@ -69,7 +69,7 @@ func (l *lastSeen) forget(id cluster.VMID) {
 // up: the host no longer shows it, or the token no longer may (rights from a pool
 // end with the VM). If the host does not answer, the list decides whether the VM is
 // still there; the host is not asked again.
-func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
+func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {
 		return vm, false, nil
@@ -85,7 +85,7 @@ func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (
 		rows, errList := c.resources(ctx)
 		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })
 		if errList != nil || still {
-			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
+			return cluster.VM{}, true, errors.Join(c.hosts.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
 	}

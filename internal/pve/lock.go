@@ -44,7 +44,7 @@ func isLock(err error, what *regexp.Regexp) bool {
 
 // retryLocked retries a change while a lock blocks it, as long as nothing else
 // changed.
-func (c *Client) retryLocked(ctx context.Context, m mutation, do func() error) error {
+func retryLocked(ctx context.Context, m mutation, do func() error) error {
 	start := time.Now()
 	for {
 		err := do()

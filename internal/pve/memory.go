@@ -7,12 +7,8 @@ import (
 	"sync"
 )
 
-// Remember makes the client read the token's privileges, the hosts and the storages'
-// contents only once, for a command that changes nothing. VMs and tasks are still
-// read each time. Call it before the client is used.
-func (c *Client) Remember() { c.memory = &memory{answers: map[string]*onceRead{}} }
-
-// cacheable reports whether an answer stays valid while such a command runs.
+// cacheable reports whether an answer stays valid while a command runs that changes
+// nothing.
 func cacheable(path string) bool {
 	switch path {
 	case "/cluster/status", "/nodes", "/storage":

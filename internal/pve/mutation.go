@@ -32,10 +32,17 @@ type mutation struct {
 	unseen bool
 }
 
+// changer makes changes, and finds out what became of those whose answer is lost.
+type changer struct {
+	*conn
+	tasks *tasks
+	slots slots
+}
+
 // carryOut makes a change and returns when it is done. If the answer is lost, it
 // looks for the effect; a change that certainly did not happen is sent again where
 // that is safe. It waits for locks that others hold.
-func (c *Client) carryOut(ctx context.Context, m mutation) error {
+func (c *changer) carryOut(ctx context.Context, m mutation) error {
 	if m.slot {
 		release, err := c.slots.take(ctx, m.worker.host)
 		if err != nil {
@@ -43,11 +50,11 @@ func (c *Client) carryOut(ctx context.Context, m mutation) error {
 		}
 		defer release()
 	}
-	return c.retryLocked(ctx, m, func() error { return c.once(ctx, m) })
+	return retryLocked(ctx, m, func() error { return c.once(ctx, m) })
 }
 
 // once makes a change once, however often it has to be sent.
-func (c *Client) once(ctx context.Context, m mutation) error {
+func (c *changer) once(ctx context.Context, m mutation) error {
 	sent := time.Now()
 	upid, err := c.submit(ctx, m)
 	if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
@@ -69,7 +76,7 @@ func (c *Client) once(ctx context.Context, m mutation) error {
 
 // submit sends a change and waits for its worker. It returns the worker's UPID if
 // there was one.
-func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error) {
+func (c *changer) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {
 		return "", c.change(ctx, m.method, m.path, m.params, nil)
 	}
@@ -83,9 +90,9 @@ func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error
 }
 
 // end waits for the worker of a change.
-func (c *Client) end(ctx context.Context, m mutation, upid string) error {
+func (c *changer) end(ctx context.Context, m mutation, upid string) error {
 	if m.clean {
-		return c.finishClean(ctx, upid, nil)
+		return c.tasks.await(ctx, upid)
 	}
-	return c.finish(ctx, upid, nil)
+	return c.tasks.finish(ctx, upid)
 }

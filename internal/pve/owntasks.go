@@ -15,7 +15,7 @@ import (
 // OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
 // since, keep running, on any host. A token always sees its own tasks
 // (API2/Tasks.pm).
-func (c *Client) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
+func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
 	var hosts []struct{ Node, Status string }
 	if err := c.get(ctx, "/nodes", &hosts); err != nil {
 		return nil, fmt.Errorf("list hosts: %w", err)
@@ -54,7 +54,7 @@ func (u UPID) vms() []cluster.VMID {
 }
 
 // OwnTasksOf implements cluster.Tasks. The ID of a task about a VM is the VM's number.
-func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
+func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
 	tasks, err := c.activeTasks(ctx, host)
 	var running []string
 	for _, u := range tasks {
@@ -67,7 +67,7 @@ func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) (
 
 // activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
 // those of others. What could be read is returned along with an error.
-func (c *Client) activeTasks(ctx context.Context, host string) ([]UPID, error) {
+func (c *tasks) activeTasks(ctx context.Context, host string) ([]UPID, error) {
 	var rows []struct {
 		UPID    string
 		EndTime int64

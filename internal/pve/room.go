@@ -26,7 +26,7 @@ type storageConfig struct {
 
 // Storages implements cluster.Inventory. Proxmox omits those on which the token has
 // neither Datastore.Audit nor Datastore.AllocateSpace.
-func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
+func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	var rows []storageConfig
 	if err := c.get(ctx, "/storage", &rows); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func (s storageConfig) pool() string {
 // Room implements cluster.Inventory. Asked for a content type, Proxmox lists only
 // the storages that are enabled for the host and accept it (Storage.pm,
 // storage_info).
-func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
+func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) {
 	at := "/nodes/" + url.PathEscape(host)
 	var rows []struct {
 		Storage, Type string
@@ -97,7 +97,7 @@ func (c *Client) Room(ctx context.Context, host string) (cluster.Room, error) {
 	}
 	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
 	if thin {
-		room.ThinPools, room.ErrPools = c.thinPools(ctx, at)
+		room.ThinPools, room.ErrPools = thinPools(ctx, c.conn, at)
 	}
 	return room, nil
 }

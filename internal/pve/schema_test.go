@@ -72,7 +72,7 @@ func configChanges() map[string][]changeKind {
 
 func powerChanges() map[string][]changeKind {
 	return map[string][]changeKind{
-		"power": {
+		"switchTo": {
 			{"POST " + onVM + "/status/start", func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) }},
 			{"POST " + onVM + "/status/stop", func(t *testing.T, l lab) error { return l.Stop(t.Context(), l.read(t, 9011)) }},
 			{"POST " + onVM + "/status/shutdown", func(t *testing.T, l lab) error {

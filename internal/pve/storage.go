@@ -15,8 +15,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// storages reads storages and the volumes on them.
+type storages struct{ *conn }
+
 // Storage implements images.Store.
-func (c *Client) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
+func (c *storages) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
 	var rows proxmox.Storages
 	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
 		return images.StorageInfo{}, err
@@ -37,7 +40,7 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 }
 
 // ISO implements images.Store.
-func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	v, found, err := c.volume(ctx, host, storage+":iso/"+name)
 	if !found || err != nil {
 		return 0, false, err
@@ -50,14 +53,14 @@ func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes
 }
 
 // HasVolume implements cluster.Inventory.
-func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
+func (c *storages) HasVolume(ctx context.Context, host, volid string) (bool, error) {
 	_, found, err := c.volume(ctx, host, volid)
 	return found, err
 }
 
 // OwnedVolumes implements cluster.Inventory. Proxmox lists only volumes of VMs
 // that the token may see.
-func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
+func (c *storages) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	var rows []volumeRow
 	if err := c.get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
 		return nil, err
@@ -82,7 +85,7 @@ type volumeRow struct {
 
 // volume looks a volume up in its storage's listing. Proxmox lists disks only of
 // VMs that the token may see.
-func (c *Client) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
+func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
 		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)

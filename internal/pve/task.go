@@ -98,32 +98,32 @@ var noStatus = regexp.MustCompile(`^(?:unexpected status|unable to extract last 
 
 func isWarnings(exit string) bool { return strings.HasPrefix(exit, "WARNINGS:") }
 
-// finish waits for the task that a change started. A non-nil err, the change's own,
-// is returned at once. A task that ends with warnings has done its work: the
-// warnings go to Options.Warn.
-func (c *Client) finish(ctx context.Context, upid string, err error) error {
-	if err != nil {
-		return err
-	}
-	err = c.await(ctx, upid)
+// tasks waits for tasks of Proxmox and lists them.
+type tasks struct {
+	*conn
+	hosts     *hosts
+	warn      func(string) // may be nil
+	workers   knownTasks
+	durations durations
+}
+
+// finish waits for the task that a change started. One that ends with warnings has
+// done its work: they go to Options.Warn. Where a warning makes the work incomplete,
+// use await.
+func (c *tasks) finish(ctx context.Context, upid string) error {
+	err := c.await(ctx, upid)
 	if e, ok := errors.AsType[*TaskError](err); ok && isWarnings(e.Exit) {
-		c.warn(e.Error())
+		if c.warn != nil {
+			c.warn(e.Error())
+		}
 		return nil
 	}
 	return err
 }
 
-// finishClean is finish for work that a warning makes incomplete.
-func (c *Client) finishClean(ctx context.Context, upid string, err error) error {
-	if err != nil {
-		return err
-	}
-	return c.await(ctx, upid)
-}
-
 // await waits until a task has ended and returns nil only for OK. If it gives up
 // earlier, the task goes on: the error wraps cluster.ErrLostAnswer.
-func (c *Client) await(ctx context.Context, raw string) error {
+func (c *tasks) await(ctx context.Context, raw string) error {
 	upid, err := ParseUPID(raw)
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
@@ -167,7 +167,7 @@ type taskStatus struct {
 	ExitStatus string `json:"exitstatus"`
 }
 
-func (c *Client) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) {
+func (c *tasks) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) {
 	var s taskStatus
 	err := c.get(ctx, upid.path("status"), &s)
 	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusForbidden {
@@ -178,7 +178,7 @@ func (c *Client) taskStatus(ctx context.Context, upid UPID) (taskStatus, error) 
 
 // taskLog returns the end of a task's log; empty if it cannot be read, because it
 // only illustrates an error.
-func (c *Client) taskLog(ctx context.Context, upid UPID) []string {
+func (c *tasks) taskLog(ctx context.Context, upid UPID) []string {
 	var rows []struct {
 		T json.RawMessage `json:"t"`
 	}

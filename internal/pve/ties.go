@@ -14,8 +14,18 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
+// ties reads what Proxmox keeps for VMs outside of their configurations.
+type ties struct {
+	*conn
+	hosts     *hosts
+	storages  *storages
+	vms       *vms
+	firewalls *firewalls
+	tasks     *tasks
+}
+
 // Ties implements cluster.Inventory.
-func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+func (c *ties) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
 }
@@ -23,14 +33,14 @@ func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) 
 // TiesOf implements cluster.Inventory. A VM's error says what cannot be read, with
 // every missing privilege; lists that Proxmox filters for a token without rights are
 // incomplete without an error.
-func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
-	l := &look{Client: c}
+func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
+	l := &look{ties: c}
 	of := make([]cluster.TiesRead, len(vms))
 	g := errgroup.Group{}
 	g.SetLimit(readsAtOnce)
 	for i, vm := range vms {
 		g.Go(func() error {
-			of[i].Ties, of[i].Err = l.ties(ctx, vm)
+			of[i].Ties, of[i].Err = l.of(ctx, vm)
 			return nil
 		})
 	}
@@ -38,11 +48,11 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 	return of
 }
 
-func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
-	fw, wrong, errFirewall := l.firewall(ctx, vm)
+func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+	fw, wrong, errFirewall := l.firewalls.firewall(ctx, vm)
 	acl, errACL := l.aclEntries(ctx, vm.ID)
 	jobs, errJobs := l.replicationJobs(ctx, vm.ID)
-	snapshots, errSnapshots := l.snapshots(ctx, vm)
+	snapshots, errSnapshots := l.vms.snapshots(ctx, vm)
 	backups, errBackups := l.backups(ctx, vm)
 	replications, errReplications := l.replications(ctx, vm, jobs)
 	ha, errHA := l.haResource(ctx, vm.ID)
@@ -79,22 +89,6 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 		return entries, err
 	})
 	return entries[fmt.Sprintf("/vms/%d", id)], err
-}
-
-// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
-// state, named "current".
-func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
-	var rows []struct{ Name string }
-	if err := c.get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range rows {
-		if r.Name != "current" {
-			names = append(names, r.Name)
-		}
-	}
-	return names, nil
 }
 
 // restrictedTags returns the VM's tags that Proxmox does not allow us to set:
@@ -145,7 +139,7 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 		if !named {
 			continue
 		}
-		has, err := l.HasVolume(ctx, vm.Host, volid)
+		has, err := l.storages.HasVolume(ctx, vm.Host, volid)
 		switch {
 		case isForbidden(err):
 		case err != nil:

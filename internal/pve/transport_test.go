@@ -50,7 +50,7 @@ func TestReadIsRepeated(t *testing.T) {
 				pve1 := s.node(t, "pve1")
 				pve1.on(request, tc.answers...)
 				var got string
-				err := s.client(t, "pve1").get(t.Context(), "/cluster/nextid", &got)
+				err := s.client(t, "pve1").conn.get(t.Context(), "/cluster/nextid", &got)
 				if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
 					t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
 				}
@@ -82,7 +82,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					s := newSite(t)
 					pve1 := s.node(t, "pve1")
 					pve1.on(method+" /nodes/pve1/qemu/101/config", tc.answers...)
-					err := s.client(t, "pve1").change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
+					err := s.client(t, "pve1").conn.change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
 					if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 						t.Errorf("error is %v, want %q", err, tc.err)
 					}
@@ -151,7 +151,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		if diff := cmp.Diff(want, pve2.requests()); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
-		if got := c.transport.current.Load(); got != 1 {
+		if got := c.conn.transport.current.Load(); got != 1 {
 			t.Errorf("asks endpoint %d first, not the one that last answered", got)
 		}
 	})

@@ -22,7 +22,7 @@ const uploadAttempts = 3
 // Upload implements images.Store. It holds only a buffer of the ISO in memory. An
 // upload whose answer was lost and that had no effect is sent again: whichever of
 // them Proxmox stores, the bytes are the same.
-func (c *Client) Upload(ctx context.Context, u images.Upload) error {
+func (c *isos) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkISOName(u.Name); err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		return err
 	}
 	// A file that already has this size proves nothing about this upload.
-	size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+	size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		sent := time.Now()
 		upid, whole, err := c.sendISO(ctx, path, u)
 		if err == nil {
-			return c.finish(ctx, upid, nil)
+			return c.tasks.finish(ctx, upid)
 		}
 		err = c.clean(http.MethodPost, path, err)
 		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
@@ -61,10 +61,10 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 // later, but closes a connection on which more than half a megabyte has arrived by
 // then, and takes data on a connection that it knows for a bad request (pve-manager,
 // HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
-func (c *Client) mayUpload(ctx context.Context, storage string) error {
+func (c *isos) mayUpload(ctx context.Context, storage string) error {
 	const privilege = "Datastore.AllocateTemplate"
 	path := "/storage/" + storage
-	held, err := c.Permissions(ctx, path)
+	held, err := c.access.Permissions(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func checkISOName(name string) error {
 
 // sendISO uploads an ISO and returns the name of the task that checks and stores it.
 // whole says whether the file was sent to its end.
-func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
+func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
 	form, err := newForm(u)
 	if err != nil {
 		return "", false, err
@@ -131,7 +131,7 @@ func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upi
 // on whichever node received it: uploads are not forwarded to their host. again says
 // that the upload had no effect; absent says that no file of the right size existed
 // before.
-func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
+func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
 	var since time.Time // when Proxmox first answered
 	w := wait.For{Name: "find out whether the upload arrived", Every: c.poll, Timeout: searchTime}
@@ -140,7 +140,7 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
 			return upid != "", "", stopOnAnswer(err)
 		}
-		size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+		size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
 		if err != nil {
 			return false, "", stopOnAnswer(err)
 		}
@@ -154,7 +154,7 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 	case err != nil:
 		return false, fmt.Errorf("%w; %w", lost, err)
 	case upid != "":
-		return false, c.finish(ctx, upid, nil)
+		return false, c.tasks.finish(ctx, upid)
 	case stored:
 		return false, nil
 	}
@@ -162,13 +162,13 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 }
 
 // uploadTask finds the task of an upload sent at that time, on any host; "" if there is none.
-func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
-	online, _, err := c.Nodes(ctx)
+func (c *isos) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
+	online, _, err := c.hosts.Nodes(ctx)
 	if err != nil {
 		return "", err
 	}
 	for _, host := range online {
-		if upid, err = c.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
+		if upid, err = c.tasks.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
 			return upid, err
 		}
 	}

@@ -6,68 +6,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/wait"
 )
 
-// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
-// every 10 s.
-const listLag = 30 * time.Second
-
-// TokenID implements cluster.Access.
-func (c *Client) TokenID() string { return c.tokenID }
-
-// Permissions implements cluster.Access. It asks for this path only: Proxmox's list
-// of all paths omits those where an entry removes every privilege
-// (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
-func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
-	return c.permissions(ctx, path, "")
-}
-
-func (c *Client) permissions(ctx context.Context, path, of string) (cluster.Privileges, error) {
-	var paths map[string]map[string]json.RawMessage
-	if err := c.get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
-		return nil, err
-	}
-	held := make(cluster.Privileges, len(paths[path]))
-	for privilege, propagates := range paths[path] {
-		held[privilege] = toBool(propagates) // every listed privilege is granted
-	}
-	return held, nil
-}
-
-// Quorate implements cluster.Inventory. A node outside a cluster is quorate.
-func (c *Client) Quorate(ctx context.Context) (bool, error) {
-	var rows []struct {
-		Type    string          `json:"type"`
-		Quorate json.RawMessage `json:"quorate"`
-	}
-	if err := c.get(ctx, "/cluster/status", &rows); err != nil {
-		return false, err
-	}
-	nodes := 0
-	for _, row := range rows {
-		switch row.Type {
-		case "cluster":
-			return toBool(row.Quorate), nil
-		case "node":
-			nodes++
-		}
-	}
-	if nodes != 1 {
-		return false, fmt.Errorf("the status of the Proxmox cluster shows neither a cluster nor a single node (%d nodes)", nodes)
-	}
-	return true, nil
+// vms reads VMs.
+type vms struct {
+	*conn
+	hosts *hosts
+	seen  lastSeen
 }
 
 // VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
@@ -79,7 +32,7 @@ func (c *Client) Quorate(ctx context.Context) (bool, error) {
 // in the same order, but a node may lag. If the list shows a VM in creation that its
 // host shows as complete, VMs completed before it may be missing: the list is read
 // again.
-func (c *Client) VMs(ctx context.Context) ([]cluster.VM, error) {
+func (c *vms) VMs(ctx context.Context) ([]cluster.VM, error) {
 	for range relists {
 		rows, err := c.resources(ctx)
 		if err != nil {
@@ -113,8 +66,8 @@ const createLock = "create"
 
 // configsOf reads the configurations of the listed VMs. lacking is the error for
 // those on hosts that do not answer; nil if there are none.
-func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluster.VM, lacking, err error) {
-	away, err := c.offline(ctx)
+func (c *vms) configsOf(ctx context.Context, rows []resource) (found []cluster.VM, lacking, err error) {
+	away, err := c.hosts.offline(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -160,7 +113,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource) (found []cluste
 
 // Listed lists every VM in the cluster's list: without configurations, and about 10
 // s late.
-func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
+func (c *vms) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return nil, err
@@ -172,32 +125,8 @@ func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	return vms, nil
 }
 
-// reading fills in one part of a VM whose host is known.
-type reading func(ctx context.Context, vm *cluster.VM) error
-
-// VM implements cluster.Inventory.
-func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readVM, isOn)
-}
-
-// VMConfig implements cluster.Inventory.
-func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, err := c.find(ctx, id, c.readConfig, nil)
-	vm.Running, vm.QMP, vm.HA = true, "", false
-	return vm, err
-}
-
-// VMState implements cluster.Inventory.
-func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readState, isOn)
-}
-
-// isOn proves that a VM is where it was seen. One that is off there may run
-// elsewhere by now, unknown to its old host if that is cut off from the cluster.
-func isOn(vm cluster.VM) bool { return vm.Running }
-
 // Pool implements cluster.Inventory.
-func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
+func (c *vms) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
 		return "", err
@@ -213,88 +142,6 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	return rows[i].Pool, nil
 }
 
-// find reads a VM on whichever host it is. A read at the host where it was last seen counts
-// only if proves accepts it; nil accepts any.
-func (c *Client) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
-	vm, found, err := c.whereSeen(ctx, id, read)
-	if found && (err != nil || proves == nil || proves(vm)) {
-		return vm, err
-	}
-	start := time.Now()
-	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.poll}
-	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		var err error
-		vm, err = c.lookup(ctx, id, read)
-		if isStale(err) && time.Since(start) < listLag {
-			return false, "", err
-		}
-		return err == nil, "", wait.Stop(err)
-	})
-	if isStale(err) {
-		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
-	}
-	vm.Pool = "" // whereSeen does not know it either
-	return vm, err
-}
-
-// staleError says that Proxmox's list of VMs and its VMs currently disagree.
-type staleError struct{ error }
-
-func (e *staleError) Unwrap() error { return e.error }
-
-func isStale(err error) bool {
-	_, ok := errors.AsType[*staleError](err)
-	return ok
-}
-
-// lookup reads a VM where the cluster's list says it is. If the list and the nodes
-// disagree, only Proxmox's register of numbers can tell that it does not exist.
-func (c *Client) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
-	asked := time.Now()
-	rows, err := c.resources(ctx)
-	if err != nil {
-		return cluster.VM{}, err
-	}
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i >= 0 {
-		vm := fromResource(rows[i])
-		if rows[i].Status == "unknown" { // its host has not reported for minutes
-			if err := c.unreachable(ctx, vm, nil); err != nil {
-				return cluster.VM{}, err
-			}
-		}
-		err := read(ctx, &vm)
-		if err == nil {
-			c.seen.add(id, vm.Host, asked)
-		}
-		if isUnanswered(err) {
-			return cluster.VM{}, c.unreachable(ctx, vm, err)
-		}
-		if !isNoConfig(err) {
-			return vm, err
-		}
-	}
-	free, err := c.isFree(ctx, id)
-	switch {
-	case err != nil:
-		return cluster.VM{}, err
-	case free:
-		return cluster.VM{}, cluster.ErrNotFound
-	}
-	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
-}
-
-// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
-// see.
-func (c *Client) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
-	var next json.RawMessage
-	err := c.get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // resource is a row of the cluster's list of VMs, without metrics.
 type resource struct {
 	Type, Node, Name, Pool, Status, HAState, Lock string
@@ -303,7 +150,7 @@ type resource struct {
 	Template json.RawMessage
 }
 
-func (c *Client) resources(ctx context.Context) ([]resource, error) {
+func (c *vms) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
 	asked := time.Now()
 	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
@@ -322,7 +169,7 @@ func fromResource(r resource) cluster.VM {
 }
 
 // readVM fills in the configuration and the current state.
-func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
+func (c *vms) readVM(ctx context.Context, vm *cluster.VM) error {
 	if err := c.readConfig(ctx, vm); err != nil {
 		return err
 	}
@@ -330,7 +177,7 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 }
 
 // readState fills in the current state.
-func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
+func (c *vms) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
 		return err
@@ -342,7 +189,7 @@ func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 
 // readConfig fills in the configuration. Digest is that of the configuration read
 // here: a concurrent change is detected when the digest is used.
-func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
+func (c *vms) readConfig(ctx context.Context, vm *cluster.VM) error {
 	var rows []pendingRow
 	if err := c.get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
 		return err
@@ -374,7 +221,7 @@ type vmStatus struct {
 	} `json:"ha"`
 }
 
-func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
+func (c *vms) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
 	var s vmStatus
 	err := c.get(ctx, vmPath(vm, "status/current"), &s)
 	return s, err
@@ -394,4 +241,37 @@ var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 // isNoConfig reports whether the host has no such VM; another host may have it.
 func isNoConfig(err error) bool {
 	return isInternal(err, noConfig)
+}
+
+// Containers lists every container that the token may see, sorted by number. VMs and
+// containers share one range of numbers.
+func (c *vms) Containers(ctx context.Context) ([]cluster.Container, error) {
+	var rows []resource
+	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+		return nil, err
+	}
+	var out []cluster.Container
+	for _, r := range rows {
+		if r.Type == "lxc" {
+			out = append(out, cluster.Container{ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node})
+		}
+	}
+	slices.SortFunc(out, func(a, b cluster.Container) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
+// state, named "current".
+func (c *vms) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
+	var rows []struct{ Name string }
+	if err := c.get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, r := range rows {
+		if r.Name != "current" {
+			names = append(names, r.Name)
+		}
+	}
+	return names, nil
 }
