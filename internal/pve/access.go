@@ -8,13 +8,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // access reads what the token may do.
-type access struct{ *conn }
+type access struct{ *api.Conn }
 
 // TokenID implements cluster.Access.
-func (c *access) TokenID() string { return c.tokenID }
+func (c *access) TokenID() string { return c.Conn.TokenID }
 
 // Permissions implements cluster.Access. It asks for this path only: Proxmox's list
 // of all paths omits those where an entry removes every privilege
@@ -25,7 +26,7 @@ func (c *access) Permissions(ctx context.Context, path string) (cluster.Privileg
 
 func (c *access) permissions(ctx context.Context, path, of string) (cluster.Privileges, error) {
 	var paths map[string]map[string]json.RawMessage
-	if err := c.get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
+	if err := c.Get(ctx, "/access/permissions?path="+url.QueryEscape(path)+of, &paths); err != nil {
 		return nil, err
 	}
 	held := make(cluster.Privileges, len(paths[path]))
@@ -49,11 +50,11 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 		Propagate  json.RawMessage
 	}
 	if whole {
-		if err := c.get(ctx, "/access/acl", &acl); err != nil {
+		if err := c.Get(ctx, "/access/acl", &acl); err != nil {
 			return nil, err
 		}
 	}
-	user := userOf(c.tokenID)
+	user := c.User()
 	out := make(map[string]cluster.Standing, len(paths))
 	for _, path := range paths {
 		at := cluster.Standing{Whole: whole}
@@ -68,7 +69,7 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 		for _, e := range acl {
 			// An entry that does not propagate leaves the entries above it in force below.
 			if e.Path == path && toBool(e.Propagate) {
-				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.tokenID
+				at.UserEntry, at.TokenEntry = at.UserEntry || e.UGID == user, at.TokenEntry || e.UGID == c.Conn.TokenID
 			}
 		}
 		out[path] = at
@@ -83,7 +84,7 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 // the access control list, which must be complete itself.
 func (c *access) seesEveryVM(ctx context.Context) error {
 	var held map[string]map[string]json.RawMessage
-	if err := c.get(ctx, "/access/permissions", &held); err != nil {
+	if err := c.Get(ctx, "/access/permissions", &held); err != nil {
 		return err
 	}
 	if !toBool(held["/vms"][seeVM]) {
@@ -93,7 +94,7 @@ func (c *access) seesEveryVM(ctx context.Context) error {
 		return c.refuseUnseen("/access", "Sys.Audit", ", without which gaps in VM.Audit do not show")
 	}
 	var acl []aclEntry
-	if err := c.get(ctx, "/access/acl", &acl); err != nil {
+	if err := c.Get(ctx, "/access/acl", &acl); err != nil {
 		return err
 	}
 	paths := map[string]bool{}
@@ -124,7 +125,7 @@ func (c *access) hidesPool(e aclEntry) bool {
 	switch {
 	case e.RoleID != "NoAccess":
 		return false
-	case e.UGID == c.tokenID, e.UGID == userOf(c.tokenID):
+	case e.UGID == c.Conn.TokenID, e.UGID == c.User():
 		return e.Path == "/" || e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/")
 	}
 	return e.Type == "group" && (e.Path == "/pool" || strings.HasPrefix(e.Path, "/pool/"))
@@ -132,7 +133,7 @@ func (c *access) hidesPool(e aclEntry) bool {
 
 // refuseUnseen refuses: VMs that the token does not see may use anything.
 func (c *access) refuseUnseen(path, privilege, note string) error {
-	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.tokenID, privilege, path, note)
+	err := fault.TokenPrivileges.Refusedf("the token %s does not provably see every VM of the Proxmox cluster: it has no %s on %s%s", c.Conn.TokenID, privilege, path, note)
 	return fault.WithHint(err, "recast would take what an unseen VM uses for unused. The token needs VM.Audit on /vms and Sys.Audit on /, "+
 		"both propagated, and no entry below that removes them: pveum acl list; recast doctor says what else is missing")
 }

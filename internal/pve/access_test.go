@@ -13,11 +13,11 @@ func TestStanding(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /access/permissions?path=%2Faccess", data(`{"/access":{"Sys.Audit":1}}`), data(`{"/access":{}}`))
-		pve1.on("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.Audit":1}}`))
-		pve1.on("GET /access/permissions?path=%2Fvms&userid=recast%40pve", data(`{"/vms":{"VM.Audit":"1","VM.Console":0}}`))
-		pve1.on("GET /access/acl", data(`[{"path":"/vms","ugid":"recast@pve","roleid":"A","type":"user","propagate":"1"},
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /access/permissions?path=%2Faccess", data(`{"/access":{"Sys.Audit":1}}`), data(`{"/access":{}}`))
+		pve1.On("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.Audit":1}}`))
+		pve1.On("GET /access/permissions?path=%2Fvms&userid=recast%40pve", data(`{"/vms":{"VM.Audit":"1","VM.Console":0}}`))
+		pve1.On("GET /access/acl", data(`[{"path":"/vms","ugid":"recast@pve","roleid":"A","type":"user","propagate":"1"},
 			{"path":"/vms","ugid":"recast@pve!roll","roleid":"A","type":"token","propagate":0},{"path":"/","ugid":"recast@pve!roll","roleid":"A","type":"token","propagate":1},
 			{"path":"/vms","ugid":"recast@pve","roleid":"B","type":"user","propagate":0}]`))
 		c := s.client(t, "pve1")

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // unreachableHosts collects the hosts that do not answer, and the VMs on them.
@@ -52,11 +53,11 @@ func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 		a.vms = append(a.vms, moved.VMs...)
 		return true
 	}
-	if !isUnanswered(err) {
+	if !api.IsUnanswered(err) {
 		return false
 	}
-	e, _ := errors.AsType[*Error](err)
-	a.why[vm.Host] = fmt.Sprintf("does not answer (%d %s)", e.Status, e.said())
+	e, _ := errors.AsType[*api.Error](err)
+	a.why[vm.Host] = fmt.Sprintf("does not answer (%d %s)", e.Status, e.Said())
 	a.vms = append(a.vms, vm)
 	return true
 }
@@ -98,11 +99,4 @@ func (c *hosts) unreachable(ctx context.Context, vm cluster.VM, cause error) err
 		hosts.noteIfUnreachable(vm, cause)
 	}
 	return hosts.err()
-}
-
-// isUnanswered reports whether the node we asked got no answer from the host that it
-// forwarded the request to.
-func isUnanswered(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Status >= 590 && e.Status <= 599
 }

@@ -1,36 +1,18 @@
-// Package pve talks to the Proxmox VE API. It is the only package that knows what
-// Proxmox's answers look like: it waits for tasks itself, and turns wordings,
-// statuses and lost answers into errors that callers can branch on.
+// Package pve implements what the domain needs of Proxmox VE with one Client. It waits
+// for tasks itself, finds out what became of changes whose answer was lost, and turns
+// what Proxmox shows into the domain's terms.
 package pve
 
 import (
-	"context"
-	"crypto/x509"
-	"net"
-	"net/http"
-	"time"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
-
-// Options say where the Proxmox cluster is and how to prove who we are.
-type Options struct {
-	Endpoints   []string       // "https://pve1.example:8006", several nodes of one cluster; tried in order
-	Token       cluster.Secret // "user@realm!id=uuid"
-	Fingerprint string         // SHA-256 of the served certificate; several separated by commas; "": CAFile, RootCAs or the system's
-	CAFile      string         // PEM file; wins over RootCAs
-	RootCAs     *x509.CertPool
-	Dial        func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
-	Poll        time.Duration                                                     // pause between two polls of a task or a VM, shorter at the start of a task; 0: 1 s
-	Wrap        func(http.RoundTripper) http.RoundTripper                         // wraps what carries each attempt at a request; nil: nothing
-	Warn        func(text string)                                                 // receives the warnings of tasks that succeed; may be nil
-}
 
 // Client talks to one Proxmox cluster. It is safe for concurrent use. Its calls are
 // those of its roles, which share one connection; each role is in the file of its name.
 type Client struct {
-	conn *conn
+	conn *api.Conn
 
 	*access    // what the token may do
 	*hosts     // the nodes of the Proxmox cluster
@@ -53,17 +35,17 @@ var (
 )
 
 // New returns a client without connecting. The caller closes it.
-func New(o Options) (*Client, error) {
-	to, err := newConn(o)
+func New(o api.Options) (*Client, error) {
+	to, err := api.Connect(o)
 	if err != nil {
 		return nil, err
 	}
 	c := &Client{conn: to, access: &access{to}, hosts: &hosts{to}, storages: &storages{to}, firewalls: &firewalls{to}}
-	c.vms = &vms{conn: to, hosts: c.hosts}
-	c.tasks = &tasks{conn: to, hosts: c.hosts, warn: o.Warn}
+	c.vms = &vms{Conn: to, hosts: c.hosts}
+	c.tasks = &tasks{Conn: to, hosts: c.hosts}
 	c.ties = &ties{to, c.hosts, c.storages, c.vms, c.firewalls, c.tasks}
 	c.users = &users{to, c.access, c.hosts, c.vms}
-	changes := &changer{conn: to, tasks: c.tasks}
+	changes := &changer{Conn: to, tasks: c.tasks}
 	c.ha = &ha{to, changes}
 	c.editor = &editor{c.storages, c.vms, changes}
 	c.power = &power{to, c.vms, changes}
@@ -72,7 +54,7 @@ func New(o Options) (*Client, error) {
 }
 
 // Close closes the connections to Proxmox. No request may be in flight.
-func (c *Client) Close() { c.conn.transport.close() }
+func (c *Client) Close() { c.conn.Close() }
 
 // String names the client without its secret.
 func (c *Client) String() string { return c.conn.String() }
@@ -83,4 +65,4 @@ func (c *Client) GoString() string { return c.conn.String() }
 // Remember makes the client read the token's privileges, the hosts and the storages'
 // contents only once, for a command that changes nothing. VMs and tasks are still
 // read each time. Call it before the client is used.
-func (c *Client) Remember() { c.conn.memory = &memory{answers: map[string]*onceRead{}} }
+func (c *Client) Remember() { c.conn.Remember() }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // MayDownload implements images.Store. It checks what API2/Storage/Status.pm,
@@ -34,7 +35,7 @@ func (c *isos) MayDownload(ctx context.Context, host, storage string) (why strin
 func (c *isos) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
 	var meta struct{ Size flexInt }
 	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
-	err = c.get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
+	err = c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
 	return int64(meta.Size), err
 }
 
@@ -64,7 +65,7 @@ func (c *isos) Download(ctx context.Context, d images.Download) error {
 			return sight{state: untouched, what: d.Name + " is not there"}, err
 		},
 	})
-	if e, ok := errors.AsType[*TaskError](err); ok && otherContent.MatchString(e.Exit) {
+	if e, ok := errors.AsType[*api.TaskError](err); ok && otherContent.MatchString(e.Exit) {
 		return fmt.Errorf("%w: %w", images.ErrOtherContent, err)
 	}
 	return err

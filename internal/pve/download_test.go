@@ -39,13 +39,13 @@ func TestMayDownload(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				for path, privileges := range map[string]string{"/storage/isos": tc.storage, "/nodes/pve1": tc.node, "/": tc.root} {
 					held := "{}"
 					if privileges != "" {
 						held = `{"` + path + `":{"` + strings.ReplaceAll(privileges, " ", `":0,"`) + `":1}}`
 					}
-					pve1.on("GET /access/permissions?path="+url.QueryEscape(path), data(held))
+					pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
 				}
 				why, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos")
 				if why != tc.want || err != nil {
@@ -56,7 +56,7 @@ func TestMayDownload(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		s.node(t, "pve1")
+		s.Node(t, "pve1")
 		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
 			t.Error("no error although no host answers")
 		}
@@ -67,8 +67,8 @@ func TestURLSize(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes/pve1/query-url-metadata?"+url.Values{"url": {isoLink}, "verify-certificates": {"1"}}.Encode(),
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/query-url-metadata?"+url.Values{"url": {isoLink}, "verify-certificates": {"1"}}.Encode(),
 			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
 			raw("500 invalid server response: '404 Not Found'", ""))
 		c := s.client(t, "pve1")
@@ -123,7 +123,7 @@ func TestDownload(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				var form map[string]string
 				answers := make([]route, len(tc.answers))
 				for i, then := range tc.answers {
@@ -134,18 +134,18 @@ func TestDownload(t *testing.T) {
 						then(w, r)
 					}
 				}
-				pve1.on(downloadPath, answers...)
-				pve1.on(tasks, data(cmp.Or(tc.tasks, "[]")))
-				pve1.on("GET /nodes/pve1/status", data(`{"uptime":745}`))
-				pve1.on(isosPath, data(cmp.Or(tc.isos, "[]")))
-				pve1.on("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
-				pve1.on("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
+				pve1.On(downloadPath, answers...)
+				pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
+				pve1.On("GET /nodes/pve1/status", data(`{"uptime":745}`))
+				pve1.On(isosPath, data(cmp.Or(tc.isos, "[]")))
+				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
+				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
 				err := s.client(t, "pve1").Download(t.Context(), d)
 				if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) ||
 					tc.is != nil && !errors.Is(err, tc.is) || tc.not != nil && errors.Is(err, tc.not) {
 					t.Errorf("error is %v, want %q in it", err, tc.fails)
 				}
-				if sent := len(changes(pve1.requests())); sent != tc.sent {
+				if sent := len(changes(pve1.Requests())); sent != tc.sent {
 					t.Errorf("sent %d times, want %d", sent, tc.sent)
 				}
 				want := map[string]string{

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // sent records the parameters of the last change and answers with then.
@@ -90,14 +91,14 @@ func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				answer := data("null")
 				if tc.task {
 					answer = data(`"` + testUPID + `"`)
 				}
 				var params map[string]string
-				pve1.on(tc.request, sent(&params, answer))
-				pve1.on(statusPath, running, stopped("OK"))
+				pve1.On(tc.request, sent(&params, answer))
+				pve1.On(statusPath, running, stopped("OK"))
 				if err := tc.do(t, s.client(t, "pve1")); err != nil {
 					t.Fatal(err)
 				}
@@ -108,7 +109,7 @@ func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 				if tc.task {
 					want = append(want, statusPath, statusPath)
 				}
-				if diff := cmp.Diff(want, pve1.requests()); diff != "" {
+				if diff := cmp.Diff(want, pve1.Requests()); diff != "" {
 					t.Errorf("requests (-want +got):\n%s", diff)
 				}
 			})
@@ -120,18 +121,18 @@ func TestDeleteSendsNoParameters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
+		pve1 := s.Node(t, "pve1")
+		pve1.On("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
 			if r.ContentLength != 0 {
 				t.Errorf("a body of %d bytes", r.ContentLength)
 			}
 			data(`"`+testUPID+`"`)(w, r)
 		})
-		pve1.on(statusPath, stopped("OK"))
+		pve1.On(statusPath, stopped("OK"))
 		if err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.requests()); diff != "" {
+		if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests()); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 	})
@@ -169,11 +170,11 @@ func TestNothingIsSent(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
-				if got := pve1.requests(); len(got) > 0 {
+				if got := pve1.Requests(); len(got) > 0 {
 					t.Errorf("sent %q", got)
 				}
 			})
@@ -185,16 +186,16 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
 			`{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`))
-		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
 		var params map[string]string
-		pve1.on("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before", Pending: []string{"cores", "memory"}}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Params["scsi1"] == "" {
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
 			t.Errorf("error is %v", err)
 		}
 		if diff := cmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
@@ -223,11 +224,11 @@ func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
-		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
-		pve1.on("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
+		pve1.On("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
 		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
@@ -242,9 +243,9 @@ func TestRefusedChangeOfAVMThatIsGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
 		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"onboot": "0"}, nil)
 		const want = "PUT /nodes/pve1/qemu/101/config: " + noVM101

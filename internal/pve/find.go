@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -51,7 +52,7 @@ func (c *vms) find(ctx context.Context, id cluster.VMID, read reading, proves fu
 		return vm, err
 	}
 	start := time.Now()
-	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.poll}
+	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.Poll}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		vm, err = c.lookup(ctx, id, read)
@@ -97,7 +98,7 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 		if err == nil {
 			c.seen.add(id, vm.Host, asked)
 		}
-		if isUnanswered(err) {
+		if api.IsUnanswered(err) {
 			return cluster.VM{}, c.hosts.unreachable(ctx, vm, err)
 		}
 		if !isNoConfig(err) {
@@ -118,8 +119,8 @@ func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluste
 // see.
 func (c *vms) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
 	var next json.RawMessage
-	err := c.get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
+	err := c.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
 		return false, nil
 	}
 	return err == nil, err

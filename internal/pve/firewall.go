@@ -15,13 +15,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // derived are the fields that Proxmox adds when it shows an entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
 // firewalls reads and writes VMs' own firewalls.
-type firewalls struct{ *conn }
+type firewalls struct{ *api.Conn }
 
 // Firewall implements cluster.Inventory.
 func (c *firewalls) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
@@ -35,10 +36,10 @@ func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Con
 	var options map[string]json.RawMessage
 	var rules, aliases, sets []map[string]json.RawMessage
 	if err := errors.Join(
-		c.get(ctx, vmPath(vm, "firewall/rules"), &rules),
-		c.get(ctx, vmPath(vm, "firewall/options"), &options),
-		c.get(ctx, vmPath(vm, "firewall/aliases"), &aliases),
-		c.get(ctx, vmPath(vm, "firewall/ipset"), &sets),
+		c.Get(ctx, vmPath(vm, "firewall/rules"), &rules),
+		c.Get(ctx, vmPath(vm, "firewall/options"), &options),
+		c.Get(ctx, vmPath(vm, "firewall/aliases"), &aliases),
+		c.Get(ctx, vmPath(vm, "firewall/ipset"), &sets),
 	); err != nil {
 		return f, nil, err
 	}
@@ -54,7 +55,7 @@ func (c *firewalls) firewall(ctx context.Context, vm cluster.VM) (f firewall.Con
 	}
 	for _, s := range firewallEntries(sets) {
 		var members []map[string]json.RawMessage
-		if err := c.get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
+		if err := c.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
 			return f, nil, err
 		}
 		f.Sets = append(f.Sets, firewall.Set{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
@@ -92,7 +93,7 @@ func (c *firewalls) SetFirewall(ctx context.Context, vm cluster.VM, want firewal
 		return err
 	}
 	for _, m := range firewallChanges(vm, now, want) {
-		if err := c.change(ctx, m.method, m.path, m.params, nil); err != nil {
+		if err := c.Change(ctx, m.method, m.path, m.params, nil); err != nil {
 			return fmt.Errorf("set up the firewall of %s: %w", vm, err)
 		}
 	}

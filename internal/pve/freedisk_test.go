@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 const (
@@ -68,14 +69,14 @@ func TestFreeDisk(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				var params map[string]string
-				pve1.on("POST /nodes/pve1/qemu/101/config", sent(&params, data(`"`+testUPID+`"`)))
-				pve1.on(logPath, data(`[]`))
-				pve1.on(statusPath, running, stopped(cmp.Or(tc.task, "OK")))
-				pve1.on(onVM101+"/config", data(cmp.Or(tc.config, freed)))
-				pve1.on(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
-				pve1.on(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
+				pve1.On("POST /nodes/pve1/qemu/101/config", sent(&params, data(`"`+testUPID+`"`)))
+				pve1.On(logPath, data(`[]`))
+				pve1.On(statusPath, running, stopped(cmp.Or(tc.task, "OK")))
+				pve1.On(onVM101+"/config", data(cmp.Or(tc.config, freed)))
+				pve1.On(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
+				pve1.On(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
 				if err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, tc.key); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
@@ -109,12 +110,12 @@ func TestFreeDiskRefuses(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				err := s.client(t, "pve1").FreeDisk(t.Context(), tc.vm, tc.key)
 				if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
-				if got := pve1.requests(); len(got) > 0 {
+				if got := pve1.Requests(); len(got) > 0 {
 					t.Errorf("sent %q", got)
 				}
 			})
@@ -126,15 +127,15 @@ func TestFreeDiskThatIsRefusedIsTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
 			`{"errors":{"scsi1":"unable to apply pending change scsi1 : unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`))
-		pve1.on(onVM101+"/config", data(`{"digest":"after"}`))
-		pve1.on(onVM101+"/pending", data(`[{"key":"scsi1","delete":2}]`))
+		pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
+		pve1.On(onVM101+"/pending", data(`[{"key":"scsi1","delete":2}]`))
 		var params map[string]string
-		pve1.on("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
 		err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, "scsi1")
-		if e, ok := errors.AsType[*Error](err); !ok || e.Params["scsi1"] == "" {
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
 			t.Errorf("error is %v", err)
 		}
 		if diff := gocmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {

@@ -9,6 +9,7 @@ import (
 	"net/url"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // GuestAddrs implements cluster.Inventory. Every error of the agent, including a
@@ -22,8 +23,8 @@ func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, erro
 			} `json:"ip-addresses"`
 		}
 	}
-	err := c.get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusInternalServerError {
+	err := c.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusInternalServerError {
 		return nil, fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -32,15 +33,15 @@ var (
 
 // ha takes VMs out of Proxmox HA and puts them back.
 type ha struct {
-	*conn
+	*api.Conn
 	changes *changer
 }
 
 // HAResource implements cluster.Inventory.
 func (c *ha) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
-	if err := c.get(ctx, haResources+"/"+sid(id), &raw); err != nil {
-		if isInternal(err, noResource) {
+	if err := c.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
+		if api.IsInternal(err, noResource) {
 			return nil, nil
 		}
 		return nil, err
@@ -66,7 +67,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
-		err := l.get(ctx, haResources+"?type=vm", &rows)
+		err := l.Get(ctx, haResources+"?type=vm", &rows)
 		bySID := make(map[string]rawConfig, len(rows))
 		for _, r := range rows {
 			delete(r, "errors")
@@ -101,14 +102,14 @@ func (c *ha) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
 	err := c.changes.carryOut(ctx, remove)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
 			return err
 		}
 		remove.path = path
 		err = c.changes.carryOut(ctx, remove)
 	}
-	if isInternal(err, notManaged) {
+	if api.IsInternal(err, notManaged) {
 		return nil
 	}
 	return err
@@ -117,8 +118,8 @@ func (c *ha) removeResource(ctx context.Context, id cluster.VMID) error {
 // refuseRules refuses if any HA rule names the VM.
 func (c *ha) refuseRules(ctx context.Context, id cluster.VMID) error {
 	var rules []struct{ Rule, Resources string }
-	err := c.get(ctx, "/cluster/ha/rules", &rules)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusNotImplemented {
+	err := c.Get(ctx, "/cluster/ha/rules", &rules)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusNotImplemented {
 		return nil // Proxmox VE 8 has groups, which are a setting of the resource
 	}
 	if err != nil {
@@ -198,10 +199,10 @@ func (c *ha) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 	if managed {
 		name = "Proxmox HA takes over " + sid(id)
 	}
-	return wait.Until(ctx, wait.For{Name: name, Every: c.poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
+	return wait.Until(ctx, wait.For{Name: name, Every: c.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
 		state, found, err := c.haState(ctx, id)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if !found {
 			state = "not in HA"
@@ -212,7 +213,7 @@ func (c *ha) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 
 func (c *ha) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
 	var rows []struct{ Type, SID, State string }
-	if err := c.get(ctx, "/cluster/ha/status/current", &rows); err != nil {
+	if err := c.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
 		return "", false, err
 	}
 	for _, r := range rows {

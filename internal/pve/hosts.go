@@ -3,9 +3,7 @@ package pve
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"slices"
 	"time"
@@ -13,15 +11,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // hosts reads the nodes of the Proxmox cluster.
-type hosts struct{ *conn }
-
-// readsAtOnce bounds the concurrent requests for one list. A host serves as many at
-// once as pveproxy has workers, three by default, and queues the rest: this keeps
-// them busy while answers are in transit.
-const readsAtOnce = 16
+type hosts struct{ *api.Conn }
 
 // Hosts lists the nodes of the Proxmox cluster with their readable details. A token
 // without Sys.Audit on / sees fewer.
@@ -31,7 +25,7 @@ func (c *hosts) Hosts(ctx context.Context) ([]cluster.Host, error) {
 		return nil, err
 	}
 	g := errgroup.Group{}
-	g.SetLimit(readsAtOnce)
+	g.SetLimit(api.ReadsAtOnce)
 	for i := range hosts {
 		if hosts[i].Online {
 			g.Go(func() error { c.readHost(ctx, &hosts[i]); return nil })
@@ -47,32 +41,27 @@ func (c *hosts) HostList(ctx context.Context) ([]cluster.Host, error) {
 		Type, Name    string
 		Online, Local json.RawMessage
 	}
-	err := c.get(ctx, "/cluster/status", &status)
+	err := c.Get(ctx, "/cluster/status", &status)
 	for _, s := range status {
 		if s.Type == "node" {
 			hosts = append(hosts, cluster.Host{Name: s.Name, Online: toBool(s.Online), Entry: toBool(s.Local)})
 		}
 	}
-	if !isForbidden(err) {
+	if !api.IsForbidden(err) {
 		return hosts, err
 	}
 	var nodes []struct{ Node, Status string } // every user may see these
-	err = c.get(ctx, "/nodes", &nodes)
+	err = c.Get(ctx, "/nodes", &nodes)
 	for _, n := range nodes {
 		hosts = append(hosts, cluster.Host{Name: n.Node, Online: n.Status != "offline"})
 	}
 	return hosts, err
 }
 
-func isForbidden(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Status == http.StatusForbidden
-}
-
 func (c *hosts) readHost(ctx context.Context, h *cluster.Host) {
 	at := "/nodes/" + url.PathEscape(h.Name)
 	read := func(what string, out any) {
-		if err := c.get(ctx, at+what, out); err != nil {
+		if err := c.Get(ctx, at+what, out); err != nil {
 			h.Errs = append(h.Errs, err)
 		}
 	}
@@ -92,7 +81,7 @@ func (c *hosts) readHost(ctx context.Context, h *cluster.Host) {
 	read("/status", &status)
 	h.SpoolFree, _ = status.RootFS.Avail.Int64() // 0 if it could not be read; h.Errs then says why
 
-	h.ThinPools, h.ErrPools = thinPools(ctx, c.conn, at)
+	h.ThinPools, h.ErrPools = thinPools(ctx, c.Conn, at)
 }
 
 // thinPool is a row of API2/Disks/LVMThin.pm.
@@ -104,9 +93,9 @@ type thinPool struct {
 	MetaUsed json.Number `json:"metadata_used"`
 }
 
-func thinPools(ctx context.Context, c *conn, at string) ([]cluster.ThinPool, error) {
+func thinPools(ctx context.Context, c *api.Conn, at string) ([]cluster.ThinPool, error) {
 	var rows []thinPool
-	if err := c.get(ctx, at+"/disks/lvmthin", &rows); err != nil {
+	if err := c.Get(ctx, at+"/disks/lvmthin", &rows); err != nil {
 		return nil, err
 	}
 	var pools []cluster.ThinPool
@@ -130,7 +119,7 @@ func thinPools(ctx context.Context, c *conn, at string) ([]cluster.ThinPool, err
 // Nodes implements images.Shelf.
 func (c *hosts) Nodes(ctx context.Context) (online, offline []string, err error) {
 	var rows []struct{ Node, Status string }
-	if err := c.get(ctx, "/nodes", &rows); err != nil {
+	if err := c.Get(ctx, "/nodes", &rows); err != nil {
 		return nil, nil, fmt.Errorf("list hosts: %w", err)
 	}
 	for _, r := range rows {
@@ -151,7 +140,7 @@ func (c *hosts) Quorate(ctx context.Context) (bool, error) {
 		Type    string          `json:"type"`
 		Quorate json.RawMessage `json:"quorate"`
 	}
-	if err := c.get(ctx, "/cluster/status", &rows); err != nil {
+	if err := c.Get(ctx, "/cluster/status", &rows); err != nil {
 		return false, err
 	}
 	nodes := 0
@@ -175,7 +164,7 @@ func (c *hosts) FreeMemory(ctx context.Context, host string) (int64, error) {
 	var status struct {
 		Memory struct{ Total, Used, Available json.Number }
 	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
 		return 0, err
 	}
 	m := status.Memory
@@ -193,7 +182,7 @@ func (c *hosts) uptime(ctx context.Context, host string) (uptime, error) {
 			HZ json.Number `json:"user_hz"`
 		}
 	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &answer); err != nil {
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &answer); err != nil {
 		return uptime{}, err
 	}
 	seconds, err := answer.Uptime.Float64()
@@ -210,7 +199,7 @@ func (c *hosts) uptime(ctx context.Context, host string) (uptime, error) {
 // clock reads a host's clock, which requires Sys.Audit on it.
 func (c *hosts) clock(ctx context.Context, host string) (time.Time, error) {
 	var answer struct{ Time flexInt }
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
 		return time.Time{}, err
 	}
 	if answer.Time <= 0 {

@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // isos keeps ISOs on storages.
 type isos struct {
-	*conn
+	*api.Conn
 	access   *access
 	hosts    *hosts
 	storages *storages
@@ -32,7 +33,7 @@ func (c *isos) ISOs(ctx context.Context, host, storage string) ([]images.StoredI
 		Size  json.Number
 		CTime flexInt
 	}
-	if err := c.get(ctx, contentPath(host, storage)+"?content=iso", &rows); err != nil {
+	if err := c.Get(ctx, contentPath(host, storage)+"?content=iso", &rows); err != nil {
 		return nil, err
 	}
 	var isos []images.StoredISO

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // seenFor is how long a VM is first looked for where it was seen, before the
@@ -76,11 +77,11 @@ func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm 
 	}
 	vm = cluster.VM{ID: id, Host: host}
 	err = read(ctx, &vm)
-	_, answered := errors.AsType[*Error](err)
+	_, answered := errors.AsType[*api.Error](err)
 	switch {
 	case err == nil:
 		return vm, true, nil
-	case isUnanswered(err):
+	case api.IsUnanswered(err):
 		defer c.seen.forget(id)
 		rows, errList := c.resources(ctx)
 		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -90,19 +91,19 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 	if m.worker.kind == "" && m.repeatable {
 		late = writeLateness
 	}
-	w := wait.For{Name: "find out whether it happened", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "find out whether it happened", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if m.worker.kind != "" {
 			if upid, err = c.tasks.startedSince(ctx, m.worker, sent); err != nil {
-				return false, "", stopOnAnswer(err)
+				return false, "", api.StopOnAnswer(err)
 			}
 			if upid != "" {
 				return true, "", nil
 			}
 		}
 		if seen, err = m.look(ctx); err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -119,11 +120,11 @@ func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid s
 // asked.
 func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error) {
 	var since time.Time
-	w := wait.For{Name: "check its outcome", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "check its outcome", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if seen, err = m.look(ctx); err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // mutation is one change, with what is needed to find out its outcome if the answer
@@ -34,7 +35,7 @@ type mutation struct {
 
 // changer makes changes, and finds out what became of those whose answer is lost.
 type changer struct {
-	*conn
+	*api.Conn
 	tasks *tasks
 	slots slots
 }
@@ -78,12 +79,12 @@ func (c *changer) once(ctx context.Context, m mutation) error {
 // there was one.
 func (c *changer) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {
-		return "", c.change(ctx, m.method, m.path, m.params, nil)
+		return "", c.Change(ctx, m.method, m.path, m.params, nil)
 	}
-	if err := c.change(ctx, m.method, m.path, m.params, &upid); err != nil {
+	if err := c.Change(ctx, m.method, m.path, m.params, &upid); err != nil {
 		return "", err
 	}
-	if _, err := ParseUPID(upid); err != nil {
+	if _, err := api.ParseUPID(upid); err != nil {
 		return "", fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	return upid, c.end(ctx, m, upid)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
@@ -17,7 +18,7 @@ import (
 // (API2/Tasks.pm).
 func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
 	var hosts []struct{ Node, Status string }
-	if err := c.get(ctx, "/nodes", &hosts); err != nil {
+	if err := c.Get(ctx, "/nodes", &hosts); err != nil {
 		return nil, fmt.Errorf("list hosts: %w", err)
 	}
 	var running []string
@@ -31,7 +32,7 @@ func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]str
 			errs = append(errs, err)
 		}
 		for _, u := range tasks {
-			if u.User == c.tokenID && slices.ContainsFunc(u.vms(), of) {
+			if u.User == c.TokenID && slices.ContainsFunc(vmsOf(u), of) {
 				running = append(running, u.String())
 			}
 		}
@@ -42,8 +43,8 @@ func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]str
 // taskVMs matches the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
 var taskVMs = regexp.MustCompile(`^(\d+)(?:-[a-z]+\d+>(\d+)-[a-z]+\d+)?$`)
 
-// vms returns the VMs that a task is about; none if it is about something else.
-func (u UPID) vms() []cluster.VMID {
+// vmsOf returns the VMs that a task is about; none if it is about something else.
+func vmsOf(u api.UPID) []cluster.VMID {
 	var ids []cluster.VMID
 	for _, number := range taskVMs.FindStringSubmatch(u.ID) {
 		if id, err := strconv.Atoi(number); err == nil && !slices.Contains(ids, cluster.VMID(id)) {
@@ -58,7 +59,7 @@ func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([
 	tasks, err := c.activeTasks(ctx, host)
 	var running []string
 	for _, u := range tasks {
-		if u.User == c.tokenID && u.ID == strconv.Itoa(int(id)) {
+		if u.User == c.TokenID && u.ID == strconv.Itoa(int(id)) {
 			running = append(running, u.String())
 		}
 	}
@@ -67,18 +68,18 @@ func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([
 
 // activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
 // those of others. What could be read is returned along with an error.
-func (c *tasks) activeTasks(ctx context.Context, host string) ([]UPID, error) {
+func (c *tasks) activeTasks(ctx context.Context, host string) ([]api.UPID, error) {
 	var rows []struct {
 		UPID    string
 		EndTime int64
 	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
 		return nil, fmt.Errorf("list tasks on %s: %w", host, err)
 	}
-	var running []UPID
+	var running []api.UPID
 	var errs []error
 	for _, r := range rows {
-		u, err := ParseUPID(r.UPID)
+		u, err := api.ParseUPID(r.UPID)
 		switch {
 		case err != nil:
 			errs = append(errs, err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -19,7 +20,7 @@ const settleTime = 2 * time.Minute
 
 // power switches VMs on and off.
 type power struct {
-	*conn
+	*api.Conn
 	vms     *vms
 	changes *changer
 }
@@ -27,7 +28,7 @@ type power struct {
 // Start implements cluster.Power. A VM that already runs counts as started.
 func (c *power) Start(ctx context.Context, vm cluster.VM) error {
 	err := c.switchTo(ctx, vm, "start", "running", nil)
-	if e, ok := errors.AsType[*TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
+	if e, ok := errors.AsType[*api.TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
 		err = nil
 	}
 	if err != nil {
@@ -79,11 +80,11 @@ func (c *power) switchTo(ctx context.Context, vm cluster.VM, what, state string,
 // awaitState waits until QEMU itself is in that state: a "running" VM may be one
 // that QEMU has paused because of an error.
 func (c *power) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
-	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.poll, Timeout: within}
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.Poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		s, err := c.vms.vmStatus(ctx, vm)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		seen := s.Status
 		if s.QMP != "" && s.QMP != s.Status {

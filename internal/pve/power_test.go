@@ -44,12 +44,12 @@ func TestPower(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				var params map[string]string
-				pve1.on("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
-				pve1.on(statusPath, tc.task)
-				pve1.on(logPath, data(`[]`))
-				pve1.on("GET /nodes/pve1/qemu/101/status/current", tc.states...)
+				pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
+				pve1.On(statusPath, tc.task)
+				pve1.On(logPath, data(`[]`))
+				pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
 				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
@@ -67,11 +67,11 @@ func TestShutdownByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		began := time.Now()
-		pve1.on("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
-		pve1.on(statusPath, stopped("OK"))
-		pve1.on("GET /nodes/pve1/qemu/101/status/current", func(w http.ResponseWriter, r *http.Request) {
+		pve1.On("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, stopped("OK"))
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", func(w http.ResponseWriter, r *http.Request) {
 			state := "running"
 			if time.Since(began) > 4*time.Minute {
 				state = "stopped"

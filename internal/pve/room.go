@@ -28,7 +28,7 @@ type storageConfig struct {
 // neither Datastore.Audit nor Datastore.AllocateSpace.
 func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	var rows []storageConfig
-	if err := c.get(ctx, "/storage", &rows); err != nil {
+	if err := c.Get(ctx, "/storage", &rows); err != nil {
 		return nil, err
 	}
 	found := make([]cluster.Storage, 0, len(rows))
@@ -82,7 +82,7 @@ func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) 
 		Active        json.RawMessage
 		Total, Avail  json.Number
 	}
-	if err := c.get(ctx, at+"/storage?content=images", &rows); err != nil {
+	if err := c.Get(ctx, at+"/storage?content=images", &rows); err != nil {
 		return cluster.Room{}, err
 	}
 	var room cluster.Room
@@ -97,7 +97,7 @@ func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) 
 	}
 	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
 	if thin {
-		room.ThinPools, room.ErrPools = thinPools(ctx, c.conn, at)
+		room.ThinPools, room.ErrPools = thinPools(ctx, c.Conn, at)
 	}
 	return room, nil
 }

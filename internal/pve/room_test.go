@@ -13,7 +13,7 @@ func TestStoragesTellHowTheyAllocate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		s.node(t, "pve1").on("GET /storage", data(`[
+		s.Node(t, "pve1").On("GET /storage", data(`[
 			{"storage":"a-dir","type":"dir","path":"/srv"},
 			{"storage":"b-full","type":"dir","preallocation":"full"},
 			{"storage":"c-metadata","type":"nfs","shared":1,"preallocation":"metadata"},
@@ -50,14 +50,14 @@ func TestRoom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes/pve1/storage?content=images", data(`[
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage?content=images", data(`[
 			{"storage":"thin","type":"lvmthin","content":"images","active":1,"enabled":1,"total":100,"used":40,"avail":60,"used_fraction":0.4},
 			{"storage":"nas","type":"nfs","active":0,"enabled":1,"total":0,"used":0,"avail":0},
 			{"storage":"fs","type":"cephfs","active":1,"total":2e15,"avail":"1.5e+15"}]`))
-		pve1.on("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
-		pve1.on("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
-		pve1.on("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))
+		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
+		pve1.On("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
+		pve1.On("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))
 		c := s.client(t, "pve1")
 		got, err := c.Room(t.Context(), "pve1")
 		if err != nil {

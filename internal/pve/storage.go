@@ -8,35 +8,34 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/luthermonson/go-proxmox"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // storages reads storages and the volumes on them.
-type storages struct{ *conn }
+type storages struct{ *api.Conn }
 
 // Storage implements images.Store.
 func (c *storages) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
-	var rows proxmox.Storages
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
+	var rows []struct {
+		Storage, Content        string
+		Enabled, Active, Shared json.RawMessage
+		Avail                   json.Number
+	}
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
 		return images.StorageInfo{}, err
 	}
 	// Storages of other hosts and disabled ones are listed too (Storage.pm, storage_info).
-	i := slices.IndexFunc(rows, func(s *proxmox.Storage) bool { return s.Name == storage && s.Enabled != 0 })
-	if i < 0 {
-		err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
-		return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
+	for _, s := range rows {
+		if s.Storage == storage && toBool(s.Enabled) {
+			content := strings.FieldsFunc(s.Content, func(r rune) bool { return r == ',' || r == ' ' })
+			return images.StorageInfo{Active: toBool(s.Active), Shared: toBool(s.Shared), Content: content, FreeBytes: bytesOf(s.Avail)}, nil
+		}
 	}
-	s := rows[i]
-	return images.StorageInfo{
-		Active:    s.Active != 0,
-		Shared:    s.Shared != 0,
-		Content:   strings.FieldsFunc(s.Content, func(r rune) bool { return r == ',' || r == ' ' }),
-		FreeBytes: int64(min(s.Avail, 1<<62)),
-	}, nil
+	err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
+	return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 }
 
 // ISO implements images.Store.
@@ -62,7 +61,7 @@ func (c *storages) HasVolume(ctx context.Context, host, volid string) (bool, err
 // that the token may see.
 func (c *storages) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	var rows []volumeRow
-	if err := c.get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
+	if err := c.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
 		return nil, err
 	}
 	var volids []string
@@ -95,7 +94,7 @@ func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, b
 		path += "?content=iso"
 	}
 	var rows []volumeRow
-	if err := c.get(ctx, path, &rows); err != nil {
+	if err := c.Get(ctx, path, &rows); err != nil {
 		return volumeRow{}, false, err
 	}
 	i := slices.IndexFunc(rows, func(v volumeRow) bool { return v.Volid == volid })

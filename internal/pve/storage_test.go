@@ -16,13 +16,13 @@ func TestStorage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
 			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1},
 			{"storage":"others","content":"images","shared":0,"active":0,"enabled":0}]`))
-		pve1.on("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
-		pve1.on("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
-		pve1.on("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
+		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
+		pve1.On("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
+		pve1.On("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
 		c := s.client(t, "pve1")
 		got, err := c.Storage(t.Context(), "pve1", "isos")
 		if err != nil {
@@ -66,8 +66,8 @@ func TestStorages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /storage", data(`[{"storage":"thin","type":"lvmthin","vgname":"pve","thinpool":"data","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /storage", data(`[{"storage":"thin","type":"lvmthin","vgname":"pve","thinpool":"data","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
 			{"storage":"nas","type":"nfs","shared":"1"},{"storage":"local","type":"dir","shared":0}]`), raw("595 No route to host", ""))
 		c := s.client(t, "pve1")
 		got, err := c.Storages(t.Context())
@@ -93,8 +93,8 @@ func TestOwnedVolumes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes/pve1/storage/fast/content?content=images&vmid=101",
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage/fast/content?content=images&vmid=101",
 			data(`[{"volid":"fast:vm-101-disk-1","vmid":"101","size":1},{"volid":"fast:vm-101-disk-0","vmid":101,"size":"2"}]`),
 			data(`[]`), raw("500 storage 'fast' does not exist", ""))
 		c := s.client(t, "pve1")

@@ -13,54 +13,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
-
-func TestParseUPID(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
-		in   string
-		want UPID
-		err  bool
-	}{
-		"delete": {
-			in:   testUPID,
-			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
-		},
-		"reassign": {
-			in:   "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:",
-			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0), Ticks: 0x123456789},
-		},
-		"without object": {
-			in:   "UPID:n:1:2:3:imgcopy::root@pam:",
-			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0), Ticks: 2},
-		},
-		"empty":             {in: "", err: true},
-		"cut short":         {in: "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll", err: true},
-		"no hexadecimal":    {in: "UPID:pve1:x:00012345:386D4380:qmdestroy:101:root@pam:", err: true},
-		"time out of range": {in: "UPID:pve1:1:1:FFFFFFFFFF:qmdestroy:101:root@pam:", err: true},
-		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			got, err := ParseUPID(tc.in)
-			if (err != nil) != tc.err {
-				t.Errorf("error %v", err)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("parsed (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
 
 // TestOwnTasks returns the tasks of our token about the requested VMs.
 func TestOwnTasks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
 		var rows []string
 		for _, task := range []string{
 			"qmshutdown:101:recast@pve!roll", "qmmove:9900-scsi1>101-scsi1:recast@pve!roll", "qmmove:301-scsi1>7900-scsi1:recast@pve!roll",
@@ -68,30 +30,13 @@ func TestOwnTasks(t *testing.T) {
 		} {
 			rows = append(rows, `{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:`+task+`:"}`)
 		}
-		pve1.on("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
+		pve1.On("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
 		got, err := s.client(t, "pve1").OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got); diff != "" {
 			t.Errorf("tasks (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func FuzzParseUPID(f *testing.F) {
-	f.Add(testUPID)
-	f.Add("UPID:n:1:2:3:imgcopy::root@pam:")
-	f.Fuzz(func(t *testing.T, s string) {
-		u, err := ParseUPID(s)
-		if err != nil {
-			return
-		}
-		if u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":") {
-			t.Errorf("%q is read as %+v", s, u)
-		}
-		if path := u.path("status"); strings.Count(path, "/") != 5 {
-			t.Errorf("%q leads to %s", s, path)
 		}
 	})
 }
@@ -131,12 +76,12 @@ func TestTask(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
-				pve1.on("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-				pve1.on(statusPath, tc.answers...)
-				pve1.on(logPath, log)
-				pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-				pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+				pve1 := s.Node(t, "pve1")
+				pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+				pve1.On(statusPath, tc.answers...)
+				pve1.On(logPath, log)
+				pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+				pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
 				err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
 				if tc.want == "" && err != nil || tc.want != "" && fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
@@ -170,24 +115,24 @@ func TestTaskPolls(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				end := time.Now().Add(tc.takes)
-				pve1.on("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
-				pve1.on(statusPath, func(w http.ResponseWriter, r *http.Request) {
+				pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+				pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
 					answer := running
 					if !time.Now().Before(end) {
 						answer = stopped("OK")
 					}
 					answer(w, r)
 				})
-				c := s.clientWith(t, Options{RootCAs: s.pool(), Poll: 2 * time.Second}, "pve1")
+				c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
 				for i := range 3 {
-					before := len(pve1.requests()) - len(changes(pve1.requests()))
+					before := len(pve1.Requests()) - len(changes(pve1.Requests()))
 					end = time.Now().Add(tc.takes)
 					if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
 						t.Fatal(err)
 					}
-					late, looks := time.Since(end), len(pve1.requests())-len(changes(pve1.requests()))-before
+					late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
 					if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
 						t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
 					}
@@ -201,12 +146,12 @@ func TestWarningsOfOtherTasksAreReported(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
-		pve1.on(statusPath, stopped("WARNINGS: 1"))
-		pve1.on(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, stopped("WARNINGS: 1"))
+		pve1.On(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
 		var warned []string
-		c := s.clientWith(t, Options{RootCAs: s.pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
+		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
 		if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -232,9 +177,9 @@ func TestTaskWaitEnds(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
-				pve1.on("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-				pve1.on(statusPath, tc.status)
+				pve1 := s.Node(t, "pve1")
+				pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+				pve1.On(statusPath, tc.status)
 				ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
 				defer cancel()
 				start := time.Now()

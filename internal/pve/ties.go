@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // ties reads what Proxmox keeps for VMs outside of their configurations.
 type ties struct {
-	*conn
+	*api.Conn
 	hosts     *hosts
 	storages  *storages
 	vms       *vms
@@ -37,7 +38,7 @@ func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead 
 	l := &look{ties: c}
 	of := make([]cluster.TiesRead, len(vms))
 	g := errgroup.Group{}
-	g.SetLimit(readsAtOnce)
+	g.SetLimit(api.ReadsAtOnce)
 	for i, vm := range vms {
 		g.Go(func() error {
 			of[i].Ties, of[i].Err = l.of(ctx, vm)
@@ -81,7 +82,7 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 			Path, Type, UGID, RoleID string
 			Propagate                json.RawMessage
 		}
-		err := l.get(ctx, "/access/acl", &acls)
+		err := l.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {
 			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: toBool(a.Propagate)})
@@ -103,7 +104,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		var options struct {
 			Allowed []string `json:"allowed-tags"`
 		}
-		err := l.get(ctx, "/cluster/options", &options)
+		err := l.Get(ctx, "/cluster/options", &options)
 		return options.Allowed, err
 	})
 	if err != nil {
@@ -123,8 +124,8 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 		var status struct {
 			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
 		}
-		err := l.get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
-		if isForbidden(err) {
+		err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
+		if api.IsForbidden(err) {
 			return "", nil
 		}
 		return status.Kernel.Machine, err
@@ -141,7 +142,7 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 		has, err := l.storages.HasVolume(ctx, vm.Host, volid)
 		switch {
-		case isForbidden(err):
+		case api.IsForbidden(err):
 		case err != nil:
 			return nil, err
 		case has:

@@ -36,7 +36,7 @@ func untied(pve1 *fake) {
 		"GET /nodes/pve1/time":                          `{"time":946684800}`,
 		haList:                                          `[{"sid":"vm:102","type":"vm","new":{"a":1}}]`,
 	} {
-		pve1.on(path, data(list))
+		pve1.On(path, data(list))
 	}
 }
 
@@ -58,11 +58,11 @@ func testTies(t *testing.T, cases map[string]tie) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				untied(pve1)
 				for path, answer := range map[string]route{tc.path: tc.answer, tc.path2: tc.answer2} {
 					if path != "" {
-						pve1.on(path, answer)
+						pve1.On(path, answer)
 					}
 				}
 				vm := tied101

@@ -2,7 +2,6 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -42,7 +42,6 @@ func (c *isos) Upload(ctx context.Context, u images.Upload) error {
 		if err == nil {
 			return c.tasks.finish(ctx, upid)
 		}
-		err = c.clean(http.MethodPost, path, err)
 		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
 			return err
 		}
@@ -69,7 +68,7 @@ func (c *isos) mayUpload(ctx context.Context, storage string) error {
 		return err
 	}
 	if _, may := held[privilege]; !may {
-		return c.hintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
+		return c.HintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
 	}
 	return nil
 }
@@ -99,32 +98,14 @@ func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid 
 		return "", false, err
 	}
 	bodies := &uploads{form: form, upload: u}
-	defer func() {
-		whole = bodies.whole()
-		err = errors.Join(err, bodies.close())
-	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, http.NoBody)
-	if err != nil {
-		return "", false, err
-	}
-	// Proxmox rejects chunked bodies: the length must be known beforehand.
-	req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
-	req.GetBody = bodies.open
-	req.Header.Set("Authorization", c.auth)
-	req.Header.Set("Content-Type", form.contentType)
-	req.Header.Set("User-Agent", userAgent)
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return "", false, err
-	}
-	defer func() { err = errors.Join(err, resp.Body.Close()) }()
-	var answer struct {
-		Data string `json:"data"`
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		return "", false, fmt.Errorf("%w: read the answer: %w", cluster.ErrLostAnswer, err)
-	}
-	return answer.Data, false, nil
+	_, err = c.Send(ctx, http.MethodPost, path, func(req *http.Request) {
+		// Proxmox rejects chunked bodies: the length must be known beforehand.
+		req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
+		req.GetBody = bodies.open
+		req.Header.Set("Content-Type", form.contentType)
+	}, &upid)
+	whole = bodies.whole()
+	return upid, whole, errors.Join(err, bodies.close())
 }
 
 // findUpload finds out what became of an upload whose answer was lost. Its task runs
@@ -134,15 +115,15 @@ func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid 
 func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
 	var since time.Time // when Proxmox first answered
-	w := wait.For{Name: "find out whether the upload arrived", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "find out whether the upload arrived", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
-			return upid != "", "", stopOnAnswer(err)
+			return upid != "", "", api.StopOnAnswer(err)
 		}
 		size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()

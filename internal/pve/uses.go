@@ -13,11 +13,12 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // users knows what refers to files.
 type users struct {
-	*conn
+	*api.Conn
 	access *access
 	hosts  *hosts
 	vms    *vms
@@ -47,7 +48,7 @@ func (c *users) Uses(ctx context.Context) ([]images.Use, error) {
 	}
 	found := make([][]images.Use, len(rows))
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(readsAtOnce)
+	g.SetLimit(api.ReadsAtOnce)
 	for i, row := range rows {
 		g.Go(func() error {
 			vm := fromResource(row)
@@ -82,7 +83,7 @@ func (c *users) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error)
 		Key            string
 		Value, Pending json.RawMessage
 	}
-	if err := c.get(ctx, vmPath(vm, "pending"), &rows); err != nil {
+	if err := c.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
 		return nil, err
 	}
 	var own images.Use
@@ -107,7 +108,7 @@ func (c *users) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error)
 	}
 	for _, name := range snapshots {
 		var config rawConfig
-		if err := c.get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
+		if err := c.Get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
 			return nil, err
 		}
 		use := images.Use{By: fmt.Sprintf("snapshot %s of %s", name, vm)}

@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // vms reads VMs.
 type vms struct {
-	*conn
+	*api.Conn
 	hosts *hosts
 	seen  lastSeen
 }
@@ -73,7 +74,7 @@ func (c *vms) configsOf(ctx context.Context, rows []resource) (found []cluster.V
 	}
 	vms := make([]*cluster.VM, len(rows)) // nil: deleted, or unreachable
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(readsAtOnce)
+	g.SetLimit(api.ReadsAtOnce)
 	for i, row := range rows {
 		g.Go(func() error {
 			listed := fromResource(row)
@@ -153,7 +154,7 @@ type resource struct {
 func (c *vms) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
 	asked := time.Now()
-	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
 	rows = slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" })
@@ -191,13 +192,13 @@ func (c *vms) readState(ctx context.Context, vm *cluster.VM) error {
 // here: a concurrent change is detected when the digest is used.
 func (c *vms) readConfig(ctx context.Context, vm *cluster.VM) error {
 	var rows []pendingRow
-	if err := c.get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
+	if err := c.Get(ctx, vmPath(*vm, "pending"), &rows); err != nil {
 		return err
 	}
 	raw := mergePending(rows)
 	if len(raw["digest"]) == 0 { // Proxmox's schema does not promise a digest
 		raw = nil
-		if err := c.get(ctx, vmPath(*vm, "config"), &raw); err != nil {
+		if err := c.Get(ctx, vmPath(*vm, "config"), &raw); err != nil {
 			return err
 		}
 	}
@@ -223,7 +224,7 @@ type vmStatus struct {
 
 func (c *vms) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
 	var s vmStatus
-	err := c.get(ctx, vmPath(vm, "status/current"), &s)
+	err := c.Get(ctx, vmPath(vm, "status/current"), &s)
 	return s, err
 }
 
@@ -240,14 +241,14 @@ var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
 
 // isNoConfig reports whether the host has no such VM; another host may have it.
 func isNoConfig(err error) bool {
-	return isInternal(err, noConfig)
+	return api.IsInternal(err, noConfig)
 }
 
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.
 func (c *vms) Containers(ctx context.Context) ([]cluster.Container, error) {
 	var rows []resource
-	if err := c.get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
 		return nil, err
 	}
 	var out []cluster.Container
@@ -264,7 +265,7 @@ func (c *vms) Containers(ctx context.Context) ([]cluster.Container, error) {
 // state, named "current".
 func (c *vms) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
 	var rows []struct{ Name string }
-	if err := c.get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
+	if err := c.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
 		return nil, err
 	}
 	var names []string

@@ -20,13 +20,13 @@ const (
 
 // vm101 makes pve1 answer about VM 101 as Proxmox does: some numbers are strings.
 func vm101(pve1 *fake) {
-	pve1.on(listPath, data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","template":0,"hastate":"started"},
+	pve1.On(listPath, data(`[{"type":"qemu","id":"qemu/101","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","template":0,"hastate":"started"},
 		{"type":"lxc","id":"lxc/200","vmid":200,"node":"pve1","name":"ct","status":"running"}]`))
-	pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
-	pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"name":"wk1","memory":"4096","cores":2,"onboot":1,"agent":"1","protection":true,"kvm":false,"cpulimit":1.50,
+	pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+	pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"name":"wk1","memory":"4096","cores":2,"onboot":1,"agent":"1","protection":true,"kvm":false,"cpulimit":1.50,
 		"smbios1":"uuid=AB-CD","description":"two\nlines\n","lock":"backup","digest":"abc","cicustom":null}`))
-	pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","value":"2048","pending":4096},{"key":"name","value":"wk1"},{"key":"ide2","value":"none","delete":1}]`))
-	pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"running","qmpstatus":"io-error","ha":{"managed":1,"state":"started"}}`))
+	pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","value":"2048","pending":4096},{"key":"name","value":"wk1"},{"key":"ide2","value":"none","delete":1}]`))
+	pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"running","qmpstatus":"io-error","ha":{"managed":1,"state":"started"}}`))
 }
 
 var wantVM101 = cluster.VM{
@@ -49,7 +49,7 @@ func TestContainers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		vm101(s.node(t, "pve1"))
+		vm101(s.Node(t, "pve1"))
 		got, err := s.client(t, "pve1").Containers(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		vm101(s.node(t, "pve1"))
+		vm101(s.Node(t, "pve1"))
 		got, err := s.client(t, "pve1").VMs(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -79,9 +79,9 @@ func TestVMsFailsWhereOneCannotBeRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
+		pve1.On("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
 		if vms, err := s.client(t, "pve1").VMs(t.Context()); err == nil {
 			t.Errorf("lists %v", vms)
 		}
@@ -92,10 +92,10 @@ func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+		pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+		pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 		vms, err := s.client(t, "pve1").VMs(t.Context())
 		if err != nil || len(vms) > 0 {
 			t.Errorf("lists %v, error %v", vms, err)
@@ -116,44 +116,44 @@ func TestVM(t *testing.T) {
 		"is there": {prepare: vm101, want: wantVM101Alone()},
 		"is not listed and its number is free": {
 			prepare: func(pve1 *fake) {
-				pve1.on(listPath, data(`[]`))
-				pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+				pve1.On(listPath, data(`[]`))
+				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 			},
 			missing: true, err: "find VM 101: not found",
 		},
 		"is listed but just deleted": {
 			prepare: func(pve1 *fake) {
 				vm101(pve1)
-				pve1.on("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-				pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+				pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+				pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 			},
 			missing: true, err: "find VM 101: not found",
 		},
 		"is there before it is listed": {
 			prepare: func(pve1 *fake) {
 				vm101(pve1)
-				listed := pve1.routes[listPath][0]
-				pve1.on(listPath, data(`[]`), data(`[]`), listed)
-				pve1.on("GET /cluster/nextid?vmid=101", taken)
+				listed := pve1.Answers(listPath)[0]
+				pve1.On(listPath, data(`[]`), data(`[]`), listed)
+				pve1.On("GET /cluster/nextid?vmid=101", taken)
 			},
 			want: wantVM101Alone(),
 		},
 		"cannot be seen": {
 			prepare: func(pve1 *fake) {
-				pve1.on(listPath, data(`[]`))
-				pve1.on("GET /cluster/nextid?vmid=101", taken)
+				pve1.On(listPath, data(`[]`))
+				pve1.On("GET /cluster/nextid?vmid=101", taken)
 			},
 			err: "find VM 101: its number is taken, but no node shows it", hints: 1,
 		},
 		"cannot be asked about": {
 			prepare: func(pve1 *fake) {
 				vm101(pve1)
-				pve1.on("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
+				pve1.On("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
 			},
 			err: "find VM 101: Proxmox host pve1 does not answer (595 No route to host), so VM 101 can't be read", hints: 1,
 		},
 		"may not be asked about": {
-			prepare: func(pve1 *fake) { pve1.on(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
+			prepare: func(pve1 *fake) { pve1.On(listPath, raw("403 Permission check failed (/, Sys.Audit)", "")) },
 			err:     "find VM 101: GET /cluster/resources: 403 Permission check failed (/, Sys.Audit)", hints: 1,
 		},
 	}
@@ -162,7 +162,7 @@ func TestVM(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				tc.prepare(pve1)
 				start := time.Now()
 				got, err := s.client(t, "pve1").VM(t.Context(), 101)
@@ -204,7 +204,7 @@ func TestQuorate(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				s.node(t, "pve1").on("GET /cluster/status", data(tc.answer))
+				s.Node(t, "pve1").On("GET /cluster/status", data(tc.answer))
 				got, err := s.client(t, "pve1").Quorate(t.Context())
 				if got != tc.want || (err != nil) != tc.err {
 					t.Errorf("quorate %v, error %v", got, err)
@@ -218,8 +218,8 @@ func TestPermissions(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
 		c := s.client(t, "pve1")
 		for _, want := range []cluster.Privileges{{"VM.Audit": false, "VM.PowerMgmt": true}, {}, {}} {
 			got, err := c.Permissions(t.Context(), "/vms")

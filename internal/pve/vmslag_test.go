@@ -11,14 +11,14 @@ func TestVMsOfAListThatIsBehind(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		const ours = `{"type":"qemu","vmid":9000,"node":"pve1","status":"unknown"`
-		pve1.on(listPath, data(`[`+ours+`,"lock":"create"}]`),
+		pve1.On(listPath, data(`[`+ours+`,"lock":"create"}]`),
 			data(`[`+ours+`},{"type":"qemu","vmid":9100,"node":"pve1","status":"unknown","lock":"create"}]`),
 			data(`[`+ours+`},{"type":"qemu","vmid":9100,"node":"pve1","status":"unknown"}]`))
-		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 		for _, id := range []string{"9000", "9100"} {
-			pve1.on("GET /nodes/pve1/qemu/"+id+"/pending", data(`[{"key":"digest","value":"d"},{"key":"name","value":"recast-claim"}]`))
+			pve1.On("GET /nodes/pve1/qemu/"+id+"/pending", data(`[{"key":"digest","value":"d"},{"key":"name","value":"recast-claim"}]`))
 		}
 		vms, err := s.client(t, "pve1").VMs(t.Context())
 		if err != nil || len(vms) != 2 || vms[0].ID != 9000 || vms[1].ID != 9100 {

@@ -22,7 +22,7 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 			Iface string
 			IPAM  json.RawMessage
 		}
-		if err := l.get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/network?type=any_bridge", &rows); err != nil {
+		if err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/network?type=any_bridge", &rows); err != nil {
 			return nil, fmt.Errorf("read the bridges of %s: %w", vm.Host, err)
 		}
 		ipam := map[string]bool{}

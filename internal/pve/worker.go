@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -56,7 +57,7 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
 	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
 	var rows []struct{ UPID string }
-	err := c.get(ctx, path, &rows)
+	err := c.Get(ctx, path, &rows)
 	if err != nil || len(rows) == 0 {
 		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
 	}
@@ -65,13 +66,13 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
 	}
 	from, until := up.ago(time.Since(sent)+uptimeSlack), up.ago(-uptimeSlack)
-	var found []UPID
+	var found []api.UPID
 	for _, row := range rows {
-		u, err := ParseUPID(row.UPID)
+		u, err := api.ParseUPID(row.UPID)
 		if err != nil {
 			return "", err
 		}
-		ours := u.User == c.tokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
+		ours := u.User == c.TokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
 		// A task that is just ending is listed twice: Proxmox reads the list of
 		// running tasks first, then that of ended ones (API2/Tasks.pm, node_tasks).
 		if ours && !c.workers.has(u.Raw) && !slices.Contains(found, u) {

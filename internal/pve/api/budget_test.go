@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"context"
@@ -17,20 +17,21 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
 // dead is an address that drops packets; deaf one that accepts connections and never
 // answers.
-func (s *site) dialing(dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
+func dialing(s *apitest.Site, dead, deaf map[string]bool) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		switch {
 		case dead[addr]:
 			<-ctx.Done()
 			return nil, ctx.Err()
 		case deaf[addr]:
-			return silentDial(ctx, network, addr)
+			return apitest.SilentDial(ctx, network, addr)
 		}
-		return s.net.Dialer().DialContext(ctx, network, addr)
+		return s.Net.Dialer().DialContext(ctx, network, addr)
 	}
 }
 
@@ -82,17 +83,17 @@ func TestReadsAreBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
+				s := apitest.NewSite(t)
 				var hosts []*fake
 				for host, answer := range tc.answers {
-					f := s.node(t, host)
-					f.on(config, answer)
+					f := s.Node(t, host)
+					f.On(config, answer)
 					hosts = append(hosts, f)
 				}
-				c := s.clientWith(t, Options{Fingerprint: s.fingerprint(), Dial: s.dialing(tc.dead, tc.deaf)}, "pve1", "pve2", "pve3")
+				c := connWith(t, s, Options{Fingerprint: s.Fingerprint(), Dial: dialing(s, tc.dead, tc.deaf)}, "pve1", "pve2", "pve3")
 				start := time.Now()
-				var raw rawConfig
-				err := c.conn.get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
+				var raw any
+				err := c.Get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
 				if took := time.Since(start); took > tc.within {
 					t.Errorf("took %s, more than %s", took, tc.within)
 				}
@@ -101,7 +102,7 @@ func TestReadsAreBounded(t *testing.T) {
 				}
 				asked := 0
 				for _, f := range hosts {
-					if len(f.requests()) > 0 {
+					if len(f.Requests()) > 0 {
 						asked++
 					}
 				}
@@ -118,20 +119,20 @@ func TestReadsAreBounded(t *testing.T) {
 func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1, pve2 := s.node(t, "pve1"), s.node(t, "pve2")
+		s := apitest.NewSite(t)
+		pve1, pve2 := s.Node(t, "pve1"), s.Node(t, "pve2")
 		for _, f := range []*fake{pve1, pve2} {
-			f.on("GET /nodes/pve9/tasks", raw("595 No route to host", ""))
-			f.on("GET /version", data(`{}`))
+			f.On("GET /nodes/pve9/tasks", raw("595 No route to host", ""))
+			f.On("GET /version", data(`{}`))
 		}
-		c := s.client(t, "pve1", "pve2")
+		c := connTo(t, s, "pve1", "pve2")
 		var out any
-		err := c.conn.get(t.Context(), "/nodes/pve9/tasks", &out)
+		err := c.Get(t.Context(), "/nodes/pve9/tasks", &out)
 		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
 			t.Errorf("error %v, hints %s", err, hints)
 		}
-		must(t, c.conn.get(t.Context(), "/version", &out))
-		if diff := cmp.Diff("GET /version", pve1.requests()[len(pve1.requests())-1]); diff != "" {
+		must(t, c.Get(t.Context(), "/version", &out))
+		if diff := cmp.Diff("GET /version", pve1.Requests()[len(pve1.Requests())-1]); diff != "" {
 			t.Errorf("last asked of pve1 (-want +got):\n%s", diff)
 		}
 	})
@@ -168,10 +169,10 @@ func TestSlowBody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				s := apitest.NewSite(t)
+				pve1 := s.Node(t, "pve1")
 				release := make(chan struct{})
-				pve1.on("POST /x", func(w http.ResponseWriter, r *http.Request) {
+				pve1.On("POST /x", func(w http.ResponseWriter, r *http.Request) {
 					n, _ := io.CopyN(io.Discard, r.Body, tc.taken)
 					if n < 64<<20 && tc.taken < 64<<20 {
 						<-release
@@ -179,12 +180,12 @@ func TestSlowBody(t *testing.T) {
 					}
 					data(`"x"`)(w, r)
 				})
-				c := s.client(t, "pve1")
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.conn.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
+				c := connTo(t, s, "pve1")
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, c.base+"/x", &slowBody{left: 64 << 20, pause: 4 * time.Second})
 				must(t, err)
 				req.ContentLength = 64 << 20
 				start := time.Now()
-				resp, err := c.conn.http.Do(req)
+				resp, err := c.http.Do(req)
 				if err == nil {
 					must(t, resp.Body.Close())
 				}
@@ -204,15 +205,15 @@ func TestSlowBody(t *testing.T) {
 func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.node(t, "pve1").on("PUT /x", func(w http.ResponseWriter, r *http.Request) {
+		s := apitest.NewSite(t)
+		s.Node(t, "pve1").On("PUT /x", func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			_, _ = io.WriteString(w, `{"da`)
 			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		})
 		start := time.Now()
-		err := s.client(t, "pve1").conn.change(t.Context(), http.MethodPut, "/x", nil, nil)
+		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
 			t.Errorf("error %v after %s", err, took)
 		}
@@ -223,9 +224,9 @@ func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 func TestPasswordIsNeverShown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.node(t, "pve1").on("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
-		err := s.client(t, "pve1").conn.change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
+		s := apitest.NewSite(t)
+		s.Node(t, "pve1").On("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
+		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
 		if got := fmt.Sprint(err); got != "PUT /x: 400 [redacted]: cipassword: got '[redacted]'" {
 			t.Errorf("error is %s", got)
 		}
@@ -236,18 +237,18 @@ func TestPasswordIsNeverShown(t *testing.T) {
 func TestHTTP2IsNotUsed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		l, err := s.net.Listen("pve1:8006")
+		s := apitest.NewSite(t)
+		l, err := s.Net.Listen("pve1:8006")
 		must(t, err)
 		srv := &http.Server{Handler: http.HandlerFunc(raw("500 no options specified", ""))}
 		srv.Protocols = new(http.Protocols)
 		srv.Protocols.SetHTTP1(true)
 		srv.Protocols.SetHTTP2(true)
 		var wg sync.WaitGroup
-		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.cert}}
+		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.Cert}}
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
-		c := s.client(t, "pve1")
-		err = c.conn.change(t.Context(), http.MethodPut, "/x", nil, nil)
+		c := connTo(t, s, "pve1")
+		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
 		if got := fmt.Sprint(err); got != "PUT /x: 500 no options specified" {
 			t.Errorf("error is %s", got)
 		}

@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"bytes"
@@ -97,7 +97,7 @@ func oneTransport(dial func(context.Context, string, string) (net.Conn, error), 
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
 		IdleConnTimeout:       idleTimeout,
-		MaxIdleConnsPerHost:   readsAtOnce,
+		MaxIdleConnsPerHost:   ReadsAtOnce,
 	}
 }
 
@@ -266,3 +266,8 @@ func (t *transport) answer(resp *http.Response) (*http.Response, error) {
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	return resp, nil
 }
+
+// ReadsAtOnce bounds the concurrent requests for one list. A host serves as many at
+// once as pveproxy has workers, three by default, and queues the rest: this keeps
+// them busy while answers are in transit.
+const ReadsAtOnce = 16

@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"context"
@@ -22,10 +22,17 @@ func cacheable(path string) bool {
 	return ok && below && (strings.HasPrefix(what, "storage") || strings.HasPrefix(what, "disks/"))
 }
 
+// answer is one that others may wait for.
+type answer struct {
+	done chan struct{} // closed when the rest is known
+	data json.RawMessage
+	err  error
+}
+
 // memory holds answers by path. Errors are not shared; each waiter retries.
 type memory struct {
 	mu      sync.Mutex
-	answers map[string]*onceRead
+	answers map[string]*answer
 }
 
 func (m *memory) get(ctx context.Context, path string, out any, ask func(out any) error) error {
@@ -33,7 +40,7 @@ func (m *memory) get(ctx context.Context, path string, out any, ask func(out any
 		m.mu.Lock()
 		a, begun := m.answers[path]
 		if !begun {
-			a = &onceRead{done: make(chan struct{})}
+			a = &answer{done: make(chan struct{})}
 			m.answers[path] = a
 		}
 		m.mu.Unlock()
@@ -46,12 +53,12 @@ func (m *memory) get(ctx context.Context, path string, out any, ask func(out any
 			return context.Cause(ctx)
 		}
 		if a.err == nil {
-			return json.Unmarshal(a.answer.(json.RawMessage), out)
+			return json.Unmarshal(a.data, out)
 		}
 	}
 }
 
-func (m *memory) ask(path string, a *onceRead, out any, ask func(out any) error) error {
+func (m *memory) ask(path string, a *answer, out any, ask func(out any) error) error {
 	defer close(a.done)
 	var raw json.RawMessage
 	if a.err = ask(&raw); a.err != nil {
@@ -60,6 +67,6 @@ func (m *memory) ask(path string, a *onceRead, out any, ask func(out any) error)
 		m.mu.Unlock()
 		return a.err
 	}
-	a.answer = raw
+	a.data = raw
 	return json.Unmarshal(raw, out)
 }

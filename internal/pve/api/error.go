@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"bytes"
@@ -32,7 +32,7 @@ type Error struct {
 func (e *Error) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s: %d", e.Method, e.Path, e.Status)
-	if said := e.said(); said != "" {
+	if said := e.Said(); said != "" {
 		b.WriteString(" " + said)
 	}
 	for i, name := range slices.Sorted(maps.Keys(e.Params)) {
@@ -45,9 +45,9 @@ func (e *Error) Error() string {
 	return foreign.Line(b.String())
 }
 
-// said is the server's message: the body's, which proxies do not lose, else the
+// Said is the server's message: the body's, which proxies do not lose, else the
 // status line's.
-func (e *Error) said() string {
+func (e *Error) Said() string {
 	if e.Message != "" {
 		return e.Message
 	}
@@ -88,18 +88,18 @@ func isGateway(status int) bool {
 		status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// stopOnAnswer ends a wait if the error is Proxmox's own answer; a missing answer
+// StopOnAnswer ends a wait if the error is Proxmox's own answer; a missing answer
 // may be temporary.
-func stopOnAnswer(err error) error {
+func StopOnAnswer(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok && !isGateway(e.Status) {
 		return wait.Stop(err)
 	}
 	return err
 }
 
-// isInternal matches the text of an answer with status 500, which Proxmox
+// IsInternal matches the text of an answer with status 500, which Proxmox
 // returns for every error in its code, including missing objects.
-func isInternal(err error, what *regexp.Regexp) bool {
+func IsInternal(err error, what *regexp.Regexp) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Status == http.StatusInternalServerError && what.MatchString(e.text())
 }
@@ -173,7 +173,7 @@ func isHTML(body []byte) bool { return bytes.HasPrefix(bytes.TrimSpace(body), []
 // sets and the end of any request clears, even while another request's body is still
 // being read (pve-manager, HTTPServer.pm).
 func (e *Error) noUser() bool {
-	return e.Status == http.StatusInternalServerError && strings.TrimSpace(e.said()) == "user name not set"
+	return e.Status == http.StatusInternalServerError && strings.TrimSpace(e.Said()) == "user name not set"
 }
 
 func (e *Error) redact(clean func(string) string) {
@@ -181,4 +181,16 @@ func (e *Error) redact(clean func(string) string) {
 	for name, what := range e.Params {
 		e.Params[name] = clean(what)
 	}
+}
+
+func IsForbidden(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status == http.StatusForbidden
+}
+
+// IsUnanswered reports whether the node we asked got no answer from the host that it
+// forwarded the request to.
+func IsUnanswered(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Status >= 590 && e.Status <= 599
 }

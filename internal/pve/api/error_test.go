@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"errors"
@@ -104,7 +104,7 @@ func TestSentinels(t *testing.T) {
 		"ceph has no such":     {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (2) No such file or directory"}, nil},
 		"a file is busy":       {&TaskError{Exit: "rename '/mnt/pve/nfs/images/101/vm-101-disk-0.raw' to '/mnt/pve/nfs/images/9001/vm-9001-disk-0.raw' failed - Device or resource busy"}, []error{cluster.ErrStorageBusy}},
 		"a file is elsewhere":  {&TaskError{Exit: "rename '/a/images/101/x.raw' to '/a/images/9001/x.raw' failed - Invalid cross-device link"}, nil},
-		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: activeLock}, []error{cluster.ErrLostAnswer}},
+		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"}, []error{cluster.ErrLostAnswer}},
 		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
 		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
 	}

@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"strings"
@@ -27,11 +27,11 @@ func TestHints(t *testing.T) {
 		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
 	}
-	c := &conn{tokenID: "u@pve!t"}
+	c := &Conn{TokenID: "u@pve!t"}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := strings.Join(fault.Hints(c.explain(tc.err)), "\n")
+			got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
 			if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
 				t.Errorf("hint %q, want %q", got, tc.want)
 			}

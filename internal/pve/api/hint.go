@@ -1,4 +1,4 @@
-package pve
+package api
 
 import (
 	"crypto/x509"
@@ -22,13 +22,13 @@ var (
 	noStorage = regexp.MustCompile(`unable to activate storage '|activating storage '[^']*' failed|storage '[^']*' is not online`)
 )
 
-// explain attaches what is known about mending an error, and its kind.
-func (c *conn) explain(err error) error {
+// Explain attaches what is known about mending an error, and its kind.
+func (c *Conn) Explain(err error) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		switch e.Status {
 		case http.StatusUnauthorized:
 			return fault.WithHint(fault.Credentials.Of(err), "Proxmox does not accept the API token %s: check that it exists and has not expired (pveum user token list %s); "+
-				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid; a new one is made by: %s", c.tokenID, userOf(c.tokenID), strings.Join(cluster.NewToken(c.tokenID), "; "))
+				"PROXMOX_VE_API_TOKEN is user@realm!id=uuid; a new one is made by: %s", c.TokenID, c.User(), strings.Join(cluster.NewToken(c.TokenID), "; "))
 		case http.StatusForbidden:
 			return fault.As(fault.Refused, c.hintForbidden(e, err))
 		}
@@ -78,17 +78,17 @@ func (c *conn) explain(err error) error {
 	return hintLock(err)
 }
 
-func (c *conn) hintForbidden(e *Error, err error) error {
+func (c *Conn) hintForbidden(e *Error, err error) error {
 	m := missingPrivilege.FindStringSubmatch(e.text())
 	if m == nil {
-		return fault.WithHint(fault.TokenPrivileges.Of(err), "see what the token may do: pveum user token permissions %s", strings.Replace(c.tokenID, "!", " ", 1))
+		return fault.WithHint(fault.TokenPrivileges.Of(err), "see what the token may do: pveum user token permissions %s", strings.Replace(c.TokenID, "!", " ", 1))
 	}
-	return c.hintPrivilege(err, m[1], m[2])
+	return c.HintPrivilege(err, m[1], m[2])
 }
 
-func (c *conn) hintPrivilege(err error, path, privilege string) error {
+func (c *Conn) HintPrivilege(err error, path, privilege string) error {
 	return fault.WithHint(fault.TokenPrivileges.Of(err), "the token %s needs %s on %s, and so does its user: recast doctor says what else is missing and prints the commands; "+
-		"an ACL entry made by hand overrides those above it", c.tokenID, privilege, path)
+		"an ACL entry made by hand overrides those above it", c.TokenID, privilege, path)
 }
 
 // hintGateway says who did not answer whom: the node that was asked is well.
@@ -102,11 +102,6 @@ func hintGateway(e *Error, err error) error {
 	}
 	node, _, _ := strings.Cut(rest, "/")
 	return fault.WithHint(fault.HostAway.Of(err), "the node that was asked does not reach %s: see whether that one is up, and its pveproxy and pvedaemon", node)
-}
-
-func userOf(tokenID string) string {
-	user, _, _ := strings.Cut(tokenID, "!")
-	return user
 }
 
 // namesOf are the names and addresses that a certificate is for, as others use them.
