@@ -45,10 +45,7 @@ func (c *access) Standing(ctx context.Context, paths []string) (map[string]clust
 		return nil, err
 	}
 	_, whole := onAccess["Sys.Audit"]
-	var acl []struct {
-		Path, UGID string
-		Propagate  json.RawMessage
-	}
+	var acl []aclEntry
 	if whole {
 		if err := c.Get(ctx, "/access/acl", &acl); err != nil {
 			return nil, err
@@ -116,7 +113,10 @@ func (c *access) seesEveryVM(ctx context.Context) error {
 }
 
 // aclEntry is one entry of Proxmox's access control list.
-type aclEntry struct{ Path, UGID, RoleID, Type string }
+type aclEntry struct {
+	Path, UGID, RoleID, Type string
+	Propagate                json.RawMessage
+}
 
 // hidesPool reports whether an entry takes away our privileges on the VMs of a pool:
 // NoAccess there is the only role that overrides entries elsewhere

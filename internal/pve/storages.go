@@ -79,8 +79,8 @@ func contentPath(host, storage string) string {
 
 // volumeRow is a volume in a storage's listing.
 type volumeRow struct {
-	Volid string      `json:"volid"`
-	Size  json.Number `json:"size"`
+	Volid string
+	Size  json.Number
 }
 
 // volume looks a volume up in its storage's listing. Proxmox lists disks only of

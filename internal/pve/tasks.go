@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -34,7 +35,7 @@ const (
 type tasks struct {
 	*api.Conn
 	hosts     *hosts
-	workers   knownTasks
+	workers   sync.Map // by UPID: the tasks whose names we received
 	durations durations
 }
 
@@ -57,7 +58,7 @@ func (c *tasks) await(ctx context.Context, raw string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
-	c.workers.add(raw)
+	c.workers.Store(raw, true)
 	exit := ""
 	begun, ran := time.Now(), time.Duration(0)
 	readable := begun

@@ -78,10 +78,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 // aclEntries returns the ACL entries of the VM itself that our token sees.
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
 	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
-		var acls []struct {
-			Path, Type, UGID, RoleID string
-			Propagate                json.RawMessage
-		}
+		var acls []aclEntry
 		err := l.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {

@@ -79,10 +79,7 @@ func (c *users) Uses(ctx context.Context) ([]images.Use, error) {
 // running VM still has in a drive that is to be removed; the list of pending changes
 // has both.
 func (c *users) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
-	var rows []struct {
-		Key            string
-		Value, Pending json.RawMessage
-	}
+	var rows []pendingRow
 	if err := c.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -23,27 +22,6 @@ type worker struct{ host, kind, id string }
 
 func vmWorker(vm cluster.VM, kind string) worker {
 	return worker{vm.Host, kind, strconv.Itoa(int(vm.ID))}
-}
-
-// knownTasks holds the tasks whose names we received. It is safe for concurrent use.
-type knownTasks struct {
-	mu    sync.Mutex
-	upids map[string]bool
-}
-
-func (k *knownTasks) add(upid string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.upids == nil {
-		k.upids = map[string]bool{}
-	}
-	k.upids[upid] = true
-}
-
-func (k *knownTasks) has(upid string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.upids[upid]
 }
 
 // startedSince finds the task that our token started for a request sent at that
@@ -75,7 +53,7 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 		ours := u.User == c.TokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
 		// A task that is just ending is listed twice: Proxmox reads the list of
 		// running tasks first, then that of ended ones (API2/Tasks.pm, node_tasks).
-		if ours && !c.workers.has(u.Raw) && !slices.Contains(found, u) {
+		if _, known := c.workers.Load(u.Raw); ours && !known && !slices.Contains(found, u) {
 			found = append(found, u)
 		}
 	}
@@ -83,7 +61,7 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 	case 0:
 		return "", nil
 	case 1:
-		c.workers.add(found[0].Raw)
+		c.workers.Store(found[0].Raw, true)
 		return found[0].Raw, nil
 	}
 	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))

@@ -65,7 +65,7 @@ func TestStartedSince(t *testing.T) {
 				}
 				pve1.On("GET /nodes/pve1/status", tc.status)
 				c := s.client(t, "pve1")
-				c.workers.add(move(57))
+				c.workers.Store(move(57), true)
 				sent := time.Now()
 				time.Sleep(time.Minute)
 				worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")

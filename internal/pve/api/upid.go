@@ -32,11 +32,8 @@ func ParseUPID(s string) (UPID, error) {
 	}
 	_, err := strconv.ParseUint(f[2], 16, 64)
 	ticks, errTicks := strconv.ParseUint(f[3], 16, 64)
-	if err := errors.Join(err, errTicks); err != nil {
-		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
-	}
-	start, err := strconv.ParseUint(f[4], 16, 32)
-	if err != nil {
+	start, errStart := strconv.ParseUint(f[4], 16, 32)
+	if err := errors.Join(err, errTicks, errStart); err != nil {
 		return UPID{}, fmt.Errorf("%q is not the name of a Proxmox task: %w", s, err)
 	}
 	return UPID{Raw: s, Node: f[1], Type: f[5], ID: f[6], User: f[7], Start: time.Unix(int64(start), 0), Ticks: ticks}, nil
