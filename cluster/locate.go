@@ -65,7 +65,7 @@ func (r Record) locateHeld(d ParkedDisk, vm VM) DiskNow {
 
 // Dangling says whether the source of the hand-over that was begun last still
 // names a volume that Proxmox has already given another name.
-func (r Record) Dangling(ctx context.Context, px Inventory, vm, park VM) (bool, error) {
+func (r Record) Dangling(ctx context.Context, px StorageReader, vm, park VM) (bool, error) {
 	in := r.Intent
 	if in == nil {
 		return false, nil
@@ -95,7 +95,7 @@ func sameSerial(now Disk, was ParkedDisk) bool {
 }
 
 // observeMoves reads how far the hand-overs that were cut off have come.
-func observeMoves(ctx context.Context, px Inventory, found []Found) error {
+func observeMoves(ctx context.Context, px StorageReader, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(ObserveLimit)
 	for i := range found {

@@ -27,7 +27,7 @@ type VM struct {
 	Template bool
 	Lock     string            // "backup", "migrate", …; "" when free
 	HA       bool              // managed by Proxmox HA
-	Pool     string            // resource pool, where a list has told; see Inventory.Pool
+	Pool     string            // resource pool, where a list has told; see VMReader.Pool
 	Digest   string            // of the configuration, for compare-and-swap
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted

@@ -94,7 +94,7 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 }
 
 // ReadTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
-func ReadTies(ctx context.Context, px Inventory, nodes []*Found) []error {
+func ReadTies(ctx context.Context, px TieReader, nodes []*Found) []error {
 	if len(nodes) == 0 {
 		return nil
 	}

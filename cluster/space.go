@@ -227,7 +227,7 @@ func hostsOf(found []Found) []string {
 }
 
 // roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
-func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room {
+func roomsOf(ctx context.Context, px StorageReader, hosts []string) map[string]Room {
 	read := make([]Room, len(hosts))
 	g := errgroup.Group{}
 	g.SetLimit(ObserveLimit)
@@ -242,7 +242,7 @@ func roomsOf(ctx context.Context, px Inventory, hosts []string) map[string]Room 
 	return rooms
 }
 
-func RoomOn(ctx context.Context, px Inventory, host string) Room {
+func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	room, err := px.Room(ctx, host)
 	room.Err = err
 	return room

@@ -251,7 +251,7 @@ func (p Project) awaitTasks(ctx context.Context, px cluster.Tasks, vms []cluster
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
 // be readable.
-func (p Project) readable(ctx context.Context, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
+func (p Project) readable(ctx context.Context, px cluster.VMReader) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
 	if err != nil && !lacking {

@@ -23,19 +23,19 @@ const listLag = 30 * time.Second
 // reading fills in one part of a VM whose host is known.
 type reading func(ctx context.Context, vm *cluster.VM) error
 
-// VM implements cluster.Inventory.
+// VM implements cluster.VMReader.
 func (c *vms) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	return c.find(ctx, id, c.readVM, isOn)
 }
 
-// VMConfig implements cluster.Inventory.
+// VMConfig implements cluster.VMReader.
 func (c *vms) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := c.find(ctx, id, c.readConfig, nil)
 	vm.Running, vm.QMP, vm.HA = true, "", false
 	return vm, err
 }
 
-// VMState implements cluster.Inventory.
+// VMState implements cluster.VMReader.
 func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	return c.find(ctx, id, c.readState, isOn)
 }

@@ -24,7 +24,7 @@ var derived = []string{"digest", "ipversion", "pos"}
 // firewalls reads and writes VMs' own firewalls.
 type firewalls struct{ *api.Conn }
 
-// Firewall implements cluster.Inventory.
+// Firewall implements cluster.TieReader.
 func (c *firewalls) Firewall(ctx context.Context, vm cluster.VM) (firewall.Config, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err

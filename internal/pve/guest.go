@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// GuestAddrs implements cluster.Inventory. Every error of the agent, including a
+// GuestAddrs implements cluster.TieReader. Every error of the agent, including a
 // missing agent, has status 500 (API2/Qemu/Agent.pm).
 func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
 	var answer struct {

@@ -37,7 +37,7 @@ type ha struct {
 	changes *changer
 }
 
-// HAResource implements cluster.Inventory.
+// HAResource implements cluster.TieReader.
 func (c *ha) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
 	if err := c.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {

@@ -134,7 +134,7 @@ func (c *hosts) Nodes(ctx context.Context) (online, offline []string, err error)
 	return online, offline, nil
 }
 
-// Quorate implements cluster.Inventory. A node outside a cluster is quorate.
+// Quorate implements cluster.HostReader. A node outside a cluster is quorate.
 func (c *hosts) Quorate(ctx context.Context) (bool, error) {
 	var rows []struct {
 		Type    string          `json:"type"`
@@ -158,7 +158,7 @@ func (c *hosts) Quorate(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// FreeMemory implements cluster.Inventory. "used" excludes what Linux can reclaim;
+// FreeMemory implements cluster.HostReader. "used" excludes what Linux can reclaim;
 // before Proxmox 9 there is no "available" (API2/Nodes.pm, status).
 func (c *hosts) FreeMemory(ctx context.Context, host string) (int64, error) {
 	var status struct {

@@ -52,13 +52,13 @@ func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeByt
 	return size, true, nil
 }
 
-// HasVolume implements cluster.Inventory.
+// HasVolume implements cluster.StorageReader.
 func (c *storages) HasVolume(ctx context.Context, host, volid string) (bool, error) {
 	_, found, err := c.volume(ctx, host, volid)
 	return found, err
 }
 
-// OwnedVolumes implements cluster.Inventory. Proxmox lists only volumes of VMs
+// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs
 // that the token may see.
 func (c *storages) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	var rows []volumeRow
@@ -119,7 +119,7 @@ type storageConfig struct {
 	Namespace     string
 }
 
-// Storages implements cluster.Inventory. Proxmox omits those on which the token has
+// Storages implements cluster.StorageReader. Proxmox omits those on which the token has
 // neither Datastore.Audit nor Datastore.AllocateSpace.
 func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
 	var rows []storageConfig
@@ -167,7 +167,7 @@ func (s storageConfig) pool() string {
 	return ""
 }
 
-// Room implements cluster.Inventory. Asked for a content type, Proxmox lists only
+// Room implements cluster.StorageReader. Asked for a content type, Proxmox lists only
 // the storages that are enabled for the host and accept it (Storage.pm,
 // storage_info).
 func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) {

@@ -25,13 +25,13 @@ type ties struct {
 	tasks     *tasks
 }
 
-// Ties implements cluster.Inventory.
+// Ties implements cluster.TieReader.
 func (c *ties) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
 }
 
-// TiesOf implements cluster.Inventory. A VM's error says what cannot be read, with
+// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with
 // every missing privilege; lists that Proxmox filters for a token without rights are
 // incomplete without an error.
 func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {

@@ -24,7 +24,7 @@ type vms struct {
 	seen  lastSeen
 }
 
-// VMs implements cluster.Inventory. It fails if any VM's configuration cannot be
+// VMs implements cluster.VMReader. It fails if any VM's configuration cannot be
 // read, because any VM may reference a volume. If unreachable hosts are the only
 // cause, the error is a *cluster.HostsAway and all other VMs are returned.
 //
@@ -126,7 +126,7 @@ func (c *vms) Listed(ctx context.Context) ([]cluster.VM, error) {
 	return vms, nil
 }
 
-// Pool implements cluster.Inventory.
+// Pool implements cluster.VMReader.
 func (c *vms) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
