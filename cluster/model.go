@@ -49,6 +49,22 @@ func (vm VM) UUID() string {
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 
+// VMState is whether a VM is on, and where: what a read without its configuration tells.
+type VMState struct {
+	ID         VMID
+	Name, Host string
+	Running    bool // these three are as in VM
+	QMP        string
+	HA         bool
+}
+
+// State is what of the VM is not its configuration.
+func (vm VM) State() VMState {
+	return VMState{ID: vm.ID, Name: vm.Name, Host: vm.Host, Running: vm.Running, QMP: vm.QMP, HA: vm.HA}
+}
+
+func (s VMState) String() string { return VM{ID: s.ID, Name: s.Name, Host: s.Host}.String() }
+
 // Container is an LXC container: of no use to recast, but its number is no VM's.
 type Container struct {
 	ID         VMID

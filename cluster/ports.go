@@ -78,8 +78,8 @@ type VMReader interface {
 	// VMConfig is VM without a look whether it is on: it counts as running, so that
 	// nothing is done to it that would need it off.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
-	// VMState is VM without its configuration: nothing can be changed by it.
-	VMState(ctx context.Context, id VMID) (VM, error)
+	// VMState reads whether a VM is on: VM without its configuration.
+	VMState(ctx context.Context, id VMID) (VMState, error)
 	// Pool names the resource pool that a VM is in; "" if in none.
 	Pool(ctx context.Context, id VMID) (string, error)
 }

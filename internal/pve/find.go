@@ -36,8 +36,9 @@ func (c *vms) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error)
 }
 
 // VMState implements cluster.VMReader.
-func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	return c.find(ctx, id, c.readState, isOn)
+func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	vm, err := c.find(ctx, id, c.readState, isOn)
+	return vm.State(), err
 }
 
 // isOn proves that a VM is where it was seen. One that is off there may run
