@@ -27,7 +27,7 @@ type VM struct {
 	Template bool
 	Lock     string            // "backup", "migrate", …; "" when free
 	HA       bool              // managed by Proxmox HA
-	Pool     string            // resource pool, where a list has told; see Inventory.Pool
+	Pool     string            // resource pool, where a list has told; see VMReader.Pool
 	Digest   string            // of the configuration, for compare-and-swap
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted
@@ -48,6 +48,22 @@ func (vm VM) UUID() string {
 }
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
+
+// VMState is whether a VM is on, and where: what a read without its configuration tells.
+type VMState struct {
+	ID         VMID
+	Name, Host string
+	Running    bool // these three are as in VM
+	QMP        string
+	HA         bool
+}
+
+// State is what of the VM is not its configuration.
+func (vm VM) State() VMState {
+	return VMState{ID: vm.ID, Name: vm.Name, Host: vm.Host, Running: vm.Running, QMP: vm.QMP, HA: vm.HA}
+}
+
+func (s VMState) String() string { return VM{ID: s.ID, Name: s.Name, Host: s.Host}.String() }
 
 // Container is an LXC container: of no use to recast, but its number is no VM's.
 type Container struct {

@@ -60,6 +60,14 @@ type Access interface {
 
 // Inventory reads the whole Proxmox cluster.
 type Inventory interface {
+	VMReader
+	TieReader
+	StorageReader
+	HostReader
+}
+
+// VMReader reads VMs.
+type VMReader interface {
 	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by
 	// VMID. Which of them run, it tells about 10 s late: VM tells what decides.
 	// While hosts do not answer it lists those of the others beside a *HostsAway.
@@ -70,35 +78,47 @@ type Inventory interface {
 	// VMConfig is VM without a look whether it is on: it counts as running, so that
 	// nothing is done to it that would need it off.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
-	// VMState is VM without its configuration: nothing can be changed by it.
-	VMState(ctx context.Context, id VMID) (VM, error)
+	// VMState reads whether a VM is on: VM without its configuration.
+	VMState(ctx context.Context, id VMID) (VMState, error)
 	// Pool names the resource pool that a VM is in; "" if in none.
 	Pool(ctx context.Context, id VMID) (string, error)
-	// Quorate says whether the Proxmox cluster has quorum right now.
-	Quorate(ctx context.Context) (bool, error)
+}
+
+// TieReader reads what Proxmox keeps for a VM outside of its configuration, and what its guest says.
+type TieReader interface {
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
-	// Firewall is a VM's own firewall; an empty one where it has none.
-	Firewall(ctx context.Context, vm VM) (firewall.Config, error)
 	// TiesOf is Ties of each of the VMs, in their order. What is kept in one place for
 	// all of them is read once, afresh.
 	TiesOf(ctx context.Context, vms []VM) []TiesRead
+	// Firewall is a VM's own firewall; an empty one where it has none.
+	Firewall(ctx context.Context, vm VM) (firewall.Config, error)
 	// HAResource reads the VM's resource in Proxmox HA; nil if there is none.
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
+	// GuestAddrs asks a VM's guest agent which addresses its network cards have.
+	// ErrNotYet where no agent answers; of kind fault.Refused where we may not ask.
+	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
+}
+
+// StorageReader reads storages and the volumes on them.
+type StorageReader interface {
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
 	// Room reads what room a host has for disks of VMs.
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether a volume (an ISO, say) is there for VMs of that host.
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
-	// FreeMemory is how many bytes of memory a host has that nothing uses.
-	FreeMemory(ctx context.Context, host string) (int64, error)
-	// GuestAddrs asks a VM's guest agent which addresses its network cards have.
-	// ErrNotYet where no agent answers; of kind fault.Refused where we may not ask.
-	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 	// OwnedVolumes lists the volids of the disk images on a storage, as that host
 	// sees it, whose name carries that VMID, sorted; whether or not any VM refers to them.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
+}
+
+// HostReader reads the hosts of the Proxmox cluster.
+type HostReader interface {
+	// Quorate says whether the Proxmox cluster has quorum right now.
+	Quorate(ctx context.Context) (bool, error)
+	// FreeMemory is how many bytes of memory a host has that nothing uses.
+	FreeMemory(ctx context.Context, host string) (int64, error)
 }
 
 // HA takes VMs out of Proxmox HA and puts them back.

@@ -9,7 +9,7 @@ import (
 
 // RequireQuorum is asked right before every call that can destroy: without
 // quorum Proxmox deletes a VM's disks first and fails afterwards.
-func RequireQuorum(ctx context.Context, px Inventory) error {
+func RequireQuorum(ctx context.Context, px HostReader) error {
 	quorate, err := px.Quorate(ctx)
 	if err != nil {
 		return fmt.Errorf("ask Proxmox for quorum: %w", err)

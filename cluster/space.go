@@ -32,7 +32,7 @@ func Size(bytes int64) string {
 	return fmt.Sprintf("%d GiB", bytes>>30)
 }
 
-func RoomOn(ctx context.Context, px Inventory, host string) Room {
+func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	room, err := px.Room(ctx, host)
 	room.Err = err
 	return room

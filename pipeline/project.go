@@ -237,7 +237,7 @@ func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must
 // be readable.
-func readable(ctx context.Context, p Project, px cluster.Inventory) ([]cluster.VM, *cluster.HostsAway, error) {
+func readable(ctx context.Context, p Project, px cluster.VMReader) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := px.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
 	if err != nil && !lacking {

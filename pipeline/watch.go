@@ -57,7 +57,7 @@ func (r Runs) Outcome(run string) (outcome string, err error) {
 }
 
 // Claim reads the claim in Proxmox, with any VMID; found is false if there is none.
-func (p Project) Claim(ctx context.Context, px cluster.Inventory) (c claim.State, found bool, err error) {
+func (p Project) Claim(ctx context.Context, px cluster.VMReader) (c claim.State, found bool, err error) {
 	vm, err := px.VMConfig(ctx, p.ClaimID())
 	switch {
 	case err == nil:
@@ -101,7 +101,7 @@ func (w *Watched) Requests() int {
 	return n
 }
 
-// VMs implements cluster.Inventory. If it would have to read many VMs, it reads all.
+// VMs implements cluster.VMReader. If it would have to read many VMs, it reads all.
 func (w *Watched) VMs(ctx context.Context) ([]cluster.VM, error) {
 	listed, err := w.Listed(ctx)
 	w.requests++
@@ -167,19 +167,19 @@ func (w *Watched) workedOn(known map[cluster.VMID]cluster.VM) map[cluster.VMID]b
 	return worked
 }
 
-// VM implements cluster.Inventory.
+// VM implements cluster.VMReader.
 func (w *Watched) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	w.requests += 2
 	return w.Listing.VM(ctx, id)
 }
 
-// VMConfig implements cluster.Inventory.
+// VMConfig implements cluster.VMReader.
 func (w *Watched) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	w.requests++
 	return w.Listing.VMConfig(ctx, id)
 }
 
-// OwnedVolumes implements cluster.Inventory.
+// OwnedVolumes implements cluster.StorageReader.
 func (w *Watched) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
 	w.requests++
 	return w.Listing.OwnedVolumes(ctx, host, storage, owner)

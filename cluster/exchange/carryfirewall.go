@@ -17,7 +17,7 @@ import (
 const rememberStep = "remember"
 
 // RememberFirewall tells the firewall of a VM that is to be deleted; see Replace.Firewall.
-func RememberFirewall(ctx context.Context, px cluster.Inventory, vm cluster.VM, s cluster.Strategy) (string, error) {
+func RememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
 	if s != cluster.Recreate {
 		return "", nil
 	}

@@ -23,7 +23,7 @@ type KeptRef struct {
 
 // Find reads the parking VM afresh and the disk's entry in its record; found is
 // false once that is gone.
-func (k KeptRef) Find(ctx context.Context, px cluster.Inventory) (p parking.Parking, entry parking.KeptDisk, found bool, err error) {
+func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parking, entry parking.KeptDisk, found bool, err error) {
 	p.VM, err = px.VM(ctx, k.Parking)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):

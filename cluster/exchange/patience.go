@@ -52,12 +52,13 @@ func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 }
 
 // VMState does as VM where it may be a backup that the VM runs for.
-func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, err := p.px.VMState(ctx, id)
-	if err != nil || vm.QMP != "prelaunch" {
-		return vm, err
+func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	s, err := p.px.VMState(ctx, id)
+	if err != nil || s.QMP != "prelaunch" {
+		return s, err
 	}
-	return p.VM(ctx, id)
+	vm, err := p.VM(ctx, id)
+	return vm.State(), err
 }
 
 func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }

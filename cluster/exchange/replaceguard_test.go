@@ -29,10 +29,9 @@ func (p *guardedPair) VM(_ context.Context, id cluster.VMID) (cluster.VM, error)
 	return vm, nil
 }
 
-func (p *guardedPair) VMState(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+func (p *guardedPair) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 	vm, err := p.VM(ctx, id)
-	vm.Config = nil
-	return vm, err
+	return vm.State(), err
 }
 
 func (p *guardedPair) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {

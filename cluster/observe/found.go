@@ -142,7 +142,7 @@ func (f *Found) VMOrZero() cluster.VM {
 }
 
 // observeMoves reads how far the hand-overs that were cut off have come.
-func observeMoves(ctx context.Context, px cluster.Inventory, found []Found) error {
+func observeMoves(ctx context.Context, px cluster.StorageReader, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(cluster.ObserveLimit)
 	for i := range found {

@@ -62,7 +62,7 @@ func ReadLocalData(ctx context.Context, kube cluster.KubeReader, nodes []*Found)
 }
 
 // ReadTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
-func ReadTies(ctx context.Context, px cluster.Inventory, nodes []*Found) []error {
+func ReadTies(ctx context.Context, px cluster.TieReader, nodes []*Found) []error {
 	if len(nodes) == 0 {
 		return nil
 	}

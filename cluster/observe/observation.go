@@ -149,7 +149,7 @@ func hostsOf(found []Found) []string {
 }
 
 // roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
-func roomsOf(ctx context.Context, px cluster.Inventory, hosts []string) map[string]cluster.Room {
+func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[string]cluster.Room {
 	read := make([]cluster.Room, len(hosts))
 	g := errgroup.Group{}
 	g.SetLimit(cluster.ObserveLimit)

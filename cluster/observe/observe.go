@@ -118,7 +118,7 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 			err = fmt.Errorf("%s is in maintenance mode: its machine has no configuration any more, as after talosctl reset", f.VM)
 		}
 		if f.VM != nil && !f.VM.Running {
-			err = cluster.SwitchedOff(*f.VM, err)
+			err = cluster.SwitchedOff(f.VM.State(), err)
 		}
 		f.Errs = append(f.Errs, err)
 	case f.VM != nil && m.UUID != f.VM.UUID():

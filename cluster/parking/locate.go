@@ -63,7 +63,7 @@ func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 
 // Dangling says whether the source of the hand-over that was begun last still
 // names a volume that Proxmox has already given another name.
-func (r Record) Dangling(ctx context.Context, px cluster.Inventory, vm, park cluster.VM) (bool, error) {
+func (r Record) Dangling(ctx context.Context, px cluster.StorageReader, vm, park cluster.VM) (bool, error) {
 	in := r.Intent
 	if in == nil {
 		return false, nil

@@ -65,8 +65,8 @@ func (bootedTalos) Booted(context.Context, netip.Addr) (cluster.Machine, error) 
 // runningVMs is a Proxmox whose VMs run.
 type runningVMs struct{ cluster.Proxmox }
 
-func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VM, error) {
-	return cluster.VM{ID: id, Running: true}, nil
+func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VMState, error) {
+	return cluster.VMState{ID: id, Running: true}, nil
 }
 
 // drainedNode is wk1, wanted with build "new", and its API.

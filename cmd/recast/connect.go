@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/pipeline"
@@ -86,7 +87,7 @@ func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Cli
 func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, error) {
 	c := p.Config
 	s.telemetry.Cluster(c.Cluster)
-	px, err := pve.New(pve.Options{
+	px, err := pve.New(api.Options{
 		Endpoints: c.Proxmox.Endpoints, Token: cluster.Secret(os.Getenv("PROXMOX_VE_API_TOKEN")),
 		Fingerprint: c.Proxmox.Fingerprint, CAFile: c.Proxmox.CAFile, Poll: time.Duration(c.Roll.Poll),
 		Wrap: s.telemetry.HTTP("proxmox"),

@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/setup"
@@ -196,14 +197,14 @@ func (f *initFlags) trusted(ctx context.Context, s *streams, p pipeline.Project,
 		return nil, err
 	}
 	_, err = px.Permissions(ctx, "/")
-	why, wrongName := pve.Untrusted(err)
+	why, wrongName := api.Untrusted(err)
 	if wrongName {
 		return nil, fault.WithHint(err, "if none of those names resolves from here: --fingerprint with what pvenode cert info shows on the node itself")
 	}
 	if why == "" || f.CAFile != "" || len(f.Endpoints) > 1 {
 		return px, err
 	}
-	seen, errSeen := pve.Fingerprint(ctx, f.Endpoints[0], nil)
+	seen, errSeen := api.Fingerprint(ctx, f.Endpoints[0], nil)
 	if errSeen != nil {
 		return nil, errors.Join(err, errSeen)
 	}

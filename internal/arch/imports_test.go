@@ -37,7 +37,7 @@ func checkImports(s source) []string {
 }
 
 // harnesses are the packages that only tests import and that may import testing.
-var harnesses = []string{"cluster/clustertest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
+var harnesses = []string{"cluster/clustertest", "internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
 
 func allowed(s source, imported string) bool {
 	own, ours := strings.CutPrefix(imported, module+"/")
@@ -100,9 +100,9 @@ func TestCheckImports(t *testing.T) {
 		"its own package from a test": {"cluster", "a_test.go", us + "cluster", nil},
 		"domain to the lab":           {"cluster", "a.go", us + "internal/sim", []string{"cluster/a.go:2: cluster may not import " + us + "internal/sim"}},
 		"adapter to pipeline":         {"internal/kube", "a.go", us + "pipeline", []string{"internal/kube/a.go:2: internal/kube may not import " + us + "pipeline"}},
-		"go-proxmox":                  {"internal/pve", "a.go", proxmox, nil},
+		"go-proxmox":                  {"internal/pve/api", "a.go", proxmox, nil},
 		"go-proxmox elsewhere":        {"images", "a.go", proxmox, []string{"images/a.go:2: images may not import " + proxmox}},
-		"a longer name":               {"internal/pve", "a.go", proxmox + "2", []string{"internal/pve/a.go:2: internal/pve may not import " + proxmox + "2"}},
+		"a longer name":               {"internal/pve/api", "a.go", proxmox + "2", []string{"internal/pve/api/a.go:2: internal/pve/api may not import " + proxmox + "2"}},
 		"lab command to the lab":      {"cmd/recast", "labdemo.go", us + "internal/sim", nil},
 		"other command to the lab":    {"cmd/recast", "roll.go", us + "internal/sim", []string{"cmd/recast/roll.go:2: cmd/recast may not import " + us + "internal/sim"}},
 		"lab command past the facade": {"cmd/recast", "lab.go", us + "internal/sim/world", []string{"cmd/recast/lab.go:2: cmd/recast may not import " + us + "internal/sim/world"}},

@@ -139,7 +139,10 @@ var table = []row{
 	{pkg: "internal/telemetry", files: tests, allow: []string{"github.com/prometheus/common/..."}},
 
 	// adapters: each implements interfaces of domain packages with one client library
-	{pkg: "internal/pve", allow: []string{"cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox, errgroup, "golang.org/x/sync/singleflight"}},
+	{pkg: "internal/pve", allow: []string{"internal/pve/api", "cluster", "cluster/firewall", "images", "internal/wait", "internal/fault", "internal/foreign", errgroup}},
+	{pkg: "internal/pve/api", allow: []string{"cluster", "images", "internal/wait", "internal/fault", "internal/foreign", proxmox}},
+	{pkg: "internal/pve/api/apitest", allow: []string{"internal/sim/network", "testing"}},
+	{pkg: "internal/pve/...", files: tests, allow: []string{"internal/pve/api/apitest"}},
 	{pkg: "internal/talos", allow: []string{
 		"cluster", "cluster/provenance", "cluster/reach", "internal/wait", "internal/fault", "internal/foreign", machinery, cosi, pki, grpc, protobuf, yaml, errgroup, upgradeK8s,
 	}},

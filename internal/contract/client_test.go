@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // values is a form for recast's client.
@@ -72,7 +73,7 @@ func TestClientErrors(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			s.wrong("nosuch")
 			err := s.client.SetConfig(t.Context(), s.read(s.newVM()), map[string]string{"nosuch": "1"}, nil)
-			e, ok := errors.AsType[*pve.Error](err)
+			e, ok := errors.AsType[*api.Error](err)
 			if !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown || !strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed.") {
 				t.Errorf("%+v", err)
 			}
@@ -83,7 +84,7 @@ func TestClientErrors(t *testing.T) {
 			id := s.freeID()
 			volid := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
 			err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id, "ide2="+volid+",media=cdrom")...))
-			e, ok := errors.AsType[*pve.TaskError](err)
+			e, ok := errors.AsType[*api.TaskError](err)
 			if !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) || !strings.Contains(e.Exit, "volume '"+volid+"' does not exist") {
 				t.Errorf("%v", err)
 			}
@@ -101,7 +102,7 @@ func TestClientIsNotLetIn(t *testing.T) {
 			o.Token = cluster.Secret(id + "=" + secret[:35] + "f")
 			began := time.Now()
 			err := s.asking(o)
-			e, ok := errors.AsType[*pve.Error](err)
+			e, ok := errors.AsType[*api.Error](err)
 			if took := time.Since(began); !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second {
 				t.Errorf("%v after %v", err, took)
 			}
@@ -111,7 +112,7 @@ func TestClientIsNotLetIn(t *testing.T) {
 		run(t, 0, func(t *testing.T, s *server) {
 			o := s.trusting()
 			o.Fingerprint = strings.Repeat("AB:", 31) + "AB"
-			if _, ok := errors.AsType[*pve.FingerprintError](s.asking(o)); !ok {
+			if _, ok := errors.AsType[*api.FingerprintError](s.asking(o)); !ok {
 				t.Error("it was let in")
 			}
 		})
@@ -119,8 +120,8 @@ func TestClientIsNotLetIn(t *testing.T) {
 }
 
 // trusting is a client's options to reach and trust the server.
-func (s *server) trusting() pve.Options {
-	o := pve.Options{Endpoints: []string{s.place.endpoint}, Token: cluster.Secret(s.place.token), Fingerprint: os.Getenv("PVE_FINGERPRINT")}
+func (s *server) trusting() api.Options {
+	o := api.Options{Endpoints: []string{s.place.endpoint}, Token: cluster.Secret(s.place.token), Fingerprint: os.Getenv("PVE_FINGERPRINT")}
 	if s.sim != nil {
 		o.Fingerprint, o.RootCAs, o.Dial = "", s.http.Transport.(*http.Transport).TLSClientConfig.RootCAs, s.sim.network.Dialer().DialContext
 	}
@@ -128,7 +129,7 @@ func (s *server) trusting() pve.Options {
 }
 
 // asking reads something with a separate client.
-func (s *server) asking(o pve.Options) error {
+func (s *server) asking(o api.Options) error {
 	s.t.Helper()
 	c, err := pve.New(o)
 	if err != nil {

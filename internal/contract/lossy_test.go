@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -40,7 +41,7 @@ func (l *lossy) client() *pve.Client {
 	proxy.StartTLS()
 	l.s.t.Cleanup(proxy.Close)
 	sum := sha256.Sum256(proxy.Certificate().Raw)
-	c := l.s.connect(pve.Options{Fingerprint: hex.EncodeToString(sum[:]), Dial: memory.Dialer().DialContext})
+	c := l.s.connect(api.Options{Fingerprint: hex.EncodeToString(sum[:]), Dial: memory.Dialer().DialContext})
 	l.s.t.Cleanup(c.Close)
 	return c
 }

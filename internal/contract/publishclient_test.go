@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // upload is content for the ISO storage of the node, in the form for recast's client.
@@ -82,7 +83,7 @@ func TestClientUpload(t *testing.T) {
 			u := s.clientUpload(s.isoName(), large)
 			u.SHA256 = sum("other")
 			err := s.client.Upload(t.Context(), u)
-			if e, ok := errors.AsType[*pve.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
+			if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
 				t.Errorf("error is %v", err)
 			}
 			s.wantISO(u.Name, -1)
@@ -175,7 +176,7 @@ func TestClientDownload(t *testing.T) {
 				t.Error("its size is known")
 			}
 			err := s.client.Download(t.Context(), d)
-			if _, failed := errors.AsType[*pve.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
+			if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
 				t.Errorf("error is %v", err)
 			}
 			s.wantISO(d.Name, -1)

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // taken counts the VMIDs used on the real server.
@@ -61,7 +61,7 @@ func newReal(t *testing.T, p place) *server {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 3 * time.Second}
 	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 2 * time.Minute}}
-	s.client = s.connect(pve.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
+	s.client = s.connect(api.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
 	t.Cleanup(func() {
 		s.removeAll()
 		s.client.Close()

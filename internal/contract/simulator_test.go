@@ -22,6 +22,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
@@ -136,7 +137,7 @@ func newSimulated(t *testing.T) *server {
 			first: 90000, last: 90099, taken: new(atomic.Int64),
 		},
 	}
-	s.client = s.connect(pve.Options{RootCAs: pool, Dial: dialer.DialContext})
+	s.client = s.connect(api.Options{RootCAs: pool, Dial: dialer.DialContext})
 	t.Cleanup(func() {
 		s.removeAll()
 		s.client.Close()
@@ -152,7 +153,7 @@ func newSimulated(t *testing.T) *server {
 }
 
 // connect makes a recast client with the suite's token.
-func (s *server) connect(o pve.Options) *pve.Client {
+func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
 	o.Endpoints, o.Token = []string{s.place.endpoint}, cluster.Secret(s.place.token)
 	c, err := pve.New(o)

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // unreachableHosts collects the hosts that do not answer, and the VMs on them.
@@ -22,7 +23,7 @@ type unreachableHosts struct {
 // queried: each request would take 30 s to fail. Proxmox reports this to every user,
 // from its current membership (pve-manager, API2Tools.pm, extract_node_stats); the
 // state of a VM there stays unchanged for minutes.
-func (c *Client) offline(ctx context.Context) (*unreachableHosts, error) {
+func (c *hosts) offline(ctx context.Context) (*unreachableHosts, error) {
 	_, offline, err := c.Nodes(ctx)
 	if err != nil {
 		return nil, err
@@ -52,11 +53,11 @@ func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 		a.vms = append(a.vms, moved.VMs...)
 		return true
 	}
-	if !isUnanswered(err) {
+	if !api.IsUnanswered(err) {
 		return false
 	}
-	e, _ := errors.AsType[*Error](err)
-	a.why[vm.Host] = fmt.Sprintf("does not answer (%d %s)", e.Status, e.said())
+	e, _ := errors.AsType[*api.Error](err)
+	a.why[vm.Host] = fmt.Sprintf("does not answer (%d %s)", e.Status, e.Said())
 	a.vms = append(a.vms, vm)
 	return true
 }
@@ -87,7 +88,7 @@ func (a *unreachableHosts) err() error {
 
 // unreachable returns the error for a VM whose host is offline, or failed to answer with
 // cause.
-func (c *Client) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
+func (c *hosts) unreachable(ctx context.Context, vm cluster.VM, cause error) error {
 	hosts, err := c.offline(ctx)
 	switch {
 	case err != nil:
@@ -98,11 +99,4 @@ func (c *Client) unreachable(ctx context.Context, vm cluster.VM, cause error) er
 		hosts.noteIfUnreachable(vm, cause)
 	}
 	return hosts.err()
-}
-
-// isUnanswered reports whether the node we asked got no answer from the host that it
-// forwarded the request to.
-func isUnanswered(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Status >= 590 && e.Status <= 599
 }

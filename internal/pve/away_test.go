@@ -15,10 +15,10 @@ import (
 // threeHosts is pve1 with VM 101, for which it answers itself, and pve2, of which pve1 knows two VMs.
 func threeHosts(pve1 *fake, pve2 string) {
 	vm101(pve1)
-	pve1.on(listPath, data(`[{"type":"qemu","vmid":202,"node":"pve2","status":"unknown"},
+	pve1.On(listPath, data(`[{"type":"qemu","vmid":202,"node":"pve2","status":"unknown"},
 		{"type":"qemu","vmid":101,"node":"pve1","name":"wk1","status":"running","pool":"talos","hastate":"started"},
 		{"type":"qemu","vmid":201,"node":"pve2","name":"wk2","status":"running"}]`))
-	pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"`+pve2+`"},{"node":"pve3","status":"offline"}]`))
+	pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"`+pve2+`"},{"node":"pve3","status":"offline"}]`))
 }
 
 func awayOn(why string) cluster.HostsAway {
@@ -39,13 +39,13 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 	}{
 		"offline": {"offline", func(*fake) {}, awayOn("is offline"), 0},
 		"its pveproxy is down": {"online", func(pve1 *fake) {
-			pve1.on("GET /nodes/pve2/qemu/201/pending", refused)
-			pve1.on("GET /nodes/pve2/qemu/202/pending", refused)
+			pve1.On("GET /nodes/pve2/qemu/201/pending", refused)
+			pve1.On("GET /nodes/pve2/qemu/202/pending", refused)
 		}, awayOn("does not answer (595 Connection refused)"), 5 * time.Second},
 		"it went down while it was asked": {"online", func(pve1 *fake) {
 			late := after(30*time.Second, raw("595 Connection timed out", ""))
-			pve1.on("GET /nodes/pve2/qemu/201/pending", late)
-			pve1.on("GET /nodes/pve2/qemu/202/pending", late)
+			pve1.On("GET /nodes/pve2/qemu/201/pending", late)
+			pve1.On("GET /nodes/pve2/qemu/202/pending", late)
 		}, awayOn("does not answer (595 Connection timed out)"), 2 * time.Minute},
 	}
 	for name, tc := range cases {
@@ -53,7 +53,7 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				threeHosts(pve1, tc.state)
 				tc.prepare(pve1)
 				began := time.Now()
@@ -81,9 +81,9 @@ func TestUnreachableHostWithoutVMs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
 		vms, err := s.client(t, "pve1").VMs(t.Context())
 		if err != nil || len(vms) != 1 {
 			t.Errorf("%v, %v", vms, err)
@@ -109,11 +109,11 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				threeHosts(pve1, tc.state)
 				if tc.answer != nil {
-					pve1.on("GET /nodes/pve2/qemu/201/pending", tc.answer)
-					pve1.on("GET /nodes/pve2/qemu/202/pending", tc.answer)
+					pve1.On("GET /nodes/pve2/qemu/201/pending", tc.answer)
+					pve1.On("GET /nodes/pve2/qemu/202/pending", tc.answer)
 				}
 				began := time.Now()
 				_, err := s.client(t, "pve1").VM(t.Context(), tc.id)

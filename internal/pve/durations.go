@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"sync"
 	"time"
+
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // durations records how long tasks took, by kind. Proxmox does not announce the end
@@ -28,10 +30,10 @@ var shorter = []time.Duration{128, 64, 32, 16, 8}
 // rest names the drives.
 var numbers = regexp.MustCompile(`\d{3,}`)
 
-func kindOf(u UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID, "") }
+func kindOf(u api.UPID) string { return u.Type + " " + numbers.ReplaceAllString(u.ID, "") }
 
 // expected returns how long the task will take; 0 if unknown.
-func (t *durations) expected(u UPID) time.Duration {
+func (t *durations) expected(u api.UPID) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if known, ok := t.last[kindOf(u)]; ok {
@@ -42,7 +44,7 @@ func (t *durations) expected(u UPID) time.Duration {
 
 // add records a task that succeeded: it still ran after ran (0: never seen running),
 // and had ended after ended.
-func (t *durations) add(u UPID, ran, ended time.Duration) {
+func (t *durations) add(u api.UPID, ran, ended time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.last == nil {

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -27,7 +28,7 @@ func TestDurations(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var d durations
-				u := UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
+				u := api.UPID{Type: "qmmove", ID: "101-scsi1>9001-scsi1"}
 				once := func(takes time.Duration) (looks int, late time.Duration) {
 					begun, ran := time.Now(), time.Duration(0)
 					w := wait.For{First: firstPoll, Every: 2 * time.Second, Expected: d.expected(u)}
@@ -58,13 +59,13 @@ func TestDurations(t *testing.T) {
 				if looks > c.looks || late > c.late {
 					t.Errorf("%d looks, %s late", looks, late)
 				}
-				if other := d.expected(UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}); other != d.expected(u) {
+				if other := d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}); other != d.expected(u) {
 					t.Errorf("the same of another VM is expected to take %s", other)
 				}
-				if other := d.expected(UPID{Type: "qmstart", ID: "101"}); other != 0 {
+				if other := d.expected(api.UPID{Type: "qmstart", ID: "101"}); other != 0 {
 					t.Errorf("one of another type is expected to take %s", other)
 				}
-				if other := d.expected(UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
+				if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
 					t.Errorf("no estimate for a task of another drive")
 				}
 			})

@@ -13,10 +13,18 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
+// editor changes VMs.
+type editor struct {
+	storages *storages
+	vms      *vms
+	changes  *changer
+}
+
 // CreateVM implements cluster.Editor.
-func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
+func (c *editor) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	params := maps.Clone(config)
 	for _, key := range []string{"start", "force", "archive", "vmid", "digest"} {
 		if _, has := params[key]; has {
@@ -27,19 +35,19 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 		params = map[string]string{}
 	}
 	params["vmid"] = strconv.Itoa(int(id))
-	err := c.carryOut(ctx, mutation{
+	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(host) + "/qemu", params: params,
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
 	})
 	if err == nil {
-		c.seen.add(id, host, time.Now())
+		c.vms.seen.add(id, host, time.Now())
 	}
 	return err
 }
 
 // SetConfig implements cluster.Editor. If it fails, it leaves nothing pending for
 // the VM's next stop or start.
-func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
+func (c *editor) SetConfig(ctx context.Context, vm cluster.VM, set map[string]string, del []string) error {
 	if len(set) == 0 && len(del) == 0 {
 		return nil
 	}
@@ -55,7 +63,7 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	}
 	m := configChange(vm, params, touchesDisk(set, del))
 	m.look = c.seeConfig(vm, set, del)
-	if err := c.carryOut(ctx, m); err != nil {
+	if err := c.changes.carryOut(ctx, m); err != nil {
 		return c.refused(ctx, vm, slices.AppendSeq(slices.Clone(del), maps.Keys(set)), err)
 	}
 	return nil
@@ -63,7 +71,7 @@ func (c *Client) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 
 // refused returns the error of a failed change of those keys, after reverting what
 // the change left pending.
-func (c *Client) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
+func (c *editor) refused(ctx context.Context, vm cluster.VM, touched []string, err error) error {
 	if errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, cluster.ErrChanged) {
 		return err
 	}
@@ -90,9 +98,9 @@ func configChange(vm cluster.VM, params map[string]string, slow bool) mutation {
 // that the running guest did not follow, or that failed on a stopped one, and
 // retries it when the VM stops or starts (QemuServer.pm, vmconfig_apply_pending).
 // What was pending before stays.
-func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
+func (c *editor) revertPending(ctx context.Context, was cluster.VM, touched []string) error {
 	now := was
-	if err := c.readConfig(ctx, &now); isNoConfig(err) {
+	if err := c.vms.readConfig(ctx, &now); isNoConfig(err) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("see what the refused change left pending: %w", err)
@@ -109,7 +117,7 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 	}
 	m := configChange(now, params, false)
 	m.look = c.seeReverted(now, left)
-	if err := c.carryOut(ctx, m); err != nil {
+	if err := c.changes.carryOut(ctx, m); err != nil {
 		return fmt.Errorf("revert what the refused change left pending (%s): %w", strings.Join(left, ", "), err)
 	}
 	return nil
@@ -117,20 +125,20 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an
 // error: a volume could not be freed.
-func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
-	defer c.seen.forget(vm.ID)
-	return c.carryOut(ctx, mutation{
+func (c *editor) DeleteVM(ctx context.Context, vm cluster.VM) error {
+	defer c.vms.seen.forget(vm.ID)
+	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})
 }
 
 // MoveDisk implements cluster.Editor.
-func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+func (c *editor) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	params := map[string]string{"disk": key, "target-vmid": strconv.Itoa(int(to)), "target-disk": toKey}
 	if err := withDigest(params, vm); err != nil {
 		return err
 	}
-	return c.carryOut(ctx, mutation{
+	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "move_disk"), params: params,
 		worker: moveWorker(vm, key, to, toKey), slot: true, repeatable: true, look: c.seeMoved(vm, key, to, toKey),
 	})
@@ -142,5 +150,55 @@ func withDigest(params map[string]string, vm cluster.VM) error {
 		return fmt.Errorf("%s was read without a digest, so a change could overwrite someone else's", vm)
 	}
 	params["digest"] = vm.Digest
+	return nil
+}
+
+// FreeDisk implements cluster.Editor. It refuses a volume that another VM owns:
+// Proxmox would drop the key and leave the volume.
+func (c *editor) FreeDisk(ctx context.Context, vm cluster.VM, key string) error {
+	disk, err := cluster.ParseDisk(key, vm.Config[key])
+	if err != nil {
+		return fmt.Errorf("free a disk of %s: %w", vm, err)
+	}
+	if disk.Owner != vm.ID {
+		return fault.PruneRefused.Refusedf("%s of %s: %s is not a volume of this VM, so it is not freed", key, vm, disk.Volid)
+	}
+	params := map[string]string{"delete": key, "force": "1"}
+	if err := withDigest(params, vm); err != nil {
+		return err
+	}
+	m := configChange(vm, params, true)
+	m.look = c.seeFreed(vm, disk)
+	if err := c.changes.carryOut(ctx, m); err != nil {
+		return c.refused(ctx, vm, []string{key}, err)
+	}
+	return c.checkFreed(ctx, vm, disk)
+}
+
+// checkFreed checks that the disk is gone: a task may succeed while a running guest
+// still holds the disk, or while its storage does not free it.
+func (c *editor) checkFreed(ctx context.Context, vm cluster.VM, disk cluster.Disk) error {
+	now := vm
+	if err := c.vms.readConfig(ctx, &now); err != nil {
+		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
+	}
+	if slices.Contains(now.Pending, disk.Key) {
+		return fmt.Errorf("%s is not freed: the removal of %s from %s is pending", disk.Volid, disk.Key, vm)
+	}
+	for _, key := range slices.Sorted(maps.Keys(now.Config)) {
+		if d, err := cluster.ParseDisk(key, now.Config[key]); err == nil && d.Volid == disk.Volid {
+			return fmt.Errorf("%s is not freed: it is %s of %s", disk.Volid, key, vm)
+		}
+	}
+	if _, still := now.Config[disk.Key]; still {
+		return fmt.Errorf("%s is freed, but %s of %s is there again", disk.Volid, disk.Key, vm)
+	}
+	there, err := c.storages.HasVolume(ctx, vm.Host, disk.Volid)
+	if err != nil {
+		return fmt.Errorf("see whether %s is freed: %w", disk.Volid, err)
+	}
+	if there {
+		return fmt.Errorf("%s is not freed: no drive of %s holds it, but its storage still has it", disk.Volid, vm)
+	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,9 +9,11 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // sent records the parameters of the last change and answers with then.
@@ -90,25 +93,25 @@ func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				answer := data("null")
 				if tc.task {
 					answer = data(`"` + testUPID + `"`)
 				}
 				var params map[string]string
-				pve1.on(tc.request, sent(&params, answer))
-				pve1.on(statusPath, running, stopped("OK"))
+				pve1.On(tc.request, sent(&params, answer))
+				pve1.On(statusPath, running, stopped("OK"))
 				if err := tc.do(t, s.client(t, "pve1")); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(tc.params, params); diff != "" {
+				if diff := gocmp.Diff(tc.params, params); diff != "" {
 					t.Errorf("parameters (-want +got):\n%s", diff)
 				}
 				want := []string{tc.request}
 				if tc.task {
 					want = append(want, statusPath, statusPath)
 				}
-				if diff := cmp.Diff(want, pve1.requests()); diff != "" {
+				if diff := gocmp.Diff(want, pve1.Requests()); diff != "" {
 					t.Errorf("requests (-want +got):\n%s", diff)
 				}
 			})
@@ -120,18 +123,18 @@ func TestDeleteSendsNoParameters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
+		pve1 := s.Node(t, "pve1")
+		pve1.On("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
 			if r.ContentLength != 0 {
 				t.Errorf("a body of %d bytes", r.ContentLength)
 			}
 			data(`"`+testUPID+`"`)(w, r)
 		})
-		pve1.on(statusPath, stopped("OK"))
+		pve1.On(statusPath, stopped("OK"))
 		if err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.requests()); diff != "" {
+		if diff := gocmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests()); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 	})
@@ -169,11 +172,11 @@ func TestNothingIsSent(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
-				if got := pve1.requests(); len(got) > 0 {
+				if got := pve1.Requests(); len(got) > 0 {
 					t.Errorf("sent %q", got)
 				}
 			})
@@ -185,19 +188,19 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
 			`{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`))
-		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
 		var params map[string]string
-		pve1.on("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before", Pending: []string{"cores", "memory"}}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Params["scsi1"] == "" {
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
 			t.Errorf("error is %v", err)
 		}
-		if diff := cmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
+		if diff := gocmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
 			t.Errorf("taken back (-want +got):\n%s", diff)
 		}
 	})
@@ -223,11 +226,11 @@ func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
-		pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
-		pve1.on("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
+		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
+		pve1.On("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
 		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
@@ -242,14 +245,144 @@ func TestRefusedChangeOfAVMThatIsGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.on("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
+		pve1 := s.Node(t, "pve1")
+		pve1.On("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
+		pve1.On("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
 		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "before"}
 		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"onboot": "0"}, nil)
 		const want = "PUT /nodes/pve1/qemu/101/config: " + noVM101
 		if fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
+		}
+	})
+}
+
+const (
+	freed   = `{"digest":"after","scsi0":"fast:101/vm-101-disk-0.raw,size=10G"}`
+	content = "GET /nodes/pve1/storage/fast/content"
+)
+
+var disks101 = cluster.VM{
+	ID: 101, Name: "wk1", Host: "pve1", Digest: "before",
+	Config: map[string]string{
+		"scsi0": "fast:101/vm-101-disk-0.raw,size=10G", "scsi1": "fast:101/vm-101-disk-1.raw,size=2G", "unused0": "fast:101/vm-101-disk-2.raw",
+		"scsi2": "data:200/vm-200-disk-0.raw", "ide2": "isos:iso/x.iso,media=cdrom", "ide0": "none,media=cdrom",
+	},
+}
+
+func TestFreeDisk(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		key     string
+		task    string
+		config  string
+		pending string
+		listed  string
+		want    string
+	}{
+		"drive":    {key: "scsi1", want: "<nil>"},
+		"detached": {key: "unused0", want: "<nil>"},
+		"task fails": {
+			key: "scsi1", task: "unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)",
+			want: "task qmdestroy 101 on pve1: unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)",
+		},
+		"key is still there": {
+			key: "scsi1", config: `{"scsi1":"fast:101/vm-101-disk-1.raw,size=2G"}`,
+			want: `fast:101/vm-101-disk-1.raw is not freed: it is scsi1 of VM 101 "wk1" on pve1`,
+		},
+		"key holds another volume": {
+			key: "scsi1", config: `{"scsi1":"fast:101/vm-101-disk-9.raw,size=2G"}`,
+			want: `fast:101/vm-101-disk-1.raw is freed, but scsi1 of VM 101 "wk1" on pve1 is there again`,
+		},
+		"detached instead": {
+			key: "scsi1", config: `{"unused1":"fast:101/vm-101-disk-1.raw"}`,
+			want: `fast:101/vm-101-disk-1.raw is not freed: it is unused1 of VM 101 "wk1" on pve1`,
+		},
+		"pending": {
+			key: "scsi1", pending: `[{"key":"scsi1","value":"fast:101/vm-101-disk-1.raw","delete":2}]`,
+			want: `fast:101/vm-101-disk-1.raw is not freed: the removal of scsi1 from VM 101 "wk1" on pve1 is pending`,
+		},
+		"storage keeps it": {
+			key: "scsi1", listed: `[{"volid":"fast:101/vm-101-disk-1.raw","size":1}]`,
+			want: `fast:101/vm-101-disk-1.raw is not freed: no drive of VM 101 "wk1" on pve1 holds it, but its storage still has it`,
+		},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.Node(t, "pve1")
+				var params map[string]string
+				pve1.On("POST /nodes/pve1/qemu/101/config", sent(&params, data(`"`+testUPID+`"`)))
+				pve1.On(logPath, data(`[]`))
+				pve1.On(statusPath, running, stopped(cmp.Or(tc.task, "OK")))
+				pve1.On(onVM101+"/config", data(cmp.Or(tc.config, freed)))
+				pve1.On(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
+				pve1.On(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
+				if err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, tc.key); fmt.Sprint(err) != tc.want {
+					t.Errorf("error is %v\nwant     %s", err, tc.want)
+				}
+				if diff := gocmp.Diff(map[string]string{"delete": tc.key, "force": "1", "digest": "before"}, params); diff != "" {
+					t.Errorf("parameters (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestFreeDiskRefuses(t *testing.T) {
+	t.Parallel()
+	undigested := disks101
+	undigested.Digest = ""
+	cases := map[string]struct {
+		vm      cluster.VM
+		key     string
+		want    string
+		refused bool
+	}{
+		"another VM's volume": {disks101, "scsi2", `scsi2 of VM 101 "wk1" on pve1: data:200/vm-200-disk-0.raw is not a volume of this VM, so it is not freed`, true},
+		"ISO":                 {disks101, "ide2", `ide2 of VM 101 "wk1" on pve1: isos:iso/x.iso is not a volume of this VM, so it is not freed`, true},
+		"empty drive":         {disks101, "ide0", `ide0 of VM 101 "wk1" on pve1: none is not a volume of this VM, so it is not freed`, true},
+		"no such drive":       {disks101, "scsi7", `free a disk of VM 101 "wk1" on pve1: scsi7: no volume in ""`, false},
+		"no drive":            {disks101, "name", `free a disk of VM 101 "wk1" on pve1: "name" is not a drive`, false},
+		"no digest":           {undigested, "scsi1", `VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`, false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.Node(t, "pve1")
+				err := s.client(t, "pve1").FreeDisk(t.Context(), tc.vm, tc.key)
+				if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
+					t.Errorf("error is %v\nwant     %s", err, tc.want)
+				}
+				if got := pve1.Requests(); len(got) > 0 {
+					t.Errorf("sent %q", got)
+				}
+			})
+		})
+	}
+}
+
+func TestFreeDiskThatIsRefusedIsTakenBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
+			`{"errors":{"scsi1":"unable to apply pending change scsi1 : unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`))
+		pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
+		pve1.On(onVM101+"/pending", data(`[{"key":"scsi1","delete":2}]`))
+		var params map[string]string
+		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+		err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, "scsi1")
+		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
+			t.Errorf("error is %v", err)
+		}
+		if diff := gocmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
+			t.Errorf("taken back (-want +got):\n%s", diff)
 		}
 	})
 }

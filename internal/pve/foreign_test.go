@@ -34,11 +34,11 @@ func TestForeignTextIsOneLine(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
-				pve1.on("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-				pve1.on("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+				pve1 := s.Node(t, "pve1")
+				pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+				pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
 				for request, answer := range answers {
-					pve1.on(request, answer)
+					pve1.On(request, answer)
 				}
 				c, vm := s.client(t, "pve1"), cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
 				err := c.readConfig(t.Context(), &vm)

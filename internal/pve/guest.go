@@ -2,7 +2,6 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,27 +9,12 @@ import (
 	"net/url"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// FreeMemory implements cluster.Inventory. "used" excludes what Linux can reclaim;
-// before Proxmox 9 there is no "available" (API2/Nodes.pm, status).
-func (c *Client) FreeMemory(ctx context.Context, host string) (int64, error) {
-	var status struct {
-		Memory struct{ Total, Used, Available json.Number }
-	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &status); err != nil {
-		return 0, err
-	}
-	m := status.Memory
-	if m.Available != "" {
-		return bytesOf(m.Available), nil
-	}
-	return bytesOf(m.Total) - bytesOf(m.Used), nil
-}
-
-// GuestAddrs implements cluster.Inventory. Every error of the agent, including a
+// GuestAddrs implements cluster.TieReader. Every error of the agent, including a
 // missing agent, has status 500 (API2/Qemu/Agent.pm).
-func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
+func (c *vms) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, error) {
 	var answer struct {
 		Result []struct {
 			Name      string
@@ -39,8 +23,8 @@ func (c *Client) GuestAddrs(ctx context.Context, vm cluster.VM) ([]netip.Addr, e
 			} `json:"ip-addresses"`
 		}
 	}
-	err := c.get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusInternalServerError {
+	err := c.Get(ctx, fmt.Sprintf("/nodes/%s/qemu/%d/agent/network-get-interfaces", url.PathEscape(vm.Host), vm.ID), &answer)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusInternalServerError {
 		return nil, fmt.Errorf("%w: %w", cluster.ErrNotYet, err)
 	}
 	if err != nil {

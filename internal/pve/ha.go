@@ -13,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -30,11 +31,17 @@ var (
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
 
-// HAResource implements cluster.Inventory.
-func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
+// ha takes VMs out of Proxmox HA and puts them back.
+type ha struct {
+	*api.Conn
+	changes *changer
+}
+
+// HAResource implements cluster.TieReader.
+func (c *ha) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
-	if err := c.get(ctx, haResources+"/"+sid(id), &raw); err != nil {
-		if isInternal(err, noResource) {
+	if err := c.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
+		if api.IsInternal(err, noResource) {
 			return nil, nil
 		}
 		return nil, err
@@ -60,7 +67,7 @@ func haResource(id cluster.VMID, raw rawConfig) (*cluster.HAResource, error) {
 func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	bySID, err := once(ctx, l, "HA", func() (map[string]rawConfig, error) {
 		var rows []rawConfig
-		err := l.get(ctx, haResources+"?type=vm", &rows)
+		err := l.Get(ctx, haResources+"?type=vm", &rows)
 		bySID := make(map[string]rawConfig, len(rows))
 		for _, r := range rows {
 			delete(r, "errors")
@@ -77,7 +84,7 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 // RemoveHA implements cluster.HA. It returns when the cluster's resource manager has
 // released the VM: until its next round, about every 10 s, it would restart a
 // stopped VM.
-func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
+func (c *ha) RemoveHA(ctx context.Context, id cluster.VMID) error {
 	r, err := c.HAResource(ctx, id)
 	if err == nil && r != nil {
 		err = c.removeResource(ctx, id)
@@ -91,28 +98,28 @@ func (c *Client) RemoveHA(ctx context.Context, id cluster.VMID) error {
 // removeResource sends purge=0, because Proxmox would otherwise remove the VM from
 // the rules that name it. A Proxmox that does not know the parameter either has no
 // rules or removes the VM from them anyway.
-func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
+func (c *ha) removeResource(ctx context.Context, id cluster.VMID) error {
 	path := haResources + "/" + sid(id)
 	remove := mutation{method: http.MethodDelete, path: path + "?purge=0", look: c.seeHA(id, nil)}
-	err := c.carryOut(ctx, remove)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
+	err := c.changes.carryOut(ctx, remove)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && e.Params["purge"] != "" {
 		if err := c.refuseRules(ctx, id); err != nil {
 			return err
 		}
 		remove.path = path
-		err = c.carryOut(ctx, remove)
+		err = c.changes.carryOut(ctx, remove)
 	}
-	if isInternal(err, notManaged) {
+	if api.IsInternal(err, notManaged) {
 		return nil
 	}
 	return err
 }
 
 // refuseRules refuses if any HA rule names the VM.
-func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
+func (c *ha) refuseRules(ctx context.Context, id cluster.VMID) error {
 	var rules []struct{ Rule, Resources string }
-	err := c.get(ctx, "/cluster/ha/rules", &rules)
-	if e, ok := errors.AsType[*Error](err); ok && e.Status == http.StatusNotImplemented {
+	err := c.Get(ctx, "/cluster/ha/rules", &rules)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusNotImplemented {
 		return nil // Proxmox VE 8 has groups, which are a setting of the resource
 	}
 	if err != nil {
@@ -133,7 +140,7 @@ func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 }
 
 // AddHA implements cluster.HA.
-func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
+func (c *ha) AddHA(ctx context.Context, r cluster.HAResource) error {
 	now, err := c.HAResource(ctx, r.VMID)
 	if err != nil {
 		return err
@@ -146,7 +153,7 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	params["sid"], params["state"] = sid(r.VMID), cmp.Or(r.State, "started")
 	// Proxmox refuses a resource that exists, so a second request is harmless.
 	add := mutation{method: http.MethodPost, path: haResources, params: params, repeatable: true, look: c.seeHA(r.VMID, &r)}
-	if err := c.carryOut(ctx, add); err != nil {
+	if err := c.changes.carryOut(ctx, add); err != nil {
 		return err
 	}
 	return c.awaitHA(ctx, r.VMID, true)
@@ -187,15 +194,15 @@ func haValues(r cluster.HAResource) map[string]string {
 // awaitHA waits until Proxmox HA manages the VM, or no longer does. The HA status
 // lists what is configured and what the resource manager still manages; the VM's own
 // status shows only the former.
-func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
+func (c *ha) awaitHA(ctx context.Context, id cluster.VMID, managed bool) error {
 	name := "Proxmox HA releases " + sid(id)
 	if managed {
 		name = "Proxmox HA takes over " + sid(id)
 	}
-	return wait.Until(ctx, wait.For{Name: name, Every: c.poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
+	return wait.Until(ctx, wait.For{Name: name, Every: c.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
 		state, found, err := c.haState(ctx, id)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if !found {
 			state = "not in HA"
@@ -204,9 +211,9 @@ func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) err
 	})
 }
 
-func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
+func (c *ha) haState(ctx context.Context, id cluster.VMID) (state string, found bool, err error) {
 	var rows []struct{ Type, SID, State string }
-	if err := c.get(ctx, "/cluster/ha/status/current", &rows); err != nil {
+	if err := c.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
 		return "", false, err
 	}
 	for _, r := range rows {
@@ -215,4 +222,25 @@ func (c *Client) haState(ctx context.Context, id cluster.VMID) (state string, fo
 		}
 	}
 	return "", false, nil
+}
+
+// seeHA checks whether a VM is in Proxmox HA as wanted; nil means not in it.
+func (c *ha) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		now, err := c.HAResource(ctx, id)
+		switch {
+		case err != nil:
+			return sight{}, err
+		case now == nil && want == nil:
+			return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}, nil
+		case now == nil:
+			return sight{state: untouched, what: sid(id) + " is not in Proxmox HA"}, nil
+		case want == nil:
+			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
+		}
+		if err := sameHA(*now, *want); err != nil {
+			return sight{superseded, err.Error(), cluster.ErrExists}, nil
+		}
+		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
+	}
 }

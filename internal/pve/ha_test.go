@@ -43,14 +43,14 @@ func testRemoveHA(t *testing.T, cases map[string]removal) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				for request, answers := range tc.answers {
-					pve1.on(request, answers...)
+					pve1.On(request, answers...)
 				}
 				if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
-				if diff := cmp.Diff(tc.requests, pve1.requests()); diff != "" {
+				if diff := cmp.Diff(tc.requests, pve1.Requests()); diff != "" {
 					t.Errorf("requests (-want +got):\n%s", diff)
 				}
 			})
@@ -134,9 +134,9 @@ func TestRemoveHAGivesUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on(haGet, noHA)
-		pve1.on(haStatus, haListed)
+		pve1 := s.Node(t, "pve1")
+		pve1.On(haGet, noHA)
+		pve1.On(haStatus, haListed)
 		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
 		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != want {
 			t.Errorf("error is %v\nwant     %s", err, want)
@@ -148,9 +148,9 @@ func TestRemoveHAWithoutAnAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on(haGet, inHA)
-		pve1.on(haDelete+"?purge=0", lost)
+		pve1 := s.Node(t, "pve1")
+		pve1.On(haGet, inHA)
+		pve1.On(haDelete+"?purge=0", lost)
 		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("error is %v", err)
 		}
@@ -212,11 +212,11 @@ func TestAddHA(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				var params map[string]string
-				pve1.on(haGet, tc.get)
-				pve1.on(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
-				pve1.on(haStatus, haUnlisted, haListed)
+				pve1.On(haGet, tc.get)
+				pve1.On(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
+				pve1.On(haStatus, haUnlisted, haListed)
 				err := s.client(t, "pve1").AddHA(t.Context(), tc.want)
 				if fmt.Sprint(err) != tc.err {
 					t.Errorf("error is %v\nwant     %s", err, tc.err)
@@ -227,7 +227,7 @@ func TestAddHA(t *testing.T) {
 				if diff := cmp.Diff(tc.sent, params); diff != "" {
 					t.Errorf("parameters (-want +got):\n%s", diff)
 				}
-				if diff := cmp.Diff(tc.requests, pve1.requests()); diff != "" {
+				if diff := cmp.Diff(tc.requests, pve1.Requests()); diff != "" {
 					t.Errorf("requests (-want +got):\n%s", diff)
 				}
 			})

@@ -15,6 +15,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -47,7 +49,7 @@ func newLab(t *testing.T) lab {
 	w.AddStorage(world.Storage{ID: "fast", Type: "dir", Content: []string{"images"}, Capacity: 100 << 30})
 	w.AddRole("Recast", strings.Fields("VM.Allocate VM.Audit VM.PowerMgmt VM.Config.Disk VM.Config.CDROM VM.Config.CPU VM.Config.Memory VM.Config.Network "+
 		"VM.Config.HWType VM.Config.Options Datastore.AllocateSpace Datastore.Audit Datastore.AllocateTemplate SDN.Use Sys.Audit")...)
-	w.AddToken(world.Token{ID: "recast@pve!roll", Secret: testSecret, Privsep: true})
+	w.AddToken(world.Token{ID: "recast@pve!roll", Secret: apitest.Secret, Privsep: true})
 	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
 		w.Grant(world.ACL{Path: "/", Who: who, Role: "Recast", Propagate: true})
 	}
@@ -61,11 +63,11 @@ func newLab(t *testing.T) lab {
 	s, rec := newSite(t), record.New()
 	apidoctest.Check(t, rec)
 	server := pveapi.New(w, rec, "pve1")
-	l, err := s.net.Listen("pve1:8006")
+	l, err := s.Net.Listen("pve1:8006")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.Serve(l, s.cert)
+	server.Serve(l, s.Cert)
 	t.Cleanup(func() { _ = server.Close() })
 	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec}
 }
@@ -203,7 +205,7 @@ func TestRefusedChanges(t *testing.T) {
 				l.world.FillStorage("fast")
 				return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:10"})
 			},
-			ErrNoSpace, "",
+			api.ErrNoSpace, "",
 		},
 		"VM runs": {
 			func(t *testing.T, l lab) error {

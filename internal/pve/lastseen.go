@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // seenFor is how long a VM is first looked for where it was seen, before the
@@ -69,23 +70,23 @@ func (l *lastSeen) forget(id cluster.VMID) {
 // up: the host no longer shows it, or the token no longer may (rights from a pool
 // end with the VM). If the host does not answer, the list decides whether the VM is
 // still there; the host is not asked again.
-func (c *Client) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
+func (c *vms) whereSeen(ctx context.Context, id cluster.VMID, read reading) (vm cluster.VM, found bool, err error) {
 	host, known := c.seen.of(id)
 	if !known {
 		return vm, false, nil
 	}
 	vm = cluster.VM{ID: id, Host: host}
 	err = read(ctx, &vm)
-	_, answered := errors.AsType[*Error](err)
+	_, answered := errors.AsType[*api.Error](err)
 	switch {
 	case err == nil:
 		return vm, true, nil
-	case isUnanswered(err):
+	case api.IsUnanswered(err):
 		defer c.seen.forget(id)
 		rows, errList := c.resources(ctx)
 		still := slices.ContainsFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id && r.Node == host })
 		if errList != nil || still {
-			return cluster.VM{}, true, errors.Join(c.unreachable(ctx, vm, err), errList)
+			return cluster.VM{}, true, errors.Join(c.hosts.unreachable(ctx, vm, err), errList)
 		}
 		return cluster.VM{}, false, nil
 	}

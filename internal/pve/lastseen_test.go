@@ -16,11 +16,11 @@ import (
 // on101 are pve1's answers about VM 101 for another host.
 func on101(pve1 *fake, host, what string) {
 	for _, path := range []string{"config", "pending", "status/current"} {
-		pve1.on("GET /nodes/"+host+"/qemu/101/"+path, pve1.routes["GET /nodes/pve1/qemu/101/"+path]...)
+		pve1.On("GET /nodes/"+host+"/qemu/101/"+path, pve1.Answers("GET /nodes/pve1/qemu/101/"+path)...)
 	}
 	if what != "" {
 		for _, path := range []string{"config", "pending", "status/current"} {
-			pve1.on("GET /nodes/pve1/qemu/101/"+path, raw(what, ""))
+			pve1.On("GET /nodes/pve1/qemu/101/"+path, raw(what, ""))
 		}
 	}
 }
@@ -31,7 +31,7 @@ func TestVMWhereLastSeen(t *testing.T) {
 	t.Parallel()
 	moved := func(what string) func(pve1 *fake) {
 		return func(pve1 *fake) {
-			pve1.on(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve2","status":"running"}]`))
+			pve1.On(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve2","status":"running"}]`))
 			on101(pve1, "pve2", what)
 		}
 	}
@@ -49,22 +49,22 @@ func TestVMWhereLastSeen(t *testing.T) {
 		"it may not be read there": {then: moved("403 Permission check failed (/vms/101, VM.Audit)"), host: "pve2", listed: 1},
 		"off there, on elsewhere": {then: func(pve1 *fake) {
 			moved("")(pve1)
-			pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
 		}, host: "pve2", listed: 1},
 		"the host has left the cluster": {then: moved("500 hostname lookup 'pve1' failed - failed to get address info for: pve1: Name or service not known"), host: "pve2", listed: 1},
 		"migrated between two reads": {then: func(pve1 *fake) {
 			moved("")(pve1)
-			pve1.on("GET /nodes/pve1/qemu/101/status/current", raw(noVM101, ""))
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", raw(noVM101, ""))
 		}, host: "pve2", listed: 1},
 		"fenced, and shown by a host that was cut off": {then: moved(""), later: seenFor, host: "pve2", listed: 1},
 		"deleted, and seen through its pool alone": {then: func(pve1 *fake) {
-			pve1.on(listPath, data(`[]`))
-			pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			pve1.On(listPath, data(`[]`))
+			pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 			on101(pve1, "pve2", "403 Permission check failed (/vms/101, VM.Audit)")
 		}, listed: 1, missing: true},
 		"deleted": {then: func(pve1 *fake) {
-			pve1.on(listPath, data(`[]`))
-			pve1.on("GET /cluster/nextid?vmid=101", data(`"101"`))
+			pve1.On(listPath, data(`[]`))
+			pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 			on101(pve1, "pve2", noVM101)
 		}, listed: 1, missing: true},
 	} {
@@ -72,13 +72,13 @@ func TestVMWhereLastSeen(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				vm101(pve1)
 				c := s.client(t, "pve1")
 				if _, err := c.VM(t.Context(), 101); err != nil {
 					t.Fatal(err)
 				}
-				before := len(pve1.requests())
+				before := len(pve1.Requests())
 				if tc.then != nil {
 					tc.then(pve1)
 				}
@@ -92,7 +92,7 @@ func TestVMWhereLastSeen(t *testing.T) {
 				if diff := cmp.Diff(want, got); !tc.missing && diff != "" {
 					t.Errorf("VM (-want +got):\n%s", diff)
 				}
-				listed := slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return r != listPath })
+				listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
 				if len(listed) != tc.listed {
 					t.Errorf("the list was asked %d times, want %d", len(listed), tc.listed)
 				}
@@ -107,10 +107,10 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve1","status":"unknown"}]`))
-		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
+		pve1.On(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve1","status":"unknown"}]`))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
 		c := s.client(t, "pve1")
 		for range 2 {
 			vm, err := c.VM(t.Context(), 101)
@@ -126,21 +126,21 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
+		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 		c := s.client(t, "pve1")
 		if _, err := c.VM(t.Context(), 101); err != nil {
 			t.Fatal(err)
 		}
 		on101(pve1, "pve2", "595 No route to host")
 		asked := func(c *Client) int {
-			before := len(pve1.requests())
+			before := len(pve1.Requests())
 			_, err := c.VM(t.Context(), 101)
 			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
 				t.Errorf("error %v", err)
 			}
-			return len(slices.DeleteFunc(pve1.requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
+			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		if had, once := asked(c), asked(s.client(t, "pve1")); had != once {
 			t.Errorf("asked %d times, a new client asked %d times", had, once)
@@ -153,9 +153,9 @@ func TestVMConfig(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
-		pve1.on("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
 		c := s.client(t, "pve1")
 		for range 2 {
 			got, err := c.VMConfig(t.Context(), 101)
@@ -168,7 +168,7 @@ func TestVMConfig(t *testing.T) {
 				t.Errorf("VM (-want +got):\n%s", diff)
 			}
 		}
-		if got := strings.Join(pve1.requests(), " "); strings.Contains(got, "status/current") {
+		if got := strings.Join(pve1.Requests(), " "); strings.Contains(got, "status/current") {
 			t.Errorf("asked %s", got)
 		}
 	})
@@ -178,7 +178,7 @@ func TestPool(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
 		c := s.client(t, "pve1")
 		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -33,26 +34,26 @@ func TestIsLock(t *testing.T) {
 		err             error
 		timeout, locked bool
 	}{
-		"VM's file":                  {err: &Error{Status: 500, Reason: flock, Message: flock}, timeout: true},
-		"storage":                    {err: &TaskError{Exit: cfsLock}, timeout: true},
-		"storage, while creating":    {err: &TaskError{Exit: "unable to create VM 9090 - " + cfsLock}, timeout: true},
-		"no quorum":                  {err: &Error{Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!"}},
-		"command took too long":      {err: &TaskError{Exit: "cfs-lock 'storage-fast' error: got lock timeout - aborting command"}},
-		"one parameter of several":   {err: &Error{Status: 400, Params: map[string]string{"scsi1": cfsLock}}},
-		"after something else":       {err: &TaskError{Exit: "unable to apply pending change: " + cfsLock}},
-		"locked":                     {err: &TaskError{Exit: "VM is locked (backup)"}, locked: true},
-		"a worker is at work":        {err: &Error{Status: 500, Reason: activeLock, Message: activeLock}},
-		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &TaskError{Exit: flock})},
-		"without a kind":             {err: &Error{Status: 500, Message: "VM is locked"}, locked: true},
+		"VM's file":                  {err: &api.Error{Status: 500, Reason: flock, Message: flock}, timeout: true},
+		"storage":                    {err: &api.TaskError{Exit: cfsLock}, timeout: true},
+		"storage, while creating":    {err: &api.TaskError{Exit: "unable to create VM 9090 - " + cfsLock}, timeout: true},
+		"no quorum":                  {err: &api.Error{Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!"}},
+		"command took too long":      {err: &api.TaskError{Exit: "cfs-lock 'storage-fast' error: got lock timeout - aborting command"}},
+		"one parameter of several":   {err: &api.Error{Status: 400, Params: map[string]string{"scsi1": cfsLock}}},
+		"after something else":       {err: &api.TaskError{Exit: "unable to apply pending change: " + cfsLock}},
+		"locked":                     {err: &api.TaskError{Exit: "VM is locked (backup)"}, locked: true},
+		"a worker is at work":        {err: &api.Error{Status: 500, Reason: activeLock, Message: activeLock}},
+		"answer lost as well":        {err: errors.Join(cluster.ErrLostAnswer, &api.TaskError{Exit: flock})},
+		"without a kind":             {err: &api.Error{Status: 500, Message: "VM is locked"}, locked: true},
 		"something that is no error": {},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := isLock(tc.err, lockTimeout); got != tc.timeout {
+			if got := api.IsLockTimeout(tc.err); got != tc.timeout {
 				t.Errorf("timeout: %v", got)
 			}
-			if got := isLock(tc.err, vmLocked); got != tc.locked {
+			if got := api.IsVMLocked(tc.err); got != tc.locked {
 				t.Errorf("locked: %v", got)
 			}
 		})

@@ -2,18 +2,13 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"net/http"
 	"sync"
-	"time"
 )
 
 // look reads many VMs and reads only once what Proxmox keeps in one place for all of
 // them. It is dropped with its answers afterwards, so that later reads are fresh.
 type look struct {
-	*Client
+	*ties
 
 	mu    sync.Mutex
 	reads map[string]*onceRead
@@ -49,29 +44,4 @@ type onceRead struct {
 	done   chan struct{} // closed when the rest is known
 	answer any
 	err    error
-}
-
-// getDated is get, and returns the answer's Date header; zero if there is none.
-func (c *Client) getDated(ctx context.Context, path string, out any) (time.Time, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+path, http.NoBody)
-	if err != nil {
-		return time.Time{}, err
-	}
-	req.Header.Set("Authorization", c.auth)
-	req.Header.Set("User-Agent", userAgent)
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return time.Time{}, c.clean(http.MethodGet, path, err)
-	}
-	answer := struct {
-		Data any `json:"data"`
-	}{out}
-	if err := errors.Join(json.NewDecoder(resp.Body).Decode(&answer), resp.Body.Close()); err != nil {
-		return time.Time{}, fmt.Errorf("GET %s: read the answer: %w", path, err)
-	}
-	date, err := http.ParseTime(resp.Header.Get("Date"))
-	if err != nil {
-		return time.Time{}, nil
-	}
-	return date, nil
 }

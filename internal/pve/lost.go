@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -47,7 +48,7 @@ type sight struct {
 // if there is one, otherwise from its goal. err is nil if the change was made, and
 // the worker's error if that failed. again says that the change did not happen and
 // can be sent again; err then wraps lost.
-func (c *Client) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
+func (c *changer) findOut(ctx context.Context, m mutation, known string, sent time.Time, lost error) (again bool, err error) {
 	upid, seen := known, sight{}
 	if upid == "" {
 		if upid, seen, err = c.trace(ctx, m, sent); err != nil {
@@ -84,25 +85,25 @@ func (c *Client) findOut(ctx context.Context, m mutation, known string, sent tim
 
 // trace looks for the change's worker and at its goal, until one of them shows or
 // should have shown.
-func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
+func (c *changer) trace(ctx context.Context, m mutation, sent time.Time) (upid string, seen sight, err error) {
 	var since time.Time // when Proxmox first answered
 	late := lateness
 	if m.worker.kind == "" && m.repeatable {
 		late = writeLateness
 	}
-	w := wait.For{Name: "find out whether it happened", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "find out whether it happened", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if m.worker.kind != "" {
-			if upid, err = c.startedSince(ctx, m.worker, sent); err != nil {
-				return false, "", stopOnAnswer(err)
+			if upid, err = c.tasks.startedSince(ctx, m.worker, sent); err != nil {
+				return false, "", api.StopOnAnswer(err)
 			}
 			if upid != "" {
 				return true, "", nil
 			}
 		}
 		if seen, err = m.look(ctx); err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -117,13 +118,13 @@ func (c *Client) trace(ctx context.Context, m mutation, sent time.Time) (upid st
 
 // watch polls the goal of a change whose worker has ended, or can no longer be
 // asked.
-func (c *Client) watch(ctx context.Context, m mutation) (seen sight, err error) {
+func (c *changer) watch(ctx context.Context, m mutation) (seen sight, err error) {
 	var since time.Time
-	w := wait.For{Name: "check its outcome", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "check its outcome", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if seen, err = m.look(ctx); err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -43,7 +44,7 @@ func newLosing(t *testing.T, how loss) *losing {
 	l := newLab(t)
 	s := newSite(t)
 	w := &losing{t: t, lab: l, api: pveapi.New(l.world, l.recorder, "pve1"), loss: how}
-	s.serve(t, "pve1", w)
+	s.Serve(t, "pve1", w)
 	w.lab.Client = s.client(t, "pve1")
 	l.world.AddPool("lab")
 	l.world.AddRole("HA", "Sys.Console")
@@ -263,8 +264,8 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 		l.world.FailNext("qmcreate", "no space left on device")
 		lossy.arm()
 		err := l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
-		e, ok := errors.AsType[*TaskError](err)
-		if !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, ErrNoSpace) {
+		e, ok := errors.AsType[*api.TaskError](err)
+		if !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, api.ErrNoSpace) {
 			t.Errorf("error is %v", err)
 		}
 	})

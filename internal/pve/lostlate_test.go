@@ -109,15 +109,15 @@ func TestNothingCanBeLookedUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on("POST /nodes/pve1/qemu", lost)
-		pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmcreate", lost)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("POST /nodes/pve1/qemu", lost)
+		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmcreate", lost)
 		start := time.Now()
 		err := s.client(t, "pve1").CreateVM(t.Context(), "pve1", 101, nil)
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
 			t.Errorf("error %v after %s", err, took)
 		}
-		if got := fmt.Sprint(changes(pve1.requests())); got != "[POST /nodes/pve1/qemu]" {
+		if got := fmt.Sprint(changes(pve1.Requests())); got != "[POST /nodes/pve1/qemu]" {
 			t.Errorf("sent %s", got)
 		}
 	})

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // TestRemember: a client with a memory reads lasting answers once, however many
@@ -16,18 +18,18 @@ func TestRemember(t *testing.T) {
 	const path = "GET /access/permissions?path=%2Fvms"
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on(path, after(10*time.Millisecond, raw("403 Permission check failed", "")), after(10*time.Millisecond, data(`{"/vms":{"VM.Audit":1}}`)), data(`{}`))
-		pve1.on(listPath, data(`[]`))
+		pve1 := s.Node(t, "pve1")
+		pve1.On(path, after(10*time.Millisecond, raw("403 Permission check failed", "")), after(10*time.Millisecond, data(`{"/vms":{"VM.Audit":1}}`)), data(`{}`))
+		pve1.On(listPath, data(`[]`))
 		asked := func(path string, want int) {
 			t.Helper()
-			if got := len(slices.DeleteFunc(pve1.requests(), func(r string) bool { return r != path })); got != want {
+			if got := len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })); got != want {
 				t.Errorf("%s: asked %d times, want %d", path, got, want)
 			}
 		}
 		c := s.client(t, "pve1")
 		c.Remember()
-		if e, is := errors.AsType[*Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
+		if e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
 			t.Errorf("error is %v", e)
 		}
 		var all sync.WaitGroup

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // mutation is one change, with what is needed to find out its outcome if the answer
@@ -32,10 +33,17 @@ type mutation struct {
 	unseen bool
 }
 
+// changer makes changes, and finds out what became of those whose answer is lost.
+type changer struct {
+	*api.Conn
+	tasks *tasks
+	slots slots
+}
+
 // carryOut makes a change and returns when it is done. If the answer is lost, it
 // looks for the effect; a change that certainly did not happen is sent again where
 // that is safe. It waits for locks that others hold.
-func (c *Client) carryOut(ctx context.Context, m mutation) error {
+func (c *changer) carryOut(ctx context.Context, m mutation) error {
 	if m.slot {
 		release, err := c.slots.take(ctx, m.worker.host)
 		if err != nil {
@@ -43,11 +51,11 @@ func (c *Client) carryOut(ctx context.Context, m mutation) error {
 		}
 		defer release()
 	}
-	return c.retryLocked(ctx, m, func() error { return c.once(ctx, m) })
+	return retryLocked(ctx, m, func() error { return c.once(ctx, m) })
 }
 
 // once makes a change once, however often it has to be sent.
-func (c *Client) once(ctx context.Context, m mutation) error {
+func (c *changer) once(ctx context.Context, m mutation) error {
 	sent := time.Now()
 	upid, err := c.submit(ctx, m)
 	if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
@@ -69,23 +77,58 @@ func (c *Client) once(ctx context.Context, m mutation) error {
 
 // submit sends a change and waits for its worker. It returns the worker's UPID if
 // there was one.
-func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error) {
+func (c *changer) submit(ctx context.Context, m mutation) (upid string, err error) {
 	if m.worker.kind == "" {
-		return "", c.change(ctx, m.method, m.path, m.params, nil)
+		return "", c.Change(ctx, m.method, m.path, m.params, nil)
 	}
-	if err := c.change(ctx, m.method, m.path, m.params, &upid); err != nil {
+	if err := c.Change(ctx, m.method, m.path, m.params, &upid); err != nil {
 		return "", err
 	}
-	if _, err := ParseUPID(upid); err != nil {
+	if _, err := api.ParseUPID(upid); err != nil {
 		return "", fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
 	}
 	return upid, c.end(ctx, m, upid)
 }
 
 // end waits for the worker of a change.
-func (c *Client) end(ctx context.Context, m mutation, upid string) error {
+func (c *changer) end(ctx context.Context, m mutation, upid string) error {
 	if m.clean {
-		return c.finishClean(ctx, upid, nil)
+		return c.tasks.await(ctx, upid)
 	}
-	return c.finish(ctx, upid, nil)
+	return c.tasks.finish(ctx, upid)
+}
+
+const (
+	// lockTime bounds how long a change is retried because of a lock.
+	lockTime = 2 * time.Minute
+	// lockPause is added to the 10 s that Proxmox itself waits for most locks.
+	lockPause = 3 * time.Second
+)
+
+// retryLocked retries a change while a lock blocks it, as long as nothing else
+// changed.
+func retryLocked(ctx context.Context, m mutation, do func() error) error {
+	start := time.Now()
+	for {
+		err := do()
+		if !api.IsLockTimeout(err) && !(m.lockable && api.IsVMLocked(err)) || time.Since(start) >= lockTime {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(lockPause):
+		}
+		seen, lookErr := m.look(ctx)
+		switch {
+		case lookErr != nil:
+			return errors.Join(err, lookErr)
+		case seen.state == reached && m.lockable:
+			return nil // the VM is on, or off, whoever switched it
+		case seen.is != nil:
+			return fmt.Errorf("%w; %w: %s", err, seen.is, seen.what)
+		case seen.state != untouched:
+			return fmt.Errorf("%w; since then: %s", err, seen.what)
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -17,10 +18,17 @@ import (
 // Proxmox HA manages the VM, the task only queues the request.
 const settleTime = 2 * time.Minute
 
+// power switches VMs on and off.
+type power struct {
+	*api.Conn
+	vms     *vms
+	changes *changer
+}
+
 // Start implements cluster.Power. A VM that already runs counts as started.
-func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
-	err := c.power(ctx, vm, "start", "running", nil)
-	if e, ok := errors.AsType[*TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
+func (c *power) Start(ctx context.Context, vm cluster.VM) error {
+	err := c.switchTo(ctx, vm, "start", "running", nil)
+	if e, ok := errors.AsType[*api.TaskError](err); ok && strings.HasSuffix(e.Exit, "already running") {
 		err = nil
 	}
 	if err != nil {
@@ -30,11 +38,11 @@ func (c *Client) Start(ctx context.Context, vm cluster.VM) error {
 }
 
 // Shutdown implements cluster.Power. The VM still runs if it did not power off in time.
-func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
+func (c *power) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duration) error {
 	// Rounded up: a timeout of 0 would not wait for the guest at all.
 	seconds := max(1, int((grace+time.Second-1)/time.Second))
 	params := map[string]string{"timeout": strconv.Itoa(seconds), "forceStop": "0"}
-	if err := c.power(ctx, vm, "shutdown", "stopped", params); err != nil {
+	if err := c.switchTo(ctx, vm, "shutdown", "stopped", params); err != nil {
 		return err
 	}
 	// If Proxmox HA manages the VM, the guest's grace period begins when the task ends.
@@ -42,16 +50,16 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 }
 
 // Stop implements cluster.Power.
-func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
-	if err := c.power(ctx, vm, "stop", "stopped", nil); err != nil {
+func (c *power) Stop(ctx context.Context, vm cluster.VM) error {
+	if err := c.switchTo(ctx, vm, "stop", "stopped", nil); err != nil {
 		return err
 	}
 	return c.awaitState(ctx, vm, "stopped", settleTime)
 }
 
-// power requests another state. If Proxmox HA manages the VM, an HA task forwards
+// switchTo requests another state. If Proxmox HA manages the VM, an HA task forwards
 // the request (Qemu.pm, vm_start, vm_stop and vm_shutdown).
-func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
+func (c *power) switchTo(ctx context.Context, vm cluster.VM, what, state string, params map[string]string) error {
 	if params == nil {
 		params = map[string]string{}
 	}
@@ -62,7 +70,7 @@ func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, p
 			kind = "hastart"
 		}
 	}
-	return c.carryOut(ctx, mutation{
+	return c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
 		worker: vmWorker(vm, kind), lockable: true, unseen: true, look: c.seeState(vm, state),
 		repeatable: state == "running", // a running VM is not started again
@@ -71,12 +79,12 @@ func (c *Client) power(ctx context.Context, vm cluster.VM, what, state string, p
 
 // awaitState waits until QEMU itself is in that state: a "running" VM may be one
 // that QEMU has paused because of an error.
-func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
-	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.poll, Timeout: within}
+func (c *power) awaitState(ctx context.Context, vm cluster.VM, state string, within time.Duration) error {
+	w := wait.For{Name: fmt.Sprintf("VM %d %s", vm.ID, state), First: firstPoll, Every: c.Poll, Timeout: within}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		s, err := c.vmStatus(ctx, vm)
+		s, err := c.vms.vmStatus(ctx, vm)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		seen := s.Status
 		if s.QMP != "" && s.QMP != s.Status {
@@ -90,4 +98,19 @@ func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, wi
 		}
 		return s.Status == state && (s.QMP == state || s.QMP == "" && state == "stopped"), seen, nil
 	})
+}
+
+// seeState checks whether a VM is on or off.
+func (c *power) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
+	return func(ctx context.Context) (sight, error) {
+		s, err := c.vms.vmStatus(ctx, vm)
+		if err != nil {
+			return sight{}, err
+		}
+		seen := sight{state: untouched, what: vm.String() + " is " + s.Status}
+		if s.Status == state {
+			seen.state = reached
+		}
+		return seen, nil
+	}
 }

@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"testing"
@@ -44,12 +45,12 @@ func TestPower(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				var params map[string]string
-				pve1.on("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
-				pve1.on(statusPath, tc.task)
-				pve1.on(logPath, data(`[]`))
-				pve1.on("GET /nodes/pve1/qemu/101/status/current", tc.states...)
+				pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
+				pve1.On(statusPath, tc.task)
+				pve1.On(logPath, data(`[]`))
+				pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
 				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
 					t.Errorf("error is %v\nwant     %s", err, tc.want)
 				}
@@ -67,11 +68,11 @@ func TestShutdownByHA(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		began := time.Now()
-		pve1.on("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
-		pve1.on(statusPath, stopped("OK"))
-		pve1.on("GET /nodes/pve1/qemu/101/status/current", func(w http.ResponseWriter, r *http.Request) {
+		pve1.On("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
+		pve1.On(statusPath, stopped("OK"))
+		pve1.On("GET /nodes/pve1/qemu/101/status/current", func(w http.ResponseWriter, r *http.Request) {
 			state := "running"
 			if time.Since(began) > 4*time.Minute {
 				state = "stopped"
@@ -83,4 +84,43 @@ func TestShutdownByHA(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestUnansweredIsReported: the caller of a power change learns whether an unanswered
+// request may still be carried out, although the VM is as wanted.
+func TestUnansweredIsReported(t *testing.T) {
+	t.Parallel()
+	start := func(ctx context.Context, t *testing.T, l lab) error { return l.Start(ctx, l.read(t, 9011)) }
+	for name, c := range map[string]struct {
+		loss  loss
+		on    bool
+		do    func(context.Context, *testing.T, lab) error
+		noted bool
+	}{
+		"its task was found":         {do: start},
+		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
+		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
+		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				l := newLosing(t, c.loss)
+				if c.on {
+					must(t, l.lab.Start(t.Context(), l.lab.read(t, 9011)))
+				}
+				l.arm()
+				ctx, unanswered := cluster.WithUnanswered(t.Context())
+				if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
+					t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
+				}
+			})
+		})
+	}
+}
+
+// shutdownMeanwhile shuts down a VM that switches itself off at the same time.
+func shutdownMeanwhile(ctx context.Context, t *testing.T, l lab) error {
+	time.AfterFunc(2*time.Second, func() { _ = l.world.PowerOff(9011) })
+	return l.Shutdown(ctx, l.read(t, 9011), time.Minute)
 }

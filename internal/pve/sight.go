@@ -12,12 +12,12 @@ import (
 
 // seeCreated checks whether the VM exists as it was to be created. One that differs
 // belongs to someone else, even if the same token made it.
-func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
+func (c *editor) seeCreated(host string, id cluster.VMID, want map[string]string) func(context.Context) (sight, error) {
 	want = maps.Clone(want)
 	delete(want, "pool") // not part of the configuration
 	return func(ctx context.Context) (sight, error) {
 		vm := cluster.VM{ID: id, Host: host}
-		err := c.readConfig(ctx, &vm)
+		err := c.vms.readConfig(ctx, &vm)
 		switch {
 		case isNoConfig(err):
 			return c.seeAbsent(ctx, id, sight{state: untouched, what: fmt.Sprintf("there is no VM %d", id)})
@@ -35,8 +35,8 @@ func (c *Client) seeCreated(host string, id cluster.VMID, want map[string]string
 
 // seeAbsent returns absent for a VM that its host does not have, if no other host
 // has it either.
-func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
-	free, err := c.isFree(ctx, id)
+func (c *editor) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (sight, error) {
+	free, err := c.vms.isFree(ctx, id)
 	if err != nil || free {
 		return absent, err
 	}
@@ -44,7 +44,7 @@ func (c *Client) seeAbsent(ctx context.Context, id cluster.VMID, absent sight) (
 }
 
 // seeConfig checks whether the keys were set and deleted as wanted.
-func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
+func (c *editor) seeConfig(vm cluster.VM, set map[string]string, del []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range del {
 			if now.Config[key] != "" && !slices.Contains(now.Pending, key) {
@@ -65,7 +65,7 @@ func (c *Client) seeConfig(vm cluster.VM, set map[string]string, del []string) f
 }
 
 // seeReverted checks whether none of these keys is pending any more.
-func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
+func (c *editor) seeReverted(vm cluster.VM, keys []string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(_ context.Context, now cluster.VM) (sight, error) {
 		for _, key := range keys {
 			if slices.Contains(now.Pending, key) {
@@ -77,7 +77,7 @@ func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context)
 }
 
 // seeFreed checks whether a disk is freed.
-func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
+func (c *editor) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
 		if err := c.checkFreed(ctx, vm, disk); err != nil {
 			return sight{state: partial, what: err.Error()}, nil
@@ -87,13 +87,13 @@ func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context
 }
 
 // seeMoved checks whether the drive belongs to the other VM.
-func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
+func (c *editor) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey string) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, now cluster.VM) (sight, error) {
 		if now.Config[key] != "" {
 			return conflicting(vm, key), nil
 		}
 		target := cluster.VM{ID: to, Host: vm.Host}
-		if err := c.readConfig(ctx, &target); err != nil {
+		if err := c.vms.readConfig(ctx, &target); err != nil {
 			return sight{}, err
 		}
 		disk, err := cluster.ParseDisk(toKey, target.Config[toKey])
@@ -105,10 +105,10 @@ func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey stri
 }
 
 // seeDeleted checks whether a VM is gone.
-func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
+func (c *editor) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host}
-		err := c.readConfig(ctx, &now)
+		err := c.vms.readConfig(ctx, &now)
 		switch {
 		case isNoConfig(err):
 			return c.seeAbsent(ctx, vm.ID, sight{state: reached, what: vm.String() + " is gone"})
@@ -121,48 +121,12 @@ func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) 
 	}
 }
 
-// seeState checks whether a VM is on or off.
-func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
-	return func(ctx context.Context) (sight, error) {
-		s, err := c.vmStatus(ctx, vm)
-		if err != nil {
-			return sight{}, err
-		}
-		seen := sight{state: untouched, what: vm.String() + " is " + s.Status}
-		if s.Status == state {
-			seen.state = reached
-		}
-		return seen, nil
-	}
-}
-
-// seeHA checks whether a VM is in Proxmox HA as wanted; nil means not in it.
-func (c *Client) seeHA(id cluster.VMID, want *cluster.HAResource) func(context.Context) (sight, error) {
-	return func(ctx context.Context) (sight, error) {
-		now, err := c.HAResource(ctx, id)
-		switch {
-		case err != nil:
-			return sight{}, err
-		case now == nil && want == nil:
-			return sight{state: reached, what: sid(id) + " is not in Proxmox HA"}, nil
-		case now == nil:
-			return sight{state: untouched, what: sid(id) + " is not in Proxmox HA"}, nil
-		case want == nil:
-			return sight{state: untouched, what: sid(id) + " is in Proxmox HA"}, nil
-		}
-		if err := sameHA(*now, *want); err != nil {
-			return sight{superseded, err.Error(), cluster.ErrExists}, nil
-		}
-		return sight{state: reached, what: sid(id) + " is in Proxmox HA"}, nil
-	}
-}
-
 // seeVM observes a VM whose configuration was read before: untouched while its
 // digest is the same, otherwise what look returns.
-func (c *Client) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
+func (c *editor) seeVM(vm cluster.VM, look func(context.Context, cluster.VM) (sight, error)) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host, Name: vm.Name}
-		if err := c.readConfig(ctx, &now); err != nil {
+		if err := c.vms.readConfig(ctx, &now); err != nil {
 			if isNoConfig(err) {
 				return sight{superseded, vm.String() + " is gone", cluster.ErrChanged}, nil
 			}

@@ -12,26 +12,12 @@ import (
 const slotsPerHost = 4
 
 // slots counts our tasks on each host. It is safe for concurrent use.
-type slots struct {
-	mu    sync.Mutex
-	hosts map[string]chan struct{}
-}
-
-func (s *slots) of(host string) chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.hosts == nil {
-		s.hosts = map[string]chan struct{}{}
-	}
-	if s.hosts[host] == nil {
-		s.hosts[host] = make(chan struct{}, slotsPerHost)
-	}
-	return s.hosts[host]
-}
+type slots struct{ hosts sync.Map }
 
 // take waits for a free slot. The caller returns it with release.
 func (s *slots) take(ctx context.Context, host string) (release func(), err error) {
-	slot := s.of(host)
+	kept, _ := s.hosts.LoadOrStore(host, make(chan struct{}, slotsPerHost))
+	slot := kept.(chan struct{})
 	select {
 	case slot <- struct{}{}:
 		return func() { <-slot }, nil

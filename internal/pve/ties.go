@@ -12,25 +12,36 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
-// Ties implements cluster.Inventory.
-func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+// ties reads what Proxmox keeps for VMs outside of their configurations.
+type ties struct {
+	*api.Conn
+	hosts     *hosts
+	storages  *storages
+	vms       *vms
+	firewalls *firewalls
+	tasks     *tasks
+}
+
+// Ties implements cluster.TieReader.
+func (c *ties) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
 }
 
-// TiesOf implements cluster.Inventory. A VM's error says what cannot be read, with
+// TiesOf implements cluster.TieReader. A VM's error says what cannot be read, with
 // every missing privilege; lists that Proxmox filters for a token without rights are
 // incomplete without an error.
-func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
-	l := &look{Client: c}
+func (c *ties) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRead {
+	l := &look{ties: c}
 	of := make([]cluster.TiesRead, len(vms))
 	g := errgroup.Group{}
-	g.SetLimit(readsAtOnce)
+	g.SetLimit(api.ReadsAtOnce)
 	for i, vm := range vms {
 		g.Go(func() error {
-			of[i].Ties, of[i].Err = l.ties(ctx, vm)
+			of[i].Ties, of[i].Err = l.of(ctx, vm)
 			return nil
 		})
 	}
@@ -38,11 +49,11 @@ func (c *Client) TiesOf(ctx context.Context, vms []cluster.VM) []cluster.TiesRea
 	return of
 }
 
-func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
-	fw, wrong, errFirewall := l.firewall(ctx, vm)
+func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
+	fw, wrong, errFirewall := l.firewalls.firewall(ctx, vm)
 	acl, errACL := l.aclEntries(ctx, vm.ID)
 	jobs, errJobs := l.replicationJobs(ctx, vm.ID)
-	snapshots, errSnapshots := l.snapshots(ctx, vm)
+	snapshots, errSnapshots := l.vms.snapshots(ctx, vm)
 	backups, errBackups := l.backups(ctx, vm)
 	replications, errReplications := l.replications(ctx, vm, jobs)
 	ha, errHA := l.haResource(ctx, vm.ID)
@@ -67,11 +78,8 @@ func (l *look) ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 // aclEntries returns the ACL entries of the VM itself that our token sees.
 func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEntry, error) {
 	entries, err := once(ctx, l, "acl", func() (map[string][]cluster.ACLEntry, error) {
-		var acls []struct {
-			Path, Type, UGID, RoleID string
-			Propagate                json.RawMessage
-		}
-		err := l.get(ctx, "/access/acl", &acls)
+		var acls []aclEntry
+		err := l.Get(ctx, "/access/acl", &acls)
 		entries := map[string][]cluster.ACLEntry{}
 		for _, a := range acls {
 			entries[a.Path] = append(entries[a.Path], cluster.ACLEntry{Path: a.Path, Kind: a.Type, Who: a.UGID, Role: a.RoleID, Propagate: toBool(a.Propagate)})
@@ -79,22 +87,6 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 		return entries, err
 	})
 	return entries[fmt.Sprintf("/vms/%d", id)], err
-}
-
-// snapshots lists the VM's snapshots by name. Proxmox's list ends with the current
-// state, named "current".
-func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
-	var rows []struct{ Name string }
-	if err := c.get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range rows {
-		if r.Name != "current" {
-			names = append(names, r.Name)
-		}
-	}
-	return names, nil
 }
 
 // restrictedTags returns the VM's tags that Proxmox does not allow us to set:
@@ -109,7 +101,7 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 		var options struct {
 			Allowed []string `json:"allowed-tags"`
 		}
-		err := l.get(ctx, "/cluster/options", &options)
+		err := l.Get(ctx, "/cluster/options", &options)
 		return options.Allowed, err
 	})
 	if err != nil {
@@ -129,8 +121,8 @@ func (l *look) hostArch(ctx context.Context, vm cluster.VM) (string, error) {
 		var status struct {
 			Kernel struct{ Machine string } `json:"current-kernel"` // uname's (API2/Nodes.pm, status)
 		}
-		err := l.get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
-		if isForbidden(err) {
+		err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/status", &status)
+		if api.IsForbidden(err) {
 			return "", nil
 		}
 		return status.Kernel.Machine, err
@@ -145,9 +137,9 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 		if !named {
 			continue
 		}
-		has, err := l.HasVolume(ctx, vm.Host, volid)
+		has, err := l.storages.HasVolume(ctx, vm.Host, volid)
 		switch {
-		case isForbidden(err):
+		case api.IsForbidden(err):
 		case err != nil:
 			return nil, err
 		case has:
@@ -155,4 +147,37 @@ func (l *look) snippets(ctx context.Context, vm cluster.VM) ([]string, error) {
 		}
 	}
 	return there, nil
+}
+
+// vnets returns the VM's networks other than the hosts' own bridges. A host lists
+// the SDN VNets that the token may see or use (pve-network, PVE/Network/SDN.pm,
+// get_local_vnets).
+func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error) {
+	names := cluster.ForeignBridges(vm)
+	if len(names) == 0 {
+		return nil, nil
+	}
+	ipam, err := once(ctx, l, "VNets of "+vm.Host, func() (map[string]bool, error) {
+		var rows []struct {
+			Iface string
+			IPAM  json.RawMessage
+		}
+		if err := l.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/network?type=any_bridge", &rows); err != nil {
+			return nil, fmt.Errorf("read the bridges of %s: %w", vm.Host, err)
+		}
+		ipam := map[string]bool{}
+		for _, r := range rows {
+			ipam[r.Iface] = len(r.IPAM) > 0 && toBool(r.IPAM)
+		}
+		return ipam, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []cluster.VNet
+	for _, name := range names {
+		keeps, shown := ipam[name]
+		out = append(out, cluster.VNet{Name: name, IPAM: keeps, Hidden: !shown})
+	}
+	return out, nil
 }

@@ -36,7 +36,7 @@ func untied(pve1 *fake) {
 		"GET /nodes/pve1/time":                          `{"time":946684800}`,
 		haList:                                          `[{"sid":"vm:102","type":"vm","new":{"a":1}}]`,
 	} {
-		pve1.on(path, data(list))
+		pve1.On(path, data(list))
 	}
 }
 
@@ -58,11 +58,11 @@ func testTies(t *testing.T, cases map[string]tie) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
+				pve1 := s.Node(t, "pve1")
 				untied(pve1)
 				for path, answer := range map[string]route{tc.path: tc.answer, tc.path2: tc.answer2} {
 					if path != "" {
-						pve1.on(path, answer)
+						pve1.On(path, answer)
 					}
 				}
 				vm := tied101
@@ -272,5 +272,54 @@ func TestReplications(t *testing.T) {
 		"is disabled":       {path: list, answer: mine, path2: status, answer2: next(0, `,"disable":1`), want: with()},
 		"target is offline": {path: list, answer: mine, path2: status, answer2: state(`"next_sync":0,"fail_count":4`), want: with()},
 		"cannot be asked":   {path: list, answer: mine, path2: status, answer2: raw("595 No route to host", ""), err: `read what belongs to VM 101 "wk1" on pve1: GET /nodes/pve1/replication: 595 No route to host`},
+	})
+}
+
+// TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host,
+// is read once per look.
+func TestOneLookAtManyVMs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		untied(pve1)
+		var vms []cluster.VM
+		var jobs, resources string
+		for id := 101; id <= 140; id++ {
+			for _, what := range []string{"/firewall/rules", "/firewall/options", "/firewall/aliases", "/firewall/ipset", "/snapshot"} {
+				list := `[]`
+				if what == "/firewall/options" {
+					list = `{}`
+				}
+				pve1.On(fmt.Sprintf("GET /nodes/pve1/qemu/%d%s", id, what), data(list))
+			}
+			jobs += fmt.Sprintf(`{"id":"%d-0","guest":%d,"pid":%d},`, id, id, id)
+			resources += fmt.Sprintf(`{"type":"qemu","vmid":%d,"node":"pve1","pool":"talos"},`, id)
+			vms = append(vms, cluster.VM{ID: cluster.VMID(id), Host: "pve1", Config: map[string]string{"tags": "a"}})
+		}
+		list := func(rows string) route { return data("[" + rows[:len(rows)-1] + "]") }
+		pve1.On("GET /cluster/replication", list(jobs))
+		pve1.On("GET /nodes/pve1/replication", list(jobs))
+		pve1.On("GET /cluster/backup", data(`[{"id":"nightly","pool":"talos","next-run":1}]`))
+		pve1.On("GET /cluster/options", data(`{"allowed-tags":["b"]}`))
+		pve1.On(listPath, list(resources))
+		pve1.On(haList, data(`[]`))
+		c := s.client(t, "pve1")
+		for look := 1; look <= 2; look++ {
+			for i, of := range c.TiesOf(t.Context(), vms) {
+				if of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1 {
+					t.Fatalf("%s: %+v", vms[i], of)
+				}
+			}
+			asked := map[string]int{}
+			for _, request := range pve1.Requests() {
+				asked[request]++
+			}
+			for request, n := range asked {
+				if n != look {
+					t.Errorf("%d looks asked %d times: %s", look, n, request)
+				}
+			}
+		}
 	})
 }

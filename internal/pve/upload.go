@@ -2,7 +2,6 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -22,7 +22,7 @@ const uploadAttempts = 3
 // Upload implements images.Store. It holds only a buffer of the ISO in memory. An
 // upload whose answer was lost and that had no effect is sent again: whichever of
 // them Proxmox stores, the bytes are the same.
-func (c *Client) Upload(ctx context.Context, u images.Upload) error {
+func (c *isos) Upload(ctx context.Context, u images.Upload) error {
 	if err := checkISOName(u.Name); err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		return err
 	}
 	// A file that already has this size proves nothing about this upload.
-	size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+	size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
 	if err != nil {
 		return err
 	}
@@ -40,9 +40,8 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		sent := time.Now()
 		upid, whole, err := c.sendISO(ctx, path, u)
 		if err == nil {
-			return c.finish(ctx, upid, nil)
+			return c.tasks.finish(ctx, upid)
 		}
-		err = c.clean(http.MethodPost, path, err)
 		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
 			return err
 		}
@@ -61,15 +60,15 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 // later, but closes a connection on which more than half a megabyte has arrived by
 // then, and takes data on a connection that it knows for a bad request (pve-manager,
 // HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
-func (c *Client) mayUpload(ctx context.Context, storage string) error {
+func (c *isos) mayUpload(ctx context.Context, storage string) error {
 	const privilege = "Datastore.AllocateTemplate"
 	path := "/storage/" + storage
-	held, err := c.Permissions(ctx, path)
+	held, err := c.access.Permissions(ctx, path)
 	if err != nil {
 		return err
 	}
 	if _, may := held[privilege]; !may {
-		return c.hintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
+		return c.HintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
 	}
 	return nil
 }
@@ -93,56 +92,38 @@ func checkISOName(name string) error {
 
 // sendISO uploads an ISO and returns the name of the task that checks and stores it.
 // whole says whether the file was sent to its end.
-func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
+func (c *isos) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
 	form, err := newForm(u)
 	if err != nil {
 		return "", false, err
 	}
 	bodies := &uploads{form: form, upload: u}
-	defer func() {
-		whole = bodies.whole()
-		err = errors.Join(err, bodies.close())
-	}()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.base+path, http.NoBody)
-	if err != nil {
-		return "", false, err
-	}
-	// Proxmox rejects chunked bodies: the length must be known beforehand.
-	req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
-	req.GetBody = bodies.open
-	req.Header.Set("Authorization", c.auth)
-	req.Header.Set("Content-Type", form.contentType)
-	req.Header.Set("User-Agent", userAgent)
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return "", false, err
-	}
-	defer func() { err = errors.Join(err, resp.Body.Close()) }()
-	var answer struct {
-		Data string `json:"data"`
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
-		return "", false, fmt.Errorf("%w: read the answer: %w", cluster.ErrLostAnswer, err)
-	}
-	return answer.Data, false, nil
+	_, err = c.Send(ctx, http.MethodPost, path, func(req *http.Request) {
+		// Proxmox rejects chunked bodies: the length must be known beforehand.
+		req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
+		req.GetBody = bodies.open
+		req.Header.Set("Content-Type", form.contentType)
+	}, &upid)
+	whole = bodies.whole()
+	return upid, whole, errors.Join(err, bodies.close())
 }
 
 // findUpload finds out what became of an upload whose answer was lost. Its task runs
 // on whichever node received it: uploads are not forwarded to their host. again says
 // that the upload had no effect; absent says that no file of the right size existed
 // before.
-func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
+func (c *isos) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
 	upid, stored := "", false
 	var since time.Time // when Proxmox first answered
-	w := wait.For{Name: "find out whether the upload arrived", Every: c.poll, Timeout: searchTime}
+	w := wait.For{Name: "find out whether the upload arrived", Every: c.Poll, Timeout: searchTime}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var err error
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
-			return upid != "", "", stopOnAnswer(err)
+			return upid != "", "", api.StopOnAnswer(err)
 		}
-		size, found, err := c.ISO(ctx, u.Host, u.Storage, u.Name)
+		size, found, err := c.storages.ISO(ctx, u.Host, u.Storage, u.Name)
 		if err != nil {
-			return false, "", stopOnAnswer(err)
+			return false, "", api.StopOnAnswer(err)
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -154,7 +135,7 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 	case err != nil:
 		return false, fmt.Errorf("%w; %w", lost, err)
 	case upid != "":
-		return false, c.finish(ctx, upid, nil)
+		return false, c.tasks.finish(ctx, upid)
 	case stored:
 		return false, nil
 	}
@@ -162,13 +143,13 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 }
 
 // uploadTask finds the task of an upload sent at that time, on any host; "" if there is none.
-func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
-	online, _, err := c.Nodes(ctx)
+func (c *isos) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
+	online, _, err := c.hosts.Nodes(ctx)
 	if err != nil {
 		return "", err
 	}
 	for _, host := range online {
-		if upid, err = c.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
+		if upid, err = c.tasks.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
 			return upid, err
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 const (
@@ -88,13 +89,13 @@ func TestUpload(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		var parts []part
 		var length int64
-		pve1.on(isosPath, data(`[]`))
-		pve1.on(mayUploadPath, mayUpload)
-		pve1.on(uploadPath, receive(&parts, &length))
-		pve1.on(statusPath, running, stopped("OK"))
+		pve1.On(isosPath, data(`[]`))
+		pve1.On(mayUploadPath, mayUpload)
+		pve1.On(uploadPath, receive(&parts, &length))
+		pve1.On(statusPath, running, stopped("OK"))
 		content := bytes.Repeat([]byte("talos"), 200_000)
 		var open atomic.Int32
 		u := isoOf(content, int64(len(content)), &open)
@@ -161,7 +162,7 @@ func TestUploadFails(t *testing.T) {
 		want   string // part of the error
 	}{
 		"checksum":        {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("checksum mismatch: got 'a' != expect 'b'"), want: "checksum mismatch: got 'a'"},
-		"full storage":    {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("cp: error writing: No space left on device"), is: ErrNoSpace, want: "No space left"},
+		"full storage":    {answer: swallow(data(`"` + testUPID + `"`)), task: stopped("cp: error writing: No space left on device"), is: api.ErrNoSpace, want: "No space left"},
 		"refused":         {answer: swallow(raw("500 storage 'isos' does not support 'iso' content", "")), want: "POST /nodes/pve1/storage/isos/upload: 500 storage 'isos' does not support 'iso' content"},
 		"no such storage": {answer: swallow(raw("500 storage 'isos' does not exist", "")), is: images.ErrNoStorage, want: "does not exist"},
 		"file is shorter": {answer: swallow(data(`"` + testUPID + `"`)), size: 2 << 20, is: io.ErrUnexpectedEOF, want: "the file ends after 1048576 of 2097152 bytes"},
@@ -172,13 +173,13 @@ func TestUploadFails(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve1 := s.node(t, "pve1")
-				pve1.on(isosPath, data(`[]`))
-				pve1.on(mayUploadPath, mayUpload)
-				pve1.on(uploadPath, tc.answer)
-				pve1.on(logPath, data(`[]`))
+				pve1 := s.Node(t, "pve1")
+				pve1.On(isosPath, data(`[]`))
+				pve1.On(mayUploadPath, mayUpload)
+				pve1.On(uploadPath, tc.answer)
+				pve1.On(logPath, data(`[]`))
 				if tc.task != nil {
-					pve1.on(statusPath, tc.task)
+					pve1.On(statusPath, tc.task)
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), max(tc.ctx, time.Nanosecond))
 				if tc.ctx == 0 {
@@ -203,10 +204,10 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
-		pve1.on(isosPath, data(`[]`))
-		pve1.on(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
-		pve1.on(uploadPath, lost)
+		pve1 := s.Node(t, "pve1")
+		pve1.On(isosPath, data(`[]`))
+		pve1.On(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
+		pve1.On(uploadPath, lost)
 		content := bytes.Repeat([]byte("x"), 1<<20)
 		var open atomic.Int32
 		err := s.client(t, "pve1").Upload(t.Context(), isoOf(content, int64(len(content)), &open))
@@ -214,7 +215,7 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused {
 			t.Errorf("%v", err)
 		}
-		if sent := changes(pve1.requests()); len(sent) > 0 {
+		if sent := changes(pve1.Requests()); len(sent) > 0 {
 			t.Errorf("sent %q", sent)
 		}
 	})
@@ -224,13 +225,13 @@ func TestUploadGoesToAnotherEndpoint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve2 := s.node(t, "pve2")
+		pve2 := s.Node(t, "pve2")
 		var parts []part
 		var length int64
-		pve2.on(isosPath, data(`[]`))
-		pve2.on(mayUploadPath, mayUpload)
-		pve2.on(uploadPath, receive(&parts, &length))
-		pve2.on(statusPath, stopped("OK"))
+		pve2.On(isosPath, data(`[]`))
+		pve2.On(mayUploadPath, mayUpload)
+		pve2.On(uploadPath, receive(&parts, &length))
+		pve2.On(statusPath, stopped("OK"))
 		content := []byte("small")
 		var open atomic.Int32
 		u := isoOf(content, int64(len(content)), &open)
@@ -279,7 +280,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				pve2 := s.node(t, "pve2")
+				pve2 := s.Node(t, "pve2")
 				isos, listed := tc.isos, tc.tasks
 				if isos == nil {
 					isos = []route{data(`[]`)}
@@ -287,16 +288,16 @@ func TestUploadWithoutAnswer(t *testing.T) {
 				if listed == nil {
 					listed = []route{data(`[]`)}
 				}
-				pve2.on(isosPath, isos...)
-				pve2.on(mayUploadPath, mayUpload)
-				pve2.on(uploadPath, tc.answers...)
-				pve2.on(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
-				pve2.on("GET /nodes/pve1"+tasks, data(`[]`))
-				pve2.on("GET /nodes/pve2"+tasks, listed...)
-				pve2.on(statusPath, stopped("OK"))
-				pve2.on("GET /nodes/pve2/status", data(`{"uptime":745}`))
-				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
-				pve2.on("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
+				pve2.On(isosPath, isos...)
+				pve2.On(mayUploadPath, mayUpload)
+				pve2.On(uploadPath, tc.answers...)
+				pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
+				pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
+				pve2.On("GET /nodes/pve2"+tasks, listed...)
+				pve2.On(statusPath, stopped("OK"))
+				pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
+				pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
+				pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
 				var open atomic.Int32
 				begun := time.Now()
 				err := s.client(t, "pve2").Upload(t.Context(), isoOf(content, int64(len(content)), &open))
@@ -306,7 +307,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 				if took := time.Since(begun); tc.quick && took > lateness/2 {
 					t.Errorf("it took %s", took)
 				}
-				if sent := len(changes(pve2.requests())); sent != tc.sent || open.Load() != 0 {
+				if sent := len(changes(pve2.Requests())); sent != tc.sent || open.Load() != 0 {
 					t.Errorf("sent %d times, want %d; %d files are open", sent, tc.sent, open.Load())
 				}
 			})
@@ -320,14 +321,14 @@ func TestUploadIsCancelled(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.node(t, "pve1")
+		pve1 := s.Node(t, "pve1")
 		var parts []part
 		var length int64
-		pve1.on(isosPath, data(`[]`))
-		pve1.on(mayUploadPath, mayUpload)
+		pve1.On(isosPath, data(`[]`))
+		pve1.On(mayUploadPath, mayUpload)
 		release := make(chan struct{})
-		pve1.on(uploadPath, func(http.ResponseWriter, *http.Request) { <-release }, receive(&parts, &length))
-		pve1.on(statusPath, stopped("OK"))
+		pve1.On(uploadPath, func(http.ResponseWriter, *http.Request) { <-release }, receive(&parts, &length))
+		pve1.On(statusPath, stopped("OK"))
 		content := bytes.Repeat([]byte("talos"), 2<<20)
 		var open atomic.Int32
 		u := isoOf(content, int64(len(content)), &open)
@@ -359,12 +360,12 @@ func TestUploadRefusesNames(t *testing.T) {
 	for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
-			pve1 := s.node(t, "pve1")
+			pve1 := s.Node(t, "pve1")
 			c := s.client(t, "pve1")
 			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
 			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
-			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.requests()) > 0 {
-				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.requests())
+			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.Requests()) > 0 {
+				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.Requests())
 			}
 		})
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
 const (
@@ -127,7 +129,7 @@ func again(t testing.TB, role string, env ...string) *exec.Cmd {
 // uploadHuge is the client.
 func uploadHuge(t *testing.T) {
 	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
-	c, err := New(Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(testToken), Poll: 10 * time.Millisecond})
+	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
 const (
@@ -28,12 +30,12 @@ const (
 // serveUploads is a Proxmox node that receives uploads of ISOs and keeps only their
 // checksums. It prints its address, and ends with its input.
 func serveUploads(t *testing.T) {
-	cert := newCertificate(t)
+	cert := apitest.NewCertificate(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("https://%s %s\n", l.Addr(), formatFingerprint(sha256.Sum256(cert.Leaf.Raw)))
+	fmt.Printf("https://%s %s\n", l.Addr(), apitest.Fingerprint(cert.Leaf))
 	srv := &http.Server{Handler: &uploadTaker{}, ErrorLog: log.New(io.Discard, "", 0)}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})) })

@@ -2,15 +2,14 @@ package pve
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -25,27 +24,6 @@ func vmWorker(vm cluster.VM, kind string) worker {
 	return worker{vm.Host, kind, strconv.Itoa(int(vm.ID))}
 }
 
-// knownTasks holds the tasks whose names we received. It is safe for concurrent use.
-type knownTasks struct {
-	mu    sync.Mutex
-	upids map[string]bool
-}
-
-func (k *knownTasks) add(upid string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.upids == nil {
-		k.upids = map[string]bool{}
-	}
-	k.upids[upid] = true
-}
-
-func (k *knownTasks) has(upid string) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.upids[upid]
-}
-
 // startedSince finds the task that our token started for a request sent at that
 // time, and whose name we never received; "" if there is none. It uses no clock: any
 // may be wrong, or be reset. A task's name says when its worker began, counted from
@@ -53,29 +31,29 @@ func (k *knownTasks) has(upid string) bool {
 // uptime says how long ago that was. A task from before that boot is not found: it
 // ended with its host, and the caller checks its goal. Another process with the same
 // token may have done the same at the same time: the caller checks what was done.
-func (c *Client) startedSince(ctx context.Context, w worker, sent time.Time) (string, error) {
+func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (string, error) {
 	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
 	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
 	var rows []struct{ UPID string }
-	err := c.get(ctx, path, &rows)
+	err := c.Get(ctx, path, &rows)
 	if err != nil || len(rows) == 0 {
 		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
 	}
-	up, err := c.uptime(ctx, w.host)
+	up, err := c.hosts.uptime(ctx, w.host)
 	if err != nil {
 		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
 	}
 	from, until := up.ago(time.Since(sent)+uptimeSlack), up.ago(-uptimeSlack)
-	var found []UPID
+	var found []api.UPID
 	for _, row := range rows {
-		u, err := ParseUPID(row.UPID)
+		u, err := api.ParseUPID(row.UPID)
 		if err != nil {
 			return "", err
 		}
-		ours := u.User == c.tokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
+		ours := u.User == c.TokenID && u.Type == w.kind && u.ID == w.id && u.Ticks >= from && u.Ticks <= until
 		// A task that is just ending is listed twice: Proxmox reads the list of
 		// running tasks first, then that of ended ones (API2/Tasks.pm, node_tasks).
-		if ours && !c.workers.has(u.Raw) && !slices.Contains(found, u) {
+		if _, known := c.workers.Load(u.Raw); ours && !known && !slices.Contains(found, u) {
 			found = append(found, u)
 		}
 	}
@@ -83,45 +61,10 @@ func (c *Client) startedSince(ctx context.Context, w worker, sent time.Time) (st
 	case 0:
 		return "", nil
 	case 1:
-		c.workers.add(found[0].Raw)
+		c.workers.Store(found[0].Raw, true)
 		return found[0].Raw, nil
 	}
 	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))
-}
-
-// uptime is how long a host has been up, as a file in its /proc says.
-type uptime struct {
-	seconds float64
-	hz      float64 // ticks per second
-}
-
-// ago is the start, in ticks, of a process that began so long ago; 0 if the host was
-// not up then.
-func (u uptime) ago(d time.Duration) uint64 { return uint64(max(0, u.seconds-d.Seconds()) * u.hz) }
-
-// userHz is the tick rate of a host that does not report it; every Linux for PCs uses it.
-const userHz = 100
-
-// uptime reads how long a host has been up, which requires Sys.Audit on it.
-func (c *Client) uptime(ctx context.Context, host string) (uptime, error) {
-	var answer struct {
-		Uptime  json.Number
-		CPUInfo struct {
-			HZ json.Number `json:"user_hz"`
-		}
-	}
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/status", &answer); err != nil {
-		return uptime{}, err
-	}
-	seconds, err := answer.Uptime.Float64()
-	if err != nil || seconds <= 0 {
-		return uptime{}, fmt.Errorf("%s does not report its uptime", host)
-	}
-	hz, err := answer.CPUInfo.HZ.Float64()
-	if err != nil || hz <= 0 {
-		hz = userHz
-	}
-	return uptime{seconds, hz}, nil
 }
 
 func prefixed(err error, format string, args ...any) error {
@@ -129,16 +72,4 @@ func prefixed(err error, format string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf(format+": %w", append(args, err)...)
-}
-
-// clock reads a host's clock, which requires Sys.Audit on it.
-func (c *Client) clock(ctx context.Context, host string) (time.Time, error) {
-	var answer struct{ Time flexInt }
-	if err := c.get(ctx, "/nodes/"+url.PathEscape(host)+"/time", &answer); err != nil {
-		return time.Time{}, err
-	}
-	if answer.Time <= 0 {
-		return time.Time{}, fmt.Errorf("%s does not report its time", host)
-	}
-	return time.Unix(int64(answer.Time), 0), nil
 }

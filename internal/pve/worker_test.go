@@ -58,14 +58,14 @@ func TestStartedSince(t *testing.T) {
 				for _, u := range tc.listed {
 					rows = append(rows, `{"upid":"`+u+`"}`)
 				}
-				pve1 := s.node(t, "pve1")
-				pve1.on("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
+				pve1 := s.Node(t, "pve1")
+				pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
 				if tc.status == nil {
 					tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
 				}
-				pve1.on("GET /nodes/pve1/status", tc.status)
+				pve1.On("GET /nodes/pve1/status", tc.status)
 				c := s.client(t, "pve1")
-				c.workers.add(move(57))
+				c.workers.Store(move(57), true)
 				sent := time.Now()
 				time.Sleep(time.Minute)
 				worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")

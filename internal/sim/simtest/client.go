@@ -23,6 +23,7 @@ import (
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/notify"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
@@ -162,7 +163,7 @@ func (c *Client) connectImages(s *session) (err error) {
 
 func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
-	px, err := pve.New(pve.Options{
+	px, err := pve.New(api.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
 		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("proxmox"),
 	})

@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
@@ -136,7 +137,7 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	ctx, cancel := context.WithCancel(ctx)
 	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
 	sum := sha256.Sum256(matrixCertificate().Certificate[0])
-	px, err := pve.New(pve.Options{
+	px, err := pve.New(api.Options{
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
 		Fingerprint: fmt.Sprintf("%x", sum), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
 	})

@@ -1,0 +1,273 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/foreign"
+)
+
+const (
+	dialTimeout = 10 * time.Second
+	// headerTimeout bounds the wait for the answer to a change once it is sent. It
+	// is well above the 30 s after which the entry node gives up on the node that it
+	// forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
+	headerTimeout = 90 * time.Second
+	// readTimeout bounds one attempt at a read; a little above 30 s for the same reason.
+	readTimeout = 40 * time.Second
+	// retryBudget is how long after the first attempt another may start. Each
+	// endpoint answers a read about a node that is down with 595 after 30 s: two of
+	// them must suffice.
+	retryBudget = 45 * time.Second
+	// idleTimeout is below the 5 s after which pveproxy closes an idle connection,
+	// so that no request runs into the closing.
+	idleTimeout = 3 * time.Second
+	maxAnswer   = 64 << 20
+
+	apiPrefix = "/api2/json"
+)
+
+// backoff holds the pauses after each round over all endpoints without an answer.
+var backoff = [...]time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
+
+var (
+	errSlowRead   = fmt.Errorf("no complete answer within %s", readTimeout)
+	errSlowAnswer = fmt.Errorf("the answer did not end within %s", headerTimeout)
+)
+
+// transport sends each request to the endpoint that answered last, and to the others
+// if no connection can be made. It turns every answer except success into an *Error,
+// which go-proxmox would lose. It retries reads that got no answer; it sends a
+// change again only if nothing was sent the first time, or if Proxmox lost the
+// request's user (see Error.noUser). An attempt bounds a body's stall, not the time
+// that it takes to send.
+type transport struct {
+	endpoints []*url.URL
+	reads     *http.Transport
+	// writes makes a connection for each request: on a reused one that the server
+	// has just closed, we would not know whether the change arrived.
+	writes  *http.Transport
+	current atomic.Int64 // index into endpoints
+	redact  func(string) string
+	wrap    func(http.RoundTripper) http.RoundTripper // wraps both
+}
+
+func newTransport(endpoints []*url.URL, o Options, secret string) (*transport, error) {
+	cfg, err := tlsConfig(o)
+	if err != nil {
+		return nil, err
+	}
+	dial := o.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	dial = stallBound(dial)
+	redact := func(s string) string { return strings.ReplaceAll(s, secret, "[redacted]") }
+	t := &transport{endpoints: endpoints, redact: redact, reads: oneTransport(dial, cfg), writes: oneTransport(dial, cfg.Clone())}
+	t.writes.DisableKeepAlives = true
+	t.writes.WriteBufferSize = 64 << 10 // of uploads
+	if t.wrap = o.Wrap; t.wrap == nil {
+		t.wrap = func(inner http.RoundTripper) http.RoundTripper { return inner }
+	}
+	return t, nil
+}
+
+func oneTransport(dial func(context.Context, string, string) (net.Conn, error), cfg *tls.Config) *http.Transport {
+	// HTTP/2 has no reason phrase, where Proxmox before 9 puts its message.
+	var http1 http.Protocols
+	http1.SetHTTP1(true)
+	return &http.Transport{
+		Protocols:             &http1,
+		DialContext:           dial,
+		TLSClientConfig:       cfg,
+		TLSHandshakeTimeout:   dialTimeout,
+		ResponseHeaderTimeout: headerTimeout,
+		IdleConnTimeout:       idleTimeout,
+		MaxIdleConnsPerHost:   ReadsAtOnce,
+	}
+}
+
+func (t *transport) close() {
+	t.reads.CloseIdleConnections()
+	t.writes.CloseIdleConnections()
+}
+
+// unreachableError says that no endpoint could be connected to.
+type unreachableError struct{ errs []error }
+
+func (e *unreachableError) Unwrap() []error { return e.errs }
+
+// Is matches cluster.ErrNotNow: nothing was sent, not even of a change.
+func (e *unreachableError) Is(target error) bool {
+	return target == cluster.ErrNotNow && !slices.ContainsFunc(e.errs, isIdentity)
+}
+
+// silentError is a read that got no complete answer.
+type silentError struct{ error }
+
+func (e *silentError) Unwrap() error        { return e.error }
+func (e *silentError) Is(target error) bool { return target == cluster.ErrNotNow }
+
+// isIdentity reports whether the server that answers is not the intended one.
+func isIdentity(err error) bool {
+	_, other := errors.AsType[*FingerprintError](err)
+	return other || isCertificate(err)
+}
+
+func (e *unreachableError) Error() string {
+	var said []string
+	for _, err := range e.errs {
+		said = append(said, err.Error())
+	}
+	return "reach Proxmox: " + strings.Join(said, "; ")
+}
+
+// RoundTrip implements http.RoundTripper. The answer's body is held in memory.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Body != nil && req.GetBody != nil {
+		defer func() { _ = req.Body.Close() }() // every attempt gets a body of its own
+	}
+	start := time.Now()
+	for round := 0; ; round++ {
+		resp, again, err := t.round(req, start)
+		if err == nil || !again || round == len(backoff) {
+			return resp, err
+		}
+		select {
+		case <-req.Context().Done():
+			return nil, err
+		case <-time.After(backoff[round]):
+		}
+	}
+}
+
+// round tries every endpoint once, starting with the one that answered last, while
+// the budget lasts. again says that another round is safe.
+func (t *transport) round(req *http.Request, start time.Time) (resp *http.Response, again bool, err error) {
+	first := int(t.current.Load())
+	unreachable := &unreachableError{}
+	tried := 0
+	for ; tried < len(t.endpoints) && (tried == 0 || time.Since(start) < retryBudget); tried++ {
+		n := (first + tried) % len(t.endpoints)
+		var sent bool
+		resp, sent, err = t.try(req, t.endpoints[n])
+		if err == nil {
+			t.current.Store(int64(n))
+			return resp, false, nil
+		}
+		if !sent {
+			unreachable.errs = append(unreachable.errs, err)
+		}
+		if !mayRepeat(req, sent, err) {
+			return nil, false, err
+		}
+	}
+	if len(unreachable.errs) == tried {
+		err = unreachable
+	}
+	return nil, time.Since(start) < retryBudget, err
+}
+
+// mayRepeat reports whether a request that got no answer may be sent again.
+func mayRepeat(req *http.Request, sent bool, err error) bool {
+	if req.Context().Err() != nil || isIdentity(err) {
+		return false
+	}
+	e, answered := errors.AsType[*Error](err)
+	undone := !sent || answered && e.noUser()
+	if req.Method != http.MethodGet {
+		return undone && (req.Body == nil || req.GetBody != nil)
+	}
+	return !answered || isGateway(e.Status) || e.noUser()
+}
+
+// try sends req to one endpoint. sent is true once a connection existed: the request
+// may then have arrived.
+func (t *transport) try(req *http.Request, to *url.URL) (resp *http.Response, sent bool, err error) {
+	var connected atomic.Bool
+	ctx, cancel := context.WithCancelCause(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
+	}))
+	defer cancel(nil)
+	out := req.Clone(ctx)
+	out.URL.Scheme, out.URL.Host, out.Host = to.Scheme, to.Host, to.Host
+	if req.GetBody != nil {
+		if out.Body, err = req.GetBody(); err != nil {
+			return nil, false, fmt.Errorf("read what is to be sent: %w", err)
+		}
+	}
+	via := t.writes
+	if req.Method == http.MethodGet {
+		via = t.reads
+		defer time.AfterFunc(readTimeout, func() { cancel(errSlowRead) }).Stop()
+	}
+	resp, err = t.wrap(via).RoundTrip(out)
+	if err == nil {
+		defer time.AfterFunc(headerTimeout, func() { cancel(errSlowAnswer) }).Stop()
+		resp, err = t.answer(resp)
+	}
+	sent = connected.Load()
+	if _, answered := errors.AsType[*Error](err); err == nil || answered {
+		return resp, sent, err
+	}
+	if e, ok := errors.AsType[*FingerprintError](err); ok {
+		e.Addr = to.Host
+	}
+	err = fmt.Errorf("%s: %w", to.Host, foreign.Error(err))
+	switch {
+	case req.Method == http.MethodGet && !isIdentity(err):
+		err = &silentError{err}
+	case sent && req.Method != http.MethodGet:
+		err = fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	return nil, sent, err
+}
+
+// answer reads the whole answer, so that a truncated one counts as none, and turns
+// everything except Proxmox's own form of success into an *Error.
+func (t *transport) answer(resp *http.Response) (*http.Response, error) {
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if closeErr := resp.Body.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil && len(body) > maxAnswer {
+		err = fmt.Errorf("the answer is larger than %d bytes", maxAnswer)
+	}
+	path := strings.TrimPrefix(resp.Request.URL.Path, apiPrefix)
+	if !isSuccess(resp.StatusCode) {
+		e := parseError(resp.Request.Method, path, resp.StatusCode, resp.Status, body)
+		e.redact(t.redact)
+		return nil, e
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	var envelope map[string]json.RawMessage
+	if json.Unmarshal(body, &envelope) != nil || envelope["data"] == nil {
+		return nil, &Error{
+			Method: resp.Request.Method, Path: path, Status: resp.StatusCode,
+			Message: "the answer is not that of a Proxmox API",
+		}
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	return resp, nil
+}
+
+// ReadsAtOnce bounds the concurrent requests for one list. A host serves as many at
+// once as pveproxy has workers, three by default, and queues the rest: this keeps
+// them busy while answers are in transit.
+const ReadsAtOnce = 16

@@ -1,0 +1,161 @@
+package pve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
+)
+
+func TestChangeIsNeverRepeated(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		answer route
+		lost   bool
+	}{
+		"proxy could not connect":  {raw("595 No route to host", ""), true},
+		"proxy lost it":            {raw("596 Connection timed out", ""), true},
+		"connection breaks":        {lost, true},
+		"answer breaks off":        {raw("200 OK\r\nContent-Length: 99", `{"da`), true},
+		"success without the task": {raw("200 OK", ""), true},
+		"null instead of a task":   {data("null"), true},
+		"reason of two lines":      {raw("500 detected modified\nconfiguration", ""), true},
+		"no answer at all":         {after(3*time.Minute, data(`"x"`)), true},
+		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.Node(t, "pve1")
+				pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
+				s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+				err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+				if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
+					t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
+				}
+				if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests())); diff != "" {
+					t.Errorf("changes (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
+		if fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer) {
+			t.Errorf("error is %v\nwant    %s", err, want)
+		}
+		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints") {
+			t.Errorf("hints: %q", hints)
+		}
+	})
+}
+
+func TestServerThatNeverSpeaks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		c := s.clientWith(t, api.Options{Dial: apitest.SilentDial}, "pve1")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		start := time.Now()
+		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		if took := time.Since(start); err == nil || took > 2*time.Minute {
+			t.Errorf("error %v after %s", err, took)
+		}
+		if errors.Is(err, cluster.ErrLostAnswer) {
+			t.Errorf("nothing was sent, yet: %v", err)
+		}
+	})
+}
+
+func TestCancelledChange(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Node(t, "pve1").On("DELETE /nodes/pve1/qemu/101", after(10*time.Second, data(`"`+testUPID+`"`)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		if !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error is %v", err)
+		}
+		err = s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		if errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("after the deadline: %v", err)
+		}
+	})
+}
+
+func TestSecretIsNeverShown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		var authorized atomic.Bool
+		pve1.On("GET /access/permissions?path=%2F", func(w http.ResponseWriter, r *http.Request) {
+			authorized.Store(r.Header.Get("Authorization") == "PVEAPIToken="+apitest.Token)
+			raw("500 who is "+apitest.Secret, `{"message":"`+apitest.Secret+`","errors":{"a":"`+apitest.Secret+`"}}`)(w, r)
+		})
+		c := s.client(t, "pve1")
+		_, err := c.Permissions(t.Context(), "/")
+		e, ok := errors.AsType[*api.Error](err)
+		if !ok || !authorized.Load() {
+			t.Fatalf("error %v, authorized %v", err, authorized.Load())
+		}
+		o := api.Options{Token: []byte(apitest.Token)}
+		for _, s := range []string{fmt.Sprintf("%v %+v", err, *e), fmt.Sprintf("%v %+v %#v", c, c, c), fmt.Sprintf("%v %+v %#v", o, o, o)} {
+			if strings.Contains(s, apitest.Secret) {
+				t.Errorf("shows the secret: %s", s)
+			}
+		}
+	})
+}
+
+func TestAuthorizationHints(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		answer route
+		kind   fault.Kind
+		hint   string
+	}{
+		"unknown token":     {raw("401 invalid token value!", ""), fault.Failed, "PROXMOX_VE_API_TOKEN is user@realm!id=uuid"},
+		"missing privilege": {raw("403 Permission check failed (/vms/9011, VM.Config.Disk)", ""), fault.Refused, "recast@pve!roll needs VM.Config.Disk on /vms/9011, and so does its user: recast doctor"},
+		"forbidden":         {raw("403 Permission check failed", ""), fault.Refused, "pveum user token permissions recast@pve roll"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Node(t, "pve1").On("GET /cluster/status", tc.answer)
+				_, err := s.client(t, "pve1").Quorate(t.Context())
+				if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
+					t.Errorf("hints of %v: %q", err, hints)
+				}
+				if got := fault.KindOf(err); got != tc.kind {
+					t.Errorf("kind %v, want %v", got, tc.kind)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,128 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about
+// every 10 s.
+const listLag = 30 * time.Second
+
+// reading fills in one part of a VM whose host is known.
+type reading func(ctx context.Context, vm *cluster.VM) error
+
+// VM implements cluster.VMReader.
+func (c *vms) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	return c.find(ctx, id, c.readVM, isOn)
+}
+
+// VMConfig implements cluster.VMReader.
+func (c *vms) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := c.find(ctx, id, c.readConfig, nil)
+	vm.Running, vm.QMP, vm.HA = true, "", false
+	return vm, err
+}
+
+// VMState implements cluster.VMReader.
+func (c *vms) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	vm, err := c.find(ctx, id, c.readState, isOn)
+	return vm.State(), err
+}
+
+// isOn proves that a VM is where it was seen. One that is off there may run
+// elsewhere by now, unknown to its old host if that is cut off from the cluster.
+func isOn(vm cluster.VM) bool { return vm.Running }
+
+// find reads a VM on whichever host it is. A read at the host where it was last seen counts
+// only if proves accepts it; nil accepts any.
+func (c *vms) find(ctx context.Context, id cluster.VMID, read reading, proves func(cluster.VM) bool) (cluster.VM, error) {
+	vm, found, err := c.whereSeen(ctx, id, read)
+	if found && (err != nil || proves == nil || proves(vm)) {
+		return vm, err
+	}
+	start := time.Now()
+	w := wait.For{Name: fmt.Sprintf("find VM %d", id), Every: c.Poll}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		var err error
+		vm, err = c.lookup(ctx, id, read)
+		if isStale(err) && time.Since(start) < listLag {
+			return false, "", err
+		}
+		return err == nil, "", wait.Stop(err)
+	})
+	if isStale(err) {
+		err = fault.WithHint(fault.TokenPrivileges.Of(err), "it may be a container, or the token lacks VM.Audit on /vms/%d", id)
+	}
+	vm.Pool = "" // whereSeen does not know it either
+	return vm, err
+}
+
+// staleError says that Proxmox's list of VMs and its VMs currently disagree.
+type staleError struct{ error }
+
+func (e *staleError) Unwrap() error { return e.error }
+
+func isStale(err error) bool {
+	_, ok := errors.AsType[*staleError](err)
+	return ok
+}
+
+// lookup reads a VM where the cluster's list says it is. If the list and the nodes
+// disagree, only Proxmox's register of numbers can tell that it does not exist.
+func (c *vms) lookup(ctx context.Context, id cluster.VMID, read reading) (cluster.VM, error) {
+	asked := time.Now()
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return cluster.VM{}, err
+	}
+	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
+	if i >= 0 {
+		vm := fromResource(rows[i])
+		if rows[i].Status == "unknown" { // its host has not reported for minutes
+			if err := c.hosts.unreachable(ctx, vm, nil); err != nil {
+				return cluster.VM{}, err
+			}
+		}
+		err := read(ctx, &vm)
+		if err == nil {
+			c.seen.add(id, vm.Host, asked)
+		}
+		if api.IsUnanswered(err) {
+			return cluster.VM{}, c.hosts.unreachable(ctx, vm, err)
+		}
+		if !isNoConfig(err) {
+			return vm, err
+		}
+	}
+	free, err := c.isFree(ctx, id)
+	switch {
+	case err != nil:
+		return cluster.VM{}, err
+	case free:
+		return cluster.VM{}, cluster.ErrNotFound
+	}
+	return cluster.VM{}, &staleError{errors.New("its number is taken, but no node shows it")}
+}
+
+// isFree asks Proxmox's register of VMIDs, which includes VMs that our token may not
+// see.
+func (c *vms) isFree(ctx context.Context, id cluster.VMID) (bool, error) {
+	var next json.RawMessage
+	err := c.Get(ctx, fmt.Sprintf("/cluster/nextid?vmid=%d", id), &next)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusBadRequest && strings.Contains(e.Params["vmid"], "already exists") {
+		return false, nil
+	}
+	return err == nil, err
+}

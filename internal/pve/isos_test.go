@@ -1,0 +1,161 @@
+package pve
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+)
+
+const (
+	downloadPath = "POST /nodes/pve1/storage/isos/download-url"
+	isoLink      = "https://factory.talos.dev/image/abc/v1.13.9/nocloud-amd64.iso"
+)
+
+func TestMayDownload(t *testing.T) {
+	t.Parallel()
+	const template = "Datastore.AllocateTemplate"
+	for name, tc := range map[string]struct {
+		storage, node, root string // privileges held there
+		want                string
+	}{
+		"Sys.AccessNetwork":        {storage: template, node: "Sys.AccessNetwork"},
+		"the old way":              {storage: template, node: "Sys.Console", root: "Sys.Audit Sys.Modify"},
+		"Sys.Modify alone":         {storage: template, root: "Sys.Modify", want: "the token has no Sys.AccessNetwork on /nodes/pve1"},
+		"Sys.Audit alone":          {storage: template, root: "Sys.Audit", want: "the token has no Sys.AccessNetwork on /nodes/pve1"},
+		"nothing on the storage":   {storage: "Datastore.Audit", node: "Sys.AccessNetwork", want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
+		"a token that has nothing": {want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.Node(t, "pve1")
+				for path, privileges := range map[string]string{"/storage/isos": tc.storage, "/nodes/pve1": tc.node, "/": tc.root} {
+					held := "{}"
+					if privileges != "" {
+						held = `{"` + path + `":{"` + strings.ReplaceAll(privileges, " ", `":0,"`) + `":1}}`
+					}
+					pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
+				}
+				why, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos")
+				if why != tc.want || err != nil {
+					t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Node(t, "pve1")
+		if _, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos"); err == nil {
+			t.Error("no error although no host answers")
+		}
+	})
+}
+
+func TestURLSize(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/query-url-metadata?"+url.Values{"url": {isoLink}, "verify-certificates": {"1"}}.Encode(),
+			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
+			raw("500 invalid server response: '404 Not Found'", ""))
+		c := s.client(t, "pve1")
+		for _, want := range []int64{1048576, 7, 0} {
+			if got, err := c.URLSize(t.Context(), "pve1", isoLink); got != want || err != nil {
+				t.Errorf("%d bytes, want %d; %v", got, want, err)
+			}
+		}
+		if _, err := c.URLSize(t.Context(), "pve1", isoLink); err == nil || !strings.Contains(err.Error(), "invalid server response: '404 Not Found'") {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
+
+func TestDownload(t *testing.T) {
+	t.Parallel()
+	const (
+		upid   = "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.iso:recast@pve!roll:"
+		tasks  = "GET /nodes/pve1/tasks?limit=500&source=all&typefilter=download"
+		stored = `[{"volid":"isos:iso/recast-1.iso","size":7}]`
+	)
+	started := data(`"` + upid + `"`)
+	d := images.Download{Host: "pve1", Storage: "isos", Name: "recast-1.iso", URL: isoLink, SizeBytes: 7, SHA256: "ab"}
+	for name, tc := range map[string]struct {
+		answers []route
+		tasks   string
+		isos    string
+		exit    string
+		is, not error
+		fails   string
+		sent    int
+	}{
+		"done":    {answers: []route{started}, exit: "OK", sent: 1},
+		"refused": {answers: []route{raw("403 Permission check failed", "")}, fails: "403 Permission check failed", sent: 1},
+		"wget fails": {
+			answers: []route{started}, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
+			fails: "task download recast-1.iso on pve1: download failed", sent: 1,
+		},
+		"other bytes": {
+			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab'", is: images.ErrOtherContent, fails: "it has another checksum", sent: 1,
+		},
+		"another file is there": {
+			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab', aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1,
+		},
+		"its task is found":          {answers: []route{lost}, tasks: `[{"upid":"` + upid + `"}]`, isos: stored, exit: "OK", sent: 1},
+		"the file shows":             {answers: []route{lost}, isos: stored, sent: 1},
+		"nothing shows: once more":   {answers: []route{lost, started}, exit: "OK", sent: 2},
+		"its host does not answer":   {answers: []route{raw("595 No route to host", "")}, is: cluster.ErrLostAnswer, fails: "595 No route to host", sent: 2},
+		"a file that it has not got": {answers: []route{lost, started}, isos: `[{"volid":"isos:iso/recast-1.iso","size":6}]`, exit: "OK", sent: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				pve1 := s.Node(t, "pve1")
+				var form map[string]string
+				answers := make([]route, len(tc.answers))
+				for i, then := range tc.answers {
+					answers[i] = func(w http.ResponseWriter, r *http.Request) {
+						if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
+							t.Error(err)
+						}
+						then(w, r)
+					}
+				}
+				pve1.On(downloadPath, answers...)
+				pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
+				pve1.On("GET /nodes/pve1/status", data(`{"uptime":745}`))
+				pve1.On(isosPath, data(cmp.Or(tc.isos, "[]")))
+				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
+				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
+				err := s.client(t, "pve1").Download(t.Context(), d)
+				if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) ||
+					tc.is != nil && !errors.Is(err, tc.is) || tc.not != nil && errors.Is(err, tc.not) {
+					t.Errorf("error is %v, want %q in it", err, tc.fails)
+				}
+				if sent := len(changes(pve1.Requests())); sent != tc.sent {
+					t.Errorf("sent %d times, want %d", sent, tc.sent)
+				}
+				want := map[string]string{
+					"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
+					"checksum": "ab", "checksum-algorithm": "sha256",
+				}
+				if diff := gocmp.Diff(want, form); diff != "" {
+					t.Errorf("parameters (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}

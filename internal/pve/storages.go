@@ -1,0 +1,211 @@
+package pve
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+)
+
+// storages reads storages and the volumes on them.
+type storages struct{ *api.Conn }
+
+// Storage implements images.Store.
+func (c *storages) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
+	var rows []struct {
+		Storage, Content        string
+		Enabled, Active, Shared json.RawMessage
+		Avail                   json.Number
+	}
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/storage", &rows); err != nil {
+		return images.StorageInfo{}, err
+	}
+	// Storages of other hosts and disabled ones are listed too (Storage.pm, storage_info).
+	for _, s := range rows {
+		if s.Storage == storage && toBool(s.Enabled) {
+			content := strings.FieldsFunc(s.Content, func(r rune) bool { return r == ',' || r == ' ' })
+			return images.StorageInfo{Active: toBool(s.Active), Shared: toBool(s.Shared), Content: content, FreeBytes: bytesOf(s.Avail)}, nil
+		}
+	}
+	err := fmt.Errorf("storage %q on %s: %w", storage, host, images.ErrNoStorage)
+	return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
+}
+
+// ISO implements images.Store.
+func (c *storages) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+	v, found, err := c.volume(ctx, host, storage+":iso/"+name)
+	if !found || err != nil {
+		return 0, false, err
+	}
+	size, err := v.Size.Int64()
+	if err != nil {
+		return 0, false, fmt.Errorf("size of %s: %w", v.Volid, err)
+	}
+	return size, true, nil
+}
+
+// HasVolume implements cluster.StorageReader.
+func (c *storages) HasVolume(ctx context.Context, host, volid string) (bool, error) {
+	_, found, err := c.volume(ctx, host, volid)
+	return found, err
+}
+
+// OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs
+// that the token may see.
+func (c *storages) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
+	var rows []volumeRow
+	if err := c.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
+		return nil, err
+	}
+	var volids []string
+	for _, r := range rows {
+		volids = append(volids, r.Volid)
+	}
+	slices.Sort(volids)
+	return volids, nil
+}
+
+func contentPath(host, storage string) string {
+	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
+}
+
+// volumeRow is a volume in a storage's listing.
+type volumeRow struct {
+	Volid string
+	Size  json.Number
+}
+
+// volume looks a volume up in its storage's listing. Proxmox lists disks only of
+// VMs that the token may see.
+func (c *storages) volume(ctx context.Context, host, volid string) (volumeRow, bool, error) {
+	storage, name, ok := strings.Cut(volid, ":")
+	if !ok || storage == "" || name == "" {
+		return volumeRow{}, false, fmt.Errorf("%q is not the name of a volume", volid)
+	}
+	path := contentPath(host, storage)
+	if strings.HasPrefix(name, "iso/") {
+		path += "?content=iso"
+	}
+	var rows []volumeRow
+	if err := c.Get(ctx, path, &rows); err != nil {
+		return volumeRow{}, false, err
+	}
+	i := slices.IndexFunc(rows, func(v volumeRow) bool { return v.Volid == volid })
+	if i < 0 {
+		return volumeRow{}, false, nil
+	}
+	return rows[i], true, nil
+}
+
+// storageConfig is a section of storage.cfg. Whoever may use the storage sees all of
+// it except passwords (pve-storage, API2/Storage/Config.pm, index).
+type storageConfig struct {
+	Storage, Type string
+	Shared        json.RawMessage // also set for types that always are (Storage/Plugin.pm)
+	Sparse        json.RawMessage
+	Preallocation string
+	VG            string `json:"vgname"`
+	ThinPool      string
+	Pool          string // of ZFS or Ceph
+	MonHost       string
+	Namespace     string
+}
+
+// Storages implements cluster.StorageReader. Proxmox omits those on which the token has
+// neither Datastore.Audit nor Datastore.AllocateSpace.
+func (c *storages) Storages(ctx context.Context) ([]cluster.Storage, error) {
+	var rows []storageConfig
+	if err := c.Get(ctx, "/storage", &rows); err != nil {
+		return nil, err
+	}
+	found := make([]cluster.Storage, 0, len(rows))
+	for _, r := range rows {
+		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool()})
+	}
+	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
+	return found, nil
+}
+
+// thick reports whether an image takes its full size when it is created. File
+// storages do so only if configured: by default raw is sparse and of qcow2 only the
+// metadata is written (Storage/Plugin.pm, preallocation_cmd_opt). ZFS reserves a
+// volume's size unless the storage is sparse (ZFSPoolPlugin.pm, zfs_create_zvol).
+// LVM always does, also for qcow2 (LVMPlugin.pm, alloc_lvm_image).
+func (s storageConfig) thick() bool {
+	switch s.Type {
+	case "lvmthin", "rbd":
+		return false
+	case "zfspool", "zfs":
+		return !toBool(s.Sparse)
+	case "btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs":
+		return s.Preallocation == "falloc" || s.Preallocation == "full"
+	}
+	return true
+}
+
+// pool identifies the space that several storages may share. Two directories on one
+// filesystem cannot be detected.
+func (s storageConfig) pool() string {
+	switch s.Type {
+	case "lvm":
+		return s.VG
+	case "lvmthin":
+		return s.VG + "/" + s.ThinPool
+	case "zfspool":
+		return "zfs " + s.Pool
+	case "rbd":
+		return "rbd " + cmp.Or(s.Pool, "rbd") + " of " + cmp.Or(s.MonHost, "the hosts' own Ceph") // RBDPlugin.pm: the pool's default is rbd
+	}
+	return ""
+}
+
+// Room implements cluster.StorageReader. Asked for a content type, Proxmox lists only
+// the storages that are enabled for the host and accept it (Storage.pm,
+// storage_info).
+func (c *storages) Room(ctx context.Context, host string) (cluster.Room, error) {
+	at := "/nodes/" + url.PathEscape(host)
+	var rows []struct {
+		Storage, Type string
+		Active        json.RawMessage
+		Total, Avail  json.Number
+	}
+	if err := c.Get(ctx, at+"/storage?content=images", &rows); err != nil {
+		return cluster.Room{}, err
+	}
+	var room cluster.Room
+	thin := false
+	for _, r := range rows {
+		s := cluster.StorageRoom{Name: r.Storage, Active: toBool(r.Active)}
+		thin = thin || r.Type == "lvmthin"
+		if s.Active {
+			s.Total, s.Free = bytesOf(r.Total), bytesOf(r.Avail)
+		}
+		room.Storages = append(room.Storages, s)
+	}
+	slices.SortFunc(room.Storages, func(a, b cluster.StorageRoom) int { return cmp.Compare(a.Name, b.Name) })
+	if thin {
+		room.ThinPools, room.ErrPools = thinPools(ctx, c.Conn, at)
+	}
+	return room, nil
+}
+
+// bytesOf reads a size, which some storages give with a fraction (a quota of CephFS,
+// for example, as 1.5e+15). An unreadable size counts as 0.
+func bytesOf(n json.Number) int64 {
+	if i, err := n.Int64(); err == nil {
+		return i
+	}
+	f, err := n.Float64()
+	if err != nil || f < 0 || f >= 1<<62 {
+		return 0
+	}
+	return int64(f)
+}

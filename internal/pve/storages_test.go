@@ -1,0 +1,185 @@
+package pve
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
+)
+
+func TestStorage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
+			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1},
+			{"storage":"others","content":"images","shared":0,"active":0,"enabled":0}]`))
+		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
+		pve1.On("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
+		pve1.On("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
+		c := s.client(t, "pve1")
+		got, err := c.Storage(t.Context(), "pve1", "isos")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("storage (-want +got):\n%s", diff)
+		}
+		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
+			t.Errorf("inactive storage: %+v, error %v", got, err)
+		}
+		for _, storage := range []string{"nosuch", "others"} {
+			if _, err := c.Storage(t.Context(), "pve1", storage); !errors.Is(err, images.ErrNoStorage) {
+				t.Errorf("%s: %v", storage, err)
+			}
+		}
+		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
+		for name, want := range isos {
+			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
+			if got := fmt.Sprint(size, found, err); got != want {
+				t.Errorf("%s: %s, want %s", name, got, want)
+			}
+		}
+		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
+			t.Errorf("ISO on an unknown storage: %v %v", found, err)
+		}
+		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
+		for volid, want := range volumes {
+			if got, err := c.HasVolume(t.Context(), "pve1", volid); err != nil || got != want {
+				t.Errorf("%s: %v, error %v", volid, got, err)
+			}
+		}
+		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
+			t.Error(`"none" passes for a volume`)
+		}
+	})
+}
+
+func TestStorages(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /storage", data(`[{"storage":"thin","type":"lvmthin","vgname":"pve","thinpool":"data","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
+			{"storage":"nas","type":"nfs","shared":"1"},{"storage":"local","type":"dir","shared":0}]`), raw("595 No route to host", ""))
+		c := s.client(t, "pve1")
+		got, err := c.Storages(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []cluster.Storage{
+			{Name: "ceph", Type: "rbd", Shared: true, Pool: "rbd rbd of the hosts' own Ceph"},
+			{Name: "local", Type: "dir"},
+			{Name: "nas", Type: "nfs", Shared: true},
+			{Name: "thin", Type: "lvmthin", Pool: "pve/data"},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("storages (-want +got):\n%s", diff)
+		}
+		if got, err := c.Storages(t.Context()); err == nil {
+			t.Errorf("lists %v without an answer", got)
+		}
+	})
+}
+
+func TestOwnedVolumes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage/fast/content?content=images&vmid=101",
+			data(`[{"volid":"fast:vm-101-disk-1","vmid":"101","size":1},{"volid":"fast:vm-101-disk-0","vmid":101,"size":"2"}]`),
+			data(`[]`), raw("500 storage 'fast' does not exist", ""))
+		c := s.client(t, "pve1")
+		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
+			got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("volumes (-want +got):\n%s", diff)
+			}
+		}
+		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
+			t.Errorf("lists %v of a missing storage", got)
+		}
+	})
+}
+
+func TestStoragesTellHowTheyAllocate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Node(t, "pve1").On("GET /storage", data(`[
+			{"storage":"a-dir","type":"dir","path":"/srv"},
+			{"storage":"b-full","type":"dir","preallocation":"full"},
+			{"storage":"c-metadata","type":"nfs","shared":1,"preallocation":"metadata"},
+			{"storage":"d-lvm","type":"lvm","vgname":"vg0","saferemove":1},
+			{"storage":"e-thin","type":"lvmthin","vgname":"pve","thinpool":"data"},
+			{"storage":"f-zfs","type":"zfspool","pool":"rpool/data"},
+			{"storage":"g-sparse","type":"zfspool","pool":"rpool/data","sparse":1},
+			{"storage":"h-ceph","type":"rbd","shared":1},
+			{"storage":"i-ceph","type":"rbd","shared":1,"pool":"vms","monhost":"10.0.0.1 10.0.0.2"},
+			{"storage":"j-plugin","type":"linstor","shared":1}]`))
+		got, err := s.client(t, "pve1").Storages(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := []cluster.Storage{
+			{Name: "a-dir", Type: "dir"},
+			{Name: "b-full", Type: "dir", Thick: true},
+			{Name: "c-metadata", Type: "nfs", Shared: true},
+			{Name: "d-lvm", Type: "lvm", Thick: true, Pool: "vg0"},
+			{Name: "e-thin", Type: "lvmthin", Pool: "pve/data"},
+			{Name: "f-zfs", Type: "zfspool", Thick: true, Pool: "zfs rpool/data"},
+			{Name: "g-sparse", Type: "zfspool", Pool: "zfs rpool/data"},
+			{Name: "h-ceph", Type: "rbd", Shared: true, Pool: "rbd rbd of the hosts' own Ceph"},
+			{Name: "i-ceph", Type: "rbd", Shared: true, Pool: "rbd vms of 10.0.0.1 10.0.0.2"},
+			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("storages (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		pve1.On("GET /nodes/pve1/storage?content=images", data(`[
+			{"storage":"thin","type":"lvmthin","content":"images","active":1,"enabled":1,"total":100,"used":40,"avail":60,"used_fraction":0.4},
+			{"storage":"nas","type":"nfs","active":0,"enabled":1,"total":0,"used":0,"avail":0},
+			{"storage":"fs","type":"cephfs","active":1,"total":2e15,"avail":"1.5e+15"}]`))
+		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
+		pve1.On("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
+		pve1.On("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))
+		c := s.client(t, "pve1")
+		got, err := c.Room(t.Context(), "pve1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := cluster.Room{
+			Storages: []cluster.StorageRoom{
+				{Name: "fs", Active: true, Total: 2e15, Free: 15e14},
+				{Name: "nas"},
+				{Name: "thin", Active: true, Total: 100, Free: 60},
+			},
+			ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 40, MetaSize: 10, MetaUsed: 1}},
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("room (-want +got):\n%s", diff)
+		}
+		if got, err := c.Room(t.Context(), "pve2"); err != nil || got.ErrPools == nil || len(got.Storages) != 1 {
+			t.Errorf("thin pools that can't be read: %+v, error %v", got, err)
+		}
+	})
+}

@@ -1,0 +1,200 @@
+package pve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+const (
+	// firstPoll is the shortest pause between two polls of a task or a VM.
+	firstPoll = 20 * time.Millisecond
+	// outage is how long a task's state may be unreadable before the wait gives up.
+	outage = 2 * time.Minute
+	// logTail is how many lines of a task's log go into its error.
+	logTail = 8
+	// logLines is how much of the log is read to find its tail.
+	logLines = 500
+)
+
+// tasks waits for tasks of Proxmox and lists them.
+type tasks struct {
+	*api.Conn
+	hosts     *hosts
+	workers   sync.Map // by UPID: the tasks whose names we received
+	durations durations
+}
+
+// finish waits for the task that a change started. One that ends with warnings has
+// done its work: they go to Options.Warn. Where a warning makes the work incomplete,
+// use await.
+func (c *tasks) finish(ctx context.Context, upid string) error {
+	err := c.await(ctx, upid)
+	if e, ok := errors.AsType[*api.TaskError](err); ok && api.IsWarnings(e.Exit) {
+		c.Warn(e.Error())
+		return nil
+	}
+	return err
+}
+
+// await waits until a task has ended and returns nil only for OK. If it gives up
+// earlier, the task goes on: the error wraps cluster.ErrLostAnswer.
+func (c *tasks) await(ctx context.Context, raw string) error {
+	upid, err := api.ParseUPID(raw)
+	if err != nil {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	c.workers.Store(raw, true)
+	exit := ""
+	begun, ran := time.Now(), time.Duration(0)
+	readable := begun
+	w := wait.For{Name: "task " + upid.String(), First: firstPoll, Every: c.Poll, Expected: c.durations.expected(upid)}
+	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		status, err := c.taskStatus(ctx, upid)
+		if err != nil {
+			// Reads also fail with 500 while the host's pmxcfs restarts.
+			if e, ok := errors.AsType[*api.Error](err); ok && e.Status < http.StatusInternalServerError || time.Since(readable) > outage {
+				return false, "", wait.Stop(err)
+			}
+			return false, "", err
+		}
+		readable = time.Now()
+		exit = status.ExitStatus
+		if status.Status != "stopped" {
+			ran = time.Since(begun)
+		}
+		return status.Status == "stopped", status.Status, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: %w", cluster.ErrLostAnswer, err)
+	}
+	if exit == "OK" {
+		c.durations.add(upid, ran, time.Since(begun))
+		return nil
+	}
+	if exit == "" {
+		exit = "unexpected status"
+	}
+	return c.Explain(&api.TaskError{UPID: upid, Exit: c.Redact(exit), Log: c.taskLog(ctx, upid)})
+}
+
+type taskStatus struct {
+	Status     string `json:"status"` // "running" or "stopped"
+	ExitStatus string `json:"exitstatus"`
+}
+
+func (c *tasks) taskStatus(ctx context.Context, upid api.UPID) (taskStatus, error) {
+	var s taskStatus
+	err := c.Get(ctx, upid.Path("status"), &s)
+	if api.IsForbidden(err) {
+		err = fault.WithHint(fault.TokenPrivileges.Of(err), "tasks of other users can only be read with Sys.Audit on /nodes/%s", upid.Node)
+	}
+	return s, err
+}
+
+// taskLog returns the end of a task's log; empty if it cannot be read, because it
+// only illustrates an error.
+func (c *tasks) taskLog(ctx context.Context, upid api.UPID) []string {
+	var rows []struct {
+		T json.RawMessage `json:"t"`
+	}
+	if err := c.Get(ctx, upid.Path("log?limit="+strconv.Itoa(logLines)), &rows); err != nil {
+		return nil
+	}
+	var lines []string
+	for _, row := range rows {
+		// An empty log is shown as one line (PVE/Tools.pm, dump_logfile).
+		if line := strings.TrimSpace(scalar(row.T)); line != "" && line != "no content" && !strings.HasPrefix(line, "TASK ") {
+			lines = append(lines, c.Redact(line))
+		}
+	}
+	return lines[max(0, len(lines)-logTail):]
+}
+
+// OwnTasks implements cluster.Tasks. Tasks of an earlier process of ours, killed
+// since, keep running, on any host. A token always sees its own tasks
+// (API2/Tasks.pm).
+func (c *tasks) OwnTasks(ctx context.Context, of func(cluster.VMID) bool) ([]string, error) {
+	online, _, err := c.hosts.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var running []string
+	var errs []error
+	for _, host := range online {
+		tasks, err := c.activeTasks(ctx, host)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, u := range tasks {
+			if u.User == c.TokenID && slices.ContainsFunc(vmsOf(u), of) {
+				running = append(running, u.String())
+			}
+		}
+	}
+	return running, errors.Join(errs...)
+}
+
+// taskVMs matches the VMs in a task's ID: "101", "100-scsi1>200-scsi5".
+var taskVMs = regexp.MustCompile(`^(\d+)(?:-[a-z]+\d+>(\d+)-[a-z]+\d+)?$`)
+
+// vmsOf returns the VMs that a task is about; none if it is about something else.
+func vmsOf(u api.UPID) []cluster.VMID {
+	var ids []cluster.VMID
+	for _, number := range taskVMs.FindStringSubmatch(u.ID) {
+		if id, err := strconv.Atoi(number); err == nil && !slices.Contains(ids, cluster.VMID(id)) {
+			ids = append(ids, cluster.VMID(id))
+		}
+	}
+	return ids
+}
+
+// OwnTasksOf implements cluster.Tasks. The ID of a task about a VM is the VM's number.
+func (c *tasks) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) ([]string, error) {
+	tasks, err := c.activeTasks(ctx, host)
+	var running []string
+	for _, u := range tasks {
+		if u.User == c.TokenID && u.ID == strconv.Itoa(int(id)) {
+			running = append(running, u.String())
+		}
+	}
+	return running, err
+}
+
+// activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it
+// those of others. What could be read is returned along with an error.
+func (c *tasks) activeTasks(ctx context.Context, host string) ([]api.UPID, error) {
+	var rows []struct {
+		UPID    string
+		EndTime int64
+	}
+	if err := c.Get(ctx, "/nodes/"+url.PathEscape(host)+"/tasks?source=active&limit=500", &rows); err != nil {
+		return nil, fmt.Errorf("list tasks on %s: %w", host, err)
+	}
+	var running []api.UPID
+	var errs []error
+	for _, r := range rows {
+		u, err := api.ParseUPID(r.UPID)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case r.EndTime == 0: // the list keeps tasks for a while after their end
+			running = append(running, u)
+		}
+	}
+	return running, errors.Join(errs...)
+}
