@@ -15,7 +15,7 @@ type kubernetesFit struct {
 }
 
 // fitOf is nil where Kubernetes is as wanted, or none in particular is wanted.
-func fitOf(talos MachineReader, w Wanted, m Machine, kubelet string) *kubernetesFit {
+func fitOf(talos Compatibility, w Wanted, m Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
 	}

@@ -109,7 +109,7 @@ func ReadTies(ctx context.Context, px Inventory, nodes []*Found) []error {
 }
 
 // ReadLocalData reads what is on nodes alone, in one look.
-func ReadLocalData(ctx context.Context, kube KubeReader, nodes []*Found) error {
+func ReadLocalData(ctx context.Context, kube VolumeReader, nodes []*Found) error {
 	if len(nodes) == 0 {
 		return nil
 	}

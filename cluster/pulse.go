@@ -22,7 +22,7 @@ func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
 func (p Pulse) Well() int { return p.Members - len(p.Unwell) }
 
 // TakePulse looks once. Whoever does not answer is not known of: that is no error.
-func (p Plan) TakePulse(ctx context.Context, kube KubeReader, talos Talos) Pulse {
+func (p Plan) TakePulse(ctx context.Context, kube NodeReader, talos Talos) Pulse {
 	var pulse Pulse
 	if nodes, err := kube.Nodes(ctx); err == nil {
 		pulse.Kubernetes, pulse.Nodes = true, len(nodes)

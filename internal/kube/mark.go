@@ -83,7 +83,7 @@ func (c NodeWriter) SetFailedBuild(ctx context.Context, node, build string) erro
 	})
 }
 
-// SetBooted implements cluster.KubeWriter.
+// SetBooted implements cluster.NodeWriter.
 func (c NodeWriter) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
 	return c.amend(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {

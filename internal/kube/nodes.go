@@ -43,7 +43,7 @@ func (c NodeReader) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err er
 	return nodes, nil
 }
 
-// Node implements cluster.KubeReader.
+// Node implements cluster.NodeReader.
 func (c NodeReader) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
 	n, err := c.node(ctx, name)
 	if err != nil {

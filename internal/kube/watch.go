@@ -16,7 +16,7 @@ import (
 // errWatchEnded says that the API server, or something in between, ended a watch.
 var errWatchEnded = errors.New("the watch has ended")
 
-// WatchNode implements cluster.KubeReader.
+// WatchNode implements cluster.NodeReader.
 func (c NodeReader) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()})
 	if err != nil {
@@ -33,7 +33,7 @@ func (c NodeReader) WatchNode(ctx context.Context, node string, tell func(look b
 	})
 }
 
-// WatchDetached implements cluster.KubeReader.
+// WatchDetached implements cluster.VolumeReader.
 func (c VolumeReader) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
 	if err != nil {

@@ -41,15 +41,15 @@ type Options struct {
 // Client talks to the machines of one cluster. It is safe for concurrent use and
 // opens a new connection for every call. The calls are those of its parts.
 type Client struct {
-	*conn       // session.go; methods of Client itself: context.go
-	Machines    // machine.go, machineconfig.go, members.go, watch.go
-	Components  // kubernetes.go, kubernetesremoved.go
-	Etcd        // etcd.go, etcdrestore.go
-	Upgrader    // upgrade.go, kubernetespull.go, apply.go
-	Maintenance // maintenance.go, vacant.go, patch.go
-	FileReader  // readfiles.go
-	ClaimReader // readclaims.go
-	Support     // upgradepath.go, kubernetessupport.go
+	*conn            // session.go; methods of Client itself: context.go
+	Machines         // machine.go, machineconfig.go, members.go, watch.go
+	KubernetesReader // kubernetes.go, kubernetesremoved.go
+	Etcd             // etcd.go, etcdrestore.go
+	Upgrader         // upgrade.go, kubernetespull.go, apply.go
+	Maintenance      // maintenance.go, vacant.go, patch.go
+	FileReader       // readfiles.go
+	ClaimReader      // readclaims.go
+	Compatibility    // upgradepath.go, kubernetessupport.go
 }
 
 var (
@@ -103,7 +103,7 @@ func New(o Options) (*Client, error) {
 		return nil, err
 	}
 	return &Client{
-		conn: c, Machines: Machines{c}, Components: Components{c}, Etcd: Etcd{c}, Upgrader: Upgrader{c},
+		conn: c, Machines: Machines{c}, KubernetesReader: KubernetesReader{c}, Etcd: Etcd{c}, Upgrader: Upgrader{c},
 		Maintenance: Maintenance{c}, FileReader: FileReader{c}, ClaimReader: ClaimReader{c},
 	}, nil
 }

@@ -13,17 +13,17 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Components reads what Talos reports of the Kubernetes on configured machines.
-type Components struct{ *conn }
+// KubernetesReader reads what Talos reports of the Kubernetes on configured machines.
+type KubernetesReader struct{ *conn }
 
 // Kubernetes reads what a configured machine's Talos reports of its Kubernetes. The
 // images are those that Talos derived from the configuration, which may name none.
-func (c Components) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+func (c KubernetesReader) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	return ask(ctx, c.conn, addr, readKubernetes)
 }
 
-// KubernetesImages implements cluster.MachineReader.
-func (c Components) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+// KubernetesImages implements cluster.KubernetesReader.
+func (c KubernetesReader) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
 		k.Revisions = map[cluster.Component]uint64{}
 		if k.UUID, err = readUUID(ctx, s); err == nil {

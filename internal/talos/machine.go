@@ -30,22 +30,22 @@ func (c Machines) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine
 	return ask(ctx, c.conn, addr, inRounds(firstRound, append(wholeMachine, readHardware, readAddresses)))
 }
 
-// Standing implements cluster.MachineReader.
+// Standing implements cluster.StateReader.
 func (c Machines) Standing(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
 }
 
-// Identity implements cluster.MachineReader.
+// Identity implements cluster.StateReader.
 func (c Machines) Identity(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware, readNodename}))
 }
 
-// Booted implements cluster.MachineReader.
+// Booted implements cluster.StateReader.
 func (c Machines) Booted(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
 	return ask(ctx, c.conn, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
 }
 
-// Arrived implements cluster.MachineReader.
+// Arrived implements cluster.StateReader.
 func (c Machines) Arrived(ctx context.Context, addr netip.Addr, whole bool) (cluster.Machine, error) {
 	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
 		err = readRound(ctx, s, &m, readHardware, readStatus)

@@ -25,7 +25,7 @@ func (c Machines) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.S
 	return ask(ctx, c.conn, addr, readConfig)
 }
 
-// InstallImage implements cluster.MachineReader.
+// InstallImage implements cluster.ConfigReader.
 func (c Machines) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
 	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readFromConfig}))
 	return m.InstallImage, err
