@@ -191,42 +191,46 @@ type Talos interface {
 
 // MachineReader reads what configured machines say.
 type MachineReader interface {
+	StateReader
+	ConfigReader
+	KubernetesReader
+	MemberReader
+	Compatibility
+	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
+	// begins or ceases to answer, or stands otherwise: see wait.Watch.
+	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
+}
+
+// StateReader reads how a configured machine stands, and what it runs.
+type StateReader interface {
 	// Machine reads what a configured machine says about itself. The error names
 	// the address; a machine that answers but refuses our certificate is an error too.
 	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
-	// Standing reads as much of it as is needed to see that it is not running and ready
-	// yet: the UUID, the stage, and what that lacks.
+	// Standing reads what shows that a machine is not running and ready yet.
 	Standing(ctx context.Context, addr netip.Addr) (Machine, error)
 	// Identity reads who a configured machine is: the UUID and the Nodename.
 	Identity(ctx context.Context, addr netip.Addr) (Machine, error)
-	// Booted reads which system a configured machine has booted and would boot next, in
-	// which boot and how far it is: Standing with versions, image, boot ID and entries.
+	// Booted reads Standing, which system is booted, in which boot, and which would boot next.
 	Booted(ctx context.Context, addr netip.Addr) (Machine, error)
 	// Arrived reads, of a machine that is running and ready, what Booted reads, or
 	// Machine where whole is wanted; Standing of one that is not yet.
 	Arrived(ctx context.Context, addr netip.Addr, whole bool) (Machine, error)
-	// WatchMachine tells until ctx ends when the machine at addr, configured or not,
-	// begins or ceases to answer, or stands otherwise: see wait.Watch.
-	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
-	// System reads what Diff compares of a configured machine, and its UUID: Machine
-	// without names, volumes and boot ID, for half the requests. Of its disks it does
-	// not say which are blank.
-	// With the role os:reader it says that the configuration is hidden.
+	// System reads what Diff compares: Machine without names, volumes and boot ID, for half
+	// the requests. With the role os:reader it says that the configuration is hidden.
 	System(ctx context.Context, addr netip.Addr) (Machine, error)
+}
+
+// ConfigReader reads a machine's configuration.
+type ConfigReader interface {
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// InstallImage reads which installer the machine's configuration names; "" when that can't be read.
 	InstallImage(ctx context.Context, addr netip.Addr) (string, error)
-	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
-	Members(ctx context.Context) ([]Member, error)
-	// Unsupported says why a machine that runs Talos from can't be brought to Talos
-	// to, with what to do instead; nothing where it can. kubelet is the version of
-	// Kubernetes that it runs, "" where that is not known. It talks to nobody.
-	Unsupported(from, to, kubelet string) []string
-	// UnsupportedKubernetes says why a Talos does not support a Kubernetes, with what
-	// to do first; "" where it does. It talks to nobody.
-	UnsupportedKubernetes(talos, kubernetes string) string
-	// Kubernetes reads what a configured machine's Talos says of the Kubernetes on it.
+}
+
+// KubernetesReader reads what a configured machine's Talos says of the Kubernetes on it.
+type KubernetesReader interface {
+	// Kubernetes reads all of it.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
 	// KubernetesImages reads the UUID and the Images of it.
 	KubernetesImages(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
@@ -234,6 +238,22 @@ type MachineReader interface {
 	// Kubernetes to, one minor version after from, knows no more. The error is of kind
 	// fault.Refused where nobody here knows what that version has removed.
 	RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) ([]string, error)
+}
+
+// MemberReader reads who belongs to the cluster.
+type MemberReader interface {
+	// Members lists the cluster's machines as its discovery knows them, asked of any endpoint that answers.
+	Members(ctx context.Context) ([]Member, error)
+}
+
+// Compatibility knows what Talos supports. It talks to nobody.
+type Compatibility interface {
+	// Unsupported says why a machine that runs Talos from can't be brought to Talos
+	// to, with what to do instead; nothing where it can. kubelet is the version of
+	// Kubernetes that it runs, "" where that is not known.
+	Unsupported(from, to, kubelet string) []string
+	// UnsupportedKubernetes says so of a Talos and a Kubernetes; "" where it is supported.
+	UnsupportedKubernetes(talos, kubernetes string) string
 }
 
 // Etcd talks to etcd through the Talos API of one control plane. Every call has
@@ -310,12 +330,40 @@ type ConfigPatch struct {
 // Kube talks to the Kubernetes API of the cluster.
 type Kube interface {
 	KubeReader
+	NodeWriter
+	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged where it is neither.
+	SetProxyImage(ctx context.Context, from, to string) error
+}
+
+// KubeReader reads the Kubernetes API.
+type KubeReader interface {
+	NodeReader
+	VolumeReader
+	ComponentReader
+}
+
+// NodeReader reads Node objects, and what is at work on them.
+type NodeReader interface {
+	// Nodes lists the Node objects.
+	Nodes(ctx context.Context) ([]KubeNode, error)
+	// Node reads one of them. ErrNotFound if there is none.
+	Node(ctx context.Context, name string) (KubeNode, error)
+	// WatchNode tells when the Node becomes Ready, with another boot perhaps: see wait.Watch.
+	WatchNode(ctx context.Context, node string, tell func(look bool)) error
+	// PendingCertificates names the certificate requests of its kubelet that wait for approval.
+	PendingCertificates(ctx context.Context, node string) ([]string, error)
+	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
+	// version of its own: upgraders such as tuppr, unless they are suspended.
+	OtherOwners(ctx context.Context) ([]string, error)
+}
+
+// NodeWriter changes nodes.
+type NodeWriter interface {
 	// Cordon makes the node unschedulable and marks it with why, in one change. A
 	// node that is unschedulable without a mark is somebody else's doing: it gets
 	// the mark with Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
-	// Uncordon removes the mark and, unless it is Foreign, makes the node
-	// schedulable, in one change. No-op without a mark.
+	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable.
 	Uncordon(ctx context.Context, node string) error
 	// SetFailedBuild remembers on the Node that a build came back from an in-place
 	// upgrade as the old system; "" forgets it.
@@ -330,39 +378,27 @@ type Kube interface {
 	// RestoreMetadata gives the node back the labels, annotations and taints it had,
 	// leaving alone keys that Kubernetes and Talos manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
-	// SetProxyImage gives the DaemonSet of kube-proxy another image than from.
-	// ErrChanged where it has neither.
-	SetProxyImage(ctx context.Context, from, to string) error
 }
 
-// KubeReader reads the Kubernetes API.
-type KubeReader interface {
-	// Nodes lists the Node objects.
-	Nodes(ctx context.Context) ([]KubeNode, error)
-	// Node reads one of them. ErrNotFound if there is none.
-	Node(ctx context.Context, name string) (KubeNode, error)
-	// WatchNode tells when the Node becomes Ready, with another boot perhaps, and
-	// WatchDetached when a volume was detached from it: see wait.Watch.
-	WatchNode(ctx context.Context, node string, tell func(look bool)) error
-	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
+// VolumeReader reads which volumes there are, where, and what is on one node only.
+type VolumeReader interface {
 	// AttachedVolumes lists what is attached to the node, or still being detached, by
 	// name, and which pod that a drain leaves uses it.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
-	// LocalData lists, for each of the nodes, what is bound to be on that very node: local
-	// and hostPath PersistentVolumes in use with affinity to it, what its pods write to
-	// it, directories of Longhorn and Rook, pools of LINSTOR. Under no name, "", it has the volumes
-	// of Proxmox' CSI driver. It reads everything once, afresh.
+	// WatchDetached tells when a volume was detached from the node: see wait.Watch.
+	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
+	// LocalData reads for each of the nodes what is bound to it: local and hostPath
+	// PersistentVolumes in use, what its pods write to it, directories of Longhorn and
+	// Rook, pools of LINSTOR. Under "" it has the volumes of Proxmox' CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
-	// PendingCertificates lists the certificate requests of the node's kubelet
-	// that wait for somebody's approval, by name.
-	PendingCertificates(ctx context.Context, node string) ([]string, error)
-	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
-	// version of its own: upgraders such as tuppr, unless they are suspended.
-	OtherOwners(ctx context.Context) ([]string, error)
-	// APIServer is the version of the API server at that address itself, whatever the
-	// kubeconfig's one leads to. An error says that it does not serve, or not us.
+}
+
+// ComponentReader reads which Kubernetes the cluster runs.
+type ComponentReader interface {
+	// APIServer asks the API server at that very address for its version. An error says
+	// that it does not serve, or not us.
 	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
 	StaticPods(ctx context.Context) ([]StaticPod, error)

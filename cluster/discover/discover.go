@@ -169,7 +169,7 @@ func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovere
 }
 
 // discoverMachines reads the machine of every node; errors are in their order.
-func discoverMachines(ctx context.Context, talos cluster.MachineReader, nodes []Discovered) []error {
+func discoverMachines(ctx context.Context, talos cluster.StateReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
 	g.SetLimit(cluster.ObserveLimit)
@@ -321,7 +321,7 @@ func (d Discovery) Versions() ([]string, error) {
 }
 
 // knowPods tells all VMs which of their drives are pods', in one look at Kubernetes; nil: it is not asked.
-func (d *Discovery) knowPods(ctx context.Context, kube cluster.KubeReader) error {
+func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
 	if kube == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr 
 // addSeeds adds the machines at further addresses, and takes from there what a node
 // that is listed did not answer at its own. silent are the addresses where no node
 // answers and none is known to be: it may be one that moves between control planes.
-func addSeeds(ctx context.Context, talos cluster.MachineReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+func addSeeds(ctx context.Context, talos cluster.StateReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
 			continue

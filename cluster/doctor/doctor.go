@@ -253,14 +253,14 @@ func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 
 var errNoAccess = errors.New("there is no access to it")
 
-func readMembers(ctx context.Context, talos cluster.Talos) ([]cluster.Member, error) {
+func readMembers(ctx context.Context, talos cluster.MemberReader) ([]cluster.Member, error) {
 	if talos == nil {
 		return nil, errNoAccess
 	}
 	return talos.Members(ctx)
 }
 
-func readNodes(ctx context.Context, kube cluster.Kube) ([]cluster.KubeNode, error) {
+func readNodes(ctx context.Context, kube cluster.NodeReader) ([]cluster.KubeNode, error) {
 	if kube == nil {
 		return nil, errNoAccess
 	}

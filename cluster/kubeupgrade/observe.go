@@ -65,14 +65,14 @@ func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, 
 }
 
 // Await waits until the Kubernetes API answers.
-func Await(ctx context.Context, kube cluster.KubeReader, t roll.Timing, say func(string)) error {
+func Await(ctx context.Context, kube cluster.NodeReader, t roll.Timing, say func(string)) error {
 	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
 		_, err := kube.Nodes(ctx)
 		return err == nil, "", err
 	})
 }
 
-func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, k cluster.KubeNode, wanted cluster.Version) NodeSeen {
+func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.ComponentReader, k cluster.KubeNode, wanted cluster.Version) NodeSeen {
 	n := NodeSeen{Node: k, Addr: cluster.FirstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
 		n.Err = cluster.NoAddress(k.Name)

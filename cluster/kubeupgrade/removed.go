@@ -10,7 +10,7 @@ import (
 // removed asks for what the versions on the way have no more, minor version by
 // minor version: the tables know of single steps. Where the way is refused
 // anyway, there is nothing to ask.
-func removed(ctx context.Context, talos cluster.MachineReader, kube cluster.KubeReader, seen Seen, wanted cluster.Version) (out []string, err error) {
+func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.ComponentReader, seen Seen, wanted cluster.Version) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
 	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
 		return nil, nil

@@ -17,7 +17,7 @@ type kubernetesFit struct {
 }
 
 // fitOf is nil where Kubernetes is as wanted, or none in particular is wanted.
-func fitOf(talos cluster.MachineReader, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
+func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
 	}

@@ -42,7 +42,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]
 }
 
 // ReadLocalData reads what is on nodes alone, in one look.
-func ReadLocalData(ctx context.Context, kube cluster.KubeReader, nodes []*Found) error {
+func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) error {
 	if len(nodes) == 0 {
 		return nil
 	}

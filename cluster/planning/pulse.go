@@ -9,7 +9,7 @@ import (
 )
 
 // TakePulse looks once. Whoever does not answer is not known of: that is no error.
-func (p Plan) TakePulse(ctx context.Context, kube cluster.KubeReader, talos cluster.Talos) Pulse {
+func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.Talos) Pulse {
 	var pulse Pulse
 	if nodes, err := kube.Nodes(ctx); err == nil {
 		pulse.Kubernetes, pulse.Nodes = true, len(nodes)

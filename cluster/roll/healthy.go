@@ -16,7 +16,7 @@ import (
 )
 
 // LacksNode says what Kubernetes does not know yet of a node's present boot.
-func LacksNode(ctx context.Context, kube cluster.KubeReader, node string, m cluster.Machine) (string, error) {
+func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m cluster.Machine) (string, error) {
 	k, err := kube.Node(ctx, node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -38,7 +38,7 @@ func isWatched(lacks string) bool {
 }
 
 // lacksReady is LacksNode of a Node as it was read after the machine.
-func lacksReady(ctx context.Context, kube cluster.KubeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
+func lacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
 	switch {
 	case k.UUID != m.UUID:
 		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil

@@ -59,7 +59,7 @@ func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files c
 type Restore struct {
 	Talos    cluster.Talos
 	Restorer cluster.EtcdRestorer
-	Kube     cluster.KubeReader
+	Kube     cluster.NodeReader
 	Target   RestoreTarget
 	File     string
 	Copied   bool // File is a copy of a database, without a checksum
@@ -260,7 +260,7 @@ func notSingle(node string, others ...string) error {
 // requireSingle refuses where the cluster has other control planes, or may have:
 // they would go on with the etcd that they have. Talos' discovery forgets a machine
 // that is off within half an hour, and knows none where it is switched off.
-func requireSingle(ctx context.Context, talos cluster.MachineReader, node string, nodes []string) error {
+func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {
 		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be told: %w", node, err)

@@ -52,7 +52,7 @@ type amendment func(n *corev1.Node) (*nodePatch, error)
 // amend changes a node in one write. If someone else writes between our read and our
 // write, or the answer is lost, the node is read again and change called again: the
 // revision prevents a second write of the same change.
-func (c *Client) amend(ctx context.Context, what, node string, change amendment) error {
+func (c NodeWriter) amend(ctx context.Context, what, node string, change amendment) error {
 	w := wait.For{Name: what + " node " + node, Every: c.poll, Timeout: amendTimeout}
 	var transient error
 	err := wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -89,7 +89,7 @@ func isTransient(err error) bool {
 	return ok && (status.ErrStatus.Code == http.StatusTooManyRequests || status.ErrStatus.Code >= http.StatusInternalServerError)
 }
 
-func (c *Client) amendOnce(ctx context.Context, node string, change amendment) error {
+func (c NodeWriter) amendOnce(ctx context.Context, node string, change amendment) error {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
 		return err

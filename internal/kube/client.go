@@ -29,8 +29,22 @@ type Options struct {
 	Poll time.Duration                                                     // pause between polls; 0: 5 s
 }
 
-// Client talks to one cluster's API. It is safe for concurrent use; the caller closes it.
+// Client talks to one cluster's API. It is safe for concurrent use; the caller closes
+// it. The calls are those of its parts.
 type Client struct {
+	*conn
+	NodeReader   // nodes.go, watch.go, certificates.go
+	NodeWriter   // mark.go, metadata.go, amend.go
+	Drainer      // drain.go, evict.go, blocked.go
+	VolumeReader // volumes.go, watch.go; localdata.go with a file for each storage system
+	Components   // parts.go, apiserver.go
+	Upgraders    // upgraders.go
+	Leases       // lease.go
+	Gates        // gate.go
+}
+
+// conn is what all calls need to talk to the API.
+type conn struct {
 	api kubernetes.Interface
 	// streams is for watches, which have no timeout.
 	streams kubernetes.Interface
@@ -60,7 +74,7 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	cfg.UserAgent = "recast"
 	cfg.QPS, cfg.Burst = 100, 200 // a drain asks for many pods at once
 	cfg.WarningHandler = rest.NoWarnings{}
-	c := &Client{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second)}
+	c := &conn{host: cfg.Host, poll: cmp.Or(o.Poll, 5*time.Second)}
 	if c.base, c.rt, c.direct, err = newTransports(cfg); err != nil {
 		return nil, fault.Credentials.Configf("credentials of the kubeconfig: %w", err)
 	}
@@ -72,7 +86,10 @@ func New(kubeconfig []byte, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fault.Credentials.Configf("kubeconfig: %w", err)
 	}
-	return c, nil
+	return &Client{
+		conn: c, NodeReader: NodeReader{c}, NodeWriter: NodeWriter{c}, Drainer: Drainer{c}, VolumeReader: VolumeReader{c},
+		Components: Components{c}, Upgraders: Upgraders{c}, Leases: Leases{c}, Gates: Gates{c},
+	}, nil
 }
 
 // newTransports makes transports of our own. client-go keeps its transports in a

@@ -24,11 +24,14 @@ import (
 // evictions is how many pods are evicted concurrently.
 const evictions = 10
 
+// Drainer drains nodes.
+type Drainer struct{ *conn }
+
 // Drain empties a cordoned node: see cluster.Kube. kubectl chooses the pods, but its
 // own loop ends at the first unexpected answer, so this one is ours. say is called
 // by one goroutine at a time and must not block.
-func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
-	d := &draining{Client: c, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
+func (c Drainer) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
+	d := &draining{conn: c.conn, node: node, DrainOptions: o, say: say, said: map[string]bool{}, from: map[string]bool{}, pods: map[types.UID]*leaving{}}
 	err := d.until(ctx, o.Timeout)
 	if o.Delete && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && d.deleteRefused() {
 		err = d.until(ctx, o.Timeout)
@@ -43,7 +46,7 @@ func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions,
 
 // draining is one drain of one node.
 type draining struct {
-	*Client
+	*conn
 	cluster.DrainOptions
 	node  string
 	uid   types.UID // of the Node at the start
@@ -97,8 +100,8 @@ func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 	w := wait.For{
 		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
 		Watches: []wait.Watch{
-			func(ctx context.Context, tell func(bool)) error { return d.watchPods(ctx, d.node, tell) },
-			func(ctx context.Context, tell func(bool)) error { return d.watchBudgets(ctx, d.hadPodsIn, tell) },
+			d.watchPods,
+			d.watchBudgets,
 		},
 	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

@@ -20,8 +20,8 @@ import (
 // LocalData lists, by name, the data that exists on only one of the nodes, for each.
 // Storage systems that are not installed have none; one that cannot be read is an
 // error. Everything is listed once for all nodes, and again for each call.
-func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
-	l := newLocalScan(c, nodes)
+func (c VolumeReader) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
+	l := newLocalScan(c.conn, nodes)
 	groups, errGroups := c.groups(ctx)
 	var errPools, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
@@ -53,7 +53,7 @@ func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[
 
 // localScan is one search for data on some nodes.
 type localScan struct {
-	*Client
+	*conn
 	nodes []*localNode
 	named map[string][]*localNode // by name and by hostname label
 	pods  []cluster.LocalData     // volumes of Proxmox' CSI driver
@@ -69,8 +69,8 @@ type localNode struct {
 	writers                            map[string]map[string]bool // the workloads that write to a path by hostPath
 }
 
-func newLocalScan(c *Client, nodes []cluster.KubeNode) *localScan {
-	l := &localScan{Client: c, named: map[string][]*localNode{}}
+func newLocalScan(c *conn, nodes []cluster.KubeNode) *localScan {
+	l := &localScan{conn: c, named: map[string][]*localNode{}}
 	for _, k := range nodes {
 		n := &localNode{name: k.Name, labels: k.Metadata.Labels, writers: map[string]map[string]bool{}}
 		l.nodes = append(l.nodes, n)

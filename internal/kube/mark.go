@@ -21,10 +21,13 @@ const (
 	bootedAnnotation      = "recast.dev/booted"
 )
 
+// NodeWriter changes Node objects.
+type NodeWriter struct{ *conn }
+
 // Cordon makes the node unschedulable and marks it with why, in one write. A node
 // that was unschedulable without a mark, or with a Foreign one, was cordoned by
 // someone else: then the new mark is Foreign, too.
-func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) error {
+func (c NodeWriter) Cordon(ctx context.Context, node string, why cluster.Mark) error {
 	return c.amend(ctx, "cordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
 		if err != nil {
@@ -48,7 +51,7 @@ func (c *Client) Cordon(ctx context.Context, node string, why cluster.Mark) erro
 
 // Uncordon removes the mark and, unless it is Foreign, makes the node
 // schedulable again, in one write.
-func (c *Client) Uncordon(ctx context.Context, node string) error {
+func (c NodeWriter) Uncordon(ctx context.Context, node string) error {
 	return c.amend(ctx, "uncordon", node, func(n *corev1.Node) (*nodePatch, error) {
 		had, err := markOf(n)
 		if had == nil || err != nil {
@@ -65,7 +68,7 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 
 // SetFailedBuild records on the Node a build that it came back from as the old
 // system; "" removes the record.
-func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
+func (c NodeWriter) SetFailedBuild(ctx context.Context, node, build string) error {
 	return c.amend(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
 			return nil, nil
@@ -80,8 +83,8 @@ func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	})
 }
 
-// SetBooted implements cluster.KubeWriter.
-func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
+// SetBooted implements cluster.NodeWriter.
+func (c NodeWriter) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
 	return c.amend(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {
 			return nil, nil

@@ -14,8 +14,11 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
+// NodeReader reads Node objects, and what their kubelets wait for.
+type NodeReader struct{ *conn }
+
 // Nodes lists the Node objects.
-func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
+func (c NodeReader) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
 	err = inPages(func(o metav1.ListOptions) (string, error) {
 		list, err := c.api.CoreV1().Nodes().List(ctx, o)
@@ -40,8 +43,8 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 	return nodes, nil
 }
 
-// Node implements cluster.KubeReader.
-func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
+// Node implements cluster.NodeReader.
+func (c NodeReader) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
 	n, err := c.node(ctx, name)
 	if err != nil {
 		return cluster.KubeNode{}, fmt.Errorf("read node %s: %w", name, err)
@@ -75,7 +78,7 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 	return node, err
 }
 
-func (c *Client) node(ctx context.Context, name string) (*corev1.Node, error) {
+func (c *conn) node(ctx context.Context, name string) (*corev1.Node, error) {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, c.translate(err)

@@ -16,8 +16,8 @@ import (
 // errWatchEnded says that the API server, or something in between, ended a watch.
 var errWatchEnded = errors.New("the watch has ended")
 
-// WatchNode implements cluster.KubeReader.
-func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
+// WatchNode implements cluster.NodeReader.
+func (c NodeReader) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()})
 	if err != nil {
 		return fmt.Errorf("watch node %s: %w", node, c.translate(err))
@@ -33,8 +33,8 @@ func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool
 	})
 }
 
-// WatchDetached implements cluster.KubeReader.
-func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
+// WatchDetached implements cluster.VolumeReader.
+func (c VolumeReader) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
 	if err != nil {
 		return fmt.Errorf("watch volume attachments: %w", c.translate(err))
@@ -46,23 +46,23 @@ func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look 
 }
 
 // watchPods reports pods that have left the node.
-func (c *Client) watchPods(ctx context.Context, node string, tell func(look bool)) error {
-	stream, err := c.streams.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
+func (d *draining) watchPods(ctx context.Context, tell func(look bool)) error {
+	stream, err := d.streams.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.node).String()})
 	if err != nil {
-		return fmt.Errorf("watch pods of node %s: %w", node, c.translate(err))
+		return fmt.Errorf("watch pods of node %s: %w", d.node, d.translate(err))
 	}
 	return follow(ctx, stream, tell, func(e watch.Event) bool { return e.Type == watch.Deleted })
 }
 
-// watchBudgets reports budgets, in the namespaces that in accepts, that allow a disruption again.
-func (c *Client) watchBudgets(ctx context.Context, in func(namespace string) bool, tell func(look bool)) error {
-	stream, err := c.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
+// watchBudgets reports budgets, in the namespaces of the pods, that allow a disruption again.
+func (d *draining) watchBudgets(ctx context.Context, tell func(look bool)) error {
+	stream, err := d.streams.PolicyV1().PodDisruptionBudgets("").Watch(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("watch disruption budgets: %w", c.translate(err))
+		return fmt.Errorf("watch disruption budgets: %w", d.translate(err))
 	}
 	return follow(ctx, stream, tell, func(e watch.Event) bool {
 		b, ok := e.Object.(*policyv1.PodDisruptionBudget)
-		return ok && e.Type == watch.Modified && b.Status.DisruptionsAllowed > 0 && in(b.Namespace)
+		return ok && e.Type == watch.Modified && b.Status.DisruptionsAllowed > 0 && d.hadPodsIn(b.Namespace)
 	})
 }
 

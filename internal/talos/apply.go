@@ -16,22 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ApplyConfig hands the machine its first configuration, over the same connection on
-// which it reported its UUID. The error wraps cluster.ErrLostAnswer if the
-// configuration was sent and no answer came.
-func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
-	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
-			return err
-		}
-		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
-		return apply(ctx, s, config, machineapi.ApplyConfigurationRequest_AUTO)
-	})
-}
-
 // ReplaceConfig gives a configured machine another configuration without a reboot;
 // Talos refuses one that needs a reboot. Errors are those of ApplyConfig.
-func (c *Client) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
+func (c Upgrader) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
@@ -74,7 +61,7 @@ func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
 }
 
 // change makes one call that changes the machine, if it has that UUID.
-func (c *Client) change(
+func (c *conn) change(
 	ctx context.Context, addr netip.Addr, uuid string, limit time.Duration, do func(context.Context, session) error,
 ) error {
 	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {

@@ -39,8 +39,26 @@ type Options struct {
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use and
-// opens a new connection for every call.
+// opens a new connection for every call. The calls are those of its parts.
 type Client struct {
+	*conn            // session.go; methods of Client itself: context.go
+	Machines         // machine.go, machineconfig.go, members.go, watch.go
+	KubernetesReader // kubernetes.go, kubernetesremoved.go
+	Etcd             // etcd.go, etcdrestore.go
+	Upgrader         // upgrade.go, kubernetespull.go, apply.go
+	Maintenance      // maintenance.go, vacant.go, patch.go
+	FileReader       // readfiles.go
+	ClaimReader      // readclaims.go
+	Compatibility    // upgradepath.go, kubernetessupport.go
+}
+
+var (
+	_ cluster.Talos       = (*Client)(nil)
+	_ cluster.Maintenance = (*Client)(nil)
+)
+
+// conn is what all calls need to connect to a machine.
+type conn struct {
 	config    *clientconfig.Config // one context, without a proxy: dial handles that
 	endpoints []string
 	dial      DialFunc
@@ -50,11 +68,6 @@ type Client struct {
 	expires   time.Time // of the certificate; zero: there is none
 	as        identity  // with the cluster's credentials
 }
-
-var (
-	_ cluster.Talos       = (*Client)(nil)
-	_ cluster.Maintenance = (*Client)(nil)
-)
 
 // New returns a client with the credentials of a talosconfig, without connecting.
 func New(o Options) (*Client, error) {
@@ -73,7 +86,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
+	c := &conn{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expires}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -89,7 +102,10 @@ func New(o Options) (*Client, error) {
 	if c.as, err = c.withCredentials(own); err != nil {
 		return nil, err
 	}
-	return c, nil
+	return &Client{
+		conn: c, Machines: Machines{c}, KubernetesReader: KubernetesReader{c}, Etcd: Etcd{c}, Upgrader: Upgrader{c},
+		Maintenance: Maintenance{c}, FileReader: FileReader{c}, ClaimReader: ClaimReader{c},
+	}, nil
 }
 
 // identity is who recast is on a connection.
@@ -106,7 +122,7 @@ const keptSessions = 1024
 // certificate. Every call opens a new connection, which resumes the machine's TLS
 // session; a machine that has rebooted does not know the session and makes a full
 // handshake.
-func (c *Client) withCredentials(own clientconfig.Context) (identity, error) {
+func (c *conn) withCredentials(own clientconfig.Context) (identity, error) {
 	if own.Crt == "" || own.Cluster != "" || own.Auth.Basic != nil || own.Auth.SideroV1 != nil {
 		return identity{as: client.WithConfig(c.config)}, nil
 	}

@@ -5,69 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-var _ cluster.EtcdRestorer = (*Client)(nil)
+var _ cluster.EtcdRestorer = Etcd{}
 
 const (
 	bootstrapTimeout = time.Minute // Talos stops its etcd first
 	snapshotPiece    = 32 << 10
 )
 
-// Endpoints returns the addresses of the talosconfig's endpoints, in its order: the
-// control planes, if it names each of them.
-func (c *Client) Endpoints(ctx context.Context) ([]netip.Addr, error) {
-	var out []netip.Addr
-	var problems []error
-	for _, e := range c.endpoints {
-		addr, err := resolve(ctx, e)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("endpoint %s of the talosconfig: %w", e, err))
-			continue
-		}
-		out = append(out, addr)
-	}
-	if len(out) == 0 {
-		return nil, errors.Join(problems...)
-	}
-	return out, nil
-}
-
-// resolve accepts all forms of an endpoint that talosctl does, if it is a machine's own apid.
-func resolve(ctx context.Context, endpoint string) (netip.Addr, error) {
-	host := strings.TrimSuffix(strings.TrimPrefix(endpoint, "["), "]")
-	if h, port, err := net.SplitHostPort(endpoint); err == nil {
-		if port != strconv.Itoa(constants.ApidPort) {
-			return netip.Addr{}, fault.WithHint(fault.Configf("port %s is not Talos' own", port),
-				"recast asks each machine directly, at port %d: name the control planes' own addresses", constants.ApidPort)
-		}
-		host = h
-	}
-	if addr, err := netip.ParseAddr(host); err == nil {
-		return addr, nil
-	}
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	return addrs[0].Unmap(), nil
-}
-
 // EtcdService returns the state of Talos' service etcd and its last event.
-func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
+func (c Etcd) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		state, last, err = etcdService(ctx, s)
 		return err
@@ -78,7 +35,7 @@ func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last 
 // EtcdRecover uploads a snapshot for EtcdBootstrap to begin with. Talos accepts any
 // number of uploads, and before 1.14 keeps a truncated one; when a truncated upload
 // ends, it may remove a later one there (v1alpha1_server.go, EtcdRecover).
-func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
+func (c Etcd) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
 	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
 			return err
@@ -109,7 +66,7 @@ func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, 
 
 // EtcdBootstrap makes the machine begin an etcd of its own from the uploaded
 // snapshot; it returns when Talos has accepted that.
-func (c *Client) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error {
+func (c Etcd) EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error {
 	return c.change(ctx, addr, uuid, bootstrapTimeout, func(ctx context.Context, s session) error {
 		err := s.Bootstrap(ctx, &machineapi.BootstrapRequest{RecoverEtcd: true, RecoverSkipHashCheck: copied})
 		if e, ok := errors.AsType[*answerError](answer(err)); ok && e.code == codes.AlreadyExists {

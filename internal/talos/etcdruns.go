@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"google.golang.org/grpc/codes"
@@ -23,21 +22,18 @@ type etcdError struct{ error }
 
 func (e *etcdError) Unwrap() error { return e.error }
 
-// callEtcd is callWithin for calls that the machine's own etcd answers.
-func (c *Client) callEtcd(ctx context.Context, addr netip.Addr, limit time.Duration, do func(context.Context, session) error) error {
-	return c.callWithin(ctx, addr.String(), limit, func(ctx context.Context, s session) error {
+// askEtcd is ask for what the machine's own etcd answers.
+func askEtcd[T any](ctx context.Context, c *conn, addr netip.Addr, read func(context.Context, session) (T, error)) (found T, err error) {
+	err = c.callWithin(ctx, addr.String(), etcdReadTimeout, func(ctx context.Context, s session) (err error) {
 		if err := requireEtcdRuns(ctx, s, addr.String()); err != nil {
 			return err
 		}
-		return ofEtcd(do(ctx, s))
-	})
-}
-
-func ofEtcd(err error) error {
-	if err == nil {
+		if found, err = read(ctx, s); err != nil {
+			return &etcdError{err}
+		}
 		return nil
-	}
-	return &etcdError{err}
+	})
+	return found, err
 }
 
 // requireEtcdRuns refuses calls about an etcd that does not run, or not yet: they

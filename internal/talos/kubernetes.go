@@ -13,26 +13,24 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
+// KubernetesReader reads what Talos reports of the Kubernetes on configured machines.
+type KubernetesReader struct{ *conn }
+
 // Kubernetes reads what a configured machine's Talos reports of its Kubernetes. The
 // images are those that Talos derived from the configuration, which may name none.
-func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		k, err = readKubernetes(ctx, s)
-		return err
-	})
-	return k, err
+func (c KubernetesReader) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c.conn, addr, readKubernetes)
 }
 
-// KubernetesImages implements cluster.MachineReader.
-func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (k cluster.MachineKubernetes, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		k = cluster.MachineKubernetes{Revisions: map[cluster.Component]uint64{}}
-		if k.UUID, err = readUUID(ctx, s); err != nil {
-			return err
+// KubernetesImages implements cluster.KubernetesReader.
+func (c KubernetesReader) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
+		k.Revisions = map[cluster.Component]uint64{}
+		if k.UUID, err = readUUID(ctx, s); err == nil {
+			err = readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)
 		}
-		return readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)
+		return k, err
 	})
-	return k, err
 }
 
 func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {

@@ -11,8 +11,8 @@ import (
 // maxMinor exceeds every minor version, of Talos and of Kubernetes, in this recast's tables.
 const maxMinor = 100
 
-// UnsupportedKubernetes implements cluster.MachineReader with Talos' own table.
-func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
+// UnsupportedKubernetes implements cluster.Compatibility with Talos' own table.
+func (Compatibility) UnsupportedKubernetes(talos, kubernetes string) string {
 	wanted, err := compatibility.ParseKubernetesVersion(kubernetes)
 	if err != nil {
 		return fmt.Sprintf("Kubernetes %q is not a version that recast knows", kubernetes)

@@ -22,124 +22,73 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Machine reads what a configured machine reports about itself.
-func (c *Client) Machine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m, err = readRounds(ctx, s, append(wholeMachine, readHardware, readAddresses)...)
-		return err
-	})
-	return m, err
+// Machines reads what configured machines report about themselves.
+type Machines struct{ *conn }
+
+// Machine reads everything.
+func (c Machines) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, inRounds(firstRound, append(wholeMachine, readHardware, readAddresses)))
 }
 
-// Standing implements cluster.MachineReader.
-func (c *Client) Standing(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m = cluster.Machine{}
-		if m.UUID, err = readUUID(ctx, s); err != nil {
-			return err
-		}
-		return readStatus(ctx, s, &m)
-	})
-	return m, err
+// Standing implements cluster.StateReader.
+func (c Machines) Standing(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
 }
 
-// Identity implements cluster.MachineReader.
-func (c *Client) Identity(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m = cluster.Machine{}
-		return inParallel(
-			func() error { return readHardware(ctx, s, &m) },
-			func() error { return readNodename(ctx, s, &m) },
-		)
-	})
-	return m, err
+// Identity implements cluster.StateReader.
+func (c Machines) Identity(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware, readNodename}))
 }
 
-// Booted implements cluster.MachineReader.
-func (c *Client) Booted(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m, err = readRounds(ctx, s, append(bootedMachine, readHardware)...)
-		return err
-	})
-	return m, err
+// Booted implements cluster.StateReader.
+func (c Machines) Booted(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
 }
 
-// Arrived implements cluster.MachineReader.
-func (c *Client) Arrived(ctx context.Context, addr netip.Addr, whole bool) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m = cluster.Machine{}
-		err := readRound(ctx, s, &m, readHardware, readStatus)
+// Arrived implements cluster.StateReader.
+func (c Machines) Arrived(ctx context.Context, addr netip.Addr, whole bool) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
+		err = readRound(ctx, s, &m, readHardware, readStatus)
 		switch {
 		case err != nil || m.Stage != runtime.MachineStageRunning.String() || !m.Ready:
-			return err
 		case whole:
-			return readRound(ctx, s, &m, append(wholeMachine, readVersion)...)
+			err = readRound(ctx, s, &m, append(wholeMachine, readVersion)...)
+		default:
+			err = readRound(ctx, s, &m, append(bootedMachine, readVersion)...)
 		}
-		return readRound(ctx, s, &m, append(bootedMachine, readVersion)...)
+		return m, err
 	})
-	return m, err
 }
 
-// InstallImage implements cluster.MachineReader.
-func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (image string, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		var m cluster.Machine
-		err := readFromConfig(ctx, s, &m)
-		image = m.InstallImage
-		return err
-	})
-	return image, err
-}
-
-// System reads which system a configured machine runs, and which it would start
-// next.
-func (c *Client) System(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		m, err = readSystem(ctx, s)
-		return err
-	})
-	return m, err
-}
-
-// MaintenanceMachine reads a machine in maintenance mode. It is not ready before
-// every disk has been probed.
-func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
-	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		if m, err = readMachine(ctx, s); err == nil {
-			m.Fingerprint = *s.fingerprint.Load()
-		}
-		return err
-	})
-	return m, err
-}
-
-// readMachine asks at once for everything that does not depend on another answer:
-// all of it uses one connection. The machine's readiness is read first, so that it
-// is never newer than what it is compared with.
-func readMachine(ctx context.Context, s session) (cluster.Machine, error) {
-	return readRounds(ctx, s, append(wholeMachine, readHardware)...)
-}
-
-func readSystem(ctx context.Context, s session) (cluster.Machine, error) {
-	return readRounds(ctx, s, readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readAllowedConfig)
+// System reads which system a configured machine runs, and which it would start next.
+func (c Machines) System(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return ask(ctx, c.conn, addr, inRounds(firstRound, comparedMachine))
 }
 
 // reading fills in its own fields, or adds to those of readStatus.
 type reading = func(context.Context, session, *cluster.Machine) error
 
-// What is read after the status, in addition to the UUID.
+// firstRound is read before the rest, so that the machine's readiness is never newer
+// than what it is compared with.
+var firstRound = []reading{readVersion, readStatus}
+
+// What is read after that. Everything but comparedMachine lacks the UUID.
 var (
-	wholeMachine  = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions, readBlock, readFromConfig})
-	bootedMachine = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
+	wholeMachine    = slices.Clip([]reading{readNames, readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions, readBlock, readFromConfig})
+	bootedMachine   = slices.Clip([]reading{readSecurity, readBootID, readBootedEntry, readNextBoot, readExtensions})
+	comparedMachine = []reading{readHardware, readSecurity, readBootedEntry, readNextBoot, readExtensions, readDisks, readAllowedConfig}
 )
 
-func readRounds(ctx context.Context, s session, reads ...reading) (m cluster.Machine, err error) {
-	for _, round := range [][]reading{{readVersion, readStatus}, reads} {
-		if err := readRound(ctx, s, &m, round...); err != nil {
-			return cluster.Machine{}, err
+// inRounds asks at once for everything in a round: all of it uses one connection.
+func inRounds(rounds ...[]reading) func(context.Context, session) (cluster.Machine, error) {
+	return func(ctx context.Context, s session) (m cluster.Machine, err error) {
+		for _, round := range rounds {
+			if err := readRound(ctx, s, &m, round...); err != nil {
+				return cluster.Machine{}, err
+			}
 		}
+		return m, nil
 	}
-	return m, nil
 }
 
 func readRound(ctx context.Context, s session, m *cluster.Machine, reads ...reading) error {

@@ -21,12 +21,14 @@ var errNoConfig = errors.New("it has no configuration")
 
 // MachineConfig reads the machine's whole configuration, byte by byte as it is
 // stored for the next boot.
-func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (raw cluster.Secret, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
-		raw, err = readConfig(ctx, s)
-		return err
-	})
-	return raw, err
+func (c Machines) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Secret, error) {
+	return ask(ctx, c.conn, addr, readConfig)
+}
+
+// InstallImage implements cluster.ConfigReader.
+func (c Machines) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
+	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readFromConfig}))
+	return m.InstallImage, err
 }
 
 // readConfig reads the stored configuration, or the active one if the machine does

@@ -17,25 +17,27 @@ import (
 	"github.com/recast-sh/recast/cluster/provenance"
 )
 
-var _ provenance.ClaimReader = (*Client)(nil)
+// ClaimReader reads what a machine reports about its image.
+type ClaimReader struct{ *conn }
+
+var _ provenance.ClaimReader = ClaimReader{}
 
 // Claims reads what the machine at addr reports about the image that it runs. A
 // reader's role suffices; what requires an admin is omitted.
-func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (claims provenance.Claims, err error) {
-	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+func (c ClaimReader) Claims(ctx context.Context, addr netip.Addr, uuid string) (provenance.Claims, error) {
+	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (claims provenance.Claims, err error) {
 		if err := checkUUID(ctx, s, uuid, "what it says was not read"); err != nil {
-			return err
+			return claims, err
 		}
 		for _, read := range []func(context.Context, session, *provenance.Claims) error{
 			claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline,
 		} {
 			if err := read(ctx, s, &claims); err != nil {
-				return err
+				return claims, err
 			}
 		}
-		return nil
+		return claims, nil
 	})
-	return claims, err
 }
 
 func claimVersion(ctx context.Context, s session, c *provenance.Claims) error {

@@ -39,8 +39,11 @@ func containerd() *common.ContainerdInstance {
 	return &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: common.ContainerdNamespace_NS_SYSTEM}
 }
 
+// Upgrader replaces the system of a running machine in place.
+type Upgrader struct{ *conn }
+
 // PullInstaller makes the machine fetch the installer. An interrupted pull may be repeated.
-func (c *Client) PullInstaller(
+func (c Upgrader) PullInstaller(
 	ctx context.Context, addr netip.Addr, uuid, installer string, say func(string),
 ) (supported bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
@@ -94,7 +97,7 @@ func pulled(stream grpc.ServerStreamingClient[machineapi.ImageServicePullRespons
 // an hour (controllers/cri/image_gc.go), and a drain may take longer. The error
 // wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
-func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
+func (c Upgrader) Install(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (reboots bool, err error) {
 	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
 			return err
@@ -194,14 +197,14 @@ func oldInstall(ctx context.Context, s session, installer string, say func(strin
 }
 
 // Reboot restarts the machine; it returns when the machine has accepted the request.
-func (c *Client) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c Upgrader) Reboot(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Reboot(ctx)
 	})
 }
 
 // Rollback makes the other boot entry the default one and reboots.
-func (c *Client) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
+func (c Upgrader) Rollback(ctx context.Context, addr netip.Addr, uuid string) error {
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		return s.Client.Rollback(ctx)
 	})
