@@ -76,7 +76,7 @@ var table = []row{
 	{pkg: "cluster/access", allow: []string{"cluster", "cluster/roll", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/access", "cluster/roll", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/firewall", "cluster/exchange", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/reach", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/firewall", "cluster/reach", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/..."}},
 	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/roll", "internal/step", "internal/wait", "internal/fault", "internal/foreign", "internal/words", errgroup}},
