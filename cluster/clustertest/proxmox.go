@@ -16,22 +16,23 @@ import (
 // ErrBroken is the error of the call that is to fail.
 var ErrBroken = errors.New("the line is broken")
 
-// Calls counts the calls to a fake, and lets one of them fail.
+// Calls are those to some fakes, of which one can fail.
 type Calls struct {
-	Made   int
-	FailAt int    // the number of the call that fails with ErrBroken, from 1; 0: none
-	At     func() // is called before each; nil: nothing is
+	Made   []string
+	FailAt int              // the number of the call that fails with ErrBroken, from 1; 0: none
+	Fail   map[string]error // these fail always
+	At     func()           // is called before each; nil: nothing is
 }
 
 // Call is one more of them.
-func (c *Calls) Call() error {
+func (c *Calls) Call(name string) error {
 	if c.At != nil {
 		c.At()
 	}
-	if c.Made++; c.Made == c.FailAt {
+	if c.Made = append(c.Made, name); len(c.Made) == c.FailAt {
 		return ErrBroken
 	}
-	return nil
+	return c.Fail[name]
 }
 
 // Proxmox has some VMs and their volumes. It notes in Done what is changed. A call that
@@ -45,6 +46,7 @@ type Proxmox struct {
 	HA        *cluster.HAResource
 	Tied      cluster.Ties
 	Space     cluster.Room
+	Memory    int64
 	NoQuorum  bool
 	Done      []string
 }
@@ -88,7 +90,7 @@ func (p *Proxmox) Change(id cluster.VMID, change func(*cluster.VM)) {
 }
 
 func (p *Proxmox) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
-	if err := p.Call(); err != nil {
+	if err := p.Call("VM"); err != nil {
 		return cluster.VM{}, err
 	}
 	vm, found := p.Guests[id]
@@ -116,41 +118,47 @@ func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
 	for _, id := range slices.Sorted(maps.Keys(p.Guests)) {
 		vms = append(vms, p.Guests[id])
 	}
-	return vms, p.Call()
+	return vms, p.Call("VMs")
 }
 
 func (p *Proxmox) Firewall(_ context.Context, vm cluster.VM) (firewall.Config, error) {
-	return p.Firewalls[vm.ID], p.Call()
+	return p.Firewalls[vm.ID], p.Call("Firewall")
 }
 
-func (p *Proxmox) Quorate(context.Context) (bool, error) { return !p.NoQuorum, p.Call() }
+func (p *Proxmox) Quorate(context.Context) (bool, error) { return !p.NoQuorum, p.Call("Quorate") }
 
 func (p *Proxmox) HAResource(context.Context, cluster.VMID) (*cluster.HAResource, error) {
-	return p.HA, p.Call()
+	return p.HA, p.Call("HAResource")
 }
 
-func (p *Proxmox) Pool(context.Context, cluster.VMID) (string, error) { return "", p.Call() }
+func (p *Proxmox) Pool(context.Context, cluster.VMID) (string, error) { return "", p.Call("Pool") }
 
-func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) { return p.Tied, p.Call() }
+func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
+	return p.Tied, p.Call("Ties")
+}
 
-func (p *Proxmox) Room(context.Context, string) (cluster.Room, error) { return p.Space, p.Call() }
+func (p *Proxmox) Room(context.Context, string) (cluster.Room, error) { return p.Space, p.Call("Room") }
+
+func (p *Proxmox) FreeMemory(context.Context, string) (int64, error) {
+	return p.Memory, p.Call("FreeMemory")
+}
 
 func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {
-	return []cluster.Storage{{Name: "fast", Type: "lvmthin"}}, p.Call()
+	return []cluster.Storage{{Name: "fast", Type: "lvmthin"}}, p.Call("Storages")
 }
 
 func (p *Proxmox) HasVolume(_ context.Context, _, volid string) (bool, error) {
-	return slices.Contains(p.Volumes, volid), p.Call()
+	return slices.Contains(p.Volumes, volid), p.Call("HasVolume")
 }
 
 func (p *Proxmox) OwnedVolumes(_ context.Context, _, storage string, owner cluster.VMID) ([]string, error) {
 	is := fmt.Sprintf("%s:vm-%d-", storage, owner)
-	return slices.DeleteFunc(slices.Clone(p.Volumes), func(v string) bool { return !strings.HasPrefix(v, is) }), p.Call()
+	return slices.DeleteFunc(slices.Clone(p.Volumes), func(v string) bool { return !strings.HasPrefix(v, is) }), p.Call("OwnedVolumes")
 }
 
 // do notes what is done to a VM that is still as it was read.
-func (p *Proxmox) do(vm cluster.VM, format string, args ...any) error {
-	err := p.Call()
+func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) error {
+	err := p.Call(name)
 	if now, there := p.Guests[vm.ID]; err == nil && there && now.Digest != vm.Digest {
 		err = cluster.ErrChanged
 	}
@@ -170,7 +178,7 @@ func told(set map[string]string) map[string]string {
 }
 
 func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	if err := p.do(vm, "set %d %v delete %v", vm.ID, told(set), del); err != nil {
+	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, told(set), del); err != nil {
 		return err
 	}
 	set = maps.Clone(set)
@@ -185,7 +193,7 @@ func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]str
 }
 
 func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
-	if err := p.do(cluster.VM{ID: id}, "create %d", id); err != nil {
+	if err := p.do("CreateVM", cluster.VM{ID: id}, "create %d", id); err != nil {
 		return err
 	}
 	p.Guests[id] = cluster.VM{ID: id, Name: config["name"], Host: host, Config: config}
@@ -193,11 +201,11 @@ func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, conf
 }
 
 func (p *Proxmox) DeleteVM(_ context.Context, vm cluster.VM) error {
-	return p.do(vm, "delete %d", vm.ID)
+	return p.do("DeleteVM", vm, "delete %d", vm.ID)
 }
 
 func (p *Proxmox) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
-	if err := p.do(vm, "free %s of %d", vm.Config[key], vm.ID); err != nil {
+	if err := p.do("FreeDisk", vm, "free %s of %d", vm.Config[key], vm.ID); err != nil {
 		return err
 	}
 	p.Set(vm.ID, map[string]string{key: ""})
@@ -205,7 +213,7 @@ func (p *Proxmox) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
 }
 
 func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
-	if err := p.do(vm, "move %s of %d to %s of %d", key, vm.ID, toKey, to); err != nil {
+	if err := p.do("MoveDisk", vm, "move %s of %d to %s of %d", key, vm.ID, toKey, to); err != nil {
 		return err
 	}
 	p.Set(to, map[string]string{toKey: strings.Replace(vm.Config[key], fmt.Sprintf("vm-%d-", vm.ID), fmt.Sprintf("vm-%d-moved-", to), 1)})
@@ -214,13 +222,17 @@ func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to clus
 }
 
 func (p *Proxmox) SetFirewall(_ context.Context, vm cluster.VM, _ firewall.Config) error {
-	return p.do(p.Guests[vm.ID], "firewall %d", vm.ID)
+	return p.do("SetFirewall", p.Guests[vm.ID], "firewall %d", vm.ID)
 }
 
 func (p *Proxmox) RemoveHA(_ context.Context, id cluster.VMID) error {
-	return p.do(p.Guests[id], "remove HA of %d", id)
+	return p.do("RemoveHA", p.Guests[id], "remove HA of %d", id)
 }
 
-func (p *Proxmox) Start(_ context.Context, vm cluster.VM) error { return p.do(vm, "start %d", vm.ID) }
+func (p *Proxmox) Start(_ context.Context, vm cluster.VM) error {
+	return p.do("Start", vm, "start %d", vm.ID)
+}
 
-func (p *Proxmox) Stop(_ context.Context, vm cluster.VM) error { return p.do(vm, "stop %d", vm.ID) }
+func (p *Proxmox) Stop(_ context.Context, vm cluster.VM) error {
+	return p.do("Stop", vm, "stop %d", vm.ID)
+}

@@ -39,7 +39,7 @@ func newGuarded() *guarded {
 	g.Set(101, kv{"scsi0": "", "scsi1": ""})
 	g.held = held
 	g.r = WiredReplace(&Replace{Proxmox: g, Strategy: cluster.Recreate, Run: "r1", Build: "b", VM: vm, Parking: 9900, Disks: disks, Serial: "blank", Late: new(Late)})
-	g.r.ISO = func(context.Context) (string, error) { return "isos:iso/x.iso", g.Call() }
+	g.r.ISO = func(context.Context) (string, error) { return "isos:iso/x.iso", g.Call("asked") }
 	return g
 }
 
@@ -185,7 +185,7 @@ func TestReplaceCalls(t *testing.T) {
 			if got := strings.Join(g.Done, "\n"); err != nil || got != strings.TrimSpace(c.done) {
 				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
 			}
-			for at := range g.Made {
+			for at := range len(g.Made) {
 				if failed, err := c.run(t, nil, at+1); !errors.Is(err, clustertest.ErrBroken) || len(failed.Done) > len(g.Done) {
 					t.Errorf("call %d failed: %v, done:\n%s", at+1, err, strings.Join(failed.Done, "\n"))
 				}
@@ -235,7 +235,7 @@ func TestReplaceGuards(t *testing.T) {
 
 func loses(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }
 
-func asks(g *guarded) { g.r.Asks = func(context.Context) error { return g.Call() } }
+func asks(g *guarded) { g.r.Asks = func(context.Context) error { return g.Call("asked") } }
 
 // restoring is a rollback to a kept disk.
 func restoring(g *guarded) {
