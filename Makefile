@@ -22,10 +22,10 @@ test race: export CGO_ENABLED := 1
 
 # The tools are a module of their own, so that their versions are pinned and
 # their dependencies are not ours.
-TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom
+TOOLS := bin/tools/testsummary bin/tools/longtests bin/tools/sbom bin/tools/gatemutants
 LINTERS := bin/tools/gofumpt bin/tools/staticcheck
 
-.PHONY: compiler help ci-full build demo test stories check contract crash kill race schedules mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
+.PHONY: compiler help ci-full build demo test stories check contract crash kill race schedules mutants gate-mutants e2e e2e-talosctl e2e-k8s e2e-report e2e-deps release release-snapshot schema bench fuzz docs clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/\1 \2/p' Makefile | while read -r name what; do printf '  make %-8s  %s\n' "$$name" "$$what"; done
@@ -67,6 +67,9 @@ kill: bin/tools/testsummary ## kill -9 KILLS rolls of real processes at random m
 
 mutants: ## take guards of recast out, one after the other, and play schedules until each is missed (SEED=n for others; MUTANT=name for one; BOUND=node-rolls)
 	@go test -count=1 -timeout 0 -v -run 'TestMutants$$' ./internal/sim/schedules -mutants -mutants.seed=$(or $(SEED),1) -mutants.only='$(MUTANT)' -mutants.bound=$(BOUND) | grep -v '^=== '
+
+gate-mutants: bin/tools/gatemutants ## take each condition of a gate out, and see which test of make test fails (SLICE=n for every n-th, SEED=n for others; ONLY=text for those lines of the table)
+	@bin/tools/gatemutants -slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -seed=$(or $(SEED),1) -only='$(ONLY)'
 
 e2e: build bin/tools/testsummary bin/tools/staticcheck ## recast against the real Image Factory and the real Talos imager: lock, build, verify, mirror, publish, roll
 	@internal/tools/e2e

@@ -32,7 +32,7 @@ func TestBlankSettingComesAndGoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		back, err := r.System.oldConfig()
+		back, _, err := r.System.oldConfig()
 		if err != nil {
 			t.Fatal(err)
 		}

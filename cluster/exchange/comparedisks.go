@@ -46,11 +46,8 @@ func (r comparison) compareDisks(ctx context.Context) error {
 // knowPods asks whether drives that a running VM had not before are pods': those come and
 // go. Where nobody can be asked, what was remembered has to do.
 func (r comparison) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
-	have, err := vm.Disks()
-	if err != nil || !vm.Running || r.Pods == nil {
-		return err
-	}
-	if !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
+	have, _ := vm.Disks() // what can't be read is refused next
+	if !vm.Running || r.Pods == nil || !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
 		return nil
 	}
 	return vm.KnowPods(ctx, r.Pods)

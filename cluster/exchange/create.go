@@ -70,11 +70,7 @@ func (r NewSystem) Marked() (string, error) {
 // NewConfig is the remembered configuration with a blank system disk and the
 // boot ISO in the CD drive; see oldConfig.
 func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
-	config, err := r.oldConfig()
-	if err != nil {
-		return nil, err
-	}
-	disks, err := r.VM.Disks()
+	config, disks, err := r.oldConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -89,25 +85,23 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	if r.Blank != nil {
 		config[r.Blank.Key] = r.Blank.Value
 	}
-	return config, r.Settings.takeOut(config)
+	r.Settings.takeOut(config)
+	return config, nil
 }
 
 // oldConfig is the remembered configuration without disks, which attach gives
 // back, and with the run's mark. Until the node is healthy onboot is off, and the
 // VM protected: the delete of the one before it has no digest, and Proxmox may
 // carry out late what it was sent twice, or got no answer to.
-func (r NewSystem) oldConfig() (map[string]string, error) {
-	if _, err := r.VM.Disks(); err != nil {
-		return nil, err
+func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
+	disks, err := r.VM.Disks()
+	if err != nil {
+		return nil, nil, err
 	}
 	config := cluster.OldSettings(r.VM)
 	config["onboot"], config["protection"] = "0", "1"
-	description, err := r.Marked()
-	if err != nil {
-		return nil, err
-	}
-	config["description"] = description
-	return config, nil
+	config["description"], err = r.Marked()
+	return config, disks, err
 }
 
 func (r NewSystem) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {

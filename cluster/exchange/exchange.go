@@ -26,11 +26,11 @@ type ReplaceOptions struct {
 // ResumeReplace gives the exchange that the open record of a parking VM is
 // about. The record is all that it needs.
 func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Context) (string, error)) (*Replace, error) {
-	rec, ok, err := parking.ReadRecord(park)
+	rec, _, err := parking.ReadRecord(park)
 	switch {
 	case err != nil:
 		return nil, err
-	case !ok || !rec.Open:
+	case !rec.Open:
 		return nil, fault.ParkedHalf.Refusedf("%s has no open record: there is nothing to resume", park)
 	}
 	mem, err := rec.ReadMemory(park)

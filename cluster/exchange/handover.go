@@ -162,15 +162,12 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 			}
 		}
 	}
-	if err := r.handable(in, from); err != nil {
+	disk, err := r.handable(in, from)
+	if err != nil {
 		return err
 	}
 	if to.Running {
 		return startedMeanwhile(to)
-	}
-	disk, err := cluster.ParseDisk(in.Key, from.Config[in.Key])
-	if err != nil {
-		return err
 	}
 	in.Volid = disk.Volid
 	if in.Unnamed, err = r.unnamed(ctx, disk.Storage(), from, to); err != nil {
@@ -186,7 +183,7 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 	if from, err = r.Proxmox.VM(ctx, in.From); err != nil {
 		return fmt.Errorf("look up VM %d: %w", in.From, err)
 	}
-	if err := r.handable(in, from); err != nil {
+	if _, err := r.handable(in, from); err != nil {
 		return err
 	}
 	if err := r.Proxmox.MoveDisk(ctx, from, in.Key, in.To, in.ToKey); err != nil {
@@ -197,25 +194,25 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 
 // handable refuses to hand over what is not as it was planned, or is another
 // VM's: Proxmox would rename that under its real owner's configuration.
-func (r handOver) handable(in parking.Intent, from cluster.VM) error {
+func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
 	value, attached := from.Config[in.Key]
 	if !attached {
-		return fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
+		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
 			"recast status shows where every disk is; nothing was deleted")
 	}
-	disk, err := cluster.ParseDisk(in.Key, value)
+	disk, err = cluster.ParseDisk(in.Key, value)
 	switch {
 	case err != nil:
-		return err
+		return disk, err
 	case in.Volid != "" && disk.Volid != in.Volid:
-		return fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
+		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
 			"somebody has changed it meanwhile: recast recover NODE gives the replacement up, with the disk as it is now; then roll anew")
 	case disk.Owner != from.ID:
-		return fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
+		return disk, fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
-		return startedMeanwhile(from)
+		return disk, startedMeanwhile(from)
 	}
-	return nil
+	return disk, nil
 }
 
 func (r handOver) parkingOf(a, b cluster.VM) cluster.VM {

@@ -31,11 +31,11 @@ func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parki
 	case err != nil:
 		return p, entry, false, fmt.Errorf("look up parking VM %d: %w", k.Parking, err)
 	}
-	rec, is, err := parking.ReadRecord(p.VM)
+	rec, _, err := parking.ReadRecord(p.VM)
 	switch {
 	case err != nil:
 		return p, entry, false, err
-	case !is || rec.Cluster != k.Cluster || rec.Node != k.Node:
+	case rec.Cluster != k.Cluster || rec.Node != k.Node:
 		return p, entry, false, fault.PruneRefused.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
 	}
 	p.Record = rec

@@ -11,19 +11,20 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // lateLab is an exchange with an open record, and what was done to Proxmox.
-func lateLab(t *testing.T, sent parking.Sent) (*guardedPair, *Replace) {
+func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 	t.Helper()
 	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
 	description, err := rec.Description()
 	if err != nil {
 		t.Fatal(err)
 	}
-	px := &guardedPair{vms: map[cluster.VMID]cluster.VM{9900: {ID: 9900, Host: "pve1", Config: map[string]string{"description": description}}}}
+	px := clustertest.NewProxmox(cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"description": description}})
 	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: new(Late)})
 }
 
@@ -65,7 +66,7 @@ func TestSending(t *testing.T) {
 				if c.cancel {
 					cancel()
 				}
-				px.done = append(px.done, "send")
+				px.Done = append(px.Done, "send")
 				return c.err
 			})
 			if !errors.Is(err, c.err) {
@@ -82,8 +83,8 @@ func TestSending(t *testing.T) {
 			if c.before[cluster.SentShutdown] > 0 {
 				written = 0
 			}
-			if n := slices.Index(px.done, "send"); n != written {
-				t.Errorf("sent after %d changes: %q", n, px.done)
+			if n := slices.Index(px.Done, "send"); n != written {
+				t.Errorf("sent after %d changes: %q", n, px.Done)
 			}
 		})
 	}
@@ -125,7 +126,7 @@ func TestLateIsWaitedOut(t *testing.T) {
 
 // goesLater has one more VM, for a time.
 type goesLater struct {
-	*guardedPair
+	*clustertest.Proxmox
 	vm   cluster.VM
 	goes time.Time
 }
@@ -134,7 +135,7 @@ func (g *goesLater) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, 
 	if id == g.vm.ID && time.Now().Before(g.goes) {
 		return g.vm, nil
 	}
-	return g.guardedPair.VMConfig(ctx, id)
+	return g.Proxmox.VMConfig(ctx, id)
 }
 
 // TestDeleteWaitsForTheOneBefore: a second delete would make the number free for
@@ -158,7 +159,7 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 				began := time.Now()
 				r.Proxmox = &goesLater{px, r.VM, began.Add(c.gone)}
 				if c.gone == 0 {
-					px.vms[101] = r.VM
+					px.Guests[101] = r.VM
 				}
 				if err := r.Deletion.awaitDelete(t.Context()); err != nil {
 					t.Fatal(err)
@@ -184,11 +185,11 @@ func TestRequestOutlivesItsRecord(t *testing.T) {
 		t.Fatalf("closed: %+v, %v", rec, err)
 	}
 	mem := parking.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
-	next, err := parking.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &parking.Parking{VM: px.vms[9900], Record: rec})
+	next, err := parking.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &parking.Parking{VM: px.Guests[9900], Record: rec})
 	if err != nil || next.Sent[cluster.SentShutdown] != 360 {
 		t.Errorf("opened again: %+v, %v", next, err)
 	}
-	told := parking.Parking{VM: px.vms[9900], Record: rec}.Unanswered()
+	told := parking.Parking{VM: px.Guests[9900], Record: rec}.Unanswered()
 	if len(told) != 1 || !strings.Contains(told[0], "so recast waits up to 6m0s before it takes another control plane out") {
 		t.Errorf("told %q", told)
 	}

@@ -31,10 +31,9 @@ func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 }
 
 // takeOut has those media taken out by a change of the VM.
-func (r Settings) takeOut(set map[string]string) error {
-	media, err := r.VM.OtherMedia()
+func (r Settings) takeOut(set map[string]string) {
+	media, _ := r.VM.OtherMedia() // drives that can't be read were refused
 	for key := range media {
 		set[key] = "none,media=cdrom"
 	}
-	return err
 }

@@ -58,7 +58,7 @@ func (r PutBack) exists(ctx context.Context) (string, error) {
 }
 
 func (r PutBack) createOld(ctx context.Context) error {
-	config, err := r.System.oldConfig()
+	config, _, err := r.System.oldConfig()
 	if err != nil {
 		return err
 	}

@@ -35,9 +35,7 @@ func (r NewSystem) GiveBlank(ctx context.Context) error {
 	}
 	cd := cluster.CDKey(r.VM.Config, disks)
 	media := map[string]string{cd: iso + ",media=cdrom", "onboot": "0"}
-	if err := r.Settings.takeOut(media); err != nil {
-		return err
-	}
+	r.Settings.takeOut(media)
 	if err := r.set(ctx, media); err != nil {
 		return err
 	}

@@ -2,131 +2,273 @@ package exchange
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/firewall"
 )
 
-// guardedPair is a Proxmox with the two VMs of an exchange. It notes what was done.
-type guardedPair struct {
-	cluster.Proxmox
-	vms  map[cluster.VMID]cluster.VM
-	done []string
+type kv = map[string]string
+
+// guarded is an exchange of VM 101, whose disks are parked on VM 9900.
+type guarded struct {
+	*clustertest.Proxmox
+	r    *Replace
+	held parking.ParkedDisk
+	rec  parking.Record
 }
 
-func (p *guardedPair) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, found := p.vms[id]
-	if !found {
-		return vm, cluster.ErrNotFound
+var wall = firewall.Config{Options: firewall.Entry{"enable": "1"}}
+
+func newGuarded() *guarded {
+	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: kv{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-0", "scsi1": "fast:vm-101-disk-1,serial=data"}}
+	disks := []parking.ParkedDisk{
+		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true},
+		{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"},
 	}
-	vm.Config = maps.Clone(vm.Config)
-	return vm, nil
+	g := &guarded{
+		Proxmox: clustertest.NewProxmox(vm, cluster.VM{ID: 9900, Name: "recast-parking-wk1", Host: "pve1", Config: kv{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0", "protection": "1"}}),
+		rec:     parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Disks: disks, SpareKey: "scsi29"},
+	}
+	g.Volumes = []string{"fast:vm-9900-disk-0", "fast:vm-9900-disk-1"}
+	g.Set(101, kv{"scsi0": "", "scsi1": ""})
+	g.held = held
+	g.r = WiredReplace(&Replace{Proxmox: g, Strategy: cluster.Recreate, Run: "r1", Build: "b", VM: vm, Parking: 9900, Disks: disks, Serial: "blank", Late: new(Late)})
+	g.r.ISO = func(context.Context) (string, error) { return "isos:iso/x.iso", g.Call("asked") }
+	return g
 }
 
-func (p *guardedPair) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
-	vm, err := p.VM(ctx, id)
-	return vm.State(), err
+// recorded writes the record.
+func (g *guarded) recorded() {
+	description, err := g.rec.Description()
+	if err != nil {
+		panic(err)
+	}
+	if g.Guests[9900].Config["description"] == "" {
+		g.Set(9900, kv{"description": description})
+	}
 }
 
-func (p *guardedPair) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	vm, err := p.VM(ctx, id)
-	vm.Running = true
-	return vm, err
+// on has a VM changed.
+func on(id cluster.VMID, config kv) func(*guarded) { return func(g *guarded) { g.Set(id, config) } }
+
+func vm(change func(*cluster.VM)) func(*guarded) { return func(g *guarded) { g.Change(101, change) } }
+
+func park(change func(*cluster.VM)) func(*guarded) {
+	return func(g *guarded) { g.Change(9900, change) }
 }
 
-func (p *guardedPair) Firewall(context.Context, cluster.VM) (firewall.Config, error) {
-	return firewall.Config{}, nil
+// late does something when that many changes are done.
+func late(changes int, do func(*guarded)) func(*guarded) {
+	return func(g *guarded) {
+		g.At = func() {
+			if len(g.Done) == changes {
+				g.At = nil
+				do(g)
+			}
+		}
+	}
 }
 
-func (p *guardedPair) Quorate(context.Context) (bool, error) { return true, nil }
-
-func (p *guardedPair) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	p.done = append(p.done, fmt.Sprintf("set %d %v delete %v", vm.ID, set, del))
-	now := p.vms[vm.ID]
-	maps.Copy(now.Config, set)
-	p.vms[vm.ID] = now
-	return nil
+func all(changes ...func(*guarded)) func(*guarded) {
+	return func(g *guarded) {
+		for _, change := range changes {
+			change(g)
+		}
+	}
 }
 
-func (p *guardedPair) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
-	p.done = append(p.done, fmt.Sprintf("free %s of %d", vm.Config[key], vm.ID))
-	return nil
+// call is what is done, of an exchange that is that far.
+type call struct {
+	do    func(g *guarded, ctx context.Context) error
+	ready func(*guarded)
+	done  string // by it, where nothing is in the way
 }
 
-func (p *guardedPair) DeleteVM(_ context.Context, vm cluster.VM) error {
-	p.done = append(p.done, fmt.Sprintf("delete %d", vm.ID))
-	return nil
+const intended = "set 9900 map[description:record protection:1] delete []\n"
+
+var (
+	running   = func(vm *cluster.VM) { vm.Running = true }
+	elsewhere = func(vm *cluster.VM) { vm.Host = "pve2" }
+	gone      = func(g *guarded) { delete(g.Guests, 101) }
+	other     = on(101, kv{"smbios1": "uuid=other"})
+	mute      = func(g *guarded) { g.NoQuorum = true }
+	was       = func(config kv) func(*guarded) { return func(g *guarded) { maps.Copy(g.r.VM.Config, config) } }
+	bad       = kv{"scsi5": ","} // no drive
+	here      = all(on(101, kv{"scsi0": "fast:vm-101-disk-0", "scsi1": "fast:vm-101-disk-1,serial=data"}), on(9900, kv{"scsi30": "", "scsi1": ""}))
+	parked    = all(on(101, kv{"scsi0": "", "scsi1": ""}), on(9900, kv{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}))
+	held      = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
+	intent    = parking.Intent{From: 101, Key: "scsi1", Volid: "fast:vm-101-disk-1", To: 9900, ToKey: "scsi1", Options: "serial=data,backup=0"}
+	blank     = on(101, kv{"scsi0": "fast:vm-101-disk-5,serial=blank"})
+	reimage   = func(g *guarded) { g.r.Strategy = cluster.Reimage }
+	putBack   = func(g *guarded) { g.r.Strategy = cluster.PutBack }
+	holding   = func(g *guarded) { g.r.Disks = append(g.r.Disks, held) }
+	walled    = func(g *guarded) { g.r.Firewall, g.Firewalls[101], g.Firewalls[9900] = wall.Sum(), wall, wall }
+	begun     = func(g *guarded) { g.rec.Intent = &intent }
+	record    = func(change func(*parking.Record)) func(*guarded) { return func(g *guarded) { change(&g.rec) } }
+	note      = func(text string) func(*guarded) { return on(9900, kv{"description": text}) }
+	kept      = KeptRef{Cluster: "c1", Node: "wk1", Parking: 9900, Key: "scsi20", Run: "r0", Volid: "fast:vm-9900-disk-7"}
+	// cutOff is a hand-over of scsi1 in which the volume was renamed and nothing else.
+	cutOff = all(here, begun, func(g *guarded) { g.Volumes = []string{"fast:vm-101-disk-0", "fast:vm-9900-disk-1"} })
+)
+
+func said(why string, err error) error {
+	if err == nil && why != "" {
+		return errors.New("said " + why)
+	}
+	return err
 }
 
-// TestReplaceGuards: what is destroyed, or taken for a disk that comes back, is
-// looked at right before.
-func TestReplaceGuards(t *testing.T) {
+// calls are all that destroys, creates, or gives disks to another VM.
+var calls = map[string]call{
+	"delete":        {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteSame(ctx) }, nil, "delete 101"},
+	"delete late":   {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteVM(ctx) }, nil, intended + "delete 101\n" + intended},
+	"delete all":    {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteSame(ctx) }, walled, "delete 101"},
+	"emptied":       {func(g *guarded, ctx context.Context) error { return said(g.r.moves.emptied(ctx)) }, all(here, on(101, kv{"description": ""})), ""},
+	"attach":        {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, g.r.Disks[1]) }, nil, intended + "move scsi1 of 9900 to scsi1 of 101\nset 101 map[scsi1:fast:vm-101-moved-disk-1,serial=data] delete []"},
+	"attach again":  {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, g.r.Disks[1]) }, all(on(101, kv{"scsi1": "fast:vm-101-disk-7,backup=0"}), on(9900, kv{"scsi1": ""})), "set 101 map[scsi1:fast:vm-101-disk-7,serial=data] delete []"},
+	"attach held":   {func(g *guarded, ctx context.Context) error { return g.r.moves.attach(ctx, held) }, nil, "set 101 map[scsi2:fast:vm-200-disk-0] delete []"},
+	"attached":      {func(g *guarded, ctx context.Context) error { return said(g.r.moves.attached(ctx, g.r.Disks[1])) }, nil, ""},
+	"attached held": {func(g *guarded, ctx context.Context) error { return said(g.r.moves.attached(ctx, held)) }, nil, ""},
+	"park":          {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[1]) }, here, intended + "move scsi1 of 101 to scsi1 of 9900\nset 9900 map[scsi1:fast:vm-9900-moved-disk-1,serial=data,backup=0] delete []"},
+	"park again":    {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[1]) }, nil, ""},
+	"park system":   {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.r.Disks[0]) }, all(here, asks), intended + "move scsi0 of 101 to scsi30 of 9900\nset 9900 map[scsi30:fast:vm-9900-moved-disk-0,backup=0] delete []"},
+	"detach":        {func(g *guarded, ctx context.Context) error { return g.r.moves.park(ctx, g.held) }, on(101, kv{"scsi2": "fast:vm-200-disk-0"}), "set 101 map[] delete [scsi2]"},
+	"spare":         {func(g *guarded, ctx context.Context) error { _, _, err := g.r.Spare.newToPark(ctx); return err }, blank, ""},
+	"park new":      {func(g *guarded, ctx context.Context) error { return g.r.Spare.ParkNew(ctx) }, all(blank, asks), intended + intended + "move scsi0 of 101 to scsi29 of 9900\nset 9900 map[scsi29:fast:vm-9900-moved-disk-5,serial=blank,backup=0] delete []"},
+	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.GiveBlank(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
+	"restore":       {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
+	"create":        {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, gone, "create 101"},
+	"create old":    {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, gone, "create 101"},
+	"keep off":      {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
+	"stay off":      {func(g *guarded, ctx context.Context) error { return g.r.stayOff(ctx) }, nil, ""},
+	"stands still":  {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
+	"compare":       {func(g *guarded, ctx context.Context) error { return g.r.comparison.compareDisks(ctx) }, all(here, holder), ""},
+	"not given up":  {func(g *guarded, ctx context.Context) error { return g.r.notGivenUp(ctx) }, nil, ""},
+	"give up":       {func(g *guarded, ctx context.Context) error { return g.r.GiveUp(ctx) }, nil, strings.TrimSpace(intended)},
+	"firewall":      {func(g *guarded, ctx context.Context) error { return g.r.KeptFirewall.Keep(ctx) }, all(walled, func(g *guarded) { delete(g.Firewalls, 9900) }), intended + "firewall 9900\n" + intended},
+	"free":          {free, keeping, "set 9900 map[protection:0] delete []\nfree fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
+	"forget":        {free, all(keeping, on(9900, kv{"scsi20": ""})), strings.TrimSpace(intended)},
+	"resume": {func(g *guarded, ctx context.Context) error {
+		_, err := ResumeReplace(g, g.Guests[9900], nil)
+		return err
+	}, remembering, ""},
+	"open":       {open, here, "create 9901"},
+	"open again": {open, all(here, earlier), strings.TrimSpace(intended)},
+	"go on": {
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, cutOff,
+		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]",
+	},
+	"go on protected": {
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, all(cutOff, on(101, kv{"protection": "1"})),
+		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[protection:0] delete []\nset 101 map[] delete [scsi1]",
+	},
+	"go on after another": {
+		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent) }, cutOff,
+		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]\n" + intended + "move scsi0 of 101 to scsi30 of 9900",
+	},
+}
+
+// TestReplaceCalls: with nothing in the way each does what it is for, and fails where any
+// call to Proxmox does.
+func TestReplaceCalls(t *testing.T) {
 	t.Parallel()
-	var (
-		system = parking.ParkedDisk{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}
-		data   = parking.ParkedDisk{Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1", Options: "serial=data"}
-		held   = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
-		spare  = func(r *Replace, ctx context.Context) error { _, _, err := r.Spare.newToPark(ctx); return err }
-		remove = func(r *Replace, ctx context.Context) error { return r.Deletion.deleteSame(ctx) }
-		attach = func(r *Replace, ctx context.Context) error { return r.moves.attach(ctx, data) }
-		park   = func(r *Replace, ctx context.Context) error { return r.moves.park(ctx, data) }
-		detach = func(r *Replace, ctx context.Context) error { return r.moves.detach(ctx, held) }
-	)
-	for name, c := range map[string]struct {
-		do     func(*Replace, context.Context) error
-		config map[string]string // of VM 101, beside its UUID
-		was    map[string]string // remembered of it, too
-		on     map[string]string // of the parking VM
-		change func(vm *cluster.VM)
-		done   []string
-		err    string
-	}{
-		"park the new disk":                          {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}},
-		"park what somebody has put there":           {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-6,serial=theirs"}, err: "not the disk blank that run r1 made"},
-		"park the new disk of one that is started":   {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, change: func(vm *cluster.VM) { vm.Running = true }, err: "runs, or is not of run r1"},
-		"park the new disk of another run's VM":      {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r2 build=b"}, err: "runs, or is not of run r1"},
-		"park the new disk without the old one":      {do: spare, config: map[string]string{"scsi0": "fast:vm-101-disk-5,serial=blank"}, on: map[string]string{}, err: "is not on parking VM 9900"},
-		"delete":                                     {do: remove, done: []string{"delete 101"}},
-		"delete with a snapshot":                     {do: remove, config: map[string]string{"parent": "theirs"}, err: "a snapshot or pending changes (theirs)"},
-		"delete with a saved state":                  {do: remove, config: map[string]string{"vmstate": "fast:vm-101-state-x"}, err: "(fast:vm-101-state-x)"},
-		"delete with a change that waits":            {do: remove, change: func(vm *cluster.VM) { vm.Pending = []string{"scsi5"} }, err: "(scsi5)"},
-		"delete what only root can make again":       {do: remove, config: map[string]string{"hookscript": "local:snippets/x.pl"}, was: map[string]string{"hookscript": "local:snippets/x.pl"}, err: "has hookscript, which only root@pam may set"},
-		"delete with a disk called cloudinit":        {do: remove, config: map[string]string{"scsi5": "fast:vm-101-data-cloudinit"}, err: "still owns scsi5"},
-		"delete with a cloud-init drive":             {do: remove, config: map[string]string{"ide0": "fast:101/vm-101-cloudinit.qcow2,media=cdrom"}, done: []string{"delete 101"}},
-		"attach what is there and on the other":      {do: attach, config: map[string]string{"scsi1": "fast:vm-101-disk-7"}, err: "only one of them is the disk"},
-		"attach what has its old options to get":     {do: attach, config: map[string]string{"scsi1": "fast:vm-101-disk-7,backup=0"}, on: map[string]string{"scsi30": "fast:vm-9900-disk-0"}, done: []string{"set 101 map[scsi1:fast:vm-101-disk-7,serial=data] delete []"}},
-		"park what is parked and on the VM":          {do: park, config: map[string]string{"scsi1": "fast:vm-101-disk-1,serial=data"}, err: "only one of them is the disk"},
-		"detach a holder's disk":                     {do: detach, config: map[string]string{"scsi2": "fast:vm-200-disk-0"}, done: []string{"set 101 map[] delete [scsi2]"}},
-		"detach a holder's disk from a VM that runs": {do: detach, config: map[string]string{"scsi2": "fast:vm-200-disk-0"}, change: func(vm *cluster.VM) { vm.Running = true }, err: "was started by somebody else"},
-	} {
+	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b"}}
-			was := vm
-			was.Config = maps.Clone(vm.Config)
-			maps.Copy(was.Config, c.was)
-			maps.Copy(vm.Config, c.config)
-			if c.change != nil {
-				c.change(&vm)
+			g, err := c.run(t, nil, 0)
+			if got := strings.Join(g.Done, "\n"); err != nil || got != strings.TrimSpace(c.done) {
+				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
 			}
-			if c.on == nil {
-				c.on = map[string]string{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}
-			}
-			px := &guardedPair{vms: map[cluster.VMID]cluster.VM{101: vm, 9900: {ID: 9900, Host: "pve1", Config: maps.Clone(c.on)}}}
-			r := WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: was, Parking: 9900, Disks: []parking.ParkedDisk{system, data}, Serial: "blank"})
-			err := c.do(r, t.Context())
-			if got := strings.Join(px.done, "\n"); got != strings.Join(c.done, "\n") {
-				t.Errorf("done:\n%s\nwant:\n%s", got, strings.Join(c.done, "\n"))
-			}
-			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
-				t.Errorf("err = %v, want %q", err, c.err)
+			for at := range len(g.Made) {
+				if failed, err := c.run(t, nil, at+1); !errors.Is(err, clustertest.ErrBroken) || len(failed.Done) > len(g.Done) {
+					t.Errorf("call %d failed: %v, done:\n%s", at+1, err, strings.Join(failed.Done, "\n"))
+				}
 			}
 		})
 	}
+}
+
+// run does it, with something in the way perhaps, or with one call to Proxmox failing.
+func (c call) run(t *testing.T, change func(*guarded), failAt int) (*guarded, error) {
+	g := newGuarded()
+	for _, change := range []func(*guarded){c.ready, change} {
+		if change != nil {
+			change(g)
+		}
+	}
+	g.recorded()
+	g.FailAt = max(g.FailAt, failAt)
+	return g, c.do(g, t.Context())
+}
+
+// guard is a call that is refused, or not, once something has changed.
+type guard struct {
+	do     string
+	change func(*guarded)
+	err    string // "": it is not refused
+	done   string
+}
+
+// TestReplaceGuards: what is destroyed, or taken for a disk that changes hands, is
+// looked at right before.
+func TestReplaceGuards(t *testing.T) {
+	t.Parallel()
+	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows()) {
+		t.Run(row.do+": "+row.err, func(t *testing.T) {
+			t.Parallel()
+			g, err := calls[row.do].run(t, row.change, 0)
+			if got := strings.Join(g.Done, "\n"); got != strings.TrimSpace(row.done) {
+				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
+			}
+			if (err == nil) != (row.err == "") || err != nil && !strings.Contains("="+err.Error()+"=", row.err) {
+				t.Errorf("err = %v, want %q", err, row.err)
+			}
+		})
+	}
+}
+
+func loses(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }
+
+func asks(g *guarded) { g.r.Asks = func(context.Context) error { return g.Call("asked") } }
+
+// restoring is a rollback to a kept disk.
+func restoring(g *guarded) {
+	g.r.Strategy, g.r.Restore = cluster.Rollback, &parking.KeptDisk{Key: "scsi20", Run: "r0", Slot: "scsi0"}
+	g.Set(9900, kv{"scsi20": "fast:vm-9900-disk-7"})
+}
+
+// holder has a disk of VM 200 on the VM, as it had before.
+func holder(g *guarded) {
+	g.Guests[200] = cluster.VM{ID: 200, Name: "holder", Host: "pve1", Config: kv{"scsi0": held.Volid}}
+	g.r.Disks = append(g.r.Disks, held)
+	g.r.VM.Config["scsi2"] = held.Volid
+	g.Set(101, kv{"scsi2": held.Volid})
+}
+
+// keeping has an old system disk on the parking VM, and no replacement that is open.
+func keeping(g *guarded) {
+	g.rec.Open, g.rec.Kept = false, []parking.KeptDisk{{Key: "scsi20", Run: "r0", Slot: "scsi0"}}
+	g.Set(9900, kv{"scsi20": kept.Volid + ",backup=0"})
+}
+
+func free(g *guarded, ctx context.Context) error {
+	return kept.Free(ctx, g, func(context.Context) ([]cluster.Use, error) {
+		vms, err := g.VMs(ctx)
+		return parking.UsesOf(vms), err
+	})
+}
+
+func remembering(g *guarded) {
+	memory, err := parking.Memory{VM: g.r.VM}.Pack()
+	if err != nil {
+		panic(err)
+	}
+	g.rec.Memory = memory
 }

@@ -59,11 +59,11 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 		case !found:
 			return vm, disk, fault.Refusedf("the old system disk is not on parking VM %d: the new one stays on VM %d", r.Parking, r.VM.ID)
 		}
-		vm, found, err = r.Powered(ctx)
+		vm, _, err = r.Powered(ctx)
 		switch {
 		case err != nil:
 			return vm, disk, err
-		case !found || vm.Running || vm.MadeBy() != r.Run:
+		case vm.Running || vm.MadeBy() != r.Run:
 			return vm, disk, fault.Refusedf("VM %d is gone, runs, or is not of run %s", r.VM.ID, r.Run)
 		case !r.IsBlank(vm):
 			return vm, disk, fault.Refusedf("%s of %s is %s, not the disk %s that run %s made: it stays there", d.Key, vm, words.OrNone(vm.Config[d.Key]), r.Serial, r.Run)

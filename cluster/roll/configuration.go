@@ -39,9 +39,10 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 		switch file, there, err := n.MachineConfig(n.plan.Node); {
 		case err != nil:
 			return nil, err
-		case there && park.Record.Config != "" && park.Record.CheckConfig(file) == nil, there && park.Record.Config == "" && n.showed(file):
+		case !there:
+		case park.Record.Config != "" && park.Record.CheckConfig(file) == nil, park.Record.Config == "" && n.showed(file):
 			return file, nil
-		case there && !found:
+		case !found:
 			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.plan.Node, park.Record.Run), again, n.plan.Node)
 		}
 	}
@@ -149,7 +150,7 @@ func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImag
 // kubernetesOfOthers is what a machine that was reset is to run, and can't be
 // asked any more: a kubelet of the version that its Node has had last and, on a
 // control plane, what another one runs. Nothing where nobody tells.
-func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages, err error) {
+func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages) {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	for _, e := range n.plan.ControlPlanes {
@@ -165,5 +166,5 @@ func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.Kub
 	if k := n.plan.Found.Node; k != nil && k.KubeletVersion != "" {
 		images.Kubelet = "ghcr.io/siderolabs/kubelet:" + k.KubeletVersion
 	}
-	return images, ctx.Err()
+	return images
 }

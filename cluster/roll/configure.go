@@ -28,11 +28,7 @@ func (n reconfigure) again(ctx context.Context) error {
 	if !found {
 		return fault.MachineConfig.Refusedf("node %s: its machine configuration is not in talos.machineConfigs", n.plan.Node)
 	}
-	kubernetes, err := n.savedConfig.kubernetesOfOthers(ctx)
-	if err != nil {
-		return err
-	}
-	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: m.TalosVersion})
+	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Hostname: n.plan.Node, Kubernetes: n.savedConfig.kubernetesOfOthers(ctx), Talos: m.TalosVersion})
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}

@@ -88,7 +88,7 @@ var table = []row{
 	{pkg: "cluster/access", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/roll", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/doctor", allow: []string{"cluster", "cluster/etcd", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/access", "cluster/roll", "internal/fault", "internal/words", errgroup}},
 	{pkg: "cluster/explain", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/strategy", "cluster/planning", "cluster/firewall", "cluster/exchange", "cluster/roll", "cluster/doctor", "internal/step", "internal/fault", "internal/words"}},
-	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/parking", "cluster/reach", "testing"}}, // what tests of the rooms share
+	{pkg: "cluster/clustertest", allow: []string{"cluster", "cluster/firewall", "cluster/parking", "cluster/reach", "testing"}}, // what tests of the rooms share
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/parking", "cluster/observe", "cluster/clustertest", "cluster/reach"}},
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest"}},

@@ -1,0 +1,238 @@
+package clustertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/parking"
+)
+
+// ErrBroken is the error of the call that is to fail.
+var ErrBroken = errors.New("the line is broken")
+
+// Calls are those to some fakes, of which one can fail.
+type Calls struct {
+	Made   []string
+	FailAt int              // the number of the call that fails with ErrBroken, from 1; 0: none
+	Fail   map[string]error // these fail always
+	At     func()           // is called before each; nil: nothing is
+}
+
+// Call is one more of them.
+func (c *Calls) Call(name string) error {
+	if c.At != nil {
+		c.At()
+	}
+	if c.Made = append(c.Made, name); len(c.Made) == c.FailAt {
+		return ErrBroken
+	}
+	return c.Fail[name]
+}
+
+// Proxmox has some VMs and their volumes. It notes in Done what is changed. A call that
+// it has not is one that no test needs.
+type Proxmox struct {
+	cluster.Proxmox
+	*Calls
+	Guests    map[cluster.VMID]cluster.VM
+	Volumes   []string // of all storages
+	Firewalls map[cluster.VMID]firewall.Config
+	HA        *cluster.HAResource
+	Tied      cluster.Ties
+	Space     cluster.Room
+	Memory    int64
+	NoQuorum  bool
+	Done      []string
+}
+
+// NewProxmox has these VMs and every volume that they name.
+func NewProxmox(vms ...cluster.VM) *Proxmox {
+	p := &Proxmox{Calls: &Calls{}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
+	for _, vm := range vms {
+		vm.Config = maps.Clone(vm.Config)
+		p.Guests[vm.ID] = vm
+		disks, _ := vm.Disks() // what is none has no volume
+		for _, d := range disks {
+			p.Volumes = append(p.Volumes, d.Volid)
+		}
+	}
+	return p
+}
+
+// Set changes a VM behind everybody's back; "" removes a setting.
+func (p *Proxmox) Set(id cluster.VMID, config map[string]string) {
+	vm, there := p.Guests[id]
+	if !there {
+		return
+	}
+	vm.Config = maps.Clone(vm.Config)
+	for key, value := range config {
+		if vm.Config[key] = value; value == "" {
+			delete(vm.Config, key)
+		}
+	}
+	n, _ := strconv.Atoi(vm.Digest) // the first has none
+	vm.Digest = strconv.Itoa(n + 1)
+	p.Guests[id] = vm
+}
+
+// Change changes a VM beside its configuration.
+func (p *Proxmox) Change(id cluster.VMID, change func(*cluster.VM)) {
+	vm := p.Guests[id]
+	change(&vm)
+	p.Guests[id] = vm
+}
+
+func (p *Proxmox) VM(_ context.Context, id cluster.VMID) (cluster.VM, error) {
+	if err := p.Call("VM"); err != nil {
+		return cluster.VM{}, err
+	}
+	vm, found := p.Guests[id]
+	if !found {
+		return vm, cluster.ErrNotFound
+	}
+	vm.Config = maps.Clone(vm.Config)
+	return vm, nil
+}
+
+func (p *Proxmox) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
+	vm, err := p.VM(ctx, id)
+	return vm.State(), err
+}
+
+func (p *Proxmox) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	vm, err := p.VM(ctx, id)
+	vm.Running = true
+	return vm, err
+}
+
+func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
+	var vms []cluster.VM
+	for _, id := range slices.Sorted(maps.Keys(p.Guests)) {
+		vms = append(vms, p.Guests[id])
+	}
+	return vms, p.Call("VMs")
+}
+
+func (p *Proxmox) Firewall(_ context.Context, vm cluster.VM) (firewall.Config, error) {
+	return p.Firewalls[vm.ID], p.Call("Firewall")
+}
+
+func (p *Proxmox) Quorate(context.Context) (bool, error) { return !p.NoQuorum, p.Call("Quorate") }
+
+func (p *Proxmox) HAResource(context.Context, cluster.VMID) (*cluster.HAResource, error) {
+	return p.HA, p.Call("HAResource")
+}
+
+func (p *Proxmox) Pool(context.Context, cluster.VMID) (string, error) { return "", p.Call("Pool") }
+
+func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
+	return p.Tied, p.Call("Ties")
+}
+
+func (p *Proxmox) Room(context.Context, string) (cluster.Room, error) { return p.Space, p.Call("Room") }
+
+func (p *Proxmox) FreeMemory(context.Context, string) (int64, error) {
+	return p.Memory, p.Call("FreeMemory")
+}
+
+func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {
+	return []cluster.Storage{{Name: "fast", Type: "lvmthin"}}, p.Call("Storages")
+}
+
+func (p *Proxmox) HasVolume(_ context.Context, _, volid string) (bool, error) {
+	return slices.Contains(p.Volumes, volid), p.Call("HasVolume")
+}
+
+func (p *Proxmox) OwnedVolumes(_ context.Context, _, storage string, owner cluster.VMID) ([]string, error) {
+	is := fmt.Sprintf("%s:vm-%d-", storage, owner)
+	return slices.DeleteFunc(slices.Clone(p.Volumes), func(v string) bool { return !strings.HasPrefix(v, is) }), p.Call("OwnedVolumes")
+}
+
+// do notes what is done to a VM that is still as it was read.
+func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) error {
+	err := p.Call(name)
+	if now, there := p.Guests[vm.ID]; err == nil && there && now.Digest != vm.Digest {
+		err = cluster.ErrChanged
+	}
+	if err == nil {
+		p.Done = append(p.Done, fmt.Sprintf(format, args...))
+	}
+	return err
+}
+
+// told is a change of a configuration without the records, which are long.
+func told(set map[string]string) map[string]string {
+	set = maps.Clone(set)
+	if strings.Contains(set["description"], parking.RecordMark) {
+		set["description"] = "record"
+	}
+	return set
+}
+
+func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, del []string) error {
+	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, told(set), del); err != nil {
+		return err
+	}
+	set = maps.Clone(set)
+	if set == nil {
+		set = map[string]string{}
+	}
+	for _, key := range del {
+		set[key] = ""
+	}
+	p.Set(vm.ID, set)
+	return nil
+}
+
+func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
+	if err := p.do("CreateVM", cluster.VM{ID: id}, "create %d", id); err != nil {
+		return err
+	}
+	p.Guests[id] = cluster.VM{ID: id, Name: config["name"], Host: host, Config: config}
+	return nil
+}
+
+func (p *Proxmox) DeleteVM(_ context.Context, vm cluster.VM) error {
+	return p.do("DeleteVM", vm, "delete %d", vm.ID)
+}
+
+func (p *Proxmox) FreeDisk(_ context.Context, vm cluster.VM, key string) error {
+	if err := p.do("FreeDisk", vm, "free %s of %d", vm.Config[key], vm.ID); err != nil {
+		return err
+	}
+	p.Set(vm.ID, map[string]string{key: ""})
+	return nil
+}
+
+func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
+	if err := p.do("MoveDisk", vm, "move %s of %d to %s of %d", key, vm.ID, toKey, to); err != nil {
+		return err
+	}
+	p.Set(to, map[string]string{toKey: strings.Replace(vm.Config[key], fmt.Sprintf("vm-%d-", vm.ID), fmt.Sprintf("vm-%d-moved-", to), 1)})
+	p.Set(vm.ID, map[string]string{key: ""})
+	return nil
+}
+
+func (p *Proxmox) SetFirewall(_ context.Context, vm cluster.VM, _ firewall.Config) error {
+	return p.do("SetFirewall", p.Guests[vm.ID], "firewall %d", vm.ID)
+}
+
+func (p *Proxmox) RemoveHA(_ context.Context, id cluster.VMID) error {
+	return p.do("RemoveHA", p.Guests[id], "remove HA of %d", id)
+}
+
+func (p *Proxmox) Start(_ context.Context, vm cluster.VM) error {
+	return p.do("Start", vm, "start %d", vm.ID)
+}
+
+func (p *Proxmox) Stop(_ context.Context, vm cluster.VM) error {
+	return p.do("Stop", vm, "stop %d", vm.ID)
+}

@@ -1,0 +1,258 @@
+package exchange
+
+import (
+	"context"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/reach"
+)
+
+// systemIntent is the next hand-over after that of scsi1.
+var systemIntent = parking.Intent{From: 101, Key: "scsi0", Volid: "fast:vm-101-disk-0", To: 9900, ToKey: "scsi30"}
+
+// volumes are all that the storages have.
+func volumes(volids ...string) func(*guarded) { return func(g *guarded) { g.Volumes = volids } }
+
+// handOverRows are about a hand-over that was cut off.
+func handOverRows() []guard {
+	const attached = "set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []"
+	const anew = intended + "move scsi1 of 101 to scsi1 of 9900"
+	return []guard{
+		{"go on", park(running), "was started by somebody else", ""},
+		{"go on", mute, "has no quorum", attached},
+		{"go on", volumes(), "has no volume that could be it", ""},
+		{"go on", volumes("fast:vm-9900-disk-1", "fast:vm-9900-disk-2"), "2 volumes could be it", ""},
+		{"go on", volumes("fast:vm-101-disk-1", "fast:vm-9900-disk-1"), "2 volumes could be it", ""},
+		{"go on", volumes("fast:vm-101-disk-1"), "", anew},
+		{"go on", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=data"})), "not fast:vm-101-disk-1 as planned", ""},
+		{"go on", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=other"})), "has no volume that could be it", ""},
+		{"go on", record(func(rec *parking.Record) {
+			rec.Intent = &parking.Intent{From: 101, Key: "scsi", To: 9900, ToKey: "scsi1", Volid: "x"}
+		}), "is not a drive", ""},
+		{"go on", on(101, kv{"scsi1": ""}), "", attached},
+		{"go on", late(1, volumes("fast:vm-101-disk-1")), "", attached},
+		{"go on", on(9900, kv{"scsi1": "fast:vm-9900-disk-1"}), "", "set 101 map[] delete [scsi1]"},
+		{"go on", all(note("recast-record: {"), func(g *guarded) { g.FailAt = 3 }), "can't be read", ""},
+		{"go on after another", mute, "has no quorum", attached},
+	}
+}
+
+// keptRows are about an old system disk that is to be freed.
+func keptRows() []guard {
+	const lifted = "set 9900 map[protection:0] delete []\n"
+	return []guard{
+		{"free", func(g *guarded) { delete(g.Guests, 9900) }, "", ""},
+		{"free", note("recast-record: {"), "can't be read", ""},
+		{"free", note("mine"), "is not the parking VM of node wk1 any more", ""},
+		{"free", record(func(rec *parking.Record) { rec.Cluster = "c2" }), "is not the parking VM of node wk1 any more", ""},
+		{"free", record(func(rec *parking.Record) { rec.Node = "wk2" }), "is not the parking VM of node wk1 any more", ""},
+		{"free", record(func(rec *parking.Record) { rec.Kept = nil }), "", ""},
+		{"free", record(func(rec *parking.Record) { rec.Open = true }), "holds the unfinished replacement", ""},
+		{"free", on(9900, kv{"scsi20": kept.Volid}), "somebody changed it", ""},
+		{"free", on(9900, kv{"scsi20": "fast:vm-9900-disk-8,backup=0"}), "not fast:vm-9900-disk-7 as shown", ""},
+		{"free", func(g *guarded) { g.Tied.Snapshots = []string{"daily"} }, "has snapshots (daily)", ""},
+		{"free", on(101, kv{"scsi9": kept.Volid}), "refers to it as well", ""},
+		{"free", on(9900, kv{"protection": ""}), "", "free fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
+		{"free", mute, "has no quorum", lifted},
+		{"free", late(1, on(9900, kv{"scsi20": "fast:vm-9900-disk-8,backup=0"})), "not fast:vm-9900-disk-7 as shown", lifted + "set 9900 map[protection:1] delete []"},
+		{"forget", record(func(rec *parking.Record) { rec.Open = true }), "holds the unfinished replacement", ""},
+		{"free", late(2, func(g *guarded) { g.rec.Open = true; g.Set(9900, kv{"description": ""}); g.recorded() }), "its record is open", lifted + "free fast:vm-9900-disk-7,backup=0 of 9900"},
+		{"free", late(2, on(9900, kv{"scsi20": "fast:vm-9900-disk-8"})), "is there again", lifted + "free fast:vm-9900-disk-7,backup=0 of 9900"},
+	}
+}
+
+func open(g *guarded, ctx context.Context) error {
+	o := ReplaceOptions{Cluster: "c1", Node: "wk1", Run: "r1", Strategy: g.r.Strategy, VM: g.Guests[101], System: "scsi0", ParkingIDs: []cluster.VMID{9901}}
+	if g.rec.Memory == "earlier" {
+		o.Parking = &parking.Parking{VM: g.Guests[9900], Record: g.rec}
+	}
+	_, err := OpenReplace(ctx, g, o)
+	return err
+}
+
+// earlier has the parking VM of an exchange that is over.
+func earlier(g *guarded) { g.rec.Memory, g.rec.Open, g.rec.Disks = "earlier", false, nil }
+
+// openRows are about an exchange that is to begin.
+func openRows() []guard {
+	return []guard{
+		{"open", func(g *guarded) { g.r.Strategy = cluster.Rollback }, "names no kept system disk", ""},
+		{"open", on(101, kv{"scsi0": ""}), "has no scsi0, which is to be its system disk", ""},
+		{"open", on(101, kv{"hookscript": "x"}), "has hookscript, which only root@pam may set", ""},
+		{"open", on(101, kv{"scsi0": ","}), "system disk of", ""},
+		{"open", on(101, bad), "no volume", ""},
+		{"open again", park(elsewhere), "disks can be handed over on one host only", ""},
+		{"open again", record(func(rec *parking.Record) { rec.Open, rec.Run = true, "r0" }), "has an open record of run r0", ""},
+	}
+}
+
+// deletionRows are about the deletion of the old VM.
+func deletionRows() []guard {
+	return []guard{
+		{"delete", on(101, kv{"parent": "theirs"}), "a snapshot or pending changes (theirs)", ""},
+		{"delete", on(101, kv{"vmstate": "fast:vm-101-state-x"}), "(fast:vm-101-state-x)", ""},
+		{"delete", vm(func(vm *cluster.VM) { vm.Pending = []string{"scsi5"} }), "(scsi5)", ""},
+		{"delete", all(on(101, kv{"hookscript": "x"}), was(kv{"hookscript": "x"})), "has hookscript, which only root@pam may set", ""},
+		{"delete", on(101, kv{"hookscript": "x"}), "has hookscript, which only root@pam may set", ""},
+		{"delete", was(kv{"hookscript": "x"}), "has hookscript, which only root@pam may set", ""},
+		{"delete", on(101, kv{"scsi5": "fast:vm-101-data-cloudinit"}), "still owns scsi5", ""},
+		{"delete", on(101, kv{"ide0": "fast:101/vm-101-cloudinit.qcow2,media=cdrom"}), "", "delete 101"},
+		{"delete", on(101, bad), "scsi5: no volume", ""},
+		{"delete", on(9900, kv{"scsi1": ""}), "scsi1 is not on parking VM 9900", ""},
+		{"delete", on(9900, kv{"scsi1": "fast:vm-9900-disk-1,serial=data"}), "scsi1 is not on parking VM 9900", ""},
+		{"delete", on(9900, kv{"scsi1": "fast:vm-7-disk-1,serial=data,backup=0"}), "which is not its own", ""},
+		{"delete", all(holding, on(101, kv{"scsi2": held.Volid})), "scsi2 is not on parking VM 9900", ""},
+		{"delete", holding, "", "delete 101"},
+		{"delete", other, "is not the VM that was planned", ""},
+		{"delete", vm(func(vm *cluster.VM) { vm.Name = "wk9" }), "is not the VM that was planned", ""},
+		{"delete", vm(elsewhere), "is not the VM that was planned", ""},
+		{"delete", vm(running), "was started by somebody else", ""},
+		{"delete", vm(func(vm *cluster.VM) { vm.Lock = "suspended" }), "is locked (suspended)", ""},
+		{"delete", all(on(101, kv{"memory": "2048"}), was(kv{"memory": "1024"})), "memory is another one", ""},
+		{"delete", all(on(101, kv{"onboot": "0"}), was(kv{"onboot": "1"})), "", "delete 101"},
+		{"delete", all(on(101, kv{"memory": "2048\n"}), was(kv{"memory": "2048"})), "", "delete 101"},
+		{"delete", was(kv{"memory": "1024"}), "memory is gone", ""},
+		{"delete", on(101, kv{"memory": "1024"}), "memory is new", ""},
+		{"delete", func(g *guarded) { g.Firewalls[101] = wall }, "the firewall of", ""},
+		{"delete all", func(g *guarded) { delete(g.Firewalls, 9900) }, "the firewall of VM 9900", ""},
+		{"delete", mute, "has no quorum", ""},
+		{"delete", gone, "", ""},
+		{"delete", was(kv{"tags": ""}), "tags is gone", ""},
+		{"emptied", all(parked, on(101, bad)), "no volume", ""},
+		{"emptied", all(parked, on(101, kv{"scsi5": "fast:vm-101-disk-5"})), "which was not there when it was remembered", ""},
+		{"emptied", all(parked, reimage), "said its system disk is parked", ""},
+		{"emptied", on(101, kv{"description": "recast: run=r1 build=b"}), "was renewed by this run", ""},
+		{"emptied", gone, "said VM 101 is deleted", ""},
+		{"emptied", all(gone, reimage), "was deleted by somebody else", ""},
+		{"emptied", other, "it is not the VM that was planned", ""},
+	}
+}
+
+// diskRows are about disks that change hands.
+func diskRows() []guard {
+	return []guard{
+		{"attach", gone, "is not the one that run r1 made", ""},
+		{"attach", all(gone, putBack, was(kv{"smbios1": ""})), "is not the one that run r1 made", ""},
+		{"attach held", vm(running), "was started by somebody else", ""},
+		{"attached held", on(101, kv{"scsi2": "fast:vm-200-disk-9"}), "which is not the disk that it had there", ""},
+		{"attach", other, "is not the one that run r1 made", ""},
+		{"attach", on(101, kv{"description": "recast: run=r2 build=b"}), "is not the one that run r1 made", ""},
+		{"attach", vm(running), "was started by somebody else", ""},
+		{"attach", on(101, kv{"scsi1": "fast:vm-101-disk-7"}), "only one of them is the disk", ""},
+		{"attach", late(2, gone), "was deleted by somebody else when it had just got its scsi1", intended + "move scsi1 of 9900 to scsi1 of 101"},
+		{"attach", late(2, on(101, kv{"scsi1": ","})), "after its disk was moved back", intended + "move scsi1 of 9900 to scsi1 of 101"},
+		{"attached", on(101, kv{"scsi1": "fast:vm-7-disk-1,serial=data"}), "which is not the disk that it had there", ""},
+		{"attached", on(101, kv{"scsi1": ","}), "no volume", ""},
+		{"attached", on(101, kv{"scsi1": "fast:vm-101-disk-1,serial=data"}), "said scsi1 is fast:vm-101-disk-1 again", ""},
+		{"attached", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "", ""},
+		{"attached", gone, "", ""},
+		{"park", on(9900, kv{"scsi1": "fast:vm-9900-disk-1,serial=data"}), "only one of them is the disk", ""},
+		{"park", vm(running), "was started by somebody else", ""},
+		{"park", park(running), "was started by somebody else", ""},
+		{"park", vm(elsewhere), "was on pve1 when its replacement was begun", ""},
+		{"park", park(elsewhere), "was on pve1 when its replacement was begun", ""},
+		{"park", on(101, kv{"scsi1": ""}), "has no scsi1 to hand over", ""},
+		{"park", on(101, kv{"scsi1": ","}), "no volume", ""},
+		{"park", on(101, kv{"scsi1": "fast:vm-101-disk-6"}), "not fast:vm-101-disk-1 as planned", ""},
+		{"park", func(g *guarded) { g.r.Disks[1].Volid = ""; g.Set(101, kv{"scsi1": "fast:vm-7-disk-1"}) }, "belongs to VM 7", ""},
+		{"park", mute, "has no quorum", intended},
+		{"park", late(1, vm(running)), "was started by somebody else", intended},
+		{"park", late(2, on(9900, kv{"scsi1": ""})), "Proxmox reported it moved", intended + "move scsi1 of 101 to scsi1 of 9900"},
+		{"park", note("recast-record: {"), "can't be read", ""},
+		{"park", note("mine"), "no longer says so", ""},
+		{"park", record(func(rec *parking.Record) { rec.Open = false }), "no longer has an open record of run r1", ""},
+		{"park", record(func(rec *parking.Record) { rec.Run = "r2" }), "no longer has an open record of run r1", ""},
+		{"park system", loses, "it has data", ""},
+		{"detach", gone, "", ""},
+		{"detach", vm(running), "was started by somebody else", ""},
+		{"detach", on(101, kv{"scsi2": ","}), "no volume", ""},
+		{"detach", on(101, kv{"scsi2": "fast:vm-200-disk-1"}), "not fast:vm-200-disk-0 of VM 200 as planned", ""},
+		{"detach", on(101, kv{"scsi2": "fast:vm-101-disk-0"}), "not fast:vm-200-disk-0 of VM 200 as planned", ""},
+		{"detach", func(g *guarded) { g.held.Holder = 201 }, "not fast:vm-200-disk-0 of VM 201 as planned", ""},
+		{"detach", mute, "has no quorum", ""},
+	}
+}
+
+// systemRows are about the VM that gets another system disk.
+func systemRows() []guard {
+	return []guard{
+		{"spare", on(101, kv{"scsi0": "fast:vm-101-disk-6,serial=theirs"}), "not the disk blank that run r1 made", ""},
+		{"spare", vm(running), "runs, or is not of run r1", ""},
+		{"spare", gone, "runs, or is not of run r1", ""},
+		{"spare", on(101, kv{"description": "recast: run=r2 build=b"}), "runs, or is not of run r1", ""},
+		{"spare", on(9900, kv{"scsi30": ""}), "is not on parking VM 9900", ""},
+		{"park new", on(101, kv{"scsi0": ""}), "", ""},
+		{"park new", loses, "it has data", ""},
+		{"park new", note("mine"), "no longer says so", ""},
+		{"blank", on(101, kv{"scsi0": "fast:vm-101-disk-6,serial=theirs"}), "somebody else put it there", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
+		{"blank", on(101, kv{"scsi0": "fast:vm-7-disk-6"}), "which is not its own", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
+		{
+			"blank", func(g *guarded) {
+				g.r.Strategy, g.r.Blank = cluster.Recreate, &reach.Setting{Key: "ipconfig0", Value: "ip=dhcp"}
+			}, "",
+			strings.NewReplacer("scsi0;ide2 description:recast: run=r1 build=b", "scsi0;ide2 description:recast: run=r1 build=b ipconfig0:ip=dhcp protection:1").Replace(calls["blank"].done),
+		},
+		{"blank", mute, "has no quorum", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
+		{"blank", other, "it is not the VM that was planned", ""},
+		{"blank", gone, "VM 101 is gone", ""},
+		{"blank", vm(running), "was started by somebody else", ""},
+		{"blank", was(bad), "no volume", ""},
+		{"blank", was(kv{"scsi0": ""}), "no volume", ""},
+		{"blank", func(g *guarded) { g.r.Disks[0].System = false }, "its record names no system disk", ""},
+		{"blank", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
+		{"restore", func(g *guarded) { g.r.Restore = nil }, "names no kept system disk", ""},
+		{"restore", was(bad), "no volume", "set 101 map[description:recast: run=r1 build=b onboot:0] delete []"},
+		{"restore", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
+		{"restore", func(g *guarded) { g.r.Disks[0].System = false }, "its record names no system disk", "set 101 map[description:recast: run=r1 build=b onboot:0] delete []"},
+		{"create", mute, "has no quorum", ""},
+		{"create", was(bad), "no volume", ""},
+		{"create", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
+		{"create", func(g *guarded) { g.r.Disks[0].System = false }, "its record names no system disk", ""},
+		{"create old", mute, "has no quorum", ""},
+		{"keep off", other, "it is not the VM that was planned", ""},
+		{"keep off", vm(elsewhere), "was on pve1 when its replacement was begun", ""},
+		{"stay off", vm(running), "is running", ""},
+		{"stay off", gone, "", ""},
+		{"stands still", other, "it is not the VM that was planned", ""},
+		{"stands still", gone, "said VM 101 is deleted", ""},
+		{"stands still", vm(func(vm *cluster.VM) { vm.Running = false }), "is off", ""},
+		{"stands still", vm(func(vm *cluster.VM) { vm.Running, vm.HA = false, true }), "", ""},
+		{"stands still", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "has every disk", ""},
+		{"stands still", on(101, kv{"scsi1": "fast:vm-101-disk-1", "scsi0": "fast:vm-101-disk-5,serial=blank"}), "", ""},
+	}
+}
+
+// recordRows are about the drives and the record.
+func recordRows() []guard {
+	return []guard{
+		{"compare", gone, "VM 101 is gone", ""},
+		{"compare", was(bad), "no volume", ""},
+		{"compare", on(101, bad), `=VM 101 "wk1" on pve1: scsi5: no volume in ","=`, ""},
+		{"compare", all(vm(running), on(101, kv{"scsi5": "fast:vm-9999-x"}), func(g *guarded) {
+			g.r.Pods = func(context.Context) ([]string, error) { return nil, clustertest.ErrBroken }
+		}), clustertest.ErrBroken.Error(), ""},
+		{"compare", on(101, kv{"scsi1": ""}), "has no scsi1, which was", ""},
+		{"compare", was(kv{"ide2": "none,media=cdrom"}), "", ""},
+		{"compare", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "has options", ""},
+		{"compare", on(101, kv{"scsi2": "fast:vm-200-disk-9"}), "before: fast:vm-200-disk-0", ""},
+		{"compare", on(101, kv{"scsi5": "fast:vm-101-disk-9"}), "which the old one had not", ""},
+		{"compare", all(on(101, kv{"scsi5": "fast:vm-9999-pvc-0b5f"}), func(g *guarded) { g.r.VM.Pods = []string{"fast:vm-9999-pvc-0b5f"} }), "a pod's volume, although it was drained", ""},
+		{"compare", on(200, kv{"scsi7": "fast:vm-101-disk-1"}), "is used in more than one place", ""},
+		{"compare", all(on(200, kv{"scsi7": "fast:vm-101-disk-1"}), func(g *guarded) { g.r.AloneAtStart = true }), "", ""},
+		{"compare", func(g *guarded) { delete(g.Guests, 200) }, "whose that is, does not exist", ""},
+		{"compare", func(g *guarded) { g.Change(200, running) }, "is running", ""},
+		{"not given up", record(func(rec *parking.Record) { rec.PutBack = true }), "was given up", ""},
+		{"not given up", note("recast-record: {"), "can't be read", ""},
+		{"not given up", note("mine"), "no longer says so", ""},
+		{"give up", note("recast-record: {"), "can't be read", ""},
+		{"give up", func(g *guarded) { g.r.Restore = &parking.KeptDisk{} }, "is not given up", ""},
+		{"firewall", func(g *guarded) { delete(g.Firewalls, 101) }, "the firewall of VM 101", ""},
+		{"resume", note("recast-record: {"), "can't be read", ""},
+		{"resume", note("mine"), "has no open record", ""},
+		{"resume", record(func(rec *parking.Record) { rec.Open = false }), "has no open record", ""},
+		{"resume", record(func(rec *parking.Record) { rec.Memory = "?" }), "remembers of VM 101 can't be read", ""},
+	}
+}

@@ -1,0 +1,43 @@
+package main
+
+import "strings"
+
+// room is a package with gates. A function whose name begins with require is a gate by
+// its name; these are the others, as "function" or "Type.method".
+type room struct {
+	dir    string
+	tables string // the tests that are made for it, which run first: a regular expression
+	gates  string
+}
+
+// rooms are all packages that decide what is deleted, created, handed over or applied.
+var rooms = []room{
+	{"cluster/exchange", "^TestReplace", `
+		Deletion.deleteVM Deletion.deleteSame Deletion.changedSince
+		Replace.isReplaced Replace.found Replace.KeepOff Replace.stayOff Replace.notGivenUp Replace.GiveUp
+		handOver.once handOver.handable handOver.both handOver.dropDangling handOver.findUnnamed
+		diskMoves.attach diskMoves.attached diskMoves.detach diskMoves.park diskMoves.onlyOnce diskMoves.notParked diskMoves.emptied
+		parkedDisk IsParked isDetached ChangeRecord
+		NewSystem.create NewSystem.createVM NewSystem.NewConfig NewSystem.oldConfig NewSystem.Marked NewSystem.systemDisk
+		NewSystem.GiveBlank NewSystem.SystemNow NewSystem.set NewSystem.restore
+		SpareDisk.newToPark SpareDisk.ParkNew SpareDisk.parkingNow Firewall.copy PutBack.StandsStill
+		comparison.compareDisks comparison.missing added SharedDisks
+		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
+		OpenReplace OpenParking ResumeReplace`},
+	{"cluster/roll", "^TestGate", `
+		gate.check gate.look gate.isoVolume lateGate.awaitLate lateGate.own lateGate.others
+		losses.leavingNow losses.bindings etcdMember.mayLeave
+		bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again savedConfig.read savedConfig.userConfig
+		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done node.parking record.with
+		ScratchPruner.read ScratchPruner.deleteStopped ScratchPruner.against`},
+	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
+}
+
+// names are the gates that are not named so.
+func (r room) names() map[string]bool {
+	names := map[string]bool{}
+	for _, name := range strings.Fields(r.gates) {
+		names[name] = true
+	}
+	return names
+}
