@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/firewall"
+	"github.com/recast-sh/recast/cluster/parking"
 )
 
 type kv = map[string]string
