@@ -2,7 +2,6 @@ package parking
 
 import (
 	"fmt"
-	"maps"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,18 +24,6 @@ func prunePark(id cluster.VMID, host, node string, kept ...string) Parking {
 		p.VM.Config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,backup=0,serial=s%s,size=10G", id, i, run)
 	}
 	return p
-}
-
-// vm writes the record into the description.
-func (p Parking) vm(t *testing.T) cluster.VM {
-	t.Helper()
-	description, err := p.Record.Description()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.VM.Config = maps.Clone(p.VM.Config)
-	p.VM.Config["description"] = description
-	return p.VM
 }
 
 func parkWK1(kept ...string) Parking { return prunePark(9900, "pve1", "wk1", kept...) }
