@@ -207,7 +207,7 @@ func (n *node) parking(ctx context.Context) (parking.Parking, error) {
 		return parking.Parking{}, err
 	}
 	switch {
-	case ok && rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
+	case rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
 		return parking.Parking{VM: vm, Record: rec}, nil
 	case n.plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.plan.Node) || ok && rec.Node != n.plan.Node):
 		// The number was only meant for it; another VM took it first.
