@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -40,7 +40,7 @@ type BackupOptions struct {
 
 // BackupResult is a backup that was taken.
 type BackupResult struct {
-	roll.Backup
+	etcd.Backup
 	Removed []string `json:"removed,omitempty"` // older backups
 }
 
@@ -60,7 +60,7 @@ func Backup(ctx context.Context, p Project, src EtcdSource, o BackupOptions, say
 			return BackupResult{}, err
 		}
 	}
-	b, err := roll.BackUpEtcd(ctx, src, ask, file, say)
+	b, err := etcd.BackUp(ctx, src, ask, file, say)
 	if err != nil {
 		return BackupResult{}, err
 	}

@@ -12,8 +12,9 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -37,10 +38,10 @@ type RestoreOptions struct {
 // RestoreReport is what a restore will do, or did.
 type RestoreReport struct {
 	Run string `json:"run,omitempty"` // "" if nothing was started
-	roll.RestoreTarget
+	restore.Target
 	VM       string        `json:"vm"`
 	File     string        `json:"file"`
-	Snapshot roll.Snapshot `json:"snapshot"`
+	Snapshot etcd.Snapshot `json:"snapshot"`
 	Warnings []string      `json:"warnings,omitempty"`
 	Resumes  bool          `json:"resumes"` // an earlier run has started it
 	// Bootstrapped is when an earlier run made Talos bootstrap: then this run only waits for the rest.
@@ -67,7 +68,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	if !slices.Contains(nodeNames(p.Config), o.Node) {
 		return rep, fault.WithHint(fault.Configf("no node %q", o.Node), "the nodes are: %s", strings.Join(nodeNames(p.Config), ", "))
 	}
-	rep = RestoreReport{RestoreTarget: roll.RestoreTarget{Node: o.Node}, File: o.File, Started: time.Now()}
+	rep = RestoreReport{Target: restore.Target{Node: o.Node}, File: o.File, Started: time.Now()}
 	if rep.Snapshot, err = readSnapshot(ctx, o); err != nil {
 		return rep, err
 	}
@@ -86,7 +87,7 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 		}
 		if rep.Data && rep.Bootstrapped.IsZero() {
 			return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s has etcd data already: it is never overwritten", o.Node),
-				"to go back to the snapshot on purpose, wipe it first: "+roll.EmptyEtcd+
+				"to go back to the snapshot on purpose, wipe it first: "+restore.EmptyEtcd+
 					"; if a restore from another machine put it there, you only have to wait")
 		}
 		if err := w.claim.take(ctx, host); err != nil {
@@ -109,8 +110,8 @@ func Restore(ctx context.Context, p Project, m Machines, src RestoreSources, run
 	return rep, err
 }
 
-func readSnapshot(ctx context.Context, o RestoreOptions) (roll.Snapshot, error) {
-	snap, err := roll.ReadSnapshot(ctx, o.File, o.Copied)
+func readSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) {
+	snap, err := etcd.ReadSnapshot(ctx, o.File, o.Copied)
 	switch {
 	case isLocal(err):
 		return snap, fault.As(fault.Config, err)
@@ -151,7 +152,7 @@ func (w restoring) findTarget(ctx context.Context, rep *RestoreReport) (host str
 	if err != nil {
 		return "", err
 	}
-	if rep.RestoreTarget, err = roll.FindRestoreTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
+	if rep.Target, err = restore.FindTarget(ctx, w.machines.Talos, w.machines.Files, ask, rep.Node, nodeNames(w.Config)); err != nil {
 		return "", err
 	}
 	rep.Warnings = elsewhere(*rep)
@@ -229,9 +230,9 @@ func (w restoring) restore(ctx context.Context, rep RestoreReport, o RestoreOpti
 	if err := j.Put(restoreKey, begun); err != nil {
 		return err
 	}
-	r := &roll.Restore{
+	r := &restore.Restore{
 		Talos: w.machines.Talos, Restorer: w.claim.held.GuardRestorer(w.src), Kube: w.machines.Kube,
-		Target: rep.RestoreTarget, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
+		Target: rep.Target, File: o.File, Copied: o.Copied, Timing: timing(w.Config), Say: w.run.Note,
 		Bootstraps: func() error {
 			begun.Bootstrapped = time.Now().UTC()
 			return j.Put(restoreKey, begun)

@@ -60,7 +60,7 @@ func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster
 	if m == nil {
 		return fault.WithHint(err, "bring its machine back, or delete its Node if it is gone for good")
 	}
-	data, errData := roll.HasEtcdData(ctx, files, roll.RestoreTarget{Node: e.Node, Addr: e.Addr, UUID: m.UUID})
+	data, errData := etcd.HasData(ctx, files, e, m.UUID)
 	switch {
 	case errData != nil:
 		return fmt.Errorf("%w, and whether it has data of etcd can't be told: %w", err, errData)

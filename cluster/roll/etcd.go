@@ -201,7 +201,7 @@ func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err erro
 func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.wait(ctx, id, "etcd's data on "+n.plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		data, err := HasEtcdData(ctx, n.Files, RestoreTarget{Node: n.plan.Node, Addr: n.plan.Addr, UUID: n.plan.UUID})
+		data, err := etcd.HasData(ctx, n.Files, cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr}, n.plan.UUID)
 		if !data || atWork {
 			return err == nil && !data, "it is there still", err
 		}

@@ -88,7 +88,6 @@ var gateCalls = map[string]gateCall{
 	"prune":       {prune, scratched, "delete 9800", "DeleteVM", nil},
 	"prune on":    {prune, all(scratched, func(s *scene) { s.px.Set(9800, kv{"protection": "1"}) }), "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
 	"rehearse":    {rehearse, trial, "create 9800", "", []string{"Start"}},
-	"restore":     {restoreTarget, single, "", "", nil},
 }
 
 func is(s cluster.Strategy) func(*scene) { return func(c *scene) { c.plan.Strategy = s } }
@@ -192,17 +191,6 @@ func trial(s *scene) {
 	s.px.Memory = 64 << 30
 	s.px.Space.Storages = []cluster.StorageRoom{{Name: "fast", Active: true, Free: 1 << 30}}
 	s.plan.Found.VM.Config["efidisk0"] = "fast:vm-101-disk-3"
-}
-
-func restoreTarget(s *scene, ctx context.Context) error {
-	_, err := FindRestoreTarget(ctx, s.Talos, s.Files, []netip.Addr{addr(11)}, "cp1", []string{"cp1", "wk1"})
-	return err
-}
-
-func single(s *scene) {
-	asCP(s)
-	s.machine.ControlPlane = true
-	s.known = []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}}
 }
 
 // TestGateCalls: with nothing in the way each goes ahead, and stops where a call fails.

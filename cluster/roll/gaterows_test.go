@@ -364,7 +364,5 @@ func otherRows() []gateRow {
 		{do: "rehearse", change: func(s *scene) { s.px.Space.Storages[0].Free = 1 }, err: "has no room"},
 		{do: "rehearse", change: func(s *scene) { s.taken = "somebody" }, err: "and somebody has it"},
 		{do: "rehearse", change: onNode("wk1", func(k *cluster.KubeNode) { k.Addresses = append(k.Addresses, addr(99)) }), err: "and node wk1 has it"},
-		{do: "restore", change: func(s *scene) { s.known = append(s.known, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, err: "is not the only control plane"},
-		{do: "restore", change: func(s *scene) { s.known = s.known[:1] }, err: "does not know wk1"},
 	}
 }

@@ -41,7 +41,6 @@ type scene struct {
 	number  cluster.VMID // of the parking VM, by the journal
 	cancel  func()       // ends the context
 	applied string       // the UUID with which the machine answers once it has its configuration
-	known   []cluster.Member
 }
 
 func addr(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, last}) }
@@ -264,10 +263,6 @@ func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, 
 
 func (k sceneTalos) KubernetesImages(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
 	return cluster.MachineKubernetes{UUID: "u"}, k.px.Call("KubernetesImages")
-}
-
-func (k sceneTalos) Members(context.Context) ([]cluster.Member, error) {
-	return k.known, k.px.Call("Members")
 }
 
 type sceneMaintenance struct {

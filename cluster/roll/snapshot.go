@@ -1,22 +1,16 @@
 package roll
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/internal/etcddb"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -34,7 +28,7 @@ func (r *Roller) snapshotStep(p planning.Plan) step.Step {
 			if err != nil || !found {
 				return "", err
 			}
-			if _, err := ReadSnapshot(ctx, file, false); err != nil {
+			if _, err := etcd.ReadSnapshot(ctx, file, false); err != nil {
 				return "", nil //nolint:nilerr // gone or cut off: taken again
 			}
 			return "saved as " + file, nil
@@ -47,7 +41,7 @@ func (r *Roller) takeSnapshot(ctx context.Context, p planning.Plan) error {
 	file := filepath.Join(r.SnapshotDir, fmt.Sprintf("etcd-%s-%s.db", r.Cluster, r.Run))
 	var errs []error
 	for _, e := range p.ControlPlanes {
-		if _, err := SaveSnapshot(ctx, file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {
+		if _, err := etcd.SaveSnapshot(ctx, file, func(w io.Writer) error { return r.Talos.EtcdSnapshot(ctx, e.Addr, 0, w) }); err != nil {
 			errs = append(errs, fmt.Errorf("snapshot of etcd from %s: %w", e.Node, err))
 			continue
 		}
@@ -58,120 +52,4 @@ func (r *Roller) takeSnapshot(ctx context.Context, p planning.Plan) error {
 		none = &cluster.SilentError{Err: none}
 	}
 	return errors.Join(append(errs, none)...)
-}
-
-// Snapshot is a snapshot of etcd that was found to be whole.
-type Snapshot struct {
-	SizeBytes int64    `json:"sizeBytes"` // of the file
-	SHA256    string   `json:"sha256"`    // of the database, hexadecimal
-	Revision  uint64   `json:"revision"`  // of its last change; 0: it was never written to
-	Members   []string `json:"members"`   // of etcd when it was taken, by name
-
-	Peers map[string][]string `json:"-"` // where the others reached each: URLs
-}
-
-// SaveSnapshot streams a snapshot of etcd into a file, which appears under its
-// name only when it is whole, verified and on disk.
-func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error) (found Snapshot, err error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return found, err
-	}
-	if err := removeParts(filepath.Dir(file)); err != nil {
-		return found, err
-	}
-	f, err := os.CreateTemp(filepath.Dir(file), partial) // for the owner alone
-	if err != nil {
-		return found, err
-	}
-	temp := f.Name()
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temp))
-		}
-	}()
-	if err := errors.Join(stream(f), f.Sync(), f.Close()); err != nil {
-		return found, err
-	}
-	if found, err = ReadSnapshot(ctx, temp, false); err != nil {
-		return found, err
-	}
-	if err := os.Rename(temp, file); err != nil {
-		return found, err
-	}
-	return found, syncDir(filepath.Dir(file))
-}
-
-// partial is how a snapshot is called that is not whole yet.
-const partial = ".etcd-*.part"
-
-// removeParts removes what killed processes have left, all secrets of Kubernetes
-// in it: what nobody has written to for so long is nobody's.
-func removeParts(dir string) error {
-	parts, err := filepath.Glob(filepath.Join(dir, partial))
-	for _, part := range parts {
-		if info, errInfo := os.Lstat(part); errInfo == nil && time.Since(info.ModTime()) > time.Hour {
-			err = errors.Join(err, os.Remove(part))
-		}
-	}
-	return err
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// smallestDatabase is a page, as the smallest machines have them.
-const smallestDatabase = 4096
-
-// ReadSnapshot checks what etcd itself checks before a restore: a database,
-// followed by the SHA-256 of all of it unless it was copied from a member's data
-// directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
-func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return found, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return found, err
-	}
-	if !info.Mode().IsRegular() {
-		return found, &fs.PathError{Op: "read", Path: file, Err: errors.New("is no file")}
-	}
-	body := info.Size()
-	if !copied {
-		body -= sha256.Size
-	}
-	if body < smallestDatabase || body%512 != 0 {
-		if copied {
-			return found, fmt.Errorf("%s has %d bytes: it is no copy of a database of etcd", file, info.Size())
-		}
-		return found, fmt.Errorf("snapshot has %d bytes: it was cut off, or carries no checksum", info.Size())
-	}
-	sum := sha256.New()
-	if _, err := io.CopyN(sum, f, body); err != nil {
-		return found, err
-	}
-	want, err := io.ReadAll(f) // the checksum, or nothing
-	if err != nil {
-		return found, err
-	}
-	if !copied && !bytes.Equal(sum.Sum(nil), want) {
-		return found, errors.New("snapshot does not match its checksum: it was cut off, or is damaged")
-	}
-	db, err := etcddb.Read(ctx, file, body)
-	if err != nil {
-		return found, fmt.Errorf("snapshot is %w", err)
-	}
-	found = Snapshot{SizeBytes: info.Size(), SHA256: hex.EncodeToString(sum.Sum(nil)), Revision: db.Revision, Peers: map[string][]string{}}
-	for _, m := range db.Members {
-		found.Members = append(found.Members, m.Name)
-		found.Peers[m.Name] = m.Peers
-	}
-	return found, nil
 }

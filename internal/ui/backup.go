@@ -6,7 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/pipeline"
 )
 
@@ -51,7 +52,7 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 		}
 		if !rep.Bootstrapped.IsZero() {
 			p.line("run %s: %s runs etcd from %s, which was restored at %s; nothing was done now", rep.Run, rep.Node, rep.File, rep.Bootstrapped.Format(time.DateTime))
-			p.line("next: recast drift; to restore it again, wipe etcd first: %s", roll.EmptyEtcd)
+			p.line("next: recast drift; to restore it again, wipe etcd first: %s", restore.EmptyEtcd)
 			return
 		}
 		p.line("run %s: %s runs etcd from %s, after %s", rep.Run, rep.Node, rep.File, rep.Ended.Sub(rep.Started).Round(time.Second))
@@ -59,7 +60,7 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 	})
 }
 
-func drawSnapshot(p *page, s roll.Snapshot) {
+func drawSnapshot(p *page, s etcd.Snapshot) {
 	p.line("  size      %d bytes", s.SizeBytes)
 	p.line("  revision  %d", s.Revision)
 	p.line("  sha256    %s", s.SHA256)

@@ -8,15 +8,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/restore"
 	"github.com/recast-sh/recast/pipeline"
 )
 
 func TestWriteBackup(t *testing.T) {
 	t.Parallel()
-	snapshot := roll.Snapshot{SizeBytes: 61472, SHA256: "6bac", Revision: 80, Members: []string{"cp1", "cp2"}}
+	snapshot := etcd.Snapshot{SizeBytes: 61472, SHA256: "6bac", Revision: 80, Members: []string{"cp1", "cp2"}}
 	res := pipeline.BackupResult{
-		Backup:  roll.Backup{File: "etcd/a.db", Member: "cp2", Address: netip.MustParseAddr("10.0.0.2"), Snapshot: snapshot, Warnings: []string{"cp1 knows no leader"}},
+		Backup:  etcd.Backup{File: "etcd/a.db", Member: "cp2", Address: netip.MustParseAddr("10.0.0.2"), Snapshot: snapshot, Warnings: []string{"cp1 knows no leader"}},
 		Removed: []string{"old.db", "older.db"},
 	}
 	var b strings.Builder
@@ -41,8 +42,8 @@ func TestWriteRestore(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2026, 11, 21, 4, 0, 0, 0, time.UTC)
 	rep := pipeline.RestoreReport{
-		RestoreTarget: roll.RestoreTarget{Node: "cp1", Addr: netip.MustParseAddr("10.0.0.1")}, VM: `VM 101 "cp1" on pve1`,
-		File: "a.db", Snapshot: roll.Snapshot{SizeBytes: 1, SHA256: "6b", Revision: 2}, Resumes: true, Started: began, Ended: began.Add(90 * time.Second),
+		Target: restore.Target{Node: "cp1", Addr: netip.MustParseAddr("10.0.0.1")}, VM: `VM 101 "cp1" on pve1`,
+		File: "a.db", Snapshot: etcd.Snapshot{SizeBytes: 1, SHA256: "6b", Revision: 2}, Resumes: true, Started: began, Ended: began.Add(90 * time.Second),
 	}
 	resumed := rep
 	resumed.Bootstrapped, resumed.Warnings = began, []string{"is it of this cluster?"}

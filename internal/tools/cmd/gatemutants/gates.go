@@ -30,6 +30,7 @@ var rooms = []room{
 		bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again savedConfig.read savedConfig.userConfig
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done node.parking record.with
 		ScratchPruner.read ScratchPruner.deleteStopped ScratchPruner.against`},
+	{"cluster/restore", "^TestFind", "FindTarget"},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
 }
 

@@ -1,4 +1,4 @@
-package roll
+package etcd
 
 import (
 	"cmp"
@@ -60,7 +60,7 @@ func TestBackUpEtcdToNoRoom(t *testing.T) {
 	if _, err := SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }); err != nil {
 		t.Fatal(err)
 	}
-	_, err := BackUpEtcd(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
+	_, err := BackUp(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
 	if err == nil || len(e.asked) > 0 || len(fault.Hints(err)) == 0 {
 		t.Errorf("asked %q, %v", e.asked, err)
 	}
@@ -118,7 +118,7 @@ func TestBackUpEtcd(t *testing.T) {
 				}
 				e.bad[addrsOfThree[i]] = slices.Contains(c.bad, i)
 			}
-			got, err := BackUpEtcd(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
+			got, err := BackUp(t.Context(), e, addrsOfThree[:cmp.Or(c.ends, 3)], filepath.Join(t.TempDir(), "etcd.db"), func(string) {})
 			if diff := gocmp.Diff(c.asked, e.asked); diff != "" {
 				t.Errorf("asked (-want +got):\n%s", diff)
 			}

@@ -1,4 +1,4 @@
-package roll
+package restore
 
 import (
 	"cmp"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -23,10 +24,10 @@ import (
 // leaves etcd, which is not there, and switches the machine off.
 const EmptyEtcd = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
-// FindRestoreTarget looks for a node at the talosconfig's endpoints: Kubernetes,
+// FindTarget looks for a node at the talosconfig's endpoints: Kubernetes,
 // which would know its address, is down without etcd. All other nodes must be
 // known for workers.
-func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t RestoreTarget, err error) {
+func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t Target, err error) {
 	var problems []error
 	for _, addr := range ask {
 		m, err := talos.Machine(ctx, addr)
@@ -41,7 +42,7 @@ func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files c
 		case !m.ControlPlane:
 			return t, fault.Configf("%s is a worker: it has no etcd", node)
 		case t.Node == "":
-			t = RestoreTarget{Node: node, Addr: addr, UUID: m.UUID}
+			t = Target{Node: node, Addr: addr, UUID: m.UUID}
 		}
 	}
 	if t.Node == "" {
@@ -51,7 +52,7 @@ func FindRestoreTarget(ctx context.Context, talos cluster.MachineReader, files c
 	if err := requireSingle(ctx, talos, node, nodes); err != nil {
 		return t, err
 	}
-	t.Data, err = HasEtcdData(ctx, files, t)
+	t.Data, err = etcd.HasData(ctx, files, cluster.Endpoint{Node: t.Node, Addr: t.Addr}, t.UUID)
 	return t, err
 }
 
@@ -60,10 +61,10 @@ type Restore struct {
 	Talos    cluster.Talos
 	Restorer cluster.EtcdRestorer
 	Kube     cluster.NodeReader
-	Target   RestoreTarget
+	Target   Target
 	File     string
 	Copied   bool // File is a copy of a database, without a checksum
-	Timing   Timing
+	Timing   roll.Timing
 	Say      func(path, text string)
 	// Bootstraps is told before Talos is: from then on data of etcd may be the snapshot's.
 	Bootstraps func() error
@@ -153,7 +154,7 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
-	return LacksNode(ctx, r.Kube, r.Target.Node, m)
+	return roll.LacksNode(ctx, r.Kube, r.Target.Node, m)
 }
 
 func (r *Restore) recoverEtcd(ctx context.Context) error {
@@ -179,7 +180,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 			return err
 		}
 	}
-	return Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
+	return roll.Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
 		why, silent := r.etcdRuns(ctx)
 		if r.ran = why != ""; r.ran {
 			return true, why, nil
@@ -188,7 +189,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 		if err == nil && state == "Failed" {
 			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("restoring etcd from the snapshot failed: %s", last),
 				"correct what it says, or take another snapshot, and run the same command again; "+
-					"where it left something in "+etcdDataDir+", empty that first: "+EmptyEtcd))
+					"where it left something in "+etcd.DataDir+", empty that first: "+EmptyEtcd))
 		}
 		if state == "Running" && err == nil {
 			err = silent
@@ -224,8 +225,8 @@ func (r *Restore) wait(ctx context.Context, path, name string, look wait.Look) e
 	return err
 }
 
-// RestoreTarget is the one control plane of a cluster, with no etcd or a new one.
-type RestoreTarget struct {
+// Target is the one control plane of a cluster, with no etcd or a new one.
+type Target struct {
 	Node string     `json:"node"`
 	Addr netip.Addr `json:"address"`
 	UUID string     `json:"uuid"`
@@ -233,24 +234,6 @@ type RestoreTarget struct {
 }
 
 const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-extend-talos/cluster-operations-and-maintenance/disaster-recovery"
-
-// etcdDataDir is where Talos keeps etcd's data; it begins a new etcd only where that is empty
-// (internal/app/machined/internal/server/v1alpha1, Bootstrap).
-const etcdDataDir = "/var/lib/etcd"
-
-// HasEtcdData says whether anything lies in the data directory of etcd on that machine.
-func HasEtcdData(ctx context.Context, files cluster.FileReader, t RestoreTarget) (found bool, err error) {
-	err = files.Files(ctx, t.Addr, t.UUID, func(ctx context.Context, f cluster.MachineFiles) error {
-		return f.List(ctx, etcdDataDir, false, func(cluster.MachineFile) error { found = true; return nil })
-	})
-	if errors.Is(err, cluster.ErrNotFound) {
-		err = nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for data of etcd on %s: %w", t.Node, err)
-	}
-	return found, nil
-}
 
 func notSingle(node string, others ...string) error {
 	return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is not the only control plane: Talos knows %s as well", node, strings.Join(others, ", ")),

@@ -1,4 +1,4 @@
-package roll
+package etcd
 
 import (
 	"context"
@@ -10,15 +10,14 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// BackUpEtcd saves a snapshot of the most up-to-date of the members at these
+// BackUp saves a snapshot of the most up-to-date of the members at these
 // addresses: the leader, else another voting member that follows one. What is
 // wrong with the others is a warning; members that do not agree on the data have
 // none to be trusted.
-func BackUpEtcd(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
+func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
 	v, at, problems := atEndpoints(ctx, etcd, ask)
 	if err := ctx.Err(); err != nil {
 		return Backup{}, err
@@ -67,8 +66,8 @@ type Backup struct {
 // atEndpoints asks whatever is at the addresses for its own status, the first
 // that can for all members, and members that are at none of them where they say
 // that they are.
-func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr) (v etcd.View, at map[uint64]netip.Addr, problems []error) {
-	v = etcd.View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
+func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr) (v View, at map[uint64]netip.Addr, problems []error) {
+	v = View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	at = map[uint64]netip.Addr{}
 	unread := map[netip.Addr]error{}
 	look := func(addr netip.Addr) (cluster.EtcdStatus, error) {

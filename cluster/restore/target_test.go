@@ -1,0 +1,64 @@
+package restore
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+)
+
+// found is the machine that is asked for, with nothing in its data directory of etcd.
+type found struct {
+	cluster.Talos
+	*clustertest.Calls
+	machine cluster.Machine
+	members []cluster.Member
+}
+
+func (f *found) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
+	return f.machine, f.Call("Machine")
+}
+
+func (f *found) Members(context.Context) ([]cluster.Member, error) {
+	return f.members, f.Call("Members")
+}
+
+func (f *found) Files(context.Context, netip.Addr, string, func(context.Context, cluster.MachineFiles) error) error {
+	return f.Call("Files")
+}
+
+func TestFindTarget(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*found)
+		err    string
+	}{
+		"the only control plane":     {func(*found) {}, ""},
+		"a worker":                   {func(f *found) { f.machine.ControlPlane = false }, "is a worker"},
+		"another control plane":      {func(f *found) { f.machine.Nodename = "cp2" }, "is not the only control plane: Talos knows cp2"},
+		"one more that is known":     {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},
+		"a node that is not known":   {func(f *found) { f.members = f.members[:1] }, "does not know wk1"},
+		"its machine is not read":    {func(f *found) { f.FailAt = 1 }, "answers at none"},
+		"its members are not told":   {func(f *found) { f.FailAt = 2 }, "can't be told"},
+		"its data are not looked at": {func(f *found) { f.FailAt = 3 }, "look for data of etcd"},
+	} {
+		f := &found{
+			Calls: &clustertest.Calls{}, machine: cluster.Machine{Nodename: "cp1", UUID: "u", ControlPlane: true},
+			members: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}},
+		}
+		c.change(f)
+		target, err := FindTarget(t.Context(), f, f, []netip.Addr{netip.MustParseAddr("10.0.0.11")}, "cp1", []string{"cp1", "wk1"})
+		switch {
+		case c.err == "" && (err != nil || target.UUID != "u" || target.Data):
+			t.Errorf("%s: %+v, %v", name, target, err)
+		case c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)):
+			t.Errorf("%s: %v, want %q", name, err, c.err)
+		case f.FailAt > 0 && !errors.Is(err, clustertest.ErrBroken):
+			t.Errorf("%s: %v does not say why", name, err)
+		}
+	}
+}
