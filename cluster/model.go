@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/cluster/reach"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
 // VMID is a Proxmox VM's number, unique in its Proxmox cluster and reused after a delete: never an identity by itself.
@@ -362,4 +364,19 @@ type Wanted struct {
 	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
 	SystemGiB   int      // wanted size of the system disk; 0: as it is
 	ISOStorages []string // where the boot ISO is, first choice first
+}
+
+// ISOVolume finds the boot ISO on the first of the node's ISO storages that has it for this host.
+func (w Wanted) ISOVolume(ctx context.Context, px StorageReader, host string) (string, error) {
+	for _, storage := range w.ISOStorages {
+		volid := storage + ":iso/" + w.Build.ISOName
+		found, err := px.HasVolume(ctx, host, volid)
+		if err != nil {
+			return "", fmt.Errorf("look for %s on %s: %w", volid, host, err)
+		}
+		if found {
+			return volid, nil
+		}
+	}
+	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them", w.Build.ISOName, strings.Join(w.ISOStorages, ", "), host), "recast publish")
 }

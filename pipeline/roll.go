@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
@@ -26,7 +27,7 @@ type Report struct {
 	Ended   time.Time     `json:"ended"`
 	Plan    planning.Plan `json:"plan"` // the last one
 	// Rehearsed are the boot ISOs that were tested on scratch VMs.
-	Rehearsed []roll.Rehearsed `json:"rehearsed,omitempty"`
+	Rehearsed []rehearse.Rehearsed `json:"rehearsed,omitempty"`
 
 	Outcome string     `json:"outcome"`        // "done", "nothing to do", "interrupted: …", "failed: …"
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
@@ -302,7 +303,7 @@ func (w *work) carryOut(ctx context.Context, lock schematics.Lock) (err error) {
 		unwatch()
 		err = errors.Join(err, watch.err)
 	}
-	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearsed()...)
+	w.rep.Rehearsed = append(w.rep.Rehearsed, r.Rehearser.Results()...)
 	w.rep.Outcome = outcome(err)
 	return errors.Join(err, w.forgetOfDone(j), w.keepFates(j), j.Finish(w.rep.Outcome))
 }
@@ -320,8 +321,13 @@ func outcome(err error) string {
 func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll.Roller {
 	m, r := w.machines, w.Config.Roll
 	px := exchange.Patient(w.claim.held.Guard(m.Proxmox), timing(w.Config).Poll, func(text string) { w.run.Note("roll", text) })
+	maintenance := w.claim.held.GuardMaintenance(m.Maintenance)
+	rehearser := &rehearse.Rehearser{
+		Proxmox: px, Maintenance: maintenance, Kube: m.Kube, Journal: j,
+		Cluster: w.Config.Cluster, Run: id, VMIDs: parkingIDs(w.Project), Timing: timing(w.Config), Say: w.run.Note,
+	}
 	return &roll.Roller{
-		Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: w.claim.held.GuardMaintenance(m.Maintenance),
+		Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: maintenance, Rehearser: rehearser,
 		Kube: w.claim.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
 		Objects: m.Objects, Commands: m.Commands,
 		Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,

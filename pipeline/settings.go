@@ -7,7 +7,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 )
 
@@ -67,9 +66,9 @@ func (p Project) Hooks() cluster.Hooks {
 	}
 }
 
-func timing(c *config.Config) roll.Timing {
+func timing(c *config.Config) cluster.Timing {
 	r := c.Roll
-	return roll.Timing{
+	return cluster.Timing{
 		Poll: time.Duration(r.Poll), Settle: time.Duration(r.Settle), Stop: time.Duration(r.Timeouts.Stop),
 		Boot: time.Duration(r.Timeouts.Boot), Join: time.Duration(r.Timeouts.Join), Drain: time.Duration(r.Drain.Timeout),
 	}

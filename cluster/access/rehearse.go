@@ -6,7 +6,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rehearse"
 )
 
 // NeedsToRehearse is what the trials of a plan take, by the scratch VMs that are
@@ -33,7 +33,7 @@ func (n *Needs) scratch(t planning.Trial) {
 		at.or = "/pool/" + pool
 	}
 	n.add("/vms", why, []spot{at}, scratchPrivileges...)
-	storages, config, err := roll.ScratchTakes(t)
+	storages, config, err := rehearse.Takes(t)
 	for _, storage := range storages {
 		n.add("/storage/"+storage, "make the EFI variables and the cloud-init drive of scratch VMs", nil, "Datastore.AllocateSpace")
 		n.add("/storage/"+storage, "see the room for them", nil, "Datastore.Audit")

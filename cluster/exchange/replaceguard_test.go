@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -221,7 +222,7 @@ type guard struct {
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
 	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows()) {
-		t.Run(row.do+": "+row.err, func(t *testing.T) {
+		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			g, err := calls[row.do].run(t, row.change, 0)
 			if got := strings.Join(g.Done, "\n"); got != strings.TrimSpace(row.done) {

@@ -11,7 +11,6 @@ import (
 	"github.com/recast-sh/recast/cluster/doctor"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
@@ -86,7 +85,7 @@ type StepOutline struct {
 }
 
 // Explain says all about one node of a plan that was made of this observation.
-func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observation, past cluster.History, t roll.Timing) (Explanation, error) {
+func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observation, past cluster.History, t cluster.Timing) (Explanation, error) {
 	i := slices.IndexFunc(p.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
 		return Explanation{}, fault.WithHint(fault.Configf("node %s is not in this plan", node), "recast plan lists its nodes; --only, --exclude and --selector leave some out")
@@ -274,7 +273,7 @@ func compareExtensions(b cluster.Build, m cluster.Machine, past cluster.History)
 }
 
 // timeoutOf is how long the step of that name waits before it gives up; 0: it has no such bound.
-func timeoutOf(t roll.Timing, id string) time.Duration {
+func timeoutOf(t cluster.Timing, id string) time.Duration {
 	switch id {
 	case "drain":
 		return t.Drain

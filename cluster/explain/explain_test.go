@@ -16,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -30,7 +29,7 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, roll.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
+	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +165,7 @@ func TestExplainTheRest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, roll.Timing{}); fault.KindOf(err) != fault.Config {
+	if _, err := Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{}); fault.KindOf(err) != fault.Config {
 		t.Errorf("err = %v", err)
 	}
 }

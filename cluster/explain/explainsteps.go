@@ -13,7 +13,7 @@ import (
 
 // outlineOf lists the steps by which a roll of the plan would go about a node: those
 // of the tree that it runs, with no world to ask what is done already.
-func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t roll.Timing) []StepOutline {
+func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t cluster.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
 		return nil
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -65,7 +64,7 @@ func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, 
 }
 
 // Await waits until the Kubernetes API answers.
-func Await(ctx context.Context, kube cluster.NodeReader, t roll.Timing, say func(string)) error {
+func Await(ctx context.Context, kube cluster.NodeReader, t cluster.Timing, say func(string)) error {
 	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
 		_, err := kube.Nodes(ctx)
 		return err == nil, "", err

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -139,7 +138,7 @@ func (p *threePlanes) upgrade() *Upgrade {
 	}
 	return &Upgrade{
 		Talos: talosOf{p}, Kube: kubeOf{p}, Plan: plan, Say: func(string, string) {},
-		Timing: roll.Timing{Poll: 5 * time.Second, Settle: 30 * time.Second, Join: 10 * time.Minute},
+		Timing: cluster.Timing{Poll: 5 * time.Second, Settle: 30 * time.Second, Join: 10 * time.Minute},
 	}
 }
 

@@ -26,7 +26,7 @@ type Upgrade struct {
 	Kube        cluster.Kube
 
 	Plan   Plan
-	Timing roll.Timing
+	Timing cluster.Timing
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
 

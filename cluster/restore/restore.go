@@ -64,7 +64,7 @@ type Restore struct {
 	Target   Target
 	File     string
 	Copied   bool // File is a copy of a database, without a checksum
-	Timing   roll.Timing
+	Timing   cluster.Timing
 	Say      func(path, text string)
 	// Bootstraps is told before Talos is: from then on data of etcd may be the snapshot's.
 	Bootstraps func() error

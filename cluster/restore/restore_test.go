@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -81,7 +80,7 @@ func TestRestoreThatComesToNothing(t *testing.T) {
 				r := &Restore{
 					Bootstraps: func() error { return nil },
 					Talos:      &c.talos, Restorer: &c.talos, Target: Target{Node: "cp1", Data: c.data}, File: file,
-					Timing: roll.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {},
+					Timing: cluster.Timing{Poll: time.Second, Join: time.Minute}, Say: func(string, string) {},
 				}
 				err := new(step.Runner).Run(t.Context(), r.Steps())
 				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || c.kind == fault.Failed && len(fault.Hints(err)) == 0 {

@@ -13,7 +13,7 @@ import (
 
 // DrawnSteps are the steps by which a roll of p would go about n, to be listed only: they have no
 // world to ask what is done already.
-func DrawnSteps(p planning.Plan, n planning.NodePlan, t Timing) ([]step.Step, error) {
+func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.Step, error) {
 	drawn, err := exchangeOf(n)
 	if err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ import (
 // that the world would change under our eyes.
 func AwaitOwnTasks(ctx context.Context, px cluster.Tasks, of func(cluster.VMID) bool, poll time.Duration, say func(string)) error {
 	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: exchange.OwnTasksTimeout, Seen: say}
-	return awaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })
+	return cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })
 }
 
 // TouchedBy says of which VMs an earlier run of this cluster may have asked
@@ -49,13 +49,6 @@ func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, ow
 		}
 	}
 	return func(id cluster.VMID) bool { return ids[id] || own(id) }, err
-}
-
-func awaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
-	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		running, err := list(ctx)
-		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
-	})
 }
 
 // check is the last look before the node is taken out. Before it looks, it waits for
@@ -136,20 +129,8 @@ func (n gate) requireISO(ctx context.Context) error {
 	return err
 }
 
-// isoVolume finds the boot ISO on the first of the configured storages that has it for this host.
-func (n gate) isoVolume(ctx context.Context) (string, error) {
-	for _, storage := range n.want.ISOStorages {
-		volid := storage + ":iso/" + n.want.Build.ISOName
-		found, err := n.Proxmox.HasVolume(ctx, n.plan.Host, volid)
-		if err != nil {
-			return "", fmt.Errorf("look for %s on %s: %w", volid, n.plan.Host, err)
-		}
-		if found {
-			return volid, nil
-		}
-	}
-	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them",
-		n.want.Build.ISOName, strings.Join(n.want.ISOStorages, ", "), n.plan.Host), "recast publish")
+func (n *node) isoVolume(ctx context.Context) (string, error) {
+	return n.want.ISOVolume(ctx, n.Proxmox, n.plan.Host)
 }
 
 // requireStorages asks each storage that has a disk of the VM for something: one

@@ -37,7 +37,6 @@ type scene struct {
 	mem     parking.Memory
 	rec     *parking.Record // on VM 9900, its parking VM; nil: there is none
 	config  map[string]cluster.Secret
-	taken   string
 	number  cluster.VMID // of the parking VM, by the journal
 	cancel  func()       // ends the context
 	applied string       // the UUID with which the machine answers once it has its configuration
@@ -66,7 +65,7 @@ func newScene() *scene {
 	s.node = wired(&node{
 		Roller: &Roller{
 			Proxmox: s.px, Kube: sceneKube{scene: s}, Talos: sceneTalos{scene: s}, Maintenance: sceneMaintenance{scene: s}, Files: sceneFiles{s}, Journal: sceneJournal{s}, Commands: sceneCommands{scene: s},
-			Cluster: "c1", Run: "r1", Timing: Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Drain: time.Minute},
+			Cluster: "c1", Run: "r1", Timing: cluster.Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Drain: time.Minute},
 			Say: func(string, string) {},
 		},
 		plan: planning.NodePlan{
@@ -281,10 +280,6 @@ func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPat
 func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
 	k.uuids[k.plan.Addr] = k.applied
 	return sceneKube{scene: k.scene}.do("apply")
-}
-
-func (k sceneMaintenance) Taken(context.Context, netip.Addr) (string, error) {
-	return k.taken, k.px.Call("Taken")
 }
 
 type sceneCommands struct {

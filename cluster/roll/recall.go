@@ -111,7 +111,7 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 			return err
 		}
 	}
-	iso, err := n.gate.isoVolume(ctx)
+	iso, err := n.isoVolume(ctx)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ func (n record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.gate.isoVolume, n.want.SystemGiB, true, n.losses.requireOff
+	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.isoVolume, n.want.SystemGiB, true, n.losses.requireOff
 	if b := n.want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}

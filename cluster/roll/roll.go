@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -40,12 +40,13 @@ type Roller struct {
 	Files       cluster.FileReader // of the machines
 	Objects     cluster.ObjectJudge
 	Commands    cluster.CommandRunner
+	Rehearser   *rehearse.Rehearser
 
 	Cluster      string
 	Run          string            // ID of the run
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
 	VMIDs        cluster.VMIDRange // of the recast.yaml, which the records name
-	Timing       Timing
+	Timing       cluster.Timing
 	DrainForce   bool
 	DrainDeletes bool                // pods that are refused until the end of a drain
 	AcceptOutage bool                // of etcd and the Kubernetes API, where two control planes are all there are
@@ -61,8 +62,7 @@ type Roller struct {
 	// Hooked is told how each hook fared; nil: nobody is.
 	Hooked func(HookRun)
 
-	out       outNodes // what this roll has out at the moment
-	rehearsed rehearsedISOs
+	out outNodes // what this roll has out at the moment
 
 	parkingNumbers exchange.Numbers
 	late           exchange.Late
@@ -77,7 +77,7 @@ func (r *Roller) Steps(p planning.Plan) step.Step {
 		Title: fmt.Sprintf("roll %d of %d nodes", len(work), len(p.Nodes)),
 		Risk:  step.Destructive, LookAhead: 1,
 		Steps: func(context.Context) ([]step.Step, error) {
-			steps := r.rehearseSteps(p)
+			steps := r.Rehearser.Steps(p)
 			if slices.ContainsFunc(work, planning.NodePlan.NeedsSnapshot) {
 				steps = append(steps, r.snapshotStep(p))
 			}
@@ -114,16 +114,6 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 		ID: string(b.Phase), Title: b.Phase.Title(len(b.Nodes), b.Limit), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
 	}, nil
-}
-
-// Timing bounds the waits of a roll.
-type Timing struct {
-	Poll   time.Duration // pause between two looks at the world
-	Settle time.Duration // how long a node must stay healthy
-	Stop   time.Duration // guest shutdown, then the plug is pulled
-	Boot   time.Duration // power on to maintenance mode
-	Join   time.Duration // configuration applied to healthy
-	Drain  time.Duration
 }
 
 // maxAhead is how many nodes, beside those that are rolled, fetch their installer at a

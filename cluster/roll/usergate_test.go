@@ -208,7 +208,7 @@ func failing(names ...string) cluster.Judged {
 }
 
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
-	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: Timing{Poll: time.Second}, Say: func(string, string) {}}
+	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}
 	return wired(&node{Roller: r, plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}, gates: gates})
 }
 

@@ -6,13 +6,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
-
-// rarely is how many pauses long one may get while everything that is waited for
-// is watched: a watch may be silent without being lost.
-const rarely = 10
 
 // justNow is how old a look may be that has found all as it should be, for the next
 // step not to repeat it.
@@ -26,15 +21,8 @@ func (n *node) wait(ctx context.Context, id, name string, timeout time.Duration,
 
 // watch is wait with hints when to look.
 func (n *node) watch(ctx context.Context, id string, w wait.For, look wait.Look) error {
-	w.Every, w.Watched = n.Timing.Poll, rarely*n.Timing.Poll
 	w.Seen = func(seen string) { n.say(id, w.Name+": "+seen) }
-	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
-		done, seen, err := look(ctx)
-		if fault.KindOf(err) == fault.Config {
-			err = wait.Stop(err)
-		}
-		return done, seen, err
-	})
+	return n.Timing.Await(ctx, w, look)
 }
 
 func (n *node) watchMachine(ctx context.Context, tell func(look bool)) error {

@@ -25,13 +25,13 @@ var rooms = []room{
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		OpenReplace OpenParking ResumeReplace`},
 	{"cluster/roll", "^TestGate", `
-		gate.check gate.look gate.isoVolume lateGate.awaitLate lateGate.own lateGate.others
+		gate.check gate.look lateGate.awaitLate lateGate.own lateGate.others
 		losses.leavingNow losses.bindings etcdMember.mayLeave
 		bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again savedConfig.read savedConfig.userConfig
-		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done node.parking record.with
-		ScratchPruner.read ScratchPruner.deleteStopped ScratchPruner.against`},
+		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done node.parking record.with`},
+	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
-	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted`},
+	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted Wanted.ISOVolume`},
 }
 
 // names are the gates that are not named so.

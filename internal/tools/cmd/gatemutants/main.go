@@ -141,8 +141,9 @@ func runAll(scratch string, all []mutant) []chan string {
 	return caught
 }
 
-// failed is how go test names a test that fails, or runs when the time is over.
-var failed = regexp.MustCompile(`--- FAIL: (\S+)|\n\t(Test\S+) \(`)
+// failed is how go test names a test that fails, runs when the time is over, or is on
+// the stack of a panic.
+var failed = regexp.MustCompile(`(?:--- FAIL: |\n\t|\.)(Test[^\s(]+)(?: \(|\.func)`)
 
 // run runs the tests of a mutant's room with it, first those that are made for its gates.
 func (m mutant) run(scratch string) (by string) {
@@ -162,7 +163,7 @@ func (m mutant) runSome(scratch, tests string) (by string) {
 	}
 	by = "its process dies"
 	for i, match := range failed.FindAllSubmatch(out, 2) {
-		test := string(match[1]) + string(match[2])
+		test := string(match[1])
 		if i == 0 || strings.HasPrefix(test, by+"/") {
 			by = test
 		}

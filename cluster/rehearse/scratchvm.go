@@ -1,4 +1,4 @@
-package roll
+package rehearse
 
 import (
 	"context"
@@ -24,8 +24,8 @@ func newUUID() string {
 
 // create makes the scratch VM under the last free VMID: parking VMs take the
 // first ones. Whoever loses a race for a number takes the next.
-func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
-	iso, err := t.gate.isoVolume(ctx)
+func (t *trial) create(ctx context.Context) (cluster.VM, error) {
+	iso, err := t.Model.Wanted.ISOVolume(ctx, t.Proxmox, t.Model.Host)
 	if err != nil {
 		return cluster.VM{}, err
 	}
@@ -33,7 +33,7 @@ func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
 		return cluster.VM{}, err
 	}
 	t.uuid = newUUID()
-	for _, id := range slices.Backward(t.ParkingIDs) {
+	for _, id := range slices.Backward(t.VMIDs) {
 		if _, err := t.Proxmox.VM(ctx, id); err == nil {
 			continue
 		} else if !errors.Is(err, cluster.ErrNotFound) {
@@ -52,7 +52,7 @@ func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
 		if err != nil {
 			return cluster.VM{}, fmt.Errorf("create scratch VM %d on %s: %w", id, t.Host, err)
 		}
-		t.say(t.ID, fmt.Sprintf("scratch VM %d", id))
+		t.say(fmt.Sprintf("scratch VM %d", id))
 		vm, err := t.Proxmox.VM(ctx, id)
 		return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 	}
@@ -63,8 +63,8 @@ func (t *rehearsal) create(ctx context.Context) (cluster.VM, error) {
 // extensions, which all are in memory, and little enough beside nodes that all run.
 const scratchMiB = 4096
 
-func (t *rehearsal) memoryMiB() int {
-	mib, err := strconv.Atoi(strings.TrimPrefix(t.plan.Found.VM.Config["memory"], "current="))
+func (t *trial) memoryMiB() int {
+	mib, err := strconv.Atoi(strings.TrimPrefix(t.Model.Found.VM.Config["memory"], "current="))
 	if err != nil {
 		return scratchMiB
 	}
@@ -87,8 +87,8 @@ var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw
 // config is the scratch VM: the node's firmware and first network card, and none of
 // its disks. It is protected because another one may have had its number, whose
 // delete Proxmox carries out late.
-func (t *rehearsal) config(id cluster.VMID, iso string) (map[string]string, error) {
-	node := *t.plan.Found.VM
+func (t *trial) config(id cluster.VMID, iso string) (map[string]string, error) {
+	node := *t.Model.Found.VM
 	disks, err := node.Disks()
 	if err != nil {
 		return nil, err
@@ -158,8 +158,8 @@ func cloudInitKey(cd string) string {
 
 // cloudInitStorage is where the scratch VM's cloud-init drive is made: where the
 // node has its own, else its EFI variables, else its system disk.
-func (t *rehearsal) cloudInitStorage() string {
-	vm := *t.plan.Found.VM
+func (t *trial) cloudInitStorage() string {
+	vm := *t.Model.Found.VM
 	disks, _ := vm.Disks() // config has read them already
 	for _, is := range []func(cluster.Disk) bool{cluster.Disk.CloudInit, func(d cluster.Disk) bool { return d.Key == "efidisk0" }, cluster.Disk.Bootable} {
 		if i := slices.IndexFunc(disks, is); i >= 0 {
@@ -169,9 +169,9 @@ func (t *rehearsal) cloudInitStorage() string {
 	return ""
 }
 
-// ScratchTakes is what trying t out takes: the storages that get volumes, and the settings of the VM.
-func ScratchTakes(t planning.Trial) (storages []string, config map[string]string, err error) {
-	r := &rehearsal{Trial: t, node: wired(&node{Roller: &Roller{}, plan: t.Model, want: t.Model.Wanted})}
+// Takes says what trying t out takes: the storages that get volumes, and the settings of the VM.
+func Takes(t planning.Trial) (storages []string, config map[string]string, err error) {
+	r := &trial{Trial: t, Rehearser: &Rehearser{}}
 	config, err = r.config(0, "none")
 	return r.scratchStorages(), config, err
 }

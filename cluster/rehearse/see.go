@@ -1,4 +1,4 @@
-package roll
+package rehearse
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 // maintenance mode as well: nothing that it waits for takes a configuration.
 const agentExtension = "qemu-guest-agent"
 
-func (t *rehearsal) hasAgent() bool {
-	return slices.ContainsFunc(t.want.Build.Extensions, func(e cluster.LockedExtension) bool { return e.Name == agentExtension })
+func (t *trial) hasAgent() bool {
+	return slices.ContainsFunc(t.Model.Wanted.Build.Extensions, func(e cluster.LockedExtension) bool { return e.Name == agentExtension })
 }
 
 // scratchMargin is what a host has to have free beyond the scratch VM's memory.
@@ -31,7 +31,7 @@ const scratchBytes = 16 << 20
 
 // requireScratchRoom refuses where a scratch VM would press the nodes that run:
 // a host without memory kills one of its VMs.
-func (t *rehearsal) requireScratchRoom(ctx context.Context) error {
+func (t *trial) requireScratchRoom(ctx context.Context) error {
 	host := t.Host
 	need := int64(t.memoryMiB())<<20 + scratchMargin
 	free, err := t.Proxmox.FreeMemory(ctx, host)
@@ -57,9 +57,9 @@ func (t *rehearsal) requireScratchRoom(ctx context.Context) error {
 }
 
 // scratchStorages are those on which something of the scratch VM is made.
-func (t *rehearsal) scratchStorages() []string {
+func (t *trial) scratchStorages() []string {
 	var names []string
-	if d, err := cluster.ParseDisk("efidisk0", t.plan.Found.VM.Config["efidisk0"]); err == nil {
+	if d, err := cluster.ParseDisk("efidisk0", t.Model.Found.VM.Config["efidisk0"]); err == nil {
 		names = append(names, d.Storage())
 	}
 	if t.Addr.IsValid() {
@@ -70,7 +70,7 @@ func (t *rehearsal) scratchStorages() []string {
 
 // requireFreeAddress refuses a fixed address that a node has, or whoever answers at
 // it, were it with a refusal. Where that can't be told nothing is tried out either.
-func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
+func (t *trial) requireFreeAddress(ctx context.Context) error {
 	if !t.Addr.IsValid() {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (t *rehearsal) requireFreeAddress(ctx context.Context) error {
 
 // see waits for the scratch VM in maintenance mode and looks at what it has
 // booted; where nobody can find it, whether it stays on.
-func (t *rehearsal) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
+func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 	var blind error
 	where := func(context.Context) ([]netip.Addr, error) { return []netip.Addr{t.Addr.Addr()}, nil }
 	switch {
@@ -130,8 +130,8 @@ func (t *rehearsal) see(ctx context.Context, vm cluster.VM, was *Rehearsed) erro
 }
 
 // judge compares what the scratch VM runs with the build.
-func (t *rehearsal) judge(m cluster.Machine) error {
-	b := t.want.Build
+func (t *trial) judge(m cluster.Machine) error {
+	b := t.Model.Wanted.Build
 	problems := b.CheckBooted(m)
 	for _, e := range b.Extensions {
 		if !slices.Contains(m.Extensions, cluster.ExtensionEntry{Name: e.Name, Version: e.Version}) {
@@ -150,8 +150,8 @@ type foundMachine struct {
 	at netip.Addr
 }
 
-func (t *rehearsal) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found foundMachine, err error) {
-	err = t.wait(ctx, t.ID, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found foundMachine, err error) {
+	err = t.wait(ctx, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), func(ctx context.Context) (bool, string, error) {
 		if _, err := t.on(ctx, vm.ID); err != nil {
 			return false, "", err
 		}
@@ -188,16 +188,16 @@ const unseenFor = time.Minute
 
 // staysOn says no more than that Proxmox can start such a VM and that its
 // emulator does not end: what a guest does, Proxmox does not know.
-func (t *rehearsal) staysOn(ctx context.Context, vm cluster.VM) error {
+func (t *trial) staysOn(ctx context.Context, vm cluster.VM) error {
 	since := time.Now()
-	return t.hint(t.wait(ctx, t.ID, fmt.Sprintf("scratch VM %d stays on", vm.ID), t.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	return t.hint(t.wait(ctx, fmt.Sprintf("scratch VM %d stays on", vm.ID), func(ctx context.Context) (bool, string, error) {
 		qmp, err := t.on(ctx, vm.ID)
 		return err == nil && qmp == "running" && time.Since(since) >= min(unseenFor, t.Timing.Boot/2), "it runs", err
 	}))
 }
 
 // on is what the scratch VM's emulator says; an error that no waiting mends where it is off.
-func (t *rehearsal) on(ctx context.Context, id cluster.VMID) (qmp string, err error) {
+func (t *trial) on(ctx context.Context, id cluster.VMID) (qmp string, err error) {
 	vm, err := t.Proxmox.VM(ctx, id)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound) || err == nil && vm.UUID() != t.uuid:
@@ -212,7 +212,7 @@ func (t *rehearsal) on(ctx context.Context, id cluster.VMID) (qmp string, err er
 	return vm.QMP, nil
 }
 
-func (t *rehearsal) hint(err error) error {
+func (t *trial) hint(err error) error {
 	if err == nil {
 		return nil
 	}

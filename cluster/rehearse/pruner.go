@@ -1,4 +1,4 @@
-package roll
+package rehearse
 
 import (
 	"context"
@@ -15,22 +15,22 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-func (r *Roller) scratchPruner() ScratchPruner {
-	return ScratchPruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
+func (r *Rehearser) pruner() Pruner {
+	return Pruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
 }
 
-// ScratchPruner deletes scratch VMs: whoever holds the claim knows that no run
+// Pruner deletes scratch VMs: whoever holds the claim knows that no run
 // needs them.
-type ScratchPruner struct {
+type Pruner struct {
 	Proxmox cluster.Proxmox // checks that the claim is ours before each change: see Held.Guard
 	Cluster string
-	Timing  Timing
+	Timing  cluster.Timing
 	VMs     []ScratchVerdict // those that are gone are marked
 }
 
 // Judge says of each scratch VM of the cluster whether it can go: one that is not
 // as it was made stays, with the reason.
-func (p *ScratchPruner) Judge(ctx context.Context, vms []cluster.VM) error {
+func (p *Pruner) Judge(ctx context.Context, vms []cluster.VM) error {
 	for _, s := range planning.ScratchVMs(vms, p.Cluster) {
 		against, err := p.against(ctx, s)
 		if err != nil {
@@ -42,7 +42,7 @@ func (p *ScratchPruner) Judge(ctx context.Context, vms []cluster.VM) error {
 }
 
 // Steps are one for each VM that can go.
-func (p ScratchPruner) Steps() []step.Step {
+func (p Pruner) Steps() []step.Step {
 	var steps []step.Step
 	for i := range p.VMs {
 		if v := &p.VMs[i]; len(v.Keep) == 0 {
@@ -53,7 +53,7 @@ func (p ScratchPruner) Steps() []step.Step {
 }
 
 // against says why a scratch VM is not deleted; nothing: it is as it was made.
-func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
+func (p Pruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
 	against := s.Strange()
 	ties, err := p.Proxmox.Ties(ctx, s.VM)
 	if err != nil {
@@ -65,7 +65,7 @@ func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]strin
 	return against, nil
 }
 
-func (p ScratchPruner) awaitOff(ctx context.Context, id cluster.VMID) error {
+func (p Pruner) awaitOff(ctx context.Context, id cluster.VMID) error {
 	return wait.Until(ctx, wait.For{Name: fmt.Sprintf("VM %d stopped", id), Every: p.Timing.Poll, Timeout: p.Timing.Stop}, func(ctx context.Context) (bool, string, error) {
 		vm, err := p.Proxmox.VM(ctx, id)
 		return errors.Is(err, cluster.ErrNotFound) || err == nil && !vm.Running, "still running", err
@@ -74,7 +74,7 @@ func (p ScratchPruner) awaitOff(ctx context.Context, id cluster.VMID) error {
 
 // delete deletes a scratch VM and what was made with it: its EFI variables
 // and its cloud-init drive. Where another VM has that number there is nothing to do.
-func (p ScratchPruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
+func (p Pruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
 	s, err := p.read(ctx, id, uuid)
 	if err == nil && s.VM.ID != 0 && s.VM.Running {
 		if err = p.Proxmox.Stop(ctx, s.VM); err == nil {
@@ -92,7 +92,7 @@ func (p ScratchPruner) delete(ctx context.Context, id cluster.VMID, uuid string)
 		"nothing on it is of any worth: qm stop %d; qm set %d --protection 0; qm destroy %d deletes it, and so does recast prune", id, id, id)
 }
 
-func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
+func (p Pruner) deleteStep(v *ScratchVerdict) step.Step {
 	return step.Step{
 		ID: "delete-" + strconv.Itoa(int(v.VMID)), Kind: "delete-scratch", Title: "delete " + v.String(), Risk: step.Destructive,
 		Skip: func(ctx context.Context) (string, error) {
@@ -107,7 +107,7 @@ func (p ScratchPruner) deleteStep(v *ScratchVerdict) step.Step {
 	}
 }
 
-func (p ScratchPruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string) error {
+func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string) error {
 	if err := cluster.RequireQuorum(ctx, p.Proxmox); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (p ScratchPruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid 
 
 // read reads a scratch VM afresh and refuses one that is not as it was made;
 // the zero Scratch: it is gone.
-func (p ScratchPruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
+func (p Pruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
 	vm, err := p.Proxmox.VM(ctx, id)
 	if errors.Is(err, cluster.ErrNotFound) {
 		return planning.Scratch{}, nil

@@ -1,0 +1,224 @@
+package rehearse
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+type kv = map[string]string
+
+// scene is a trial of a node's boot ISO at a fixed address, and whom it talks to.
+type scene struct {
+	trial
+	px    *clustertest.Proxmox
+	nodes []cluster.KubeNode
+	taken string          // by whom the address is; "": by nobody
+	boots cluster.Machine // what the scratch VM boots; it has that VM's UUID
+	stage func()          // is called once the VM has started
+}
+
+var errSilent = errors.New("no answer")
+
+var address = netip.MustParsePrefix("10.0.0.99/24")
+
+func newScene() *scene {
+	node := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: kv{"memory": "2048", "cores": "2", "net0": "virtio=BC:24:11:00:00:01,bridge=vmbr0", "scsi0": "fast:vm-101-disk-0", "efidisk0": "fast:vm-101-disk-3"}}
+	w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild(), ISOStorages: []string{"isos"}}
+	w.Build.ISOName = "new.iso"
+	s := &scene{px: clustertest.NewProxmox(node), boots: clustertest.InSync()}
+	s.boots.UUID, s.boots.Stage, s.boots.Ready = "", "maintenance", true
+	s.px.Volumes = append(s.px.Volumes, "isos:iso/new.iso")
+	s.px.Memory, s.px.Space.Storages = 64<<30, []cluster.StorageRoom{{Name: "fast", Active: true, Free: 1 << 30}}
+	s.trial = trial{
+		Trial: planning.Trial{Host: "pve1", ISO: "new.iso", ID: "t", Nodes: []string{"wk1"}, Addr: address, Model: planning.NodePlan{Node: "wk1", Host: "pve1", Wanted: w, Found: observe.Found{VM: &node}}},
+		Rehearser: &Rehearser{
+			Proxmox: scenePower{s.px, s}, Maintenance: sceneMaintenance{scene: s}, Kube: sceneKube{scene: s}, Cluster: "c1", Run: "r1", VMIDs: []cluster.VMID{9800},
+			Timing: cluster.Timing{Poll: time.Second, Stop: time.Minute, Boot: time.Minute}, Say: func(string, string) {},
+		},
+	}
+	return s
+}
+
+// scenePower has a started VM do what the row says.
+type scenePower struct {
+	*clustertest.Proxmox
+	*scene
+}
+
+func (p scenePower) Start(ctx context.Context, vm cluster.VM) error {
+	err := p.px.Start(ctx, vm)
+	p.px.Change(vm.ID, func(vm *cluster.VM) { vm.Running, vm.QMP = true, "running" })
+	if err == nil && p.stage != nil {
+		p.stage()
+	}
+	return err
+}
+
+type sceneKube struct {
+	cluster.NodeReader
+	*scene
+}
+
+func (k sceneKube) Nodes(context.Context) ([]cluster.KubeNode, error) {
+	return k.nodes, k.px.Call("Nodes")
+}
+
+type sceneMaintenance struct {
+	cluster.Maintenance
+	*scene
+}
+
+func (k sceneMaintenance) Taken(context.Context, netip.Addr) (string, error) {
+	return k.taken, k.px.Call("Taken")
+}
+
+func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.Machine, error) {
+	m := k.boots
+	if m.UUID == "" {
+		m.UUID = k.uuid
+	}
+	return m, k.px.Call("MaintenanceMachine")
+}
+
+func boot(s *scene, ctx context.Context) error {
+	_, err := s.boot(ctx)
+	return err
+}
+
+// left has a scratch VM that a killed run has left, and which is off.
+func left(s *scene) {
+	s.px.Guests[9800] = cluster.VM{ID: 9800, Name: planning.ScratchName(9800), Host: "pve1", Config: kv{"smbios1": "uuid=s", "description": planning.ScratchMark("r1", "c1", "s")}}
+}
+
+func prune(s *scene, ctx context.Context) error {
+	return s.pruner().deleteStopped(ctx, 9800, "s")
+}
+
+// change is behind the back of whoever looks.
+func change(id cluster.VMID, config kv) func(*scene) { return func(s *scene) { s.px.Set(id, config) } }
+
+func once(do func(*scene)) func(*scene) { return func(s *scene) { s.stage = func() { do(s) } } }
+
+// rehearseCalls are what gates come before: whose calls may fail unseen is said.
+var rehearseCalls = map[string]struct {
+	do    func(*scene, context.Context) error
+	ready func(*scene)
+	done  string
+	last  string   // the call after which none matters; "": each does
+	deaf  []string // calls that are made again
+}{
+	"boot":            {boot, nil, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
+	"prune":           {prune, left, "delete 9800", "DeleteVM", nil},
+	"prune protected": {prune, func(s *scene) { left(s); change(9800, kv{"protection": "1"})(s) }, "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
+}
+
+// TestRehearseCalls: with nothing in the way each goes ahead, and stops where a call fails.
+func TestRehearseCalls(t *testing.T) {
+	t.Parallel()
+	for name, c := range rehearseCalls {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, err := play(t, 0, c.do, c.ready)
+			if got := strings.Join(s.px.Done, "\n"); err != nil || got != c.done {
+				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
+			}
+			for at, call := range s.px.Made {
+				if slices.Contains(c.deaf, call) {
+					continue
+				}
+				if _, err := play(t, at+1, c.do, c.ready); !errors.Is(err, clustertest.ErrBroken) {
+					t.Errorf("call %d, %s, failed: %v", at+1, call, err)
+				}
+				if call == c.last {
+					break
+				}
+			}
+		})
+	}
+}
+
+// TestRehearseRows: every condition of a gate refuses something that no other one does.
+func TestRehearseRows(t *testing.T) {
+	t.Parallel()
+	storage := func(change func(*cluster.StorageRoom)) func(*scene) {
+		return func(s *scene) { change(&s.px.Space.Storages[0]) }
+	}
+	noQuorum := func(s *scene) { s.px.NoQuorum = true }
+	power := func(do func(*cluster.VM)) func(*scene) { return func(s *scene) { s.px.Change(9800, do) } }
+	for _, row := range []struct {
+		do     string
+		change func(*scene)
+		err    string // "": it is not refused
+		done   string // "": all of it, unless it is refused
+	}{
+		{do: "prune", change: func(s *scene) { s.px.Tied.Snapshots = []string{"daily"} }, err: "it has snapshots: daily"},
+		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-9800-disk-0"}), err: "is none of the drives that it was made with"},
+		{do: "prune", change: change(9800, kv{"smbios1": "uuid=v"}), done: " "},
+		{do: "prune", change: power(func(vm *cluster.VM) { vm.Running = true }), err: "runs again"},
+		{do: "prune", change: func(s *scene) { delete(s.px.Guests, 9800) }, done: " "},
+		{do: "prune", change: noQuorum, err: "has no quorum"},
+		{do: "prune", change: func(s *scene) { s.px.Fail = map[string]error{"DeleteVM": cluster.ErrChanged} }, err: "changed by someone else"},
+		{do: "boot", change: noQuorum, err: "has no quorum"},
+		{do: "boot", change: func(s *scene) { s.px.Memory = 1 << 20 }, err: "of memory free"},
+		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Name = "slow" }), err: "has no room"},
+		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Active = false }), err: "has no room"},
+		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Free = 1 }), err: "has no room"},
+		{do: "boot", change: func(s *scene) { s.taken = "somebody" }, err: "and somebody has it"},
+		{do: "boot", change: func(s *scene) { s.nodes = []cluster.KubeNode{{Name: "wk2", Addresses: []netip.Addr{address.Addr()}}} }, err: "and node wk2 has it"},
+		{do: "boot", change: func(s *scene) { s.px.Volumes = nil }, err: "boot ISO new.iso is on none of isos"},
+		{do: "boot", change: func(s *scene) { s.px.Guests[9800] = cluster.VM{ID: 9800} }, err: "no VMID is free"},
+		{do: "boot", change: func(s *scene) { s.px.Fail = map[string]error{"VM": errSilent} }, err: "look up VM 9800: no answer"},
+		{do: "boot", change: func(s *scene) { s.Addr, s.Model.Found.VM.Config["scsi9"] = netip.Prefix{}, "," }, err: "no volume"},
+		{do: "boot", change: once(func(s *scene) { s.px.Fail = map[string]error{"VM": errSilent} }), err: "look up VM 9800: no answer", done: "create 9800\nstart 9800"},
+		{do: "boot", change: func(s *scene) { s.boots.UUID = "v" }, err: "answers with UUID v", done: "create 9800\nstart 9800"},
+		{do: "boot", change: func(s *scene) { s.boots.TalosVersion = "v1.0.0" }, err: "v1.0.0", done: "create 9800\nstart 9800"},
+		{do: "boot", change: func(s *scene) { s.boots.Extensions = nil }, err: "has no extension", done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(power(func(vm *cluster.VM) { vm.Running = false })), err: "is off", done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(power(func(vm *cluster.VM) { vm.QMP = "paused" })), err: `its emulator says "paused"`, done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(change(9800, kv{"smbios1": "uuid=v"})), err: "was deleted by somebody", done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(func(s *scene) { delete(s.px.Guests, 9800) }), err: "was deleted by somebody", done: "create 9800\nstart 9800"},
+	} {
+		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
+			t.Parallel()
+			c := rehearseCalls[row.do]
+			s, err := play(t, 0, c.do, c.ready, row.change)
+			if row.err == "" && row.done == "" {
+				row.done = c.done
+			}
+			if got := strings.Join(s.px.Done, "\n"); got != strings.TrimSpace(row.done) {
+				t.Errorf("done:\n%s\nwant:\n%s", got, row.done)
+			}
+			if (err == nil) != (row.err == "") || err != nil && !strings.Contains(err.Error()+"\n"+strings.Join(fault.Hints(err), "\n"), row.err) {
+				t.Errorf("err = %v, want %q", err, row.err)
+			}
+		})
+	}
+}
+
+// play does it with the row's change, or with one call failing.
+func play(t *testing.T, failAt int, do func(*scene, context.Context) error, changes ...func(*scene)) (s *scene, err error) {
+	synctest.Test(t, func(t *testing.T) {
+		s = newScene()
+		for _, change := range changes {
+			if change != nil {
+				change(s)
+			}
+		}
+		s.px.FailAt = failAt
+		err = do(s, t.Context())
+	})
+	return s, err
+}

@@ -1,0 +1,116 @@
+package rehearse
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+)
+
+// Rehearsed is what came of trying one boot ISO out.
+type Rehearsed struct {
+	Host     string     `json:"host"`
+	Firmware string     `json:"firmware"` // in words: "OVMF, q35, CPU host"
+	ISO      string     `json:"iso"`
+	Nodes    []string   `json:"nodes"`            // that are to boot it like that
+	Addr     netip.Addr `json:"address,omitzero"` // where it answered
+	Unseen   string     `json:"unseen,omitempty"` // why nobody could look at what it booted; "": it was as wanted
+}
+
+func (r Rehearsed) String() string {
+	if r.Unseen != "" {
+		return fmt.Sprintf("a VM like those of the nodes starts with it; what it booted was not seen: %s", r.Unseen)
+	}
+	return fmt.Sprintf("it booted to maintenance mode at %s, and is what its name says", r.Addr)
+}
+
+// Rehearser tries out the boot ISOs of one plan.
+type Rehearser struct {
+	// Proxmox checks that the claim is still ours before each change: see Held.Guard.
+	Proxmox     cluster.Proxmox
+	Maintenance cluster.Maintenance
+	Kube        cluster.NodeReader
+	Journal     Journal
+
+	Cluster string
+	Run     string         // ID of the run
+	VMIDs   []cluster.VMID // that a scratch VM may take, the last free one first
+	Timing  cluster.Timing
+	Say     func(path, text string) // is told what a running step is waiting for; never nil
+
+	mu      sync.Mutex
+	results []Rehearsed
+}
+
+// Journal keeps which trials passed. Every write is durable when it returns.
+type Journal interface {
+	Put(key string, v any) error
+	Get(key string, v any) (found bool, err error)
+}
+
+// Results are the boot ISOs that were tried out.
+func (r *Rehearser) Results() []Rehearsed {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.results)
+}
+
+// Steps are what comes before any node is looked at: scratch VMs of killed runs are
+// deleted, and the boot ISOs are tried out.
+func (r *Rehearser) Steps(p planning.Plan) []step.Step {
+	var steps []step.Step
+	if len(p.Scratch) > 0 {
+		steps = append(steps, r.clear(p.Scratch))
+	}
+	if len(p.Trials) == 0 {
+		return steps
+	}
+	var branches []step.Step
+	byHost := map[string][]planning.Trial{}
+	for _, t := range p.Trials {
+		byHost[t.Host] = append(byHost[t.Host], t)
+	}
+	for _, host := range slices.Sorted(maps.Keys(byHost)) {
+		branches = append(branches, r.onHost(host, byHost[host]))
+	}
+	return append(steps, step.Step{
+		ID: "rehearse", Code: fault.RehearsalFailed, Title: "try the boot ISOs out on scratch VMs", Limit: len(branches),
+		Steps: func(context.Context) ([]step.Step, error) { return branches, nil },
+	})
+}
+
+// clear deletes the scratch VMs of killed runs that are as they were made.
+func (r *Rehearser) clear(left []planning.LeftScratch) step.Step {
+	pruner := r.pruner()
+	for _, l := range left {
+		pruner.VMs = append(pruner.VMs, ScratchVerdict{LeftScratch: l})
+	}
+	return step.Step{
+		ID: "clear-scratch", Title: "delete scratch VMs that a run has left", Risk: step.Destructive,
+		Steps: func(context.Context) ([]step.Step, error) { return pruner.Steps(), nil },
+	}
+}
+
+func (r *Rehearser) onHost(host string, trials []planning.Trial) step.Step {
+	var steps []step.Step
+	for _, t := range trials {
+		run := &trial{Trial: t, Rehearser: r}
+		s := step.Step{
+			ID: t.ID, Kind: "try-boot", Title: fmt.Sprintf("boot %s with %s, as %s will", t.ISO, t.Firmware, strings.Join(t.Nodes, ", ")),
+			Skip: run.done, Do: run.do, Yields: true,
+		}
+		if t.Addr.IsValid() {
+			s.Uses = []string{"rehearse/" + t.Addr.Addr().String()}
+		}
+		steps = append(steps, s)
+	}
+	return step.Step{ID: host, Title: "on " + host, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
+}

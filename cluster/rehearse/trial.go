@@ -1,0 +1,101 @@
+package rehearse
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
+)
+
+// trial is one trial in progress.
+type trial struct {
+	planning.Trial
+	*Rehearser
+
+	vmid cluster.VMID // that was asked for; 0: none
+	uuid string
+}
+
+func (t *trial) boot(ctx context.Context) (Rehearsed, error) {
+	was := Rehearsed{Host: t.Host, Firmware: t.Firmware, ISO: t.ISO, Nodes: t.Nodes}
+	if err := errors.Join(t.requireFreeAddress(ctx), t.requireScratchRoom(ctx)); err != nil {
+		return was, err
+	}
+	vm, err := t.create(ctx)
+	if err != nil {
+		return was, err
+	}
+	if err := t.Proxmox.Start(ctx, vm); err != nil {
+		return was, fault.WithHint(fmt.Errorf("start %s: %w", vm, err), "%s would not start as a new VM either: no node was touched", strings.Join(t.Nodes, ", "))
+	}
+	return was, t.see(ctx, vm, &was)
+}
+
+func (t *trial) do(ctx context.Context) error {
+	was, err := t.boot(ctx)
+	if t.vmid != 0 {
+		after := context.WithoutCancel(ctx)
+		if errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to make it, or to start it
+			err = errors.Join(err, t.settle(after))
+		}
+		after, cancel := context.WithTimeout(after, scratchTimeout)
+		defer cancel()
+		err = errors.Join(err, t.pruner().delete(after, t.vmid, t.uuid))
+	}
+	if err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.results = append(t.results, was)
+	t.mu.Unlock()
+	return fault.Prefix("journal", t.Journal.Put(t.key(), was))
+}
+
+// done asks the journal: of a scratch VM that is deleted, the world tells nothing.
+func (t *trial) done(context.Context) (string, error) {
+	var was Rehearsed
+	found, err := t.Journal.Get(t.key(), &was)
+	if err != nil {
+		return "", fmt.Errorf("journal: %w", err)
+	}
+	if !found || was.ISO != t.ISO || was.Firmware != t.Firmware {
+		return "", nil
+	}
+	return was.String(), nil
+}
+
+func (t *trial) key() string {
+	sum := sha256.Sum256([]byte(t.Host + "/" + t.ID))
+	return "rehearsed/" + hex.EncodeToString(sum[:6])
+}
+
+// settle waits for the tasks about the scratch VM, and for no others of ours: those
+// may take longer than anybody waits after Ctrl-C.
+func (t *trial) settle(ctx context.Context) error {
+	w := wait.For{
+		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
+		Seen: func(seen string) { t.say(seen) },
+	}
+	return cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) {
+		return t.Proxmox.OwnTasksOf(ctx, t.Host, t.vmid)
+	})
+}
+
+// scratchTimeout bounds each part of what an interruption does not cut off: the wait
+// for what Proxmox does with a scratch VM, and the VM's end.
+const scratchTimeout = 2 * time.Minute
+
+func (t *trial) say(text string) { t.Say("roll/rehearse/"+t.Host+"/"+t.ID, text) }
+
+// wait looks until it is so, and tells the display what it sees.
+func (t *trial) wait(ctx context.Context, name string, look wait.Look) error {
+	return t.Timing.Await(ctx, wait.For{Name: name, Timeout: t.Timing.Boot, Seen: func(seen string) { t.say(name + ": " + seen) }}, look)
+}
