@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/journal"
@@ -27,10 +27,10 @@ func (w *work) begin(ctx context.Context, j *journal.Journal) error {
 	}
 	w.began, w.hooks.journal, w.hooks.of = true, j.Run(), w.rep.Plan.Hooks
 	w.told.start(ctx)
-	return w.hooks.call(ctx, w.run, roll.HookCall{
-		Point: cluster.BeforeRun, Keep: func(run roll.HookRun, i int) error { return w.hooks.keep(j, run, i) },
+	return w.hooks.call(ctx, w.run, hook.Call{
+		Point: cluster.BeforeRun, Keep: func(run hook.HookRun, i int) error { return w.hooks.keep(j, run, i) },
 	}, "before-run", "run the hooks before the run", func(ctx context.Context, err error) error {
-		return roll.BeforeRunFailed(ctx, err)
+		return hook.BeforeRunFailed(ctx, err)
 	})
 }
 
@@ -58,7 +58,7 @@ func (w *runHooks) after(ctx context.Context, err error) error {
 	defer cancel(nil)
 	// A stopped Runner starts no steps.
 	run := &step.Runner{Emit: w.run.Tell}
-	failed := w.call(within, run, roll.HookCall{
+	failed := w.call(within, run, hook.Call{
 		Point: cluster.AfterRun, Env: w.env(err), Keep: w.keepLast,
 	}, "after-run", "run the hooks after the run", func(_ context.Context, err error) error {
 		return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), "the next run does not repeat the hooks of this one: do by hand what they had to do")
@@ -98,10 +98,10 @@ func graceful(ctx context.Context, grace time.Duration) (context.Context, contex
 	return within, func(cause error) { stop(); cancel(cause) }
 }
 
-func (w *runHooks) call(ctx context.Context, run *step.Runner, c roll.HookCall, id, title string, failed func(context.Context, error) error) error {
+func (w *runHooks) call(ctx context.Context, run *step.Runner, c hook.Call, id, title string, failed func(context.Context, error) error) error {
 	c.Commands, c.Say = w.machines.Commands, func(text string) { run.Note(id, text) }
 	c.Env = append(c.Env, "RECAST_CLUSTER="+w.Config.Cluster, "RECAST_RUN="+w.claim.id, "RECAST_NODES="+strings.Join(w.planned(), " "))
-	for _, s := range c.HooksStep(id, title, w.of.At(c.Point), failed) {
+	for _, s := range c.Step(id, title, w.of.At(c.Point), failed) {
 		s.Yields = c.Point == cluster.BeforeRun
 		return run.Run(ctx, s)
 	}
@@ -121,19 +121,19 @@ func (w *work) planned() []string {
 }
 
 // hooked records the result of a hook in the report.
-func (w *runHooks) hooked(run roll.HookRun) {
+func (w *runHooks) hooked(run hook.HookRun) {
 	w.tally.mu.Lock()
 	defer w.tally.mu.Unlock()
 	w.rep.Hooks = append(w.rep.Hooks, run)
 }
 
-func (w *runHooks) keep(j *journal.Journal, run roll.HookRun, i int) error {
+func (w *runHooks) keep(j *journal.Journal, run hook.HookRun, i int) error {
 	w.hooked(run)
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
 // keepLast records a hook after the run in the last journal.
-func (w *runHooks) keepLast(run roll.HookRun, i int) error {
+func (w *runHooks) keepLast(run hook.HookRun, i int) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.journal, Sync: w.o.JournalSync})
 	if err != nil {
 		w.hooked(run)

@@ -15,10 +15,10 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 )
@@ -35,7 +35,7 @@ type PastRun struct {
 	Plan     *planning.Plan    `json:"plan,omitempty"` // the original plan
 	Fates    *cluster.Fates    `json:"fates,omitempty"`
 	Took     []cluster.Took    `json:"took,omitempty"`
-	Hooks    []roll.HookRun    `json:"hooks,omitempty"`
+	Hooks    []hook.HookRun    `json:"hooks,omitempty"`
 	Upgrade  *kubeupgrade.Plan `json:"upgrade,omitempty"` // of Kubernetes
 	Restored bool              `json:"restored,omitempty"`
 	Problems []string          `json:"problems,omitempty"` // parts that could not be read
@@ -144,12 +144,12 @@ func (r *PastRun) gather(j *journal.Journal) {
 				r.Took = append(r.Took, *took)
 			}
 		case strings.HasPrefix(key, "hooks/"), strings.Contains(key, "/hooks/"):
-			if hook := read[roll.HookRun](r, j, key); hook != nil {
+			if hook := read[hook.HookRun](r, j, key); hook != nil {
 				r.Hooks = append(r.Hooks, *hook)
 			}
 		}
 	}
-	slices.SortStableFunc(r.Hooks, func(a, b roll.HookRun) int { return a.Started.Compare(b.Started) })
+	slices.SortStableFunc(r.Hooks, func(a, b hook.HookRun) int { return a.Started.Compare(b.Started) })
 }
 
 // standing says whether a run without an end is active, as far as is known.

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/provenance"
@@ -228,11 +229,11 @@ func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.
 	for _, n := range p.Config.Nodes {
 		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
 	}
-	of, err := roll.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
+	of, err := exchange.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
 	if err != nil {
 		return err
 	}
-	return roll.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
+	return exchange.AwaitOwnTasks(ctx, px, of, timing(p.Config).Poll, say)
 }
 
 // readable lists the VMs that can be read, and the hosts whose VMs can't. The claim must

@@ -9,6 +9,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
@@ -33,7 +34,7 @@ type Report struct {
 	Code    fault.Code `json:"code,omitempty"` // of the error, for recast runbook
 	Safe    []string   `json:"safe,omitempty"` // in spite of the error
 
-	Hooks  []roll.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
+	Hooks  []hook.HookRun `json:"hooks,omitempty"`  // in the order in which they ended
 	Unsent []string       `json:"unsent,omitempty"` // why notices could not be sent
 
 	Pages []string `json:"pages,omitempty"` // report files of these runs
@@ -61,7 +62,7 @@ func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner
 // Rollback boots nodes from their previous system disks.
 func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	return single(ctx, "rollback", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
-		plan, err := roll.PlanRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
+		plan, err := planning.ForRollback(ctx, p.Config.Cluster, wanted, seen, m.Talos, m.Maintenance, o.Policy)
 		plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 		return plan, err
 	})
@@ -70,7 +71,7 @@ func Rollback(ctx context.Context, p Project, m Machines, run *step.Runner, o Ro
 // Recover cancels the unfinished replacement of one node: it puts the old system disk back.
 func Recover(ctx context.Context, p Project, m Machines, run *step.Runner, o RollOptions, node string) (Report, error) {
 	return single(ctx, "recover", p, m, run, o, func(wanted []cluster.Wanted, seen observe.Observation) (planning.Plan, error) {
-		return roll.PlanRecover(p.Config.Cluster, wanted, seen, node)
+		return planning.ForRecover(p.Config.Cluster, wanted, seen, node)
 	})
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -25,7 +24,7 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files clu
 	for _, wrong := range v.Unhealthy("") {
 		hint := "talosctl etcd status; talosctl etcd alarm list"
 		if i := slices.IndexFunc(planes, func(e cluster.Endpoint) bool { return wrong == e.Node+cluster.IsLearner }); i >= 0 {
-			hint = roll.AdviceForLearner(planes[i].Addr, s.machineOf(planes[i].Node))
+			hint = etcd.AdviceForLearner(planes[i].Addr, s.machineOf(planes[i].Node))
 		}
 		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is put right", hint))
 	}
@@ -66,7 +65,7 @@ func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster
 		return fmt.Errorf("%w, and whether it has data of etcd can't be told: %w", err, errData)
 	case data && len(v.Members)*2 > len(s.ControlPlanes()):
 		return fault.WithHint(fmt.Errorf("%w, but has data of one: it was removed, and its etcd restarts for ever (the member has been permanently removed from the cluster)", err),
-			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", roll.ResetEtcd(e.Addr, m))
+			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.ResetEtcd(e.Addr, m))
 	}
 	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
 }

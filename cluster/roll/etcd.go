@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -270,7 +269,7 @@ func (n etcdMember) blame(ctx context.Context, waited error) error {
 		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil {
 			machine = &m
 		}
-		waited = fault.WithHint(waited, "%s", AdviceForLearner(n.plan.Addr, machine))
+		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.plan.Addr, machine))
 	}
 	return waited
 }
@@ -294,23 +293,4 @@ func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	}
 	mem.EtcdID, mem.Old.Etcd = m.ID, v.Statuses[m.ID].Version
 	return nil
-}
-
-// AdviceForLearner is what makes a voter of a member that stays a learner. Talos
-// promotes the member that it has added in this very start of etcd, and gives that
-// up after ten minutes (learnerMemberID and promoteMember in
-// internal/app/machined/pkg/system/services/etcd.go).
-func AdviceForLearner(addr netip.Addr, m *cluster.Machine) string {
-	return fmt.Sprintf("Talos makes a member a voter within ten minutes of the start in which it joined: if %s has started again since, or that time is over, it stays a learner "+
-		"until it joins anew with empty data: %s, which also wipes whatever else that volume holds", addr, ResetEtcd(addr, m))
-}
-
-// ResetEtcd is the command that empties what a control plane has of etcd, so that
-// it joins anew; m may be nil.
-func ResetEtcd(addr netip.Addr, m *cluster.Machine) string {
-	label := "EPHEMERAL"
-	if m != nil && len(m.DisksWith("ETCD")) > 0 {
-		label = "ETCD"
-	}
-	return fmt.Sprintf("talosctl reset -n %s --graceful=false --reboot --system-labels-to-wipe %s", addr, label)
 }

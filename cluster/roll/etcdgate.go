@@ -47,7 +47,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 		}
 	case n.plan.EtcdKept:
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.Names()),
-			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", ResetEtcd(n.plan.Addr, n.plan.Found.Machine))
+			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", etcd.ResetEtcd(n.plan.Addr, n.plan.Found.Machine))
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 			if diff := cmp.Diff(want, plan.Refused()); diff != "" || plan.Nodes[2].Host != "pve2" {
 				t.Errorf("host %s: %s", plan.Nodes[2].Host, diff)
 			}
-			_, err = PlanRecover("c1", wanted, o, "wk2")
+			_, err = planning.ForRecover("c1", wanted, o, "wk2")
 			if fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read" {
 				t.Errorf("recover: %v", err)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
@@ -25,7 +26,7 @@ func TestTouchedBy(t *testing.T) {
 		}
 		vms = append(vms, cluster.VM{ID: p.VM.ID, Config: map[string]string{"description": text}})
 	}
-	of, err := TouchedBy(vms, held.Record.Cluster, []cluster.Wanted{{Name: "wk1"}, {Name: "wk3", VMID: 103, Holder: 201}}, func(id cluster.VMID) bool { return id == 9000 })
+	of, err := exchange.TouchedBy(vms, held.Record.Cluster, []cluster.Wanted{{Name: "wk1"}, {Name: "wk3", VMID: 103, Holder: 201}}, func(id cluster.VMID) bool { return id == 9000 })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,44 +8,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
-
-// PlanRecover plans to give the unfinished replacement of one node up.
-func PlanRecover(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (planning.Plan, error) {
-	plan := planning.Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
-	if err := (planning.Policy{Only: []string{node}}).Check(wanted); err != nil {
-		return planning.Plan{}, err
-	}
-	for i, w := range wanted {
-		f := o.Found[i]
-		if w.Name != node {
-			continue
-		}
-		if f.Away {
-			return planning.Plan{}, fault.As(fault.Refused, fmt.Errorf("node %s: %w", node, errors.Join(f.Errs...)))
-		}
-		if !f.Open() {
-			return planning.Plan{}, nothingToRecover(node, f)
-		}
-		if f.Parking.Record.Strategy == cluster.Rollback {
-			return planning.Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast rollback %s then goes the other way", node)
-		}
-		n := planning.ForNode(w, f, o, func(string) ([]cluster.LockedExtension, bool) { return nil, false }, planning.Policy{})
-		if n.Strategy != cluster.PutBack {
-			n.PutBack("recast recover asked for it")
-		}
-		n.AskLosses()
-		plan.Run, plan.Nodes = n.Run, []planning.NodePlan{n}
-	}
-	plan.Order(planning.Policy{})
-	plan.Arrange()
-	return plan, nil
-}
 
 // requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
 // member that is gone: etcd would crash-loop on it for ever ("the member has
@@ -69,18 +35,6 @@ func (n gate) requireOldEtcd(ctx context.Context) error {
 			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
 	}
 	return err
-}
-
-func nothingToRecover(node string, f observe.Found) error {
-	if f.Unfinished() {
-		return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an upgrade in place of it is unfinished; its system disk was not replaced, so there is none to put back", node),
-			"recast roll finishes the upgrade")
-	}
-	err := fault.NoWayBack.Refusedf("node %s: no replacement of it is unfinished, so there is nothing to recover from", node)
-	if _, _, kept := f.LastKept(); kept {
-		return fault.WithHint(err, "recast rollback %s boots the system disk that it had before its last roll", node)
-	}
-	return fault.WithHint(err, "recast status says what is unfinished")
 }
 
 // leaveAsReplacement makes a replacement that has joined etcd leave it again.

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -92,7 +93,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if err != nil {
 		return parking.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
 	}
-	if mem.Old.Config, err = configHash(n.Maintenance, config); err != nil {
+	if mem.Old.Config, err = planning.ConfigHash(n.Maintenance, config); err != nil {
 		return parking.Memory{}, err
 	}
 	mem.Kubernetes, err = n.savedConfig.runsKubernetes(ctx)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -60,7 +61,7 @@ type Roller struct {
 	// Say is told what a running step is waiting for; never nil.
 	Say func(path, text string)
 	// Hooked is told how each hook fared; nil: nobody is.
-	Hooked func(HookRun)
+	Hooked func(hook.HookRun)
 
 	out outNodes // what this roll has out at the moment
 

@@ -5,64 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/usergate"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
 )
-
-// GateAsk looks at gates.
-type GateAsk struct {
-	Objects  cluster.ObjectJudge
-	Commands cluster.CommandRunner
-	Env      []string // of commands
-}
-
-// Look asks a gate once. seen says what keeps it from holding. An error of kind
-// fault.Refused is one that only the configuration, or more rights, can mend.
-func (a GateAsk) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
-	if g.Command != nil {
-		exit, said, err := a.Commands.RunGate(ctx, *g.Command, a.Env)
-		if err != nil || exit == 0 {
-			return err == nil, "", err
-		}
-		seen = fmt.Sprintf("%s ended with %d", g.Command.Args[0], exit)
-		if said != "" {
-			seen += ": " + said
-		}
-		return false, seen, nil
-	}
-	judged, err := a.Objects.Judge(ctx, *g.Objects)
-	if err != nil {
-		return false, "", err
-	}
-	return verdictOf(judged, *g.Objects)
-}
-
-// verdictOf says whether the gate holds: of objects of which there are none nothing is known.
-func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string, err error) {
-	switch {
-	case j.Unserved != "" && !g.Optional:
-		return false, "", fault.WithHint(fault.GateClosed.Refusedf("%s", j.Unserved), "correct apiVersion and kind in roll.gates; optional: true lets the gate hold without")
-	case j.Unserved != "" || j.Objects == 0 && g.Optional:
-		return true, "", nil
-	case j.Objects == 0:
-		return false, "there is no such object", nil
-	case len(j.Failing) == 0:
-		return true, "", nil
-	}
-	var texts []string
-	for _, f := range j.Failing[:min(len(j.Failing), shownObjects)] {
-		texts = append(texts, f.Name+": "+f.Why)
-	}
-	seen = strings.Join(texts, "; ")
-	if more := len(j.Failing) - shownObjects; more > 0 {
-		seen += fmt.Sprintf("; and %d more", more)
-	}
-	return false, fmt.Sprintf("%d of %d: %s", len(j.Failing), j.Objects, seen), nil
-}
 
 // after is the last step of a node that is back. The node is done by then,
 // whatever they say. Where a run ends in it, the next one asks them before it
@@ -112,7 +61,7 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 // ends the wait at once, but not after the node was out: an API that has just
 // come back may not serve every kind yet.
 func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
-	ask := GateAsk{Objects: n.Objects, Commands: n.Commands, Env: []string{
+	ask := usergate.Ask{Objects: n.Objects, Commands: n.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.plan.Node,
 		"RECAST_STRATEGY=" + string(n.plan.Strategy), "RECAST_WHEN=" + when,
 	}}
@@ -147,6 +96,3 @@ func (n userGates) isTidied() bool { return n.plan.Strategy == cluster.InPlace &
 func (n userGates) wasCordoned() bool {
 	return slices.ContainsFunc(n.plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
 }
-
-// shownObjects are as many as a line takes.
-const shownObjects = 3

@@ -147,38 +147,6 @@ func TestStepsOfGates(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
-	t.Parallel()
-	cases := map[string]struct {
-		judged   cluster.Judged
-		optional bool
-		holds    bool
-		seen     string
-		err      string
-	}{
-		"all of them":             {judged: failing(), holds: true},
-		"not one":                 {judged: failing("a/b"), seen: "1 of 12: a/b: status.ok=false"},
-		"not many":                {judged: failing("a", "b", "c", "d", "e"), seen: "5 of 12: a: status.ok=false; b: status.ok=false; c: status.ok=false; and 2 more"},
-		"not even the optional":   {judged: failing("a"), optional: true, seen: "1 of 12: a: status.ok=false"},
-		"none there":              {seen: "there is no such object"},
-		"none needed":             {optional: true, holds: true},
-		"not installed":           {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, err: "ceph.rook.io is not installed"},
-		"not installed nor asked": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
-			if holds != c.holds || seen != c.seen || (err == nil) != (c.err == "") {
-				t.Errorf("%t, %q, %v", holds, seen, err)
-			}
-			if err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-				t.Errorf("err = %v", err)
-			}
-		})
-	}
-}
-
 // commandFunc knows the environment that it is run with.
 type commandFunc func(env []string) (int, string, error)
 

@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/report"
@@ -113,7 +113,7 @@ func failed(text string) report.Run {
 		Past: pipeline.PastRun{
 			ID: "20261121-0400-3f2a", Started: at, Finished: at.Add(time.Hour), Result: "failed", Error: text,
 			Plan:  &planning.Plan{Cluster: text, Warn: []string{text}, Nodes: []planning.NodePlan{{Node: "wk1", Strategy: cluster.Recreate, Why: text, WillLose: []string{text}, Notes: []string{text}}}},
-			Hooks: []roll.HookRun{{Point: cluster.BeforeRun, Command: []string{text}, Description: text, Output: text, Error: text}},
+			Hooks: []hook.HookRun{{Point: cluster.BeforeRun, Command: []string{text}, Description: text, Output: text, Error: text}},
 			About: &pipeline.About{Command: "roll", Talos: "v1.13.9"},
 		},
 		Story: story.Story{

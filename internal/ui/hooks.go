@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 )
 
 // hookPoints says in words when the hooks of a point run.
@@ -35,7 +35,7 @@ func hookLines(plan planning.Plan) []string {
 		return nil
 	}
 	var lines []string
-	for _, point := range roll.HookPoints() {
+	for _, point := range hook.Points() {
 		for _, h := range plan.Hooks.At(point) {
 			text := hookPoints[point] + ": " + h.String()
 			if h.Description != "" {
@@ -48,7 +48,7 @@ func hookLines(plan planning.Plan) []string {
 }
 
 // drawHooked prints the number of hooks that ran, and the failures.
-func drawHooked(p *page, hooks []roll.HookRun) {
+func drawHooked(p *page, hooks []hook.HookRun) {
 	if len(hooks) == 0 {
 		return
 	}

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/hook"
+	"github.com/recast-sh/recast/cluster/usergate"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -61,7 +62,7 @@ func (d programChecks) runnable(group, what, key, when string, c cluster.Command
 func (d programChecks) gate(ctx context.Context, g cluster.UserGate) {
 	ctx, cancel := context.WithTimeout(ctx, askGate)
 	defer cancel()
-	holds, seen, err := roll.GateAsk{Objects: d.src.Objects}.Look(ctx, g)
+	holds, seen, err := usergate.Ask{Objects: d.src.Objects}.Look(ctx, g)
 	switch {
 	case err != nil && fault.KindOf(err) == fault.Failed && ctx.Err() == nil:
 		d.warn(GroupGates, g.String(), "a roll retries until its timeout", "could not be checked: %v", err)
@@ -88,7 +89,7 @@ func (d programChecks) hooks() {
 		cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 	}
 	hooks := d.Hooks()
-	for _, point := range roll.HookPoints() {
+	for _, point := range hook.Points() {
 		for _, h := range hooks.At(point) {
 			d.runnable(GroupHooks, h.String(), "roll.hooks", when[point], h.Command)
 		}

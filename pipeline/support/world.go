@@ -10,9 +10,9 @@ import (
 	"slices"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/bundle"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
@@ -235,7 +235,7 @@ func commandLines(p pipeline.Project) (lines []string) {
 		}
 	}
 	hooks := p.Hooks()
-	for _, point := range roll.HookPoints() {
+	for _, point := range hook.Points() {
 		for _, h := range hooks.At(point) {
 			add(h.Command, h.About())
 		}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/usergate"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
@@ -142,7 +142,7 @@ func (l *Lab) failing(gates []cluster.UserGate) []string {
 	defer s.end()
 	var out []string
 	for _, g := range gates {
-		holds, seen, err := roll.GateAsk{Objects: s.machines.Objects}.Look(l.t.Context(), g)
+		holds, seen, err := usergate.Ask{Objects: s.machines.Objects}.Look(l.t.Context(), g)
 		if err != nil {
 			l.t.Fatalf("%s: %v", g, err)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/command"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -106,7 +106,7 @@ func TestHooks(t *testing.T) {
 		c := lab.Client()
 		plan, err := c.Plan(t.Context(), planning.Policy{})
 		must(t, err)
-		for _, p := range roll.HookPoints() {
+		for _, p := range hook.Points() {
 			want := []cluster.Hook{{TimeoutSeconds: 60, Command: cluster.CommandGate{Args: []string{"./hook.sh"}, Dir: lab.Dir}}}
 			if diff := cmp.Diff(want, plan.Hooks.At(p)); diff != "" {
 				t.Errorf("%s in the plan (-want +got):\n%s", p, diff)

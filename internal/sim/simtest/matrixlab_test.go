@@ -19,7 +19,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
-	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim"
@@ -170,7 +169,7 @@ func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy,
 // begin begins or resumes the exchange of the VM from Proxmox's state alone. It returns
 // nil if there is nothing left to do, or nothing to cancel.
 func (life *matrixLife) begin(ctx context.Context, strategy cluster.Strategy, putBack bool) (*exchange.Replace, parking.Record, error) {
-	if err := roll.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
+	if err := exchange.AwaitOwnTasks(ctx, life.px, func(cluster.VMID) bool { return true }, 2*time.Second, nil); err != nil {
 		return nil, parking.Record{}, err
 	}
 	vms, err := life.px.VMs(ctx)
