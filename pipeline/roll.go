@@ -328,11 +328,13 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		Cluster: w.Config.Cluster, Run: id, VMIDs: parkingIDs(w.Project), Timing: timing(w.Config), Say: w.run.Note,
 	}
 	return &roll.Roller{
-		Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: maintenance, Rehearser: rehearser,
-		Kube: w.claim.held.GuardKube(m.Kube), Journal: j, Files: m.Files,
-		Objects: m.Objects, Commands: m.Commands,
-		Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete", AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage,
+		Roll: &roll.Roll{
+			Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: maintenance, Kube: w.claim.held.GuardKube(m.Kube), Journal: j,
+			Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage, Say: w.run.Note,
+		},
+		Rehearser: rehearser, Files: m.Files, Objects: m.Objects, Commands: m.Commands,
+		DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete",
 		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, History: past,
-		MachineConfig: m.MachineConfig, Say: w.run.Note, Hooked: w.hooks.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
+		MachineConfig: m.MachineConfig, Hooked: w.hooks.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

@@ -16,15 +16,6 @@ import (
 // BlankAnswers begins what is said once a machine has booted into maintenance mode.
 const BlankAnswers = "it is the blank machine that was made"
 
-// Unanswered adds to a wait that was in vain the change that had got no answer:
-// it may be that it never happened.
-func Unanswered(lost, waited error) error {
-	if lost == nil || waited == nil {
-		return waited
-	}
-	return fmt.Errorf("%w; before that: %w", waited, lost)
-}
-
 func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []error {
 	var problems []error
 	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
@@ -159,10 +150,10 @@ func (n bringUp) configure(ctx context.Context) error {
 		return n.stopMismatch(ctx, err)
 	}
 	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
-	if err := n.identity.requireNameFree(ctx); err != nil {
+	if err := n.gate.identity.requireNameFree(ctx); err != nil {
 		return err
 	}
-	if err := n.noteStage(ctx, parking.StageConfigured); err != nil {
+	if err := n.record.noteStage(ctx, parking.StageConfigured); err != nil {
 		return err
 	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.

@@ -29,7 +29,7 @@ func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machin
 // the last look of configure and the one at its goal.
 func TestConfiguredStaysSo(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{Roller: &Roller{Talos: &rebootingMachine{}}, plan: planning.NodePlan{UUID: "u"}})
+	n := (&Roller{Roll: &Roll{Talos: &rebootingMachine{}}}).node(handle{plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
 		if got, err := n.bringUp.configured(t.Context()); err != nil || got != want {
 			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
@@ -41,7 +41,7 @@ func TestConfiguredStaysSo(t *testing.T) {
 // booted does not say that it is for this machine, or keys were not enrolled.
 func TestBlankMachineOfAnotherKind(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{plan: planning.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
+	n := (&Roller{}).node(handle{plan: planning.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
 	n.want.Build.SecureBoot = true
 	for name, tc := range map[string]struct {
 		change func(*cluster.Machine)

@@ -35,8 +35,8 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 		return b, nil
 	}
 	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
-	if n.MachineConfig != nil {
-		switch file, there, err := n.MachineConfig(n.plan.Node); {
+	if n.roller.MachineConfig != nil {
+		switch file, there, err := n.roller.MachineConfig(n.plan.Node); {
 		case err != nil:
 			return nil, err
 		case !there:
@@ -104,8 +104,8 @@ func (n savedConfig) showed(file cluster.Secret) bool {
 // userConfig is the node's file as it is now. It must say what the plan has shown, of a
 // node that runs what the plan has compared it with.
 func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
-	if n.MachineConfig != nil {
-		if text, found, err = n.MachineConfig(n.plan.Node); err != nil {
+	if n.roller.MachineConfig != nil {
+		if text, found, err = n.roller.MachineConfig(n.plan.Node); err != nil {
 			return nil, false, err
 		}
 	}

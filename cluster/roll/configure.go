@@ -32,7 +32,7 @@ func (n reconfigure) again(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
 	}
-	if err := n.identity.requireNameFree(ctx); err != nil {
+	if err := n.gate.identity.requireNameFree(ctx); err != nil {
 		return err
 	}
 	lost := fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))

@@ -18,10 +18,9 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	if err != nil {
 		return nil, err
 	}
-	of := wired(&node{
-		Roller: &Roller{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}},
-		plan:   n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: planning.StepPath(n.Phase, n.Node), drawn: drawn,
-	})
+	r := &Roller{Roll: &Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
+	of := r.node(handle{plan: n, want: n.Wanted, path: planning.StepPath(n.Phase, n.Node)})
+	of.gates, of.hooks, of.drawn = p.Gates, p.Hooks, drawn
 	of.plan.ControlPlanes, of.plan.Heed = p.ControlPlanes, p.Heed
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
@@ -14,15 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
-
-// ask lists whom to ask about etcd, the node itself last.
-func (n etcdMember) ask() []cluster.Endpoint {
-	return append(n.others(), cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr})
-}
-
-func (n etcdMember) others() []cluster.Endpoint {
-	return slices.DeleteFunc(slices.Clone(n.plan.ControlPlanes), func(e cluster.Endpoint) bool { return e.Node == n.plan.Node })
-}
 
 // left is the goal of leaving: no member of that name is left, and the record says
 // whether the data is gone, too. A machine that is off already stays listed, where the
@@ -42,7 +32,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 			return n.plan.Node + " has left etcd", nil
 		}
 		n.outOfEtcd = false
-		if err := n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
+		if err := n.updateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
 			return "", err
 		}
 	}
@@ -50,7 +40,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 	if err != nil || !off {
 		return "", err
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil || len(v.Unhealthy(n.plan.Node)) > 0 {
 		return "", nil //nolint:nilerr // leaving says what is wrong
 	}
@@ -67,7 +57,7 @@ func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.others(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.otherControlPlanes(), n.plan.Node)
 	if err != nil {
 		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
 		if !vm.Running {
@@ -152,7 +142,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 		}
 	}
 	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		v, err := etcd.Look(ctx, n.Talos, n.others(), n.plan.Node)
+		v, err := etcd.Look(ctx, n.Talos, n.otherControlPlanes(), n.plan.Node)
 		if err != nil {
 			return false, "", err
 		}
@@ -168,14 +158,14 @@ func (n etcdMember) leave(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
+	return n.updateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
 }
 
 // mayLeave refuses where the others could not go on without the node, or who it
 // is is not proven; serves says that it goes on as a member then. member says
 // whether it is one at all.
 func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
-	v, err := etcd.Look(ctx, n.Talos, n.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {
 		return false, false, err
 	}
@@ -183,7 +173,7 @@ func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err erro
 	if err != nil {
 		return false, false, err
 	}
-	if err := errors.Join(n.identity.requireOneMachine(ctx), n.gate.requireSameEtcd(ctx, v, m)); err != nil {
+	if err := errors.Join(n.gate.identity.requireOneMachine(ctx), n.gate.requireSameEtcd(ctx, v, m)); err != nil {
 		return member, true, err
 	}
 	if wrong := v.Unhealthy(n.plan.Node); member && len(wrong) > 0 {
@@ -200,7 +190,7 @@ func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err erro
 func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.wait(ctx, id, "etcd's data on "+n.plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		data, err := etcd.HasData(ctx, n.Files, cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr}, n.plan.UUID)
+		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr}, n.plan.UUID)
 		if !data || atWork {
 			return err == nil && !data, "it is there still", err
 		}
@@ -221,7 +211,7 @@ func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, erro
 	if !mem.ControlPlane {
 		return "", nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return "", err
 	}
@@ -279,7 +269,7 @@ func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return err
 	}

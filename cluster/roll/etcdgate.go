@@ -17,7 +17,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	if n.plan.Role != cluster.ControlPlane {
 		return nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask())
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
 	if err != nil {
 		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
@@ -85,4 +85,28 @@ func (n gate) requireAllMembers(v etcd.View, voters int) error {
 		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.ControlPlanes), n.plan.Node, v.Names(n.plan.Node)),
 		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
 			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
+}
+
+// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
+// member that is gone: etcd would crash-loop on it for ever ("the member has
+// been permanently removed from the cluster").
+func (n gate) requireOldEtcd(ctx context.Context) error {
+	mem, err := n.memory(ctx)
+	if err != nil {
+		return err
+	}
+	rec := n.plan.Found.Parking.Record
+	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
+		return nil
+	}
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	if err != nil {
+		return err
+	}
+	m, found, err := v.Member(n.plan.Node)
+	if err == nil && (!found || m.ID != mem.EtcdID) {
+		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
+			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
+	}
+	return err
 }

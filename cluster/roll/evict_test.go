@@ -71,10 +71,8 @@ func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VMState, 
 
 // drainedNode is wk1, wanted with build "new", and its API.
 func drainedNode(k *drainedKube) *node {
-	return wired(&node{
-		Roller: &Roller{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}},
-		plan:   planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}},
-	})
+	r := &Roller{Roll: &Roll{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
+	return r.node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}}})
 }
 
 // TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: a drain that fails once the

@@ -95,7 +95,7 @@ func (n eviction) drain(ctx context.Context) error {
 		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
 			return err
 		}
-		return n.losses.require(ctx) // nothing can be bound to it any more
+		return n.gate.losses.require(ctx) // nothing can be bound to it any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
@@ -104,13 +104,13 @@ func (n eviction) drain(ctx context.Context) error {
 // empty may wait longer. If that fails and the roll goes on living, backOut leaves
 // the node as it was.
 func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
-	err := n.repeat(ctx, id, repeatBefore, n.identity.requireOneMachine)
+	err := n.repeat(ctx, id, repeatBefore, n.gate.identity.requireOneMachine)
 	if err == nil { // a cordon that fails may have been made all the same
 		err = fault.Prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
 	}
 	if err == nil {
 		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
-			err := n.Kube.Drain(ctx, n.plan.Node, cluster.DrainOptions{Timeout: n.Timing.Drain, Force: n.DrainForce, Delete: n.DrainDeletes}, func(line string) { n.say(id, line) })
+			err := n.Kube.Drain(ctx, n.plan.Node, cluster.DrainOptions{Timeout: n.Timing.Drain, Force: n.roller.DrainForce, Delete: n.roller.DrainDeletes}, func(line string) { n.say(id, line) })
 			if _, notBegun := errors.AsType[*cluster.UnprovenError](err); notBegun {
 				return err
 			}
@@ -148,7 +148,7 @@ func (n eviction) backOut(ctx context.Context) error {
 	if err := n.takesPods(ctx); err != nil {
 		return err
 	}
-	if err := n.record.updateRecord(ctx, (*parking.Record).Close); err != nil {
+	if err := n.updateRecord(ctx, (*parking.Record).Close); err != nil {
 		return err
 	}
 	return n.savedConfig.forget()

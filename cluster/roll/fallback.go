@@ -4,20 +4,10 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 )
-
-// asReimage is the same node on its way back to the build that it had.
-func (n fallback) asReimage() *node {
-	f := wired(&node{Roller: n.Roller, plan: n.plan, want: n.want, path: n.path + "/fallback"})
-	f.plan.Strategy, f.plan.EtcdKept, f.plan.Resume = cluster.Reimage, n.plan.FallbackKept, true
-	f.want.Build = *n.plan.Previous
-	f.plan.Wanted = f.want
-	return f
-}
 
 // step reimages a node that did not come back, and then fails: the node
 // serves again, but it is not what was wanted.
@@ -31,7 +21,7 @@ func (n fallback) step() step.Step {
 			return "", nil
 		},
 		Steps: func(context.Context) ([]step.Step, error) {
-			f := n.asReimage()
+			f := n.roller.node(*n.asReimage())
 			reimage := f.order.recreate()
 			return []step.Step{
 				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.check},
@@ -67,7 +57,7 @@ func (n fallback) remember(ctx context.Context) error {
 	if err != nil || n.plan.Previous == nil {
 		return err
 	}
-	mem, err := n.asReimage().recall.observe(ctx)
+	mem, err := n.roller.node(*n.asReimage()).recall.observe(ctx)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 }
 
 func (n finish) uncordon(ctx context.Context) error {
-	if err := errors.Join(n.identity.requireOwnName(ctx), n.noteStage(ctx, parking.StageServes)); err != nil {
+	if err := errors.Join(n.gate.identity.requireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
 	return fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
@@ -15,11 +14,29 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// gate is what must hold before anything of a node is touched.
+type gate struct {
+	*handle
+	late     lateGate // earlier requests that Proxmox may still carry out
+	identity identity // machine, Node and etcd member are the planned ones, each there once
+	losses   losses   // data that leaves with the system disk
+}
+
+type (
+	lateGate struct{ *handle }
+	identity struct{ *handle }
+	losses   struct{ *handle }
+)
+
+func gateOf(n *handle) gate {
+	return gate{handle: n, late: lateGate{n}, identity: identity{n}, losses: losses{n}}
+}
+
 // check is the last look before the node is taken out. Before it looks, it waits for
 // what may still come; but for forgetting that, it only reads. From then on this
 // roll counts the node as out.
 func (n gate) check(ctx context.Context) error {
-	if err := n.lateGate.awaitLate(ctx); err != nil {
+	if err := n.late.awaitLate(ctx); err != nil {
 		return err
 	}
 	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
@@ -66,22 +83,17 @@ func (n gate) look(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-func (n *node) isOldBoot(ctx context.Context, m cluster.Machine) bool {
-	mem, err := n.memory(ctx)
-	return err == nil && m.BootID == mem.BootID
-}
-
 // requireFallback refuses an upgrade in place whose way back, as the plan shows
 // it, is not there: the ISO of the build that the node runs.
 func (n gate) requireFallback(ctx context.Context) error {
 	if n.plan.Strategy != cluster.InPlace || n.plan.Previous == nil {
 		return nil
 	}
-	f := n.fallback.asReimage()
+	f := gateOf(n.asReimage())
 	if err := f.losses.require(ctx); err != nil { // asked again where it can be, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err)
 	}
-	if err := f.gate.requireISO(ctx); err != nil {
+	if err := f.requireISO(ctx); err != nil {
 		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err),
 			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
 	}
@@ -91,10 +103,6 @@ func (n gate) requireFallback(ctx context.Context) error {
 func (n gate) requireISO(ctx context.Context) error {
 	_, err := n.isoVolume(ctx)
 	return err
-}
-
-func (n *node) isoVolume(ctx context.Context) (string, error) {
-	return n.want.ISOVolume(ctx, n.Proxmox, n.plan.Host)
 }
 
 // requireStorages asks each storage that has a disk of the VM for something: one
@@ -186,33 +194,6 @@ func (n gate) requireSoleOwner(ctx context.Context) error {
 	}
 	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
 		"suspend or remove that first: two tools must not decide which version a node runs")
-}
-
-// outNodes are the nodes that this roll has out at the moment.
-type outNodes struct {
-	mu    sync.Mutex
-	names map[string]bool
-}
-
-func (o *outNodes) add(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.names == nil {
-		o.names = map[string]bool{}
-	}
-	o.names[name] = true
-}
-
-func (o *outNodes) remove(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.names, name)
-}
-
-func (o *outNodes) has(name string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.names[name]
 }
 
 // requireUnpaused looks at the mark again: it may have come since the plan was

@@ -48,16 +48,16 @@ var gateCalls = map[string]gateCall{
 	"configure":      {check, all(is(cluster.Configure)), "", "", []string{"Node"}},
 	"configure cp":   {check, all(asCP, is(cluster.Configure)), "", "", []string{"Node", "EtcdMembers"}},
 	"may leave":      {func(s *scene, ctx context.Context) error { _, _, err := s.etcd.mayLeave(ctx); return err }, asCP, "", "", []string{"Identity", "EtcdMembers", "EtcdStatus"}},
-	"asks":           {func(s *scene, ctx context.Context) error { return s.losses.requireOff(ctx) }, begun, "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"asks":           {func(s *scene, ctx context.Context) error { return s.gate.losses.requireOff(ctx) }, begun, "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {func(s *scene, ctx context.Context) error {
-		err := s.lateGate.awaitLate(ctx)
+		err := s.gate.late.awaitLate(ctx)
 		if err == nil && !s.late.None() {
 			return errors.New("the next one looks at every record again")
 		}
 		return err
 	}, asCP, "", "", nil},
-	"asks cp": {func(s *scene, ctx context.Context) error { return s.losses.requireOff(ctx) }, all(asCP, begun), "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
-	"losses":  {func(s *scene, ctx context.Context) error { return s.losses.require(ctx) }, begun, "", "", []string{"Machine"}},
+	"asks cp": {func(s *scene, ctx context.Context) error { return s.gate.losses.requireOff(ctx) }, all(asCP, begun), "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"losses":  {func(s *scene, ctx context.Context) error { return s.gate.losses.require(ctx) }, begun, "", "", []string{"Machine"}},
 	"record": {func(s *scene, ctx context.Context) error {
 		r, err := s.record.read(ctx)
 		if err == nil {
@@ -138,7 +138,7 @@ func filed(s *scene) {
 	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
 	s.config["file"], s.config["runs"] = text, text
 	s.plan.ConfigFile = &cluster.ConfigFile{Hash: hashOf(text), Runs: cluster.ConfigSum(text), Applied: true}
-	s.Roller.MachineConfig = func(string) (cluster.Secret, bool, error) {
+	s.roller.MachineConfig = func(string) (cluster.Secret, bool, error) {
 		text, found := s.config["file"]
 		return text, found, s.px.Call("file")
 	}

@@ -62,12 +62,15 @@ func newScene() *scene {
 	w := cluster.Wanted{Name: "wk1", Build: clustertest.WantedBuild(), ISOStorages: []string{"isos"}}
 	w.Build.ISOName = "new.iso"
 	found := s.px.Guests[101]
-	s.node = wired(&node{
-		Roller: &Roller{
-			Proxmox: s.px, Kube: sceneKube{scene: s}, Talos: sceneTalos{scene: s}, Maintenance: sceneMaintenance{scene: s}, Files: sceneFiles{s}, Journal: sceneJournal{s}, Commands: sceneCommands{scene: s},
+	r := &Roller{
+		Roll: &Roll{
+			Proxmox: s.px, Kube: sceneKube{scene: s}, Talos: sceneTalos{scene: s}, Maintenance: sceneMaintenance{scene: s}, Journal: sceneJournal{s},
 			Cluster: "c1", Run: "r1", Timing: cluster.Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Drain: time.Minute},
 			Say: func(string, string) {},
 		},
+		Files: sceneFiles{s}, Commands: sceneCommands{scene: s},
+	}
+	s.node = r.node(handle{
 		plan: planning.NodePlan{
 			Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, VMID: 101, Host: "pve1", UUID: "u", Addr: addr(21), Wanted: w,
 			Found: observe.Found{Name: "wk1", VM: &found, Machine: &m, Node: &cluster.KubeNode{}},

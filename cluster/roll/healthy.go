@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -14,48 +12,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
-
-// LacksNode says what Kubernetes does not know yet of a node's present boot.
-func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m cluster.Machine) (string, error) {
-	k, err := kube.Node(ctx, node)
-	switch {
-	case errors.Is(err, cluster.ErrNotFound):
-		return nodeUnknown, nil
-	case err != nil:
-		return "", err
-	}
-	return lacksReady(ctx, kube, k, m)
-}
-
-// Settling is what a wait sees of a node that lacks nothing, until that has lasted.
-const Settling = "healthy, settling"
-
-const bootUnseen = "Kubernetes has not seen this boot yet"
-
-// isWatched says whether the watches of a machine and of its Node tell when that is mended.
-func isWatched(lacks string) bool {
-	return strings.HasPrefix(lacks, cluster.StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
-}
-
-// lacksReady is LacksNode of a Node as it was read after the machine.
-func lacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
-	switch {
-	case k.UUID != m.UUID:
-		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
-	case k.BootID != m.BootID:
-		return bootUnseen, nil
-	case !k.Ready:
-		return nodeNotReady, nil
-	}
-	pending, err := kube.PendingCertificates(ctx, k.Name)
-	if err == nil && len(pending) > 0 {
-		return fmt.Sprintf("certificate requests of its kubelet wait for approval: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
-			strings.Join(pending, " ")), nil
-	}
-	return "", err
-}
-
-const nodeNotReady = "its Node is not Ready"
 
 // healthy is the goal of waiting: the machine runs the wanted build from its
 // own disk with every volume back, and Kubernetes has seen this very boot.
@@ -150,7 +106,7 @@ func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 		}
 		return ""
 	}
-	if reasons := cluster.DiffImage(n.want.Build, m, n.History); len(reasons) > 0 {
+	if reasons := cluster.DiffImage(n.want.Build, m, n.roller.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
 	}
 	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too
@@ -263,5 +219,3 @@ func (n health) waitHealthy(ctx context.Context) error {
 	}
 	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
 }
-
-const nodeUnknown = "Kubernetes does not know it yet"

@@ -86,8 +86,8 @@ func yielding(steps []step.Step) []step.Step {
 func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
 	phase, _, _ := planning.NodeOfStep(n.path)
 	return hook.Call{
-		Commands: n.Commands, Point: p, Batch: phase, Node: n.plan.Node, Env: append(n.runEnv(phase), n.env(p)...),
-		Say: func(text string) { n.say(id, text) }, Keep: n.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
+		Commands: n.roller.Commands, Point: p, Batch: phase, Node: n.plan.Node, Env: append(n.roller.runEnv(phase), n.env(p)...),
+		Say: func(text string) { n.say(id, text) }, Keep: n.roller.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
 	}
 }
 

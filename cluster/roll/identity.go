@@ -74,7 +74,7 @@ func (n identity) requireNameFree(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, e := range n.etcd.ask() {
+	for _, e := range n.askEtcd() {
 		if n.plan.Role != cluster.ControlPlane || e.Node == n.plan.Node {
 			continue
 		}
@@ -103,17 +103,4 @@ func (n identity) requireOwnMember(ctx context.Context, m cluster.EtcdMember) er
 		return nil //nolint:nilerr // see above
 	}
 	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
-}
-
-// crossCheck sees that a machine runs what this upgrade has installed, although it
-// says that it has booted the entry of before: it has rebooted since, and its
-// schematic is the wanted one. Names of entries with the same version do not tell, and
-// until its next boot nothing else does: its Node remembers it.
-func (n identity) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
-	mark := k.Mark
-	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID || mark.BootID == m.BootID {
-		return nil
-	}
-	n.say("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
-	return n.Kube.SetBooted(ctx, n.plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
 }

@@ -32,7 +32,8 @@ func TestSettledTakesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := wired(&node{Roller: &Roller{}, settledAt: time.Now().Add(-justNow)})
+			n := (&Roller{}).node(handle{})
+			n.settledAt = time.Now().Add(-justNow)
 			if c.just {
 				n.settledAt = time.Now()
 			}
@@ -77,10 +78,7 @@ func TestApplyHints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := wired(&node{Roller: &Roller{
-				Maintenance: configuredMachine{answer: c.answer},
-				Journal:     keptConfig{},
-			}})
+			n := (&Roller{Roll: &Roll{Maintenance: configuredMachine{answer: c.answer}, Journal: keptConfig{}}}).node(handle{})
 			err := n.bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
 				t.Errorf("%v, %q", err, fault.Hints(err))

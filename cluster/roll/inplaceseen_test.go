@@ -53,10 +53,8 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
-				n := wired(&node{
-					Roller: &Roller{Talos: machine, Kube: markedNode{}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }},
-					plan:   planning.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b},
-				})
+				r := &Roller{Roll: &Roll{Talos: machine, Kube: markedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
+				n := r.node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b}})
 				for range 2 {
 					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
 						t.Errorf("%q, %v", reason, err)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
@@ -123,17 +122,4 @@ func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 func (n losses) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
 	local, err := n.Kube.LocalData(ctx, k)
 	return local[n.plan.Node], err
-}
-
-// noteStage writes down how far the system on the new disk may come from here on.
-// A record of an older recast tells nothing of it, and goes on to tell nothing.
-func (n *node) noteStage(ctx context.Context, s parking.Stage) error {
-	if n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
-		return nil
-	}
-	park, err := n.parking(ctx)
-	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
-		return err
-	}
-	return n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }

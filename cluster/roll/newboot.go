@@ -53,7 +53,7 @@ func (n newBoot) lacks(ctx context.Context) (string, error) {
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	reasons := cluster.DiffImage(n.want.Build, m, n.History)
+	reasons := cluster.DiffImage(n.want.Build, m, n.roller.History)
 	k, err := n.kubeNode(ctx)
 	if err != nil {
 		return "", err
@@ -66,7 +66,7 @@ func (n newBoot) lacks(ctx context.Context) (string, error) {
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
 	}
-	if err := n.identity.crossCheck(ctx, m, k); err != nil {
+	if err := n.newBoot.crossCheck(ctx, m, k); err != nil {
 		return "", err
 	}
 	if lacks, err := n.etcd.lacks(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
@@ -100,12 +100,12 @@ func (n newBoot) rolledBack(ctx context.Context, cause error) error {
 
 // bootFailed acts by policy on a node that did not come back in time.
 func (n newBoot) bootFailed(ctx context.Context, cause error) error {
-	policy := n.BootFailure
+	policy := n.roller.BootFailure
 	if policy == "" {
 		policy = cluster.RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
-	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(cluster.DiffImage(n.want.Build, m, n.History)) > 0 {
+	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(cluster.DiffImage(n.want.Build, m, n.roller.History)) > 0 {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
 		}
@@ -166,4 +166,17 @@ func (n newBoot) awaitOldSystem(ctx context.Context) error {
 		}
 		return false, cmp.Or(lacks, "it runs the new one"), err
 	})
+}
+
+// crossCheck sees that a machine runs what this upgrade has installed, although it
+// says that it has booted the entry of before: it has rebooted since, and its
+// schematic is the wanted one. Names of entries with the same version do not tell, and
+// until its next boot nothing else does: its Node remembers it.
+func (n newBoot) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
+	mark := k.Mark
+	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID || mark.BootID == m.BootID {
+		return nil
+	}
+	n.say("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
+	return n.Kube.SetBooted(ctx, n.plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
 }

@@ -5,19 +5,16 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
-	"github.com/recast-sh/recast/cluster/planning"
 )
 
 // node is one node in a roll (DESIGN §9): what the plan says of it, and what only this process can
 // know. Each of its parts is a small type over the node itself, so that a part calls another one
 // by name: n.etcd.leave, n.power.stop.
 type node struct {
-	*Roller
-	plan  planning.NodePlan
-	want  cluster.Wanted
-	gates []cluster.UserGate
-	hooks cluster.Hooks
-	path  string // of its branch in the tree
+	*handle
+	roller *Roller
+	gates  []cluster.UserGate
+	hooks  cluster.Hooks
 
 	drawn     *exchange.Replace // set where the steps are only listed; nil: the record is read
 	opened    *exchange.Replace // as its record was read last; nil: not yet
@@ -34,9 +31,6 @@ type node struct {
 
 	order       order       // the order of the steps: recreate.go
 	gate        gate        // what must hold before anything is touched
-	lateGate    lateGate    // earlier requests that Proxmox may still carry out
-	identity    identity    // machine, Node and etcd member are the planned ones, each there once
-	losses      losses      // data that leaves with the system disk
 	etcd        etcdMember  // membership of a control plane in etcd
 	eviction    eviction    // cordon, drain, and back
 	recall      recall      // what the node must get back, read before it goes down
@@ -57,13 +51,12 @@ type node struct {
 	record      record      // the record on the parking VM, and the exchange that it describes
 }
 
-// wired gives n its parts.
-func wired(n *node) *node {
+// node is one node of this roll, with its parts.
+func (r *Roller) node(h handle) *node {
+	h.Roll = r.Roll
+	n := &node{handle: &h, roller: r}
 	n.order = order{n}
-	n.gate = gate{n}
-	n.lateGate = lateGate{n}
-	n.identity = identity{n}
-	n.losses = losses{n}
+	n.gate = gateOf(n.handle)
 	n.etcd = etcdMember{n}
 	n.eviction = eviction{n}
 	n.recall = recall{n}
@@ -87,10 +80,6 @@ func wired(n *node) *node {
 
 type (
 	order       struct{ *node }
-	gate        struct{ *node }
-	lateGate    struct{ *node }
-	identity    struct{ *node }
-	losses      struct{ *node }
 	etcdMember  struct{ *node }
 	eviction    struct{ *node }
 	recall      struct{ *node }

@@ -14,7 +14,7 @@ import (
 // TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever it calls its entry.
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{Roller: &Roller{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}, plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
+	n := (&Roller{Roll: &Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
 	reason, err := n.bringUp.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
 	if reason != "" || err != nil {
 		t.Errorf("%q, %v", reason, err)

@@ -13,30 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
-// member that is gone: etcd would crash-loop on it for ever ("the member has
-// been permanently removed from the cluster").
-func (n gate) requireOldEtcd(ctx context.Context) error {
-	mem, err := n.memory(ctx)
-	if err != nil {
-		return err
-	}
-	rec := n.plan.Found.Parking.Record
-	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
-		return nil
-	}
-	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
-	if err != nil {
-		return err
-	}
-	m, found, err := v.Member(n.plan.Node)
-	if err == nil && (!found || m.ID != mem.EtcdID) {
-		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
-			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
-	}
-	return err
-}
-
 // leaveAsReplacement makes a replacement that has joined etcd leave it again.
 // One that does not answer is displaced by its name when the old system joins.
 func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
@@ -71,7 +47,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	if !found || !r.Spare.IsBlank(vm) {
 		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil && !vm.Running {
 		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 	}

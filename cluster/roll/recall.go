@@ -148,7 +148,7 @@ func (n recall) remember(ctx context.Context) error {
 		// Only that is missing or damaged: the journal was lost.
 		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
 		if err == nil && sum != park.Record.Config {
-			err = n.record.updateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
+			err = n.updateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
 		}
 		if err != nil {
 			return err

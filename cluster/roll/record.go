@@ -3,7 +3,6 @@ package roll
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -11,23 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
-
-// memory reads what was remembered of the node: from the journal, else from the record.
-func (n *node) memory(ctx context.Context) (parking.Memory, error) {
-	var m parking.Memory
-	found, err := n.Journal.Get(n.key("memory"), &m)
-	if err != nil {
-		return m, fmt.Errorf("journal: %w", err)
-	}
-	if found {
-		return m, nil
-	}
-	park, err := n.parking(ctx)
-	if err != nil {
-		return m, err
-	}
-	return park.Record.ReadMemory(park.VM)
-}
 
 // known is replace as it was read last, if it was: which disks go where is
 // written once, when the record is opened.
@@ -40,7 +22,7 @@ func (n record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.isoVolume, n.want.SystemGiB, true, n.losses.requireOff
+	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.isoVolume, n.want.SystemGiB, true, n.gate.losses.requireOff
 	if b := n.want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
@@ -60,7 +42,7 @@ func (n record) open(ctx context.Context, mem parking.Memory) error {
 	case !errors.Is(err, cluster.ErrNotFound):
 		return err
 	}
-	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.ParkingIDs, &n.parkingNumbers, func(id cluster.VMID) error {
+	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
 		// Known before it exists: a crash in between must not lose track of it.
 		return fault.Prefix("journal", n.Journal.Put(n.key("parking"), id))
 	})
@@ -71,7 +53,7 @@ func (n record) open(ctx context.Context, mem parking.Memory) error {
 // anything of it is done.
 func (n record) opening() parking.Record {
 	return parking.Record{
-		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.VMIDs.String(), Build: n.plan.Build(), Strategy: n.plan.Strategy,
+		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.plan.Build(), Strategy: n.plan.Strategy,
 		Addr: n.plan.Addr, Restore: n.plan.Restore, Nth: parking.NextNth(n.plan.Found.Parkings()),
 	}
 }
@@ -89,15 +71,6 @@ func (n record) read(ctx context.Context) (*exchange.Replace, error) {
 }
 
 func (n record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
-
-// updateRecord changes the open record of this run.
-func (n record) updateRecord(ctx context.Context, change func(*parking.Record)) error {
-	park, err := n.parking(ctx)
-	if err != nil {
-		return err
-	}
-	return exchange.ChangeRecord(ctx, n.Proxmox, park.VM, n.Run, n.late.Forgetting(park.VM.ID, change))
-}
 
 // with is replace, with the parking VM as it was read.
 func (n record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
@@ -129,4 +102,17 @@ func (n record) requireAlone(ctx context.Context, vm cluster.VM) error {
 	}
 	problems, err := exchange.SharedDisks(ctx, n.Proxmox, vm, disks)
 	return errors.Join(append(problems, err)...)
+}
+
+// noteStage writes down how far the system on the new disk may come from here on.
+// A record of an older recast tells nothing of it, and goes on to tell nothing.
+func (n record) noteStage(ctx context.Context, s parking.Stage) error {
+	if n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
+		return nil
+	}
+	park, err := n.parking(ctx)
+	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
+		return err
+	}
+	return n.updateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }

@@ -49,7 +49,7 @@ func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Me
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.etcd.ask(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
 	if err != nil {
 		return false
 	}

@@ -55,7 +55,7 @@ func TestCutOffInstallation(t *testing.T) {
 			t.Parallel()
 			vm := cluster.VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
 			kubeNode := cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r1"}}
-			n := wired(&node{Roller: &Roller{Run: "r1"}, plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
+			n := (&Roller{Roll: &Roll{Run: "r1"}}).node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
 			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})

@@ -23,7 +23,7 @@ func final(err error) error {
 // repeat does something again until its reads are answered, for within at most,
 // and says under the step's ID what it waits for. Every other error ends it, and so
 // does the end of ctx.
-func (n *node) repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
+func (n *handle) repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
 	var since time.Time // the first that was unanswered
 	w := wait.For{Name: "an answer", Every: max(n.Timing.Poll, time.Second)}
 	w.Seen = func(seen string) {
@@ -51,7 +51,7 @@ func (n *node) repeat(ctx context.Context, id string, within time.Duration, do f
 	return err
 }
 
-func (n *node) repeatFor(id string) time.Duration {
+func (n *handle) repeatFor(id string) time.Duration {
 	if !n.plan.Resume && slices.Contains(servesDuring, id) {
 		return repeatBefore
 	}
@@ -60,7 +60,7 @@ func (n *node) repeatFor(id string) time.Duration {
 
 // repeating has a step of the node, and every step below it, repeated while its
 // reads are unanswered; id is its path below the node.
-func (n *node) repeating(id string, s step.Step) step.Step {
+func (n *handle) repeating(id string, s step.Step) step.Step {
 	within := n.repeatFor(id)
 	skip, do, steps := s.Skip, s.Do, s.Steps
 	if skip != nil {
@@ -98,7 +98,7 @@ func (n *node) repeating(id string, s step.Step) step.Step {
 	return s
 }
 
-func (n *node) repeatingAll(below string, list []step.Step) []step.Step {
+func (n *handle) repeatingAll(below string, list []step.Step) []step.Step {
 	var out []step.Step
 	for _, s := range list {
 		out = append(out, n.repeating(path.Join(below, s.ID), s))

@@ -44,7 +44,7 @@ func TestStepsAreRepeated(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				did, asked, said := 0, 0, 0
-				n := wired(&node{Roller: &Roller{Say: func(string, string) { said++ }}})
+				n := &handle{Roll: &Roll{Say: func(string, string) { said++ }}}
 				s := n.repeating("take-down/drain", step.Step{
 					Skip: func(context.Context) (string, error) { asked++; return "", nil },
 					Do: func(context.Context) error {
@@ -76,7 +76,7 @@ func TestRepeatingEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		lost := fault.As(fault.Claimed, errOther)
 		time.AfterFunc(90*time.Second, func() { cancel(lost) })
-		n := wired(&node{Roller: &Roller{Timing: cluster.Timing{Poll: time.Minute, Join: time.Hour}, Say: func(string, string) {}}})
+		n := &handle{Roll: &Roll{Timing: cluster.Timing{Poll: time.Minute, Join: time.Hour}, Say: func(string, string) {}}}
 		start := time.Now()
 		err := n.repeating("bring-up/start", step.Step{Do: func(context.Context) error { return cluster.ErrNotNow }}).Do(ctx)
 		if took := time.Since(start); took != 90*time.Second || fault.KindOf(err) != fault.Claimed || !errors.Is(err, cluster.ErrNotNow) {
@@ -88,7 +88,7 @@ func TestRepeatingEndsWithItsContext(t *testing.T) {
 // TestHowLongStepsAreRepeated: as long as a node may take to come back, once it may be away.
 func TestHowLongStepsAreRepeated(t *testing.T) {
 	t.Parallel()
-	n := wired(&node{Roller: &Roller{Timing: cluster.Timing{Join: time.Hour}}})
+	n := &handle{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}
 	for id, want := range map[string]time.Duration{"gate": repeatBefore, "take-down/drain": repeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
 		if got := n.repeatFor(id); got != want {
 			t.Errorf("%s: %s", id, got)

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/hook"
 	"github.com/recast-sh/recast/cluster/observe"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/internal/fault"
@@ -18,39 +17,18 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Journal keeps what the world can no longer tell once a VM is gone. Every
-// write is durable when it returns.
-type Journal interface {
-	Put(key string, v any) error
-	Get(key string, v any) (found bool, err error)
-	PutSecret(key string, b []byte) error
-	Secret(key string) (b []byte, found bool, err error)
-	// Delete removes the fact and the secret of a key; there need be neither.
-	Delete(key string) error
-}
-
 // Roller carries a plan out.
 type Roller struct {
-	// Each of these four checks that the claim is still ours before it changes
-	// anything: see Held.Guard.
-	Proxmox     cluster.Proxmox
-	Talos       cluster.Talos
-	Maintenance cluster.Maintenance
-	Kube        cluster.Kube
-	Journal     Journal
-	Files       cluster.FileReader // of the machines
-	Objects     cluster.ObjectJudge
-	Commands    cluster.CommandRunner
-	Rehearser   *rehearse.Rehearser
+	*Roll
+	Files     cluster.FileReader // of the machines
+	Objects   cluster.ObjectJudge
+	Commands  cluster.CommandRunner
+	Rehearser *rehearse.Rehearser
 
-	Cluster      string
-	Run          string            // ID of the run
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
 	VMIDs        cluster.VMIDRange // of the recast.yaml, which the records name
-	Timing       cluster.Timing
 	DrainForce   bool
 	DrainDeletes bool                // pods that are refused until the end of a drain
-	AcceptOutage bool                // of etcd and the Kubernetes API, where two control planes are all there are
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string              // where snapshots of etcd are saved
 	History      cluster.History
@@ -58,15 +36,10 @@ type Roller struct {
 	// MachineConfig returns a node's configuration where the user keeps it in
 	// files; found is false where it has to be read from the node before it goes.
 	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
-	// Say is told what a running step is waiting for; never nil.
-	Say func(path, text string)
 	// Hooked is told how each hook fared; nil: nobody is.
 	Hooked func(hook.HookRun)
 
-	out outNodes // what this roll has out at the moment
-
 	parkingNumbers exchange.Numbers
-	late           exchange.Late
 }
 
 // Steps derives the tree of a roll from its plan: a branch per phase, in it one
@@ -101,7 +74,8 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := wired(&node{Roller: r, plan: n, want: n.Wanted, gates: p.Gates, hooks: p.Hooks, path: planning.StepPath(b.Phase, n.Node)})
+		roll := r.node(handle{plan: n, want: n.Wanted, path: planning.StepPath(b.Phase, n.Node)})
+		roll.gates, roll.hooks = p.Gates, p.Hooks
 		roll.plan.ControlPlanes, roll.plan.Heed = p.ControlPlanes, p.Heed
 		branch := roll.order.step()
 		steps = append(steps, branch)
@@ -174,56 +148,12 @@ func (n order) finished(ctx context.Context) (string, error) {
 	if known {
 		f.Node = &k
 	}
-	if observe.Diff(n.want, f, n.History).Rollable() {
+	if observe.Diff(n.want, f, n.roller.History).Rollable() {
 		return "", nil
 	}
 	n.out.remove(n.plan.Node)
 	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, words.Short(n.want.Build.ID)), nil
 }
-
-func (n *node) key(what string) string { return n.plan.Node + "/" + what }
-
-// parking reads the node's parking VM afresh; ErrNotFound while there is none.
-func (n *node) parking(ctx context.Context) (parking.Parking, error) {
-	id, err := n.parkingID(ctx)
-	if err != nil {
-		return parking.Parking{}, err
-	}
-	vm, err := n.Proxmox.VMConfig(ctx, id)
-	if err != nil {
-		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
-	}
-	rec, ok, err := parking.ReadRecord(vm)
-	if err != nil {
-		return parking.Parking{}, err
-	}
-	switch {
-	case rec.Node == n.plan.Node && rec.Cluster == n.Cluster:
-		return parking.Parking{VM: vm, Record: rec}, nil
-	case n.plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.plan.Node) || ok && rec.Node != n.plan.Node):
-		// The number was only meant for it; another VM took it first.
-		return parking.Parking{}, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
-	}
-	return parking.Parking{}, parking.DescriptionChanged(vm, n.plan.Node)
-}
-
-// parkingID finds the parking VM by its record once, and remembers its number.
-func (n *node) parkingID(ctx context.Context) (cluster.VMID, error) {
-	if p := n.plan.Found.Parking; p != nil {
-		return p.VM.ID, nil
-	}
-	var id cluster.VMID
-	found, err := n.Journal.Get(n.key("parking"), &id)
-	if err != nil {
-		return 0, fmt.Errorf("journal: %w", err)
-	}
-	if !found {
-		return 0, fmt.Errorf("parking VM of %s: %w", n.plan.Node, cluster.ErrNotFound)
-	}
-	return id, nil
-}
-
-func (n *node) say(id, text string) { n.Say(n.path+"/"+id, text) }
 
 func (n order) step() step.Step {
 	title := fmt.Sprintf("%s %s (VM %d on %s)", n.plan.Strategy, n.plan.Node, n.plan.VMID, n.plan.Host)

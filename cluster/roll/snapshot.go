@@ -19,7 +19,7 @@ const snapshotKey = "etcd-snapshot"
 
 // snapshotStep saves etcd before the first control plane is touched.
 func (r *Roller) snapshotStep(p planning.Plan) step.Step {
-	all := wired(&node{Roller: r, path: "roll"}) // of the nodes
+	all := r.node(handle{path: "roll"}) // of the nodes
 	return all.repeating("snapshot-etcd", step.Step{
 		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
 		Skip: func(ctx context.Context) (string, error) {

@@ -198,17 +198,6 @@ func (n upgrade) installerSet(ctx context.Context) (string, error) {
 	return "the configuration names " + words.OrNone(image), nil
 }
 
-func (n *node) kubeNode(ctx context.Context) (cluster.KubeNode, error) {
-	k, err := n.Kube.Node(ctx, n.plan.Node)
-	switch {
-	case errors.Is(err, cluster.ErrNotFound):
-		return cluster.KubeNode{}, fault.Refusedf("Kubernetes no longer knows node %s", n.plan.Node)
-	case err != nil:
-		return cluster.KubeNode{}, fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
-	}
-	return k, nil
-}
-
 // mark reads the node's mark; nil if it has none.
 func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
 	k, err := n.kubeNode(ctx)
@@ -314,7 +303,7 @@ func (n upgrade) runsNow(ctx context.Context) (string, error) {
 	if m.UUID != n.plan.UUID {
 		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
 	}
-	if len(cluster.DiffImage(n.want.Build, m, n.History)) > 0 || m.PendingReboot() {
+	if len(cluster.DiffImage(n.want.Build, m, n.roller.History)) > 0 || m.PendingReboot() {
 		mark, err := n.mark(ctx)
 		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
 			return "", nil //nolint:nilerr // the steps below say what is wrong

@@ -61,7 +61,7 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 // ends the wait at once, but not after the node was out: an API that has just
 // come back may not serve every kind yet.
 func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
-	ask := usergate.Ask{Objects: n.Objects, Commands: n.Commands, Env: []string{
+	ask := usergate.Ask{Objects: n.roller.Objects, Commands: n.roller.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.plan.Node,
 		"RECAST_STRATEGY=" + string(n.plan.Strategy), "RECAST_WHEN=" + when,
 	}}

@@ -176,8 +176,10 @@ func failing(names ...string) cluster.Judged {
 }
 
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
-	r := &Roller{Cluster: "lab", Run: "r1", Objects: objects, Commands: commands, Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}
-	return wired(&node{Roller: r, plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}, gates: gates})
+	r := &Roller{Roll: &Roll{Cluster: "lab", Run: "r1", Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}, Objects: objects, Commands: commands}
+	n := r.node(handle{plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}})
+	n.gates = gates
+	return n
 }
 
 // judgeFunc answers what it likes.

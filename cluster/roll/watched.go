@@ -15,31 +15,31 @@ const justNow = time.Second
 
 // wait looks until it is so, telling the display what it sees under the step's ID.
 // What is wrong with our own credentials no waiting mends.
-func (n *node) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
+func (n *handle) wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
 	return n.watch(ctx, id, wait.For{Name: name, Timeout: timeout}, look)
 }
 
 // watch is wait with hints when to look.
-func (n *node) watch(ctx context.Context, id string, w wait.For, look wait.Look) error {
+func (n *handle) watch(ctx context.Context, id string, w wait.For, look wait.Look) error {
 	w.Seen = func(seen string) { n.say(id, w.Name+": "+seen) }
 	return n.Timing.Await(ctx, w, look)
 }
 
-func (n *node) watchMachine(ctx context.Context, tell func(look bool)) error {
+func (n *handle) watchMachine(ctx context.Context, tell func(look bool)) error {
 	return n.Talos.WatchMachine(ctx, n.plan.Addr, tell)
 }
 
-func (n *node) watchNode(ctx context.Context, tell func(look bool)) error {
+func (n *handle) watchNode(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchNode(ctx, n.plan.Node, tell)
 }
 
-func (n *node) watchDetached(ctx context.Context, tell func(look bool)) error {
+func (n *handle) watchDetached(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchDetached(ctx, n.plan.Node, tell)
 }
 
 // arrived reads a machine that is running and ready, all of it where whole is
 // wanted; lacks says how far one is that is not, of which little is asked.
-func (n *node) arrived(ctx context.Context, whole bool) (m cluster.Machine, lacks string, err error) {
+func (n *handle) arrived(ctx context.Context, whole bool) (m cluster.Machine, lacks string, err error) {
 	m, err = n.Talos.Arrived(ctx, n.plan.Addr, whole)
 	switch {
 	case err != nil:
@@ -52,6 +52,6 @@ func (n *node) arrived(ctx context.Context, whole bool) (m cluster.Machine, lack
 }
 
 // ofMachine names a wait for what the machine itself shows.
-func (n *node) ofMachine(name string, timeout time.Duration) wait.For {
+func (n *handle) ofMachine(name string, timeout time.Duration) wait.For {
 	return wait.For{Name: name, Timeout: timeout, Watches: []wait.Watch{n.watchMachine}}
 }

@@ -1,0 +1,64 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/cluster"
+)
+
+// LacksNode says what Kubernetes does not know yet of a node's present boot.
+func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m cluster.Machine) (string, error) {
+	k, err := kube.Node(ctx, node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return nodeUnknown, nil
+	case err != nil:
+		return "", err
+	}
+	return lacksReady(ctx, kube, k, m)
+}
+
+// lacksReady is LacksNode of a Node as it was read after the machine.
+func lacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
+	switch {
+	case k.UUID != m.UUID:
+		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
+	case k.BootID != m.BootID:
+		return bootUnseen, nil
+	case !k.Ready:
+		return nodeNotReady, nil
+	}
+	pending, err := kube.PendingCertificates(ctx, k.Name)
+	if err == nil && len(pending) > 0 {
+		return fmt.Sprintf("certificate requests of its kubelet wait for approval: kubectl certificate approve %s, or have kubelet-serving-cert-approver do it",
+			strings.Join(pending, " ")), nil
+	}
+	return "", err
+}
+
+// isWatched says whether the watches of a machine and of its Node tell when that is mended.
+func isWatched(lacks string) bool {
+	return strings.HasPrefix(lacks, cluster.StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
+}
+
+// Settling is what a wait sees of a node that lacks nothing, until that has lasted.
+const Settling = "healthy, settling"
+
+const bootUnseen = "Kubernetes has not seen this boot yet"
+
+const nodeNotReady = "its Node is not Ready"
+
+const nodeUnknown = "Kubernetes does not know it yet"
+
+// Unanswered adds to a wait that was in vain the change that had got no answer:
+// it may be that it never happened.
+func Unanswered(lost, waited error) error {
+	if lost == nil || waited == nil {
+		return waited
+	}
+	return fmt.Errorf("%w; before that: %w", waited, lost)
+}
