@@ -14,6 +14,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
 	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -328,7 +329,7 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		Cluster: w.Config.Cluster, Run: id, VMIDs: parkingIDs(w.Project), Timing: timing(w.Config), Say: w.run.Note,
 	}
 	return &roll.Roller{
-		Roll: &roll.Roll{
+		Roll: &rolling.Roll{
 			Proxmox: px, Talos: w.claim.held.GuardTalos(m.Talos), Maintenance: maintenance, Kube: w.claim.held.GuardKube(m.Kube), Journal: j,
 			Cluster: w.Config.Cluster, Run: id, Timing: timing(w.Config), AcceptOutage: w.o.Policy.AcceptOutage || w.rep.Plan.AcceptOutage, Say: w.run.Note,
 		},

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
@@ -76,7 +76,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
-	if what, err := roll.LacksNode(ctx, u.Kube, n.Node, cluster.Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
+	if what, err := rolling.LacksNode(ctx, u.Kube, n.Node, cluster.Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
 		return what, err
 	}
 	return u.lacksPods(ctx, n, m)

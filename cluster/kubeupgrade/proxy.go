@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -43,7 +43,7 @@ func (k *kubernetesStep) name(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return roll.Unanswered(lost, wait.Until(ctx, wait.For{
+	return rolling.Unanswered(lost, wait.Until(ctx, wait.For{
 		Name: fmt.Sprintf("%s named by the configuration of %s", k.c, k.n.Node), Every: k.Timing.Poll, Timeout: k.Timing.Join,
 		Seen: func(seen string) { k.Say(k.path, seen) },
 	}, func(ctx context.Context) (bool, string, error) {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -151,7 +151,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return roll.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
+	return rolling.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
 // set gives the machine's configuration the wanted image, unless it has it. lost

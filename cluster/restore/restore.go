@@ -12,7 +12,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
-	"github.com/recast-sh/recast/cluster/roll"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -154,7 +154,7 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
-	return roll.LacksNode(ctx, r.Kube, r.Target.Node, m)
+	return rolling.LacksNode(ctx, r.Kube, r.Target.Node, m)
 }
 
 func (r *Restore) recoverEtcd(ctx context.Context) error {
@@ -180,7 +180,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 			return err
 		}
 	}
-	return roll.Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
+	return rolling.Unanswered(lost, r.wait(ctx, path, "etcd on "+r.Target.Node, func(ctx context.Context) (bool, string, error) {
 		why, silent := r.etcdRuns(ctx)
 		if r.ran = why != ""; r.ran {
 			return true, why, nil

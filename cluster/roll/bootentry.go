@@ -7,6 +7,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -19,11 +20,11 @@ import (
 // and the older one here may go by the same name.
 func (n bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	look := func(ctx context.Context) (m cluster.Machine, want string, err error) {
-		mem, err := n.memory(ctx)
+		mem, err := n.Memory(ctx)
 		if err != nil {
 			return m, "", err
 		}
-		m, err = n.Talos.Machine(ctx, n.plan.Addr)
+		m, err = n.Talos.Machine(ctx, n.Plan.Addr)
 		return m, entry(mem), err
 	}
 	waited := false
@@ -38,9 +39,9 @@ func (n bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 				return "it is not known to have more than one", nil
 			case err == nil && m.FromISO: // whose entry may go by the same name
 				return "", nil
-			case err == nil && m.UUID == n.plan.UUID && m.BootEntry == want:
+			case err == nil && m.UUID == n.Plan.UUID && m.BootEntry == want:
 				return "it booted " + want, nil
-			case err == nil && m.UUID == n.plan.UUID && m.Stage == "running" && m.BootEntry == "":
+			case err == nil && m.UUID == n.Plan.UUID && m.Stage == "running" && m.BootEntry == "":
 				return "it does not say which entry it booted; whether that is healthy is looked at next", nil
 			}
 			return "", nil //nolint:nilerr // not yet: Do waits and says why
@@ -50,25 +51,25 @@ func (n bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 			var m cluster.Machine
 			var want string
 			await := func(what string, is func() bool) error {
-				return n.wait(ctx, "boot-entry", n.plan.Node+" "+what, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+				return n.Wait(ctx, "boot-entry", n.Plan.Node+" "+what, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
 					var err error
 					m, want, err = look(ctx)
 					if err == nil && m.FromISO {
 						return false, "it runs from its boot ISO, not from its system disk", nil
 					}
-					return err == nil && m.UUID == n.plan.UUID && is(), "stage " + words.OrNone(m.Stage), n.renewal.stillOn(ctx, err)
+					return err == nil && m.UUID == n.Plan.UUID && is(), "stage " + words.OrNone(m.Stage), n.renewal.stillOn(ctx, err)
 				})
 			}
 			err := await("up", func() bool { return m.Stage == "running" || m.BootEntry == want })
 			if err != nil || m.BootEntry == want || m.BootEntry == "" {
 				return err
 			}
-			n.say("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", m.BootEntry, want))
-			lost := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID)
+			n.Tell("boot-entry", fmt.Sprintf("it booted %s, not %s: asking it to boot its other entry", m.BootEntry, want))
+			lost := n.Talos.Rollback(ctx, n.Plan.Addr, n.Plan.UUID)
 			if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
-				return fmt.Errorf("have %s boot %s, not %s: %w", n.plan.Node, want, m.BootEntry, lost)
+				return fmt.Errorf("have %s boot %s, not %s: %w", n.Plan.Node, want, m.BootEntry, lost)
 			}
-			return Unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
+			return rolling.Unanswered(lost, await("up with "+want, func() bool { return m.BootEntry == want }))
 		},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -52,15 +53,15 @@ func (n bringUp) answers(ctx context.Context) (reason string, silent, err error)
 	if n.answered {
 		return reason, nil, nil
 	}
-	m, err := n.Talos.Standing(ctx, n.plan.Addr)
+	m, err := n.Talos.Standing(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil
 	case m.UUID == "": // it has no more to say yet
 		return "", errNoAnswer, nil
-	case m.UUID != n.plan.UUID:
-		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
-			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
+	case m.UUID != n.Plan.UUID:
+		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
 	n.answered = true
 	return reason, nil, nil
@@ -73,12 +74,12 @@ func (n bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes
 	}
 	patched, err := n.Maintenance.PatchConfig(config, n.savedConfig.patch(disk, kubernetes))
 	if err != nil {
-		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	err = fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	err = fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
 	if err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
 		return fault.WithHint(err,
-			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.plan.Node, n.plan.Node)
+			"%s waits for one in maintenance mode; recast recover %s boots the old system disk, and what it had is changed there", n.Plan.Node, n.Plan.Node)
 	}
 	return err
 }
@@ -86,11 +87,11 @@ func (n bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
 // configuration already.
 func (n bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err error) {
-	err = n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	err = n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
 		}
-		m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+		m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
 		if err == nil && m.Stage == "maintenance" && m.Ready {
 			blank = &m
 			return true, "", nil
@@ -109,7 +110,7 @@ func (n bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent er
 	}
 	if !n.renewal.cutOff(ctx, r, mem) {
 		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
-			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.plan.VMID, n.plan.Addr, n.plan.Node)
+			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.Plan.VMID, n.Plan.Addr, n.Plan.Node)
 	}
 	if err := n.renewal.renew(ctx, r, silent); err != nil {
 		return nil, err
@@ -120,18 +121,18 @@ func (n bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent er
 // checkBlank compares the machine in maintenance mode with what was remembered and is
 // wanted; configured says that it may have had its configuration once.
 func (n bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
-	if m.UUID != n.plan.UUID { // then nothing else of it is ours to judge
-		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
-			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.plan.Node)
+	if m.UUID != n.Plan.UUID { // then nothing else of it is ours to judge
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
-	return errors.Join(append(n.want.Build.CheckBooted(m), checkBlankDisks(m, mem, configured)...)...)
+	return errors.Join(append(n.Want.Build.CheckBooted(m), checkBlankDisks(m, mem, configured)...)...)
 }
 
 // configure waits for the blank machine, makes sure that it is the right one
 // with the right build and the right disks, and only then applies the
 // configuration. If anything differs the VM is stopped and nothing was applied.
 func (n bringUp) configure(ctx context.Context) error {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,14 +143,14 @@ func (n bringUp) configure(ctx context.Context) error {
 	if err != nil || blank == nil {
 		return err
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil {
 		return err
 	}
 	if err := n.checkBlank(*blank, mem, park.Record.Stage == parking.StageConfigured); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
-	n.say("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
+	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
 	if err := n.gate.identity.requireNameFree(ctx); err != nil {
 		return err
 	}
@@ -161,7 +162,7 @@ func (n bringUp) configure(ctx context.Context) error {
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return Unanswered(lost, n.health.inVain(ctx, n.watch(ctx, "bring-up/configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return rolling.Unanswered(lost, n.health.inVain(ctx, n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
 		if silent != nil {
 			return false, "", n.renewal.stillOn(ctx, silent)
@@ -179,17 +180,17 @@ func (n bringUp) configured(ctx context.Context) (string, error) {
 }
 
 func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) cluster.ConfigPatch {
-	return cluster.ConfigPatch{Installer: n.want.Build.Installer, Disk: disk, Hostname: n.plan.Node, Kubernetes: kubernetes, Talos: n.want.Build.TalosVersion}
+	return cluster.ConfigPatch{Installer: n.Want.Build.Installer, Disk: disk, Hostname: n.Plan.Node, Kubernetes: kubernetes, Talos: n.Want.Build.TalosVersion}
 }
 
 // stopMismatch switches a machine off that is not what it should be. Its disks are untouched.
 func (n bringUp) stopMismatch(ctx context.Context, mismatch error) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err == nil {
 		err = n.record.sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) })
 	}
 	if err != nil {
-		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.plan.VMID, err))
+		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.Plan.VMID, err))
 	}
-	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.plan.VMID, mismatch)
+	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
 }

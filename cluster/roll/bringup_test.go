@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 // rebootingMachine answers once with the cluster's certificates, and then reboots.
@@ -29,7 +30,7 @@ func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machin
 // the last look of configure and the one at its goal.
 func TestConfiguredStaysSo(t *testing.T) {
 	t.Parallel()
-	n := (&Roller{Roll: &Roll{Talos: &rebootingMachine{}}}).node(handle{plan: planning.NodePlan{UUID: "u"}})
+	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
 		if got, err := n.bringUp.configured(t.Context()); err != nil || got != want {
 			t.Errorf("look %d: %q, %v, want %q", look+1, got, err, want)
@@ -41,8 +42,8 @@ func TestConfiguredStaysSo(t *testing.T) {
 // booted does not say that it is for this machine, or keys were not enrolled.
 func TestBlankMachineOfAnotherKind(t *testing.T) {
 	t.Parallel()
-	n := (&Roller{}).node(handle{plan: planning.NodePlan{UUID: "u1"}, want: cluster.Wanted{Build: clustertest.WantedBuild()}})
-	n.want.Build.SecureBoot = true
+	n := (&Roller{}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u1"}, Want: cluster.Wanted{Build: clustertest.WantedBuild()}})
+	n.Want.Build.SecureBoot = true
 	for name, tc := range map[string]struct {
 		change func(*cluster.Machine)
 		want   string

@@ -16,17 +16,17 @@ func MachineConfigKey(node string) string { return node + "/" + machineConfigKey
 const machineConfigKey = "machine-config"
 
 func (n savedConfig) forget() error {
-	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.plan.Node)))
+	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.Plan.Node)))
 }
 
 // read is the configuration that the node is to get: from the journal, else
 // the user's file; either must be the one that the record tells of.
 func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil && !errors.Is(err, cluster.ErrNotFound) {
 		return nil, err
 	}
-	b, found, err := n.Journal.Secret(MachineConfigKey(n.plan.Node))
+	b, found, err := n.Journal.Secret(MachineConfigKey(n.Plan.Node))
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -36,20 +36,20 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	}
 	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
 	if n.roller.MachineConfig != nil {
-		switch file, there, err := n.roller.MachineConfig(n.plan.Node); {
+		switch file, there, err := n.roller.MachineConfig(n.Plan.Node); {
 		case err != nil:
 			return nil, err
 		case !there:
 		case park.Record.Config != "" && park.Record.CheckConfig(file) == nil, park.Record.Config == "" && n.showed(file):
 			return file, nil
 		case !found:
-			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.plan.Node, park.Record.Run), again, n.plan.Node)
+			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.Plan.Node, park.Record.Run), again, n.Plan.Node)
 		}
 	}
 	if !found {
-		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.plan.Node)
+		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.Plan.Node)
 	}
-	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.plan.Node, damaged), again, n.plan.Node)
+	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.Plan.Node, damaged), again, n.Plan.Node)
 }
 
 // remember writes the configuration that the node is to get into the
@@ -58,21 +58,21 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
 	var config cluster.Secret
 	found := false
-	if n.plan.Strategy != cluster.InPlace { // what does not come back from an upgrade in place gets what it had
+	if n.Plan.Strategy != cluster.InPlace { // what does not come back from an upgrade in place gets what it had
 		if config, found, err = n.userConfig(ctx); err != nil {
 			return "", err
 		}
 	}
 	if !found {
-		if config, err = n.Talos.MachineConfig(ctx, n.plan.Addr); err != nil {
-			return "", fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		if config, err = n.Talos.MachineConfig(ctx, n.Plan.Addr); err != nil {
+			return "", fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 		}
 	}
 	// Prove that it can be applied while the node still runs.
 	if _, err := n.Maintenance.PatchConfig(config, n.patch(cluster.MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
-		return "", fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+		return "", fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	if err := n.Journal.PutSecret(MachineConfigKey(n.plan.Node), config); err != nil {
+	if err := n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), config); err != nil {
 		return "", fmt.Errorf("journal: %w", err)
 	}
 	return cluster.ConfigSum(config), nil
@@ -90,13 +90,13 @@ func (n savedConfig) thenForget(do func(context.Context) error) func(context.Con
 }
 
 func (n savedConfig) fileMoved(how string) error {
-	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.plan.Node, how),
-		"recast plan --explain %s shows what the file would change now; then roll that", n.plan.Node)
+	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.Plan.Node, how),
+		"recast plan --explain %s shows what the file would change now; then roll that", n.Plan.Node)
 }
 
 // showed says whether the plan has shown a file that says the same as this one.
 func (n savedConfig) showed(file cluster.Secret) bool {
-	planned, _ := n.plan.ConfigFile.HashOf()
+	planned, _ := n.Plan.ConfigFile.HashOf()
 	is, err := cluster.Text(file)
 	return err == nil && planned == is
 }
@@ -105,11 +105,11 @@ func (n savedConfig) showed(file cluster.Secret) bool {
 // node that runs what the plan has compared it with.
 func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
 	if n.roller.MachineConfig != nil {
-		if text, found, err = n.roller.MachineConfig(n.plan.Node); err != nil {
+		if text, found, err = n.roller.MachineConfig(n.Plan.Node); err != nil {
 			return nil, false, err
 		}
 	}
-	planned, ran := n.plan.ConfigFile.HashOf()
+	planned, ran := n.Plan.ConfigFile.HashOf()
 	switch {
 	case !found && planned == "":
 		return nil, false, nil
@@ -124,9 +124,9 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 	if ran == "" {
 		return text, true, nil
 	}
-	runs, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	runs, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {
-		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
 	if cluster.ConfigSum(runs) != ran {
 		return nil, false, n.fileMoved("the configuration that it runs was changed")
@@ -137,12 +137,12 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 // runsKubernetes is what the node runs, and runs again when it comes back. A
 // configuration that names a digest alone is trusted to stay as it is.
 func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImages, error) {
-	m, err := n.Talos.KubernetesImages(ctx, n.plan.Addr)
+	m, err := n.Talos.KubernetesImages(ctx, n.Plan.Addr)
 	if err != nil {
-		return cluster.KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.plan.Node, err)
+		return cluster.KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.Plan.Node, err)
 	}
-	if m.UUID != n.plan.UUID {
-		return cluster.KubernetesImages{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	if m.UUID != n.Plan.UUID {
+		return cluster.KubernetesImages{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID)
 	}
 	return m.Images, nil
 }
@@ -153,8 +153,8 @@ func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImag
 func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages) {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
-	for _, e := range n.plan.ControlPlanes {
-		if n.plan.Role != cluster.ControlPlane || e.Node == n.plan.Node {
+	for _, e := range n.Plan.ControlPlanes {
+		if n.Plan.Role != cluster.ControlPlane || e.Node == n.Plan.Node {
 			continue
 		}
 		if m, err := n.Talos.KubernetesImages(asking, e.Addr); err == nil {
@@ -163,7 +163,7 @@ func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.Kub
 		}
 	}
 	images.Kubelet = ""
-	if k := n.plan.Found.Node; k != nil && k.KubeletVersion != "" {
+	if k := n.Plan.Found.Node; k != nil && k.KubeletVersion != "" {
 		images.Kubelet = "ghcr.io/siderolabs/kubelet:" + k.KubeletVersion
 	}
 	return images

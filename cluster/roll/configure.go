@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -13,12 +14,12 @@ import (
 )
 
 func (n reconfigure) again(ctx context.Context) error {
-	m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
+	m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
 		return err
-	case m.UUID != n.plan.UUID || m.Stage != "maintenance" || m.Installable():
-		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.plan.Addr, m.UUID, m.Stage, words.OrNone(m.SystemDisk)),
+	case m.UUID != n.Plan.UUID || m.Stage != "maintenance" || m.Installable():
+		return fault.WithHint(fault.PlanMoved.Refusedf("%s answers with UUID %s, stage %s, system disk %s: it is not as it was when the plan was made", n.Plan.Addr, m.UUID, m.Stage, words.OrNone(m.SystemDisk)),
 			"run recast plan and look again")
 	}
 	config, found, err := n.savedConfig.userConfig(ctx)
@@ -26,20 +27,20 @@ func (n reconfigure) again(ctx context.Context) error {
 		return err
 	}
 	if !found {
-		return fault.MachineConfig.Refusedf("node %s: its machine configuration is not in talos.machineConfigs", n.plan.Node)
+		return fault.MachineConfig.Refusedf("node %s: its machine configuration is not in talos.machineConfigs", n.Plan.Node)
 	}
-	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Hostname: n.plan.Node, Kubernetes: n.savedConfig.kubernetesOfOthers(ctx), Talos: m.TalosVersion})
+	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Hostname: n.Plan.Node, Kubernetes: n.savedConfig.kubernetesOfOthers(ctx), Talos: m.TalosVersion})
 	if err != nil {
-		return fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
 	if err := n.gate.identity.requireNameFree(ctx); err != nil {
 		return err
 	}
-	lost := fault.Prefix("apply the configuration to "+n.plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.plan.Addr, n.plan.UUID, patched))
+	lost := fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
-	return Unanswered(lost, n.watch(ctx, "configure", n.ofMachine(n.plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return rolling.Unanswered(lost, n.Watch(ctx, "configure", n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.bringUp.answers(ctx)
 		if silent != nil {
 			return false, "", n.renewal.stillOn(ctx, silent)
@@ -51,23 +52,23 @@ func (n reconfigure) again(ctx context.Context) error {
 // steps bring a machine back that was reset.
 func (n reconfigure) steps() []step.Step {
 	return []step.Step{
-		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
-		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
+		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
+		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
 			return fault.WithHint(n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks),
-				"the console of VM %d and talosctl -n %s dmesg say more; with data of etcd that is lost and no other control plane, recast restore goes on", n.plan.VMID, n.plan.Addr)
+				"the console of VM %d and talosctl -n %s dmesg say more; with data of etcd that is lost and no other control plane, recast restore goes on", n.Plan.VMID, n.Plan.Addr)
 		}},
 	}
 }
 
 func (n reconfigure) lacks(ctx context.Context) (string, error) {
-	m, lacks, err := n.arrived(ctx, false)
+	m, lacks, err := n.Arrived(ctx, false)
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
 	if lacks, err := n.etcd.lacks(ctx, n.newBoot.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return LacksNode(ctx, n.Kube, n.plan.Node, m)
+	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m)
 }
 
 // serves is the goal of bringing a machine back: this process has seen it healthy.
@@ -75,5 +76,5 @@ func (n reconfigure) serves(context.Context) (string, error) {
 	if n.settledAt.IsZero() {
 		return "", nil
 	}
-	return n.plan.Node + " is Ready", nil
+	return n.Plan.Node + " is Ready", nil
 }

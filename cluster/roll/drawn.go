@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/step"
 )
 
@@ -18,10 +19,10 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	if err != nil {
 		return nil, err
 	}
-	r := &Roller{Roll: &Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
-	of := r.node(handle{plan: n, want: n.Wanted, path: planning.StepPath(n.Phase, n.Node)})
+	r := &Roller{Roll: &rolling.Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
+	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(n.Phase, n.Node)})
 	of.gates, of.hooks, of.drawn = p.Gates, p.Hooks, drawn
-	of.plan.ControlPlanes, of.plan.Heed = p.ControlPlanes, p.Heed
+	of.Plan.ControlPlanes, of.Plan.Heed = p.ControlPlanes, p.Heed
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -19,7 +20,7 @@ import (
 // others can do without it; the fresh one takes its place by its name (talos
 // internal/app/machined/pkg/system/services/etcd.go).
 func (n etcdMember) left(ctx context.Context) (string, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -29,10 +30,10 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 			return "", err
 		}
 		if !back {
-			return n.plan.Node + " has left etcd", nil
+			return n.Plan.Node + " has left etcd", nil
 		}
 		n.outOfEtcd = false
-		if err := n.updateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
+		if err := n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
 			return "", err
 		}
 	}
@@ -40,37 +41,37 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 	if err != nil || !off {
 		return "", err
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
-	if err != nil || len(v.Unhealthy(n.plan.Node)) > 0 {
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
+	if err != nil || len(v.Unhealthy(n.Plan.Node)) > 0 {
 		return "", nil //nolint:nilerr // leaving says what is wrong
 	}
-	return n.plan.Node + " is off, and etcd goes on without it", nil
+	return n.Plan.Node + " is off, and etcd goes on without it", nil
 }
 
 // rejoined says whether a node that has left etcd is a member again: Talos joins anew
 // with the next boot, whoever makes the machine reboot.
 func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
-	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.otherControlPlanes(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes(), n.Plan.Node)
 	if err != nil {
-		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.plan.Node, err)
+		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.Plan.Node, err)
 		if !vm.Running {
 			err = fault.WithHint(err, "if it was reset meanwhile, it has joined again, and etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 		}
 		return false, err
 	}
-	_, member, err := v.Member(n.plan.Node)
+	_, member, err := v.Member(n.Plan.Node)
 	return member, err
 }
 
 // leaves says whether the node's vote goes with its system disk.
-func (n etcdMember) leaves() bool { return n.plan.Role == cluster.ControlPlane && !n.plan.EtcdKept }
+func (n etcdMember) leaves() bool { return n.Plan.Role == cluster.ControlPlane && !n.Plan.EtcdKept }
 
 // leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
 func (n etcdMember) leaveAgain(ctx context.Context) error {
@@ -86,7 +87,7 @@ func (n etcdMember) leaveAgain(ctx context.Context) error {
 // staysOut starts a node again that is off while etcd still needs it: it was reset after it had
 // left, and had joined again before it was off. out gives the reason why etcd does without it, or "".
 func (n etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out func(context.Context) (string, error)) error {
-	err := n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
+	err := n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error {
 		reason, err := out(ctx)
 		if err != nil || reason != "" {
 			return err
@@ -96,14 +97,14 @@ func (n etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out 
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
 	}
-	n.say(id, "etcd waits for its vote; starting it again")
+	n.Tell(id, "etcd waits for its vote; starting it again")
 	errStart := n.record.sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
-	return final(errors.Join(err, fault.Prefix("start "+vm.String()+" again", errStart)))
+	return rolling.Final(errors.Join(err, fault.Prefix("start "+vm.String()+" again", errStart)))
 }
 
 func (n etcdMember) offBeforeItLeft(ctx context.Context) error {
-	err := fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.plan.Node)
-	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
+	err := fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.Plan.Node)
+	vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if errVM != nil {
 		return errors.Join(err, errVM)
 	}
@@ -121,36 +122,36 @@ func (n etcdMember) leave(ctx context.Context) error {
 		return n.offBeforeItLeft(ctx)
 	}
 	member, serves := false, false
-	err = n.repeat(ctx, "take-down/leave-etcd", repeatBefore, func(ctx context.Context) error {
+	err = n.Repeat(ctx, "take-down/leave-etcd", rolling.RepeatBefore, func(ctx context.Context) error {
 		member, serves, err = n.mayLeave(ctx)
 		return err
 	})
 	switch {
 	case err != nil && serves:
-		return final(errors.Join(err, n.eviction.backOut(ctx))) // it goes on
+		return rolling.Final(errors.Join(err, n.eviction.backOut(ctx))) // it goes on
 	case err != nil:
 		return err
 	}
 	var lost error
 	if member {
-		if err := n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID); err != nil {
-			return repeatable(fmt.Errorf("make %s hand etcd's leadership over: %w", n.plan.Node, err))
+		if err := n.Talos.EtcdForfeit(ctx, n.Plan.Addr, n.Plan.UUID); err != nil {
+			return rolling.Repeatable(fmt.Errorf("make %s hand etcd's leadership over: %w", n.Plan.Node, err))
 		}
-		lost = fault.Prefix("make "+n.plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID))
+		lost = fault.Prefix("make "+n.Plan.Node+" leave etcd", n.Talos.EtcdLeave(ctx, n.Plan.Addr, n.Plan.UUID))
 		if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 			return lost
 		}
 	}
-	err = n.wait(ctx, "take-down/leave-etcd", n.plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		v, err := etcd.Look(ctx, n.Talos, n.otherControlPlanes(), n.plan.Node)
+	err = n.Wait(ctx, "take-down/leave-etcd", n.Plan.Node+" gone from etcd", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes(), n.Plan.Node)
 		if err != nil {
 			return false, "", err
 		}
-		_, member, err := v.Member(n.plan.Node)
+		_, member, err := v.Member(n.Plan.Node)
 		return !member && err == nil, "still a member", err
 	})
 	if err != nil {
-		return Unanswered(lost, err)
+		return rolling.Unanswered(lost, err)
 	}
 	n.outOfEtcd = true
 	if !member || lost != nil {
@@ -158,26 +159,26 @@ func (n etcdMember) leave(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.updateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
+	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
 }
 
 // mayLeave refuses where the others could not go on without the node, or who it
 // is is not proven; serves says that it goes on as a member then. member says
 // whether it is one at all.
 func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
 		return false, false, err
 	}
-	m, member, err := v.Member(n.plan.Node)
+	m, member, err := v.Member(n.Plan.Node)
 	if err != nil {
 		return false, false, err
 	}
 	if err := errors.Join(n.gate.identity.requireOneMachine(ctx), n.gate.requireSameEtcd(ctx, v, m)); err != nil {
 		return member, true, err
 	}
-	if wrong := v.Unhealthy(n.plan.Node); member && len(wrong) > 0 {
-		err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
+	if wrong := v.Unhealthy(n.Plan.Node); member && len(wrong) > 0 {
+		err := fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd must be healthy for %s to leave it: %s", n.Plan.Node, strings.Join(wrong, "; ")), "bring the other members back first")
 		return member, true, v.SilentOr(err, wrong)
 	}
 	return member, true, nil
@@ -189,15 +190,15 @@ func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err erro
 // What a removed member leaves never joins again: that disk is no way back.
 func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
-	err := n.wait(ctx, id, "etcd's data on "+n.plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
-		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.plan.Node, Addr: n.plan.Addr}, n.plan.UUID)
+	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 		if !data || atWork {
 			return err == nil && !data, "it is there still", err
 		}
 		return false, "", wait.Stop(errors.New("it is there still"))
 	})
 	if err != nil && ctx.Err() == nil {
-		n.say(id, fmt.Sprintf("it has left etcd, but its old system disk can't be booted again: %v", err))
+		n.Tell(id, fmt.Sprintf("it has left etcd, but its old system disk can't be booted again: %v", err))
 		return false, nil
 	}
 	return err == nil, err
@@ -211,11 +212,11 @@ func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, erro
 	if !mem.ControlPlane {
 		return "", nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd())
 	if err != nil {
 		return "", err
 	}
-	m, member, err := v.Member(n.plan.Node)
+	m, member, err := v.Member(n.Plan.Node)
 	switch {
 	case err != nil:
 		return "", err
@@ -241,8 +242,8 @@ func (n etcdMember) blame(ctx context.Context, waited error) error {
 		return waited
 	}
 	mem, err := n.newBoot.inPlaceMemory(), error(nil)
-	if n.plan.Strategy != cluster.InPlace && n.plan.Strategy != cluster.Configure {
-		mem, err = n.memory(ctx)
+	if n.Plan.Strategy != cluster.InPlace && n.Plan.Strategy != cluster.Configure {
+		mem, err = n.Memory(ctx)
 	}
 	if err != nil || !mem.ControlPlane {
 		return waited
@@ -256,10 +257,10 @@ func (n etcdMember) blame(ctx context.Context, waited error) error {
 	}
 	if what == learnerStill {
 		var machine *cluster.Machine // it may not answer
-		if m, err := n.Talos.Machine(ctx, n.plan.Addr); err == nil {
+		if m, err := n.Talos.Machine(ctx, n.Plan.Addr); err == nil {
 			machine = &m
 		}
-		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.plan.Addr, machine))
+		waited = fault.WithHint(waited, "%s", etcd.AdviceForLearner(n.Plan.Addr, machine))
 	}
 	return waited
 }
@@ -269,11 +270,11 @@ func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd())
 	if err != nil {
 		return err
 	}
-	m, found, err := v.Member(n.plan.Node)
+	m, found, err := v.Member(n.Plan.Node)
 	if err != nil {
 		return err
 	}

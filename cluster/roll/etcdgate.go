@@ -14,23 +14,23 @@ import (
 
 // requireEtcd refuses to take a control plane out unless etcd goes on without it.
 func (n gate) requireEtcd(ctx context.Context) error {
-	if n.plan.Role != cluster.ControlPlane {
+	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd())
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd())
 	if err != nil {
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.plan.Node, err), "talosctl etcd status; bring etcd back first")
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.Plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
-	m, member, err := v.Member(n.plan.Node)
+	m, member, err := v.Member(n.Plan.Node)
 	if err != nil {
 		return err
 	}
-	except := n.plan.Node
+	except := n.Plan.Node
 	if member && len(v.Members) == 1 {
 		except = "" // nobody else tells what is wrong with it
 	}
 	if wrong := v.Unhealthy(except); len(wrong) > 0 {
-		return v.SilentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.plan.Node, strings.Join(wrong, "; ")),
+		return v.SilentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.Plan.Node, strings.Join(wrong, "; ")),
 			"talosctl etcd status; talosctl etcd alarm list; put etcd right first"), wrong)
 	}
 	voters := len(v.Members)
@@ -42,12 +42,12 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	}
 	switch {
 	case member:
-		if refused, _ := strategy.EtcdRules(voters, !n.plan.EtcdKept, n.plan.Strategy, n.AcceptOutage); len(refused) > 0 {
+		if refused, _ := strategy.EtcdRules(voters, !n.Plan.EtcdKept, n.Plan.Strategy, n.AcceptOutage); len(refused) > 0 {
 			return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
 		}
-	case n.plan.EtcdKept:
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.plan.Node, v.Names()),
-			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", etcd.ResetEtcd(n.plan.Addr, n.plan.Found.Machine))
+	case n.Plan.EtcdKept:
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.Plan.Node, v.Names()),
+			"make it a new member with empty data first: %s, which also wipes whatever else that volume holds", etcd.ResetEtcd(n.Plan.Addr, n.Plan.Found.Machine))
 	}
 	return nil
 }
@@ -56,17 +56,17 @@ func (n gate) requireEtcd(ctx context.Context) error {
 // that runs on the node: when it joins again Talos would remove another
 // machine's member, and what it has now would be another cluster's data.
 func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
-	own, err := n.Talos.EtcdStatus(ctx, n.plan.Addr)
+	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]
-	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.plan.Node })
+	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.Plan.Node })
 	switch {
 	case m.ID == 0 && i >= 0:
 		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
-			n.plan.Node, own.MemberID, v.Members[i].Label())
+			n.Plan.Node, own.MemberID, v.Members[i].Label())
 	case err == nil && own.MemberID != m.ID && m.ID == 0:
-		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.plan.Node, own.MemberID, v.Names())
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.Plan.Node, own.MemberID, v.Names())
 	case err == nil && own.MemberID != m.ID, err != nil && answers:
-		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.plan.Node, n.plan.Addr)
+		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.Plan.Node, n.Plan.Addr)
 	case err != nil && m.ID != 0:
 		return n.identity.requireOwnMember(ctx, m)
 	default:
@@ -78,11 +78,11 @@ func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 // requireAllMembers refuses where a control plane has no part in the etcd that
 // was looked at. A resumed run may not see them all.
 func (n gate) requireAllMembers(v etcd.View, voters int) error {
-	if n.plan.Resume || voters == len(n.plan.ControlPlanes) {
+	if n.Plan.Resume || voters == len(n.Plan.ControlPlanes) {
 		return nil
 	}
 	return fault.WithHint(
-		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.plan.ControlPlanes), n.plan.Node, v.Names(n.plan.Node)),
+		fault.EtcdUnhealthy.Refusedf("the cluster has %d control planes, but etcd without %s only these members: %s", len(n.Plan.ControlPlanes), n.Plan.Node, v.Names(n.Plan.Node)),
 		"talosctl etcd members, asked of each control plane, shows who is missing. One that was removed while it kept its data joins again only without them: "+
 			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
 }
@@ -91,21 +91,21 @@ func (n gate) requireAllMembers(v etcd.View, voters int) error {
 // member that is gone: etcd would crash-loop on it for ever ("the member has
 // been permanently removed from the cluster").
 func (n gate) requireOldEtcd(ctx context.Context) error {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}
-	rec := n.plan.Found.Parking.Record
+	rec := n.Plan.Found.Parking.Record
 	if !mem.ControlPlane || mem.EtcdKept || rec.Left || mem.EtcdMembers < 2 {
 		return nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
 		return err
 	}
-	m, found, err := v.Member(n.plan.Node)
+	m, found, err := v.Member(n.Plan.Node)
 	if err == nil && (!found || m.ID != mem.EtcdID) {
-		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.plan.Node, mem.EtcdID),
+		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.Plan.Node, mem.EtcdID),
 			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
 	}
 	return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -71,8 +72,8 @@ func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VMState, 
 
 // drainedNode is wk1, wanted with build "new", and its API.
 func drainedNode(k *drainedKube) *node {
-	r := &Roller{Roll: &Roll{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
-	return r.node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, want: cluster.Wanted{Build: cluster.Build{ID: "new"}}})
+	r := &Roller{Roll: &rolling.Roll{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
+	return r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, Want: cluster.Wanted{Build: cluster.Build{ID: "new"}}})
 }
 
 // TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: a drain that fails once the

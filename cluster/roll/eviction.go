@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -18,8 +19,8 @@ import (
 // awaitDetached waits until Kubernetes counts no volume as attached to the node
 // but those of pods that a drain leaves there, which never go.
 func (n eviction) awaitDetached(ctx context.Context, id string, within time.Duration) error {
-	err := n.watch(ctx, id, wait.For{Name: "volumes of " + n.plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.watchDetached}}, func(ctx context.Context) (bool, string, error) {
-		volumes, err := n.Kube.AttachedVolumes(ctx, n.plan.Node)
+	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.WatchDetached}}, func(ctx context.Context) (bool, string, error) {
+		volumes, err := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 		var names []string
 		for _, v := range volumes {
 			if v.User == "" {
@@ -30,7 +31,7 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fault.WithHint(fault.DrainBlocked.Of(err), "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
-			"nothing of VM %d was touched, and the same command again goes on", n.plan.VMID)
+			"nothing of VM %d was touched, and the same command again goes on", n.Plan.VMID)
 	}
 	return err
 }
@@ -40,10 +41,10 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 // pod writes to elsewhere by now.
 func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
 	var foreign []cluster.Disk
-	err := n.wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.plan.VMID), within, func(ctx context.Context) (bool, string, error) {
-		vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+	err := n.Wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.Plan.VMID), within, func(ctx context.Context) (bool, string, error) {
+		vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 		if err != nil {
-			return false, "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+			return false, "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 		}
 		foreign, err = exchange.ForeignDisks(vm, mem)
 		return err == nil && len(foreign) == 0, "still there: " + exchange.DiskNames(foreign), err
@@ -57,7 +58,7 @@ func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Mem
 // disksStay says what to do about disks of pods that a VM still has: a pod that a
 // drain leaves uses them, or nobody does.
 func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err error) error {
-	volumes, lost := n.Kube.AttachedVolumes(ctx, n.plan.Node)
+	volumes, lost := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 	if lost != nil {
 		return errors.Join(err, lost)
 	}
@@ -67,7 +68,7 @@ func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err err
 			continue
 		}
 		err = fault.WithHint(fault.DrainBlocked.Of(err), "%s is %s, which %s uses: a drain leaves such pods where they are. Keep that one off %s (a DaemonSet's by its nodeSelector or affinity), then run the same command again; nothing of VM %d was touched",
-			foreign[i].Key, v, v.User, n.plan.Node, n.plan.VMID)
+			foreign[i].Key, v, v.User, n.Plan.Node, n.Plan.VMID)
 		foreign = slices.Delete(foreign, i, i+1)
 	}
 	if len(foreign) == 0 {
@@ -75,7 +76,7 @@ func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err err
 	}
 	return fault.WithHint(fault.DrainBlocked.Of(err),
 		"Kubernetes counts no volume of %s as attached to %s any more, so its driver lost track: see which VM has each by right, then take them out of VM %d (qm set %d --delete KEY keeps the volume of another owner) and run the same command again; "+
-			"nothing of the VM was touched", exchange.DiskNames(foreign), n.plan.Node, n.plan.VMID, n.plan.VMID)
+			"nothing of the VM was touched", exchange.DiskNames(foreign), n.Plan.Node, n.Plan.VMID, n.Plan.VMID)
 }
 
 func (n eviction) drain(ctx context.Context) error {
@@ -85,11 +86,11 @@ func (n eviction) drain(ctx context.Context) error {
 	if parked, err := n.systemParked(ctx); err != nil || parked {
 		return err // somebody has started what is left of it; the only control plane's API went with that disk
 	}
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}
-	why := cluster.Mark{Run: n.Run, Strategy: n.plan.Strategy, Build: n.plan.Build(), BootID: mem.BootID}
+	why := cluster.Mark{Run: n.Run, Strategy: n.Plan.Strategy, Build: n.Plan.Build(), BootID: mem.BootID}
 	const id = "take-down/drain"
 	empty := func(ctx context.Context, by time.Time) error {
 		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
@@ -104,17 +105,17 @@ func (n eviction) drain(ctx context.Context) error {
 // empty may wait longer. If that fails and the roll goes on living, backOut leaves
 // the node as it was.
 func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
-	err := n.repeat(ctx, id, repeatBefore, n.gate.identity.requireOneMachine)
+	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.identity.requireOneMachine)
 	if err == nil { // a cordon that fails may have been made all the same
-		err = fault.Prefix("cordon "+n.plan.Node, n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.plan.Node, why) }))
+		err = fault.Prefix("cordon "+n.Plan.Node, n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.Plan.Node, why) }))
 	}
 	if err == nil {
-		err = n.repeat(ctx, id, repeatBefore, func(ctx context.Context) error {
-			err := n.Kube.Drain(ctx, n.plan.Node, cluster.DrainOptions{Timeout: n.Timing.Drain, Force: n.roller.DrainForce, Delete: n.roller.DrainDeletes}, func(line string) { n.say(id, line) })
+		err = n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error {
+			err := n.Kube.Drain(ctx, n.Plan.Node, cluster.DrainOptions{Timeout: n.Timing.Drain, Force: n.roller.DrainForce, Delete: n.roller.DrainDeletes}, func(line string) { n.Tell(id, line) })
 			if _, notBegun := errors.AsType[*cluster.UnprovenError](err); notBegun {
 				return err
 			}
-			return final(err) // it has been patient for as long as a drain may take
+			return rolling.Final(err) // it has been patient for as long as a drain may take
 		})
 	}
 	by := time.Now().Add(n.Timing.Drain)
@@ -125,30 +126,30 @@ func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty 
 		err = empty(ctx, by)
 	}
 	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
-		if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+		if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
 			err = cluster.SwitchedOff(vm, err)
 		}
-		err = final(errors.Join(err, n.repeat(ctx, id, repeatBefore, func(context.Context) error { return backOut() })))
+		err = rolling.Final(errors.Join(err, n.Repeat(ctx, id, rolling.RepeatBefore, func(context.Context) error { return backOut() })))
 	}
-	return fault.Prefix("drain "+n.plan.Node, err)
+	return fault.Prefix("drain "+n.Plan.Node, err)
 }
 
 // backOut leaves a node that could not be drained as it was: it still runs, with
 // all its disks, so a cordon of ours must not outlive the failure, nor a record
 // that says it is out. A record that a disk needs to get back stays open.
 func (n eviction) backOut(ctx context.Context) error {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil {
 		return err
 	}
 	if keys := park.Parked(); len(keys) > 0 {
-		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.plan.Node, strings.Join(keys, ", ")),
-			"they are safe there, and the record that tells whose they are stays open: the same command again goes on, recast recover %s gives it up", n.plan.Node)
+		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.Plan.Node, strings.Join(keys, ", ")),
+			"they are safe there, and the record that tells whose they are stays open: the same command again goes on, recast recover %s gives it up", n.Plan.Node)
 	}
 	if err := n.takesPods(ctx); err != nil {
 		return err
 	}
-	if err := n.updateRecord(ctx, (*parking.Record).Close); err != nil {
+	if err := n.UpdateRecord(ctx, (*parking.Record).Close); err != nil {
 		return err
 	}
 	return n.savedConfig.forget()
@@ -156,17 +157,17 @@ func (n eviction) backOut(ctx context.Context) error {
 
 // takesPods takes our cordon back. A Node that somebody deleted has none.
 func (n eviction) takesPods(ctx context.Context) error {
-	err := n.Kube.Uncordon(ctx, n.plan.Node)
+	err := n.Kube.Uncordon(ctx, n.Plan.Node)
 	if err == nil || errors.Is(err, cluster.ErrNotFound) {
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.plan.Node)
+	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.Plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.Plan.Node)
 }
 
 // systemParked says whether the node's system disk is parked, so that whatever runs
 // in its VM is not the node. No disk is taken from a VM that runs.
 func (n eviction) systemParked(ctx context.Context) (bool, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil {
 		return false, err
 	}

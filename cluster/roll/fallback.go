@@ -21,25 +21,25 @@ func (n fallback) step() step.Step {
 			return "", nil
 		},
 		Steps: func(context.Context) ([]step.Step, error) {
-			f := n.roller.node(*n.asReimage())
+			f := n.roller.node(*n.AsReimage())
 			reimage := f.order.recreate()
 			return []step.Step{
 				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.check},
 				{ID: "remember", Title: "open the record of the reimage", Skip: f.recall.remembered, Do: func(ctx context.Context) error {
-					mem, err := f.memory(ctx)
+					mem, err := f.Memory(ctx)
 					if err != nil {
 						return err
 					}
 					return f.record.open(ctx, mem)
 				}},
-				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: f.power.stopped, Do: f.power.stop},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: f.power.stopped, Do: f.power.stop},
 				f.record.source().Park(),
 				reimage[len(reimage)-1], // bring-up
 				{ID: "report", Title: "note that the build does not boot here", Do: func(ctx context.Context) error {
-					if err := n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID); err != nil {
-						return fmt.Errorf("mark node %s: %w", n.plan.Node, err)
+					if err := n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID); err != nil {
+						return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
 					}
-					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, words.Short(f.want.Build.ID)),
+					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, words.Short(f.Want.Build.ID)),
 						"the disk with the system that does not boot is parked: recast status shows it")
 				}},
 			}, nil
@@ -54,15 +54,15 @@ func (n fallback) remember(ctx context.Context) error {
 		return err
 	}
 	sum, err := n.savedConfig.remember(ctx, kubernetes)
-	if err != nil || n.plan.Previous == nil {
+	if err != nil || n.Plan.Previous == nil {
 		return err
 	}
-	mem, err := n.roller.node(*n.asReimage()).recall.observe(ctx)
+	mem, err := n.roller.node(*n.AsReimage()).recall.observe(ctx)
 	if err != nil {
 		return err
 	}
 	mem.ConfigSum = sum
-	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
+	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 )
 
 func (n finish) kept(ctx context.Context) (string, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil || park.Record.Open {
 		return "", err
 	}
@@ -27,10 +27,10 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.Frees = n.plan.Frees
+	r.Frees = n.Plan.Frees
 	return append(append(r.Settings.FinishSteps(),
 		step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata},
-		step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.uncordoned, Do: n.uncordon},
+		step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: n.uncordon},
 		step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: n.kept, Do: n.savedConfig.thenForget(r.Settings.Keep)},
 	), n.freeSteps("bring-up/finish")...), nil
 }
@@ -39,12 +39,12 @@ func (n finish) uncordon(ctx context.Context) error {
 	if err := errors.Join(n.gate.identity.requireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
-	return fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node))
+	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))
 }
 
 // uncordoned is so once the mark is gone: somebody else's cordon stays.
 func (n finish) uncordoned(ctx context.Context) (string, error) {
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	switch {
 	case err != nil:
 		return "", err
@@ -60,18 +60,18 @@ func (n finish) uncordoned(ctx context.Context) (string, error) {
 // object than before: a person or a cloud controller deleted that, and the kubelet
 // registered anew. On the same one whatever changed meanwhile was changed on purpose.
 func (n finish) restoreMetadata(ctx context.Context) error {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return err
 	}
 	if !mem.LostMetadata(k) {
 		return nil
 	}
-	return fault.Prefix("restore metadata of node "+n.plan.Node, n.Kube.RestoreMetadata(ctx, n.plan.Node, mem.Metadata))
+	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }
 
 // free frees a superseded disk. The node is healthy, so one that can't be freed
@@ -90,15 +90,15 @@ func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) err
 	if errStay := ref.Stay(ctx, n.Proxmox); errStay != nil {
 		return errors.Join(err, errStay)
 	}
-	n.say(path, fmt.Sprintf("not freed: %v; it stays, and recast prune can free it", err))
+	n.Tell(path, fmt.Sprintf("not freed: %v; it stays, and recast prune can free it", err))
 	return nil
 }
 
 // freeSteps free what the plan showed, once the record of the replacement is closed.
 func (n finish) freeSteps(path string) []step.Step {
 	var steps []step.Step
-	for _, f := range n.plan.Frees {
-		ref := exchange.KeptRef{Cluster: n.Cluster, Node: n.plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
+	for _, f := range n.Plan.Frees {
+		ref := exchange.KeptRef{Cluster: n.Cluster, Node: n.Plan.Node, Parking: f.Parking, Key: f.Key, Run: f.Run, Volid: f.Volid}
 		id := "free-" + f.Key
 		steps = append(steps, step.Step{
 			ID: id, Kind: "free-disk", Title: "free " + f.String(), Risk: step.Destructive,

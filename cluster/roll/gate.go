@@ -10,74 +10,75 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/strategy"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
 // gate is what must hold before anything of a node is touched.
 type gate struct {
-	*handle
-	late     lateGate // earlier requests that Proxmox may still carry out
+	*rolling.Node
+	earlier  lateGate // earlier requests that Proxmox may still carry out
 	identity identity // machine, Node and etcd member are the planned ones, each there once
 	losses   losses   // data that leaves with the system disk
 }
 
 type (
-	lateGate struct{ *handle }
-	identity struct{ *handle }
-	losses   struct{ *handle }
+	lateGate struct{ *rolling.Node }
+	identity struct{ *rolling.Node }
+	losses   struct{ *rolling.Node }
 )
 
-func gateOf(n *handle) gate {
-	return gate{handle: n, late: lateGate{n}, identity: identity{n}, losses: losses{n}}
+func gateOf(n *rolling.Node) gate {
+	return gate{Node: n, earlier: lateGate{n}, identity: identity{n}, losses: losses{n}}
 }
 
 // check is the last look before the node is taken out. Before it looks, it waits for
 // what may still come; but for forgetting that, it only reads. From then on this
 // roll counts the node as out.
 func (n gate) check(ctx context.Context) error {
-	if err := n.late.awaitLate(ctx); err != nil {
+	if err := n.earlier.awaitLate(ctx); err != nil {
 		return err
 	}
 	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
 		return err
 	}
-	n.out.add(n.plan.Node)
+	n.Out.Add(n.Plan.Node)
 	return nil
 }
 
 func (n gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
-	case n.plan.Strategy == cluster.InPlace && (n.plan.Resume || n.plan.Drift.Tidy()):
+	case n.Plan.Strategy == cluster.InPlace && (n.Plan.Resume || n.Plan.Drift.Tidy()):
 		return nil // it is out already, or is not taken out at all
-	case n.plan.Strategy == cluster.Configure:
+	case n.Plan.Strategy == cluster.Configure:
 		return n.identity.requireNameFree(ctx)
-	case n.plan.Strategy != cluster.InPlace:
+	case n.Plan.Strategy != cluster.InPlace:
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
-	switch n.plan.Strategy {
+	switch n.Plan.Strategy {
 	case cluster.PutBack:
 		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.losses.require(ctx))...)
 	case cluster.Recreate, cluster.Reimage:
 		problems = append(problems, n.requireISO(ctx))
-		if !n.plan.Resume {
+		if !n.Plan.Resume {
 			problems = append(problems, n.requireRoom(ctx))
 		}
 	}
 	switch {
-	case !slices.Contains(cluster.Leavers, n.plan.Strategy):
-	case n.plan.Resume:
+	case !slices.Contains(cluster.Leavers, n.Plan.Strategy):
+	case n.Plan.Resume:
 		problems = append(problems, n.losses.requireOff(ctx))
 	default:
 		problems = append(problems, n.requireReplaceable(ctx))
 	}
-	if !n.plan.Resume && n.plan.Strategy != cluster.InPlace {
+	if !n.Plan.Resume && n.Plan.Strategy != cluster.InPlace {
 		problems = append(problems, n.requireStorages(ctx))
 	}
-	if !n.plan.Resume {
+	if !n.Plan.Resume {
 		problems = append(problems, n.identity.requireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
-	} else if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		problems = append(problems, n.requireEtcd(ctx)) // it still serves
 	}
 	return errors.Join(problems...)
@@ -86,29 +87,29 @@ func (n gate) look(ctx context.Context) error {
 // requireFallback refuses an upgrade in place whose way back, as the plan shows
 // it, is not there: the ISO of the build that the node runs.
 func (n gate) requireFallback(ctx context.Context) error {
-	if n.plan.Strategy != cluster.InPlace || n.plan.Previous == nil {
+	if n.Plan.Strategy != cluster.InPlace || n.Plan.Previous == nil {
 		return nil
 	}
-	f := gateOf(n.asReimage())
+	f := gateOf(n.AsReimage())
 	if err := f.losses.require(ctx); err != nil { // asked again where it can be, before the disk leaves
-		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err)
+		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
 	if err := f.requireISO(ctx); err != nil {
-		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.plan.Node, err),
+		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err),
 			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
 	}
 	return nil
 }
 
 func (n gate) requireISO(ctx context.Context) error {
-	_, err := n.isoVolume(ctx)
+	_, err := n.ISOVolume(ctx)
 	return err
 }
 
 // requireStorages asks each storage that has a disk of the VM for something: one
 // that is out of reach is found before the VM is off, not when the disks are to be moved.
 func (n gate) requireStorages(ctx context.Context) error {
-	disks, err := n.plan.Found.VM.Disks()
+	disks, err := n.Plan.Found.VM.Disks()
 	if err != nil {
 		return err
 	}
@@ -120,35 +121,35 @@ func (n gate) requireStorages(ctx context.Context) error {
 			continue
 		}
 		asked[storage] = true
-		if _, err := n.Proxmox.OwnedVolumes(ctx, n.plan.Host, storage, n.plan.VMID); err != nil {
-			problems = append(problems, fmt.Errorf("read storage %s, on which %s of VM %d is, before that is taken down: %w", storage, d.Key, n.plan.VMID, err))
+		if _, err := n.Proxmox.OwnedVolumes(ctx, n.Plan.Host, storage, n.Plan.VMID); err != nil {
+			problems = append(problems, fmt.Errorf("read storage %s, on which %s of VM %d is, before that is taken down: %w", storage, d.Key, n.Plan.VMID, err))
 		}
 	}
 	return errors.Join(problems...)
 }
 
 func (n gate) requireUnchanged(ctx context.Context) error {
-	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
-		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	if vm.Host != n.plan.Host {
+	if vm.Host != n.Plan.Host {
 		return n.movedSince(vm)
 	}
-	same := vm.Digest == n.plan.Digest
-	if was := n.plan.Found.VM; !same && was != nil && was.Digest == n.plan.Digest {
+	same := vm.Digest == n.Plan.Digest
+	if was := n.Plan.Found.VM; !same && was != nil && was.Digest == n.Plan.Digest {
 		if same, err = was.SameButPods(ctx, vm, n.Kube.PodVolumes); err != nil {
 			return err
 		}
 	}
-	if !same || vm.UUID() != n.plan.UUID {
+	if !same || vm.UUID() != n.Plan.UUID {
 		return fault.WithHint(fault.PlanMoved.Refusedf("%s is no longer as it was when the plan was made", vm), "run recast plan and look again")
 	}
 	return nil
 }
 
 func (n gate) movedSince(vm cluster.VM) error {
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plan.Host),
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.Plan.Host),
 		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
 }
 
@@ -156,26 +157,26 @@ func (n gate) movedSince(vm cluster.VM) error {
 // may have come since the plan was made: data that moved here when another node
 // was drained, a backup that is due by now, a firewall rule.
 func (n gate) requireReplaceable(ctx context.Context) error {
-	c := strategy.Candidate{Wanted: n.plan.Wanted, VM: *n.plan.Found.VM, Found: n.plan.Found}
+	c := strategy.Candidate{Wanted: n.Plan.Wanted, VM: *n.Plan.Found.VM, Found: n.Plan.Found}
 	var errTies, errLocal, errMachine error
 	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
-	k, errNode := n.Kube.Node(ctx, n.plan.Node)
+	k, errNode := n.Kube.Node(ctx, n.Plan.Node)
 	if errNode == nil {
 		c.Found.Local, errLocal = n.losses.localData(ctx, k)
 	}
-	c.Machine, errMachine = n.Talos.Machine(ctx, n.plan.Addr)
+	c.Machine, errMachine = n.Talos.Machine(ctx, n.Plan.Addr)
 	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
-		return fmt.Errorf("look again at %s: %w", n.plan.Node, err)
+		return fmt.Errorf("look again at %s: %w", n.Plan.Node, err)
 	}
 	against := slices.Concat(cluster.Texts(c.Occupied()), cluster.Texts(c.Irreplaceable()))
-	if n.plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy == cluster.Recreate {
 		against = append(against, cluster.Texts(c.Tied())...)
 	}
 	if len(against) == 0 {
 		return nil
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s",
-		n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
+		n.Plan.Strategy, n.Plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
 }
 
 // requireSoleOwner refuses where somebody else would undo what the roll does.
@@ -184,7 +185,7 @@ func (n gate) requireSoleOwner(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("look for other upgraders: %w", err)
 	}
-	if m := n.plan.Found.Machine; m != nil {
+	if m := n.Plan.Found.Machine; m != nil {
 		for _, arg := range m.Omni() {
 			owners = append(owners, "Omni ("+arg+")")
 		}
@@ -192,21 +193,21 @@ func (n gate) requireSoleOwner(ctx context.Context) error {
 	if len(owners) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.plan.Node, strings.Join(owners, ", ")),
+	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.Plan.Node, strings.Join(owners, ", ")),
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
 // requireUnpaused looks at the mark again: it may have come since the plan was
 // made. What was begun is finished all the same.
 func (n gate) requireUnpaused(ctx context.Context) error {
-	if n.plan.Resume || n.plan.Strategy == cluster.Configure {
+	if n.Plan.Resume || n.Plan.Strategy == cluster.Configure {
 		return nil
 	}
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	if err != nil || k.Pause == "" {
 		return err
 	}
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.plan.Node))
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.Plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.Plan.Node))
 }
 
 // requireOthersReady refuses to take a node out while another one is down that
@@ -216,7 +217,7 @@ func (n gate) requireOthersReady(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
 	}
-	down := n.plan.Heed.Down(nodes, n.plan.Role, func(name string) bool { return name == n.plan.Node || n.out.has(name) })
+	down := n.Plan.Heed.Down(nodes, n.Plan.Role, func(name string) bool { return name == n.Plan.Node || n.Out.Has(name) })
 	if len(down) > 0 {
 		return fault.WithHint(fault.GateClosed.Refusedf("%s%s", planning.OthersDown, strings.Join(down, ", ")), planning.BringBack)
 	}
@@ -226,17 +227,17 @@ func (n gate) requireOthersReady(ctx context.Context) error {
 // requireRoom looks again whether the new system disk of this node alone can be
 // made: what the plan counted may have been taken by others since.
 func (n gate) requireRoom(ctx context.Context) error {
-	if n.plan.Space == nil {
+	if n.Plan.Space == nil {
 		return nil
 	}
-	room := cluster.RoomOn(ctx, n.Proxmox, n.plan.Host)
+	room := cluster.RoomOn(ctx, n.Proxmox, n.Plan.Host)
 	if cluster.IsUnanswered(room.Err) {
-		return fmt.Errorf("read the room on %s: %w", n.plan.Host, room.Err)
+		return fmt.Errorf("read the room on %s: %w", n.Plan.Host, room.Err)
 	}
-	rooms := map[string]cluster.Room{n.plan.Host: room}
-	for _, use := range observe.SpaceUses([]observe.NewDisk{*n.plan.Space}, rooms) {
+	rooms := map[string]cluster.Room{n.Plan.Host: room}
+	for _, use := range observe.SpaceUses([]observe.NewDisk{*n.Plan.Space}, rooms) {
 		if lack := use.Lacks(1)[0]; lack != "" {
-			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.plan.Node, lack)
+			return fault.StorageFull.Refusedf("no room for the new system disk of %s: %s", n.Plan.Node, lack)
 		}
 	}
 	return nil

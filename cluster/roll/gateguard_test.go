@@ -50,8 +50,8 @@ var gateCalls = map[string]gateCall{
 	"may leave":      {func(s *scene, ctx context.Context) error { _, _, err := s.etcd.mayLeave(ctx); return err }, asCP, "", "", []string{"Identity", "EtcdMembers", "EtcdStatus"}},
 	"asks":           {func(s *scene, ctx context.Context) error { return s.gate.losses.requireOff(ctx) }, begun, "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {func(s *scene, ctx context.Context) error {
-		err := s.gate.late.awaitLate(ctx)
-		if err == nil && !s.late.None() {
+		err := s.gate.earlier.awaitLate(ctx)
+		if err == nil && !s.Late.None() {
 			return errors.New("the next one looks at every record again")
 		}
 		return err
@@ -78,14 +78,14 @@ var gateCalls = map[string]gateCall{
 	"drain":       {func(s *scene, ctx context.Context) error { return s.eviction.drain(ctx) }, begun, "cordon\ndrain", "", []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
 	"uncordon":    {func(s *scene, ctx context.Context) error { return s.finish.uncordon(ctx) }, begun, "uncordon", "", nil},
 	"down":        {func(s *scene, ctx context.Context) error { return told(s.takeDown.done(ctx)) }, begun, "", "", nil},
-	"parking":     {func(s *scene, ctx context.Context) error { _, err := s.parking(ctx); return err }, begun, "", "", nil},
+	"parking":     {func(s *scene, ctx context.Context) error { _, err := s.Parking(ctx); return err }, begun, "", "", nil},
 	"hooks":       {func(s *scene, ctx context.Context) error { return s.hookPoints.before()[0].Do(ctx) }, hooked, "", "", nil},
 	"prove":       {func(s *scene, ctx context.Context) error { return s.recall.proveReplace(ctx, s.mem, *s.rec) }, begun, "", "", nil},
 	"reboot":      {func(s *scene, ctx context.Context) error { return s.newBoot.requireToReboot(ctx) }, asCP, "", "", []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {func(s *scene, ctx context.Context) error { return s.newBoot.bootFailed(ctx, errors.New("in vain")) }, all(asCP, silent, func(s *scene) { delete(s.status, addr(12)) }), "", "", []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 }
 
-func is(s cluster.Strategy) func(*scene) { return func(c *scene) { c.plan.Strategy = s } }
+func is(s cluster.Strategy) func(*scene) { return func(c *scene) { c.Plan.Strategy = s } }
 
 func all(changes ...func(*scene)) func(*scene) {
 	return func(s *scene) {
@@ -95,7 +95,7 @@ func all(changes ...func(*scene)) func(*scene) {
 	}
 }
 
-func resumed(s *scene) { s.plan.Resume = true }
+func resumed(s *scene) { s.Plan.Resume = true }
 
 // swapped has the new system disk on the VM, and the old one parked.
 func swapped(s *scene) {
@@ -109,9 +109,9 @@ func off(s *scene) { s.px.Change(101, func(vm *cluster.VM) { vm.Running = false 
 
 // previous has a build to fall back to.
 func previous(s *scene) {
-	b := s.want.Build
+	b := s.Want.Build
 	b.ISOName = "old.iso"
-	s.plan.Previous = &b
+	s.Plan.Previous = &b
 }
 
 // waiting has another node down.
@@ -129,7 +129,7 @@ func onNode(name string, change func(*cluster.KubeNode)) func(*scene) {
 }
 
 // silent has the machine not answer with the cluster's certificates.
-func silent(s *scene) { s.uuids[s.plan.Addr] = "" }
+func silent(s *scene) { s.uuids[s.Plan.Addr] = "" }
 
 func saved(s *scene) { s.config["journal"] = cluster.Secret("machine: {}") }
 
@@ -137,7 +137,7 @@ func saved(s *scene) { s.config["journal"] = cluster.Secret("machine: {}") }
 func filed(s *scene) {
 	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
 	s.config["file"], s.config["runs"] = text, text
-	s.plan.ConfigFile = &cluster.ConfigFile{Hash: hashOf(text), Runs: cluster.ConfigSum(text), Applied: true}
+	s.Plan.ConfigFile = &cluster.ConfigFile{Hash: hashOf(text), Runs: cluster.ConfigSum(text), Applied: true}
 	s.roller.MachineConfig = func(string) (cluster.Secret, bool, error) {
 		text, found := s.config["file"]
 		return text, found, s.px.Call("file")

@@ -20,8 +20,8 @@ func stays(s *scene) {
 
 func digest(change func(*scene)) func(*scene) {
 	return func(s *scene) {
-		s.plan.Digest = s.px.Guests[101].Digest
-		s.plan.Found.VM.Digest = s.plan.Digest
+		s.Plan.Digest = s.px.Guests[101].Digest
+		s.Plan.Found.VM.Digest = s.Plan.Digest
 		change(s)
 	}
 }
@@ -30,7 +30,7 @@ func fails(call string, err error) func(*scene) {
 	return func(s *scene) { s.px.Fail = map[string]error{call: err} }
 }
 
-func tidies(s *scene) { s.plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
+func tidies(s *scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
 
 // lookRows are about the last look before a node is taken out.
 func lookRows() []gateRow {
@@ -38,7 +38,7 @@ func lookRows() []gateRow {
 	tied := func(s *scene) { s.px.Tied.Dropped = []string{"a firewall"} }
 	busy := func(s *scene) { s.px.Tied.Snapshots = []string{"daily"} }
 	full := func(s *scene) {
-		s.plan.Space = &observe.NewDisk{Node: "wk1", Host: "pve1", Storage: cluster.Storage{Name: "fast"}, Bytes: 1 << 40}
+		s.Plan.Space = &observe.NewDisk{Node: "wk1", Host: "pve1", Storage: cluster.Storage{Name: "fast"}, Bytes: 1 << 40}
 		s.px.Space.Storages = []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 30, Free: 1 << 20}}
 	}
 	return []gateRow{
@@ -69,9 +69,9 @@ func lookRows() []gateRow {
 		{do: "resume", change: stays, err: lost},
 		{do: "resume", change: silent},
 		{do: "in place", change: stays, err: "could not be reimaged"},
-		{do: "in place", change: all(stays, func(s *scene) { s.plan.Previous = nil })},
+		{do: "in place", change: all(stays, func(s *scene) { s.Plan.Previous = nil })},
 		{do: "in place", change: noISO, err: "boot ISO old.iso is on none of isos"},
-		{do: "recreate", change: func(s *scene) { s.plan.Found.VM.Config = kv{"scsi0": ","} }, err: "no volume"},
+		{do: "recreate", change: func(s *scene) { s.Plan.Found.VM.Config = kv{"scsi0": ","} }, err: "no volume"},
 		{do: "recreate", change: digest(on(101, kv{"memory": "1"})), err: "is no longer as it was when the plan was made"},
 		{do: "recreate", change: all(digest(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"})), func(s *scene) { s.pods = []string{"lab/pve1/fast/vm-9999-pvc-1"} })},
 		{do: "recreate", change: digest(all(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"}), fails("PodVolumes", cluster.ErrNotNow))), err: "no answer just now"},
@@ -79,9 +79,9 @@ func lookRows() []gateRow {
 		{do: "recreate", change: func(s *scene) { s.px.Guests[101].Config["smbios1"] = "uuid=v" }, err: "is no longer as it was when the plan was made"},
 		{do: "recreate", change: func(s *scene) { s.px.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" }) }, err: "was on pve1 when the plan was made"},
 		{do: "recreate", change: func(s *scene) { s.owners = []string{"tuppr"} }, err: "is looked after by tuppr"},
-		{do: "recreate", change: func(s *scene) { s.plan.Found.Machine.ConfigArgs = []string{"siderolink.api=x"} }, err: "Omni (siderolink.api=x)"},
+		{do: "recreate", change: func(s *scene) { s.Plan.Found.Machine.ConfigArgs = []string{"siderolink.api=x"} }, err: "Omni (siderolink.api=x)"},
 		{do: "recreate", change: waiting, err: "cp3"},
-		{do: "recreate", change: all(waiting, func(s *scene) { s.out.add("cp3") })},
+		{do: "recreate", change: all(waiting, func(s *scene) { s.Out.Add("cp3") })},
 		{do: "resume cp", change: func(s *scene) { delete(s.status, addr(12)) }, err: "etcd would not survive losing cp1"},
 		{do: "resume cp", change: all(func(s *scene) { delete(s.status, addr(12)); s.mem.BootID = "b0" })},
 	}
@@ -106,12 +106,12 @@ func etcdRows() []gateRow {
 		return func(s *scene) { s.status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
 	}
 	alone := func(s *scene) {
-		s.plan.ControlPlanes, s.members, s.plan.EtcdKept = s.plan.ControlPlanes[:1], s.members[:1], true
+		s.Plan.ControlPlanes, s.members, s.Plan.EtcdKept = s.Plan.ControlPlanes[:1], s.members[:1], true
 	}
-	two := all(without("cp3"), func(s *scene) { s.plan.ControlPlanes = s.plan.ControlPlanes[:2]; delete(s.nodes, "cp3") })
+	two := all(without("cp3"), func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:2]; delete(s.nodes, "cp3") })
 	away := func(s *scene) { s.members[0].Peers = []string{"https://10.0.0.98:2380"}; s.uuids[addr(98)] = "other" }
 	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
-	kept := func(s *scene) { s.plan.EtcdKept = true }
+	kept := func(s *scene) { s.Plan.EtcdKept = true }
 	gone := all(without("cp1"), mute)
 	return []gateRow{
 		{do: "recreate", change: dead},
@@ -164,7 +164,7 @@ func etcdRows() []gateRow {
 		{do: "is out", change: func(s *scene) { s.mem.EtcdKept = true }, err: "etcd goes on with what the disks hold"},
 		{do: "reboot", change: dead, err: "etcd would not survive losing cp1"},
 		{do: "reboot", change: all(dead, mute)},
-		{do: "reboot", change: func(s *scene) { dead(s); s.plan.Role = cluster.Worker }},
+		{do: "reboot", change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},
 		{do: "boot failed", err: "and it is not asked to boot its previous system"},
 	}
 }
@@ -195,7 +195,7 @@ func identityRows() []gateRow {
 // lossRows are about data that goes with a system disk.
 func lossRows() []gateRow {
 	const lost = "would be lost"
-	lonely := func(s *scene) { s.plan.ControlPlanes = s.plan.ControlPlanes[:1] }
+	lonely := func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:1] }
 	unread := fails("LocalData", cluster.ErrNotNow)
 	return []gateRow{
 		{do: "losses", change: stays, err: lost},
@@ -220,8 +220,8 @@ func lossRows() []gateRow {
 		{do: "losses", change: func(s *scene) { s.rec.Memory = "?" }, err: "can't be read"},
 		{do: "losses", change: func(s *scene) { delete(s.nodes, "wk1") }},
 		{do: "losses", change: fails("LocalData", cluster.ErrNotNow), err: "no answer just now"},
-		{do: "losses", change: all(resumed, fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.plan.Found.Node = nil })},
-		{do: "losses", change: all(fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.plan.Found.Node = nil }), err: "no answer just now"},
+		{do: "losses", change: all(resumed, fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.Plan.Found.Node = nil })},
+		{do: "losses", change: all(fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.Plan.Found.Node = nil }), err: "no answer just now"},
 		{do: "asks", change: fails("LocalData", cluster.ErrNotNow), err: "gave up after 1m0s", took: time.Minute},
 		{do: "asks", change: func(s *scene) {
 			s.px.FailAt = 4 // of the first look: the Node
@@ -283,7 +283,7 @@ func configRows() []gateRow {
 	sum := func(s *scene) { s.rec.Config = cluster.ConfigSum(s.config["file"]) }
 	edited := func(s *scene) { s.config["file"] = cluster.Secret("version: v1alpha1\nmachine: {type: worker}\n") }
 	unsaved := func(s *scene) { delete(s.config, "journal") }
-	unplanned := func(s *scene) { s.plan.ConfigFile = nil }
+	unplanned := func(s *scene) { s.Plan.ConfigFile = nil }
 	unfiled := func(s *scene) { delete(s.config, "file") }
 	return []gateRow{
 		{do: "configured", change: func(s *scene) { s.blank.UUID = "v" }, err: "answers with UUID v, not u", done: stopped},
@@ -318,7 +318,7 @@ func configRows() []gateRow {
 		{do: "file", change: edited, err: "its file in talos.machineConfigs was changed"},
 		{do: "file", change: func(s *scene) { s.config["file"] = cluster.Secret("{") }, err: "not a machine configuration"},
 		{do: "file", change: func(s *scene) { s.config["runs"] = nil }, err: "the configuration that it runs was changed"},
-		{do: "file", change: func(s *scene) { s.plan.ConfigFile.Runs = ""; s.config["runs"] = nil }},
+		{do: "file", change: func(s *scene) { s.Plan.ConfigFile.Runs = ""; s.config["runs"] = nil }},
 	}
 }
 
@@ -346,7 +346,7 @@ func otherRows() []gateRow {
 		{do: "parking", change: text("mine"), err: "no longer says so"},
 		{do: "parking", change: record(func(rec *parking.Record) { rec.Node = "wk2" }), err: "no longer says so"},
 		{do: "parking", change: record(func(rec *parking.Record) { rec.Cluster = "c2" }), err: "no longer says so"},
-		{do: "parking", change: all(record(func(rec *parking.Record) { rec.Node = "wk2" }), (*scene).ready, func(s *scene) { s.number, s.plan.Found.Parking = 9900, nil }), err: "parking VM of wk1: not found"},
+		{do: "parking", change: all(record(func(rec *parking.Record) { rec.Node = "wk2" }), (*scene).ready, func(s *scene) { s.number, s.Plan.Found.Parking = 9900, nil }), err: "parking VM of wk1: not found"},
 		{do: "record", change: record(func(rec *parking.Record) { rec.Open = false }), err: "another run was here"},
 		{do: "record", change: record(func(rec *parking.Record) { rec.Run = "r0" }), err: "another run was here"},
 		{do: "prove", change: func(s *scene) { s.mem.VM.Config = kv{"hookscript": "x"} }, err: "has hookscript"},

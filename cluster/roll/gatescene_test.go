@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 type kv = map[string]string
@@ -63,23 +64,23 @@ func newScene() *scene {
 	w.Build.ISOName = "new.iso"
 	found := s.px.Guests[101]
 	r := &Roller{
-		Roll: &Roll{
+		Roll: &rolling.Roll{
 			Proxmox: s.px, Kube: sceneKube{scene: s}, Talos: sceneTalos{scene: s}, Maintenance: sceneMaintenance{scene: s}, Journal: sceneJournal{s},
 			Cluster: "c1", Run: "r1", Timing: cluster.Timing{Poll: time.Second, Settle: time.Second, Stop: time.Minute, Boot: time.Minute, Join: time.Minute, Drain: time.Minute},
 			Say: func(string, string) {},
 		},
 		Files: sceneFiles{s}, Commands: sceneCommands{scene: s},
 	}
-	s.node = r.node(handle{
-		plan: planning.NodePlan{
+	s.node = r.node(rolling.Node{
+		Plan: planning.NodePlan{
 			Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, VMID: 101, Host: "pve1", UUID: "u", Addr: addr(21), Wanted: w,
 			Found: observe.Found{Name: "wk1", VM: &found, Machine: &m, Node: &cluster.KubeNode{}},
 		},
-		want: w,
+		Want: w,
 	})
 	for i, name := range []string{"cp1", "cp2", "cp3"} {
 		at, id := addr(byte(11+i)), uint64(i+1)
-		s.plan.ControlPlanes = append(s.plan.ControlPlanes, cluster.Endpoint{Node: name, Addr: at})
+		s.Plan.ControlPlanes = append(s.Plan.ControlPlanes, cluster.Endpoint{Node: name, Addr: at})
 		s.uuids[at] = "u-" + name
 		s.members = append(s.members, cluster.EtcdMember{ID: id, Name: name, Peers: []string{"https://" + at.String() + ":2380"}})
 		s.status[at] = cluster.EtcdStatus{MemberID: id, Leader: 1, Version: "3.6.4"}
@@ -91,7 +92,7 @@ func newScene() *scene {
 
 // asCP makes the node the control plane cp1.
 func asCP(s *scene) {
-	s.plan.Node, s.plan.Role, s.plan.Addr = "cp1", cluster.ControlPlane, addr(11)
+	s.Plan.Node, s.Plan.Role, s.Plan.Addr = "cp1", cluster.ControlPlane, addr(11)
 	k := s.nodes["wk1"]
 	k.Name, k.ControlPlane = "cp1", true
 	s.nodes["cp1"], s.uuids[addr(11)], s.machine.Nodename = k, "u", "cp1"
@@ -104,7 +105,7 @@ func asCP(s *scene) {
 
 // begun has the replacement's record open, with the disks where they were.
 func begun(s *scene) {
-	s.rec = &parking.Record{Cluster: "c1", Node: s.plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.plan.Strategy, Disks: []parking.ParkedDisk{
+	s.rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Disks: []parking.ParkedDisk{
 		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}, {Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1"},
 	}}
 }
@@ -122,11 +123,11 @@ func (s *scene) ready() {
 	if err := errors.Join(err, errDescription); err != nil {
 		panic(err)
 	}
-	park := cluster.VM{ID: 9900, Name: cluster.ParkingName(s.plan.Node), Host: "pve1", Config: kv{}}
+	park := cluster.VM{ID: 9900, Name: cluster.ParkingName(s.Plan.Node), Host: "pve1", Config: kv{}}
 	maps.Copy(park.Config, s.px.Guests[9900].Config)
 	park.Config["description"] = description
 	s.px.Guests[9900] = park
-	s.plan.Found.Parking = &parking.Parking{VM: park, Record: *s.rec}
+	s.Plan.Found.Parking = &parking.Parking{VM: park, Record: *s.rec}
 }
 
 // play does it with the row's change, or with one call failing.
@@ -155,7 +156,7 @@ func (s *scene) answers(name string, at netip.Addr) (cluster.Machine, error) {
 		return cluster.Machine{}, err
 	}
 	m := cluster.Machine{UUID: s.uuids[at]}
-	if at == s.plan.Addr {
+	if at == s.Plan.Addr {
 		m = s.machine
 		m.UUID = s.uuids[at]
 	}
@@ -184,7 +185,7 @@ func (k sceneKube) Nodes(context.Context) ([]cluster.KubeNode, error) {
 }
 
 func (k sceneKube) LocalData(context.Context, ...cluster.KubeNode) (map[string][]cluster.LocalData, error) {
-	return map[string][]cluster.LocalData{k.plan.Node: k.local}, k.px.Call("LocalData")
+	return map[string][]cluster.LocalData{k.Plan.Node: k.local}, k.px.Call("LocalData")
 }
 
 func (k sceneKube) OtherOwners(context.Context) ([]string, error) {
@@ -281,7 +282,7 @@ func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPat
 }
 
 func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
-	k.uuids[k.plan.Addr] = k.applied
+	k.uuids[k.Plan.Addr] = k.applied
 	return sceneKube{scene: k.scene}.do("apply")
 }
 
@@ -303,9 +304,9 @@ func (k sceneFiles) Files(context.Context, netip.Addr, string, func(context.Cont
 type sceneJournal struct{ *scene }
 
 func (k sceneJournal) Get(key string, v any) (bool, error) {
-	kept := map[string]any{k.node.key("memory"): k.mem}
+	kept := map[string]any{k.node.Key("memory"): k.mem}
 	if k.number != 0 {
-		kept[k.node.key("parking")] = k.number
+		kept[k.node.Key("parking")] = k.number
 	}
 	if err := k.px.Call("Get"); err != nil || kept[key] == nil {
 		return false, err

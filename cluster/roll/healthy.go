@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -16,7 +17,7 @@ import (
 // healthy is the goal of waiting: the machine runs the wanted build from its
 // own disk with every volume back, and Kubernetes has seen this very boot.
 func (n health) healthy(ctx context.Context) (string, error) {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -29,29 +30,29 @@ func (n health) inVain(ctx context.Context, err error) error {
 		return err
 	}
 	again := "recast roll waits for it again"
-	if m, errNow := n.Talos.Machine(ctx, n.plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
+	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
 	}
 	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
-		n.plan.VMID, n.plan.Addr, again, n.plan.Node)
+		n.Plan.VMID, n.Plan.Addr, again, n.Plan.Node)
 }
 
 // installs says whether Talos is installed on a blank disk.
 func (n *node) installs() bool {
-	return n.plan.Strategy == cluster.Recreate || n.plan.Strategy == cluster.Reimage
+	return n.Plan.Strategy == cluster.Recreate || n.Plan.Strategy == cluster.Reimage
 }
 
 func (n health) isHealthy() string {
-	return fmt.Sprintf("runs %s build %s and is Ready", n.want.Build.TalosVersion, words.Short(n.want.Build.ID))
+	return fmt.Sprintf("runs %s build %s and is Ready", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID))
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (n health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
-	m, lacks, err := n.arrived(ctx, true)
+	m, lacks, err := n.Arrived(ctx, true)
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	if m.BootID == mem.BootID && n.plan.Strategy != cluster.PutBack {
+	if m.BootID == mem.BootID && n.Plan.Strategy != cluster.PutBack {
 		return "still the boot from before the replacement", nil
 	}
 	if lacks := n.lacksSystem(m, mem); lacks != "" {
@@ -73,7 +74,7 @@ func (n health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return LacksNode(ctx, n.Kube, n.plan.Node, m)
+	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m)
 }
 
 // lacksPlace says which persistent volume is on another disk than before. A disk that
@@ -97,8 +98,8 @@ func (n health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
 func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
-	if n.plan.Strategy == cluster.PutBack || n.plan.Strategy == cluster.Rollback {
-		if n.plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.plan.Restore.Build {
+	if n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.Rollback {
+		if n.Plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}
 		if !n.runsFromIts(m, mem) {
@@ -106,7 +107,7 @@ func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 		}
 		return ""
 	}
-	if reasons := cluster.DiffImage(n.want.Build, m, n.roller.History); len(reasons) > 0 {
+	if reasons := cluster.DiffImage(n.Want.Build, m, n.roller.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
 	}
 	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too
@@ -136,14 +137,14 @@ func (n health) sentBack(ctx context.Context, silent error) error {
 	if silent == nil || !n.installs() || ctx.Err() != nil {
 		return silent
 	}
-	m, err := n.Maintenance.MaintenanceMachine(ctx, n.plan.Addr)
-	if err != nil || m.Stage != "maintenance" || m.UUID != n.plan.UUID {
+	m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
+	if err != nil || m.Stage != "maintenance" || m.UUID != n.Plan.UUID {
 		return silent
 	}
 	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
-		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.plan.Node, n.want.Build.Installer)),
+		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.Plan.Node, n.Want.Build.Installer)),
 		"see that it can fetch the installer, and what the console of VM %d says; the same command again gives it its configuration anew; recast recover %s boots the old system disk instead",
-		n.plan.VMID, n.plan.Node))
+		n.Plan.VMID, n.Plan.Node))
 }
 
 // settle waits until the node has lacked nothing for the settling time. A
@@ -152,8 +153,8 @@ func (n health) settle(ctx context.Context, id string, within time.Duration, lac
 	var since time.Time // zero while it is not healthy
 	watched := true     // what it lacks is something that a watch tells of
 	w := wait.For{
-		Name: fmt.Sprintf("%s healthy for %s", n.plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
-		Watches: []wait.Watch{n.watchMachine, n.watchNode},
+		Name: fmt.Sprintf("%s healthy for %s", n.Plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
+		Watches: []wait.Watch{n.WatchMachine, n.WatchNode},
 		Due: func() time.Duration {
 			switch {
 			case since.IsZero() && watched:
@@ -164,9 +165,9 @@ func (n health) settle(ctx context.Context, id string, within time.Duration, lac
 			return max(time.Nanosecond, n.Timing.Settle-time.Since(since))
 		},
 	}
-	err := n.watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
+	err := n.Watch(ctx, id, w, func(ctx context.Context) (bool, string, error) {
 		what, err := lacks(ctx)
-		watched = err != nil || isWatched(what)
+		watched = err != nil || rolling.IsWatched(what)
 		switch {
 		case errors.Is(err, errRolledBack):
 			return false, "", wait.Stop(err)
@@ -176,7 +177,7 @@ func (n health) settle(ctx context.Context, id string, within time.Duration, lac
 		case since.IsZero():
 			since = time.Now()
 		}
-		return time.Since(since) >= n.Timing.Settle, Settling, nil
+		return time.Since(since) >= n.Timing.Settle, rolling.Settling, nil
 	})
 	n.settledAt = time.Time{}
 	if err == nil {
@@ -192,7 +193,7 @@ func (n health) settled(ctx context.Context, lacks func(context.Context) (string
 	switch {
 	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
-	case cluster.Elapsed(n.settledAt) < justNow:
+	case cluster.Elapsed(n.settledAt) < rolling.JustNow:
 		return n.isHealthy(), nil
 	}
 	if what, err := lacks(ctx); what != "" || errors.Is(err, errRolledBack) || errors.Is(err, errOtherSystem) {
@@ -203,17 +204,17 @@ func (n health) settled(ctx context.Context, lacks func(context.Context) (string
 
 // vmToBe is the VM that is being brought up.
 func (n health) vmToBe(mem parking.Memory) cluster.VM {
-	switch n.plan.Strategy {
+	switch n.Plan.Strategy {
 	case cluster.Recreate, cluster.Reimage:
 		return mem.BlankVM()
 	case cluster.Rollback:
-		return mem.VMWith(cluster.SplitOptions(n.plan.Restore.Options))
+		return mem.VMWith(cluster.SplitOptions(n.Plan.Restore.Options))
 	}
 	return mem.VM
 }
 
 func (n health) waitHealthy(ctx context.Context) error {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}

@@ -28,11 +28,11 @@ func (n hookPoints) before() []step.Step {
 	if n.staysIn() {
 		return nil
 	}
-	steps := n.call(cluster.BeforeNode, hooksBefore).Step(hooksBefore, "run the hooks before "+n.plan.Node+" goes", n.hooks.BeforeNode,
+	steps := n.call(cluster.BeforeNode, hooksBefore).Step(hooksBefore, "run the hooks before "+n.Plan.Node+" goes", n.hooks.BeforeNode,
 		func(ctx context.Context, err error) error {
-			fate := n.plan.Node + " was not touched"
-			if n.plan.Resume {
-				fate = n.plan.Node + " is as the earlier run had left it"
+			fate := n.Plan.Node + " was not touched"
+			if n.Plan.Resume {
+				fate = n.Plan.Node + " is as the earlier run had left it"
 			}
 			return hook.FailedBefore(ctx, err, "%s; once the hook ends with 0, run the same command again: the hooks before the node run again", fate)
 		})
@@ -54,12 +54,12 @@ func (n hookPoints) after() []step.Step {
 	if n.staysIn() {
 		return nil
 	}
-	return n.call(cluster.AfterNode, hooksAfter).Step(hooksAfter, "run the hooks with "+n.plan.Node+" back", n.hooks.AfterNode,
+	return n.call(cluster.AfterNode, hooksAfter).Step(hooksAfter, "run the hooks with "+n.Plan.Node+" back", n.hooks.AfterNode,
 		func(_ context.Context, err error) error {
 			if err != nil {
-				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err)
+				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err)
 			}
-			return n.batchLeftOpen(hook.FailedAfter(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.plan.Node))
+			return n.batchLeftOpen(hook.FailedAfter(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.Plan.Node))
 		})
 }
 
@@ -69,7 +69,7 @@ func (n hookPoints) batchLeftOpen(err error) error {
 	if err == nil || len(n.hooks.AfterBatch) == 0 {
 		return err
 	}
-	phase, _, _ := planning.NodeOfStep(n.path)
+	phase, _, _ := planning.NodeOfStep(n.Path)
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
@@ -84,30 +84,30 @@ func yielding(steps []step.Step) []step.Step {
 }
 
 func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
-	phase, _, _ := planning.NodeOfStep(n.path)
+	phase, _, _ := planning.NodeOfStep(n.Path)
 	return hook.Call{
-		Commands: n.roller.Commands, Point: p, Batch: phase, Node: n.plan.Node, Env: append(n.roller.runEnv(phase), n.env(p)...),
-		Say: func(text string) { n.say(id, text) }, Keep: n.roller.keepHook(n.key("hooks/" + strings.ToLower(string(p)))),
+		Commands: n.roller.Commands, Point: p, Batch: phase, Node: n.Plan.Node, Env: append(n.roller.runEnv(phase), n.env(p)...),
+		Say: func(text string) { n.Tell(id, text) }, Keep: n.roller.keepHook(n.Key("hooks/" + strings.ToLower(string(p)))),
 	}
 }
 
 // env is what hooks are told of the node; "" of what is not known.
 func (n hookPoints) env(p cluster.HookPoint) []string {
-	build, talos := n.want.Build.ID, n.want.Build.TalosVersion
-	switch n.plan.Strategy {
+	build, talos := n.Want.Build.ID, n.Want.Build.TalosVersion
+	switch n.Plan.Strategy {
 	case cluster.Rollback, cluster.PutBack:
 		build, talos = "", ""
-		if back := n.plan.Restore; back != nil {
+		if back := n.Plan.Restore; back != nil {
 			build, talos = back.Build, back.Talos
 		}
 	}
 	env := []string{
-		"RECAST_NODE=" + n.plan.Node, "RECAST_ROLE=" + n.plan.Role, "RECAST_STRATEGY=" + string(n.plan.Strategy),
-		"RECAST_VMID=" + strconv.Itoa(int(n.plan.VMID)), "RECAST_HOST=" + n.plan.Host,
-		"RECAST_TALOS_VERSION=" + talos, "RECAST_BUILD_ID=" + build, "RECAST_RESUMED=" + strconv.FormatBool(n.plan.Resume),
+		"RECAST_NODE=" + n.Plan.Node, "RECAST_ROLE=" + n.Plan.Role, "RECAST_STRATEGY=" + string(n.Plan.Strategy),
+		"RECAST_VMID=" + strconv.Itoa(int(n.Plan.VMID)), "RECAST_HOST=" + n.Plan.Host,
+		"RECAST_TALOS_VERSION=" + talos, "RECAST_BUILD_ID=" + build, "RECAST_RESUMED=" + strconv.FormatBool(n.Plan.Resume),
 	}
-	if n.plan.Addr.IsValid() {
-		env = append(env, "RECAST_ADDRESS="+n.plan.Addr.String())
+	if n.Plan.Addr.IsValid() {
+		env = append(env, "RECAST_ADDRESS="+n.Plan.Addr.String())
 	}
 	return append(env, outcomeEnv(p)...)
 }

@@ -20,14 +20,14 @@ import (
 // its name in Kubernetes are one machine, that of its VM. Whether a machine has
 // to answer is for others to say.
 func (n identity) requireOneMachine(ctx context.Context) error {
-	m, err := n.Talos.Identity(ctx, n.plan.Addr)
+	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
-	case m.UUID != n.plan.UUID:
-		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID),
-			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.plan.Node)
-	case m.Nodename != "" && m.Nodename != n.plan.Node:
-		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.plan.Node, m.Nodename),
+	case m.UUID != n.Plan.UUID:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
+			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.Plan.Node)
+	case m.Nodename != "" && m.Nodename != n.Plan.Node:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.Plan.Node, m.Nodename),
 			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
 	}
 	return n.requireOwnName(ctx)
@@ -35,7 +35,7 @@ func (n identity) requireOneMachine(ctx context.Context) error {
 
 // requireOwnName refuses where Kubernetes knows another machine by the node's name.
 func (n identity) requireOwnName(ctx context.Context) error {
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return err
 	}
@@ -43,10 +43,10 @@ func (n identity) requireOwnName(ctx context.Context) error {
 }
 
 func (n identity) requireOwn(ctx context.Context, k cluster.KubeNode) error {
-	if k.UUID == n.plan.UUID {
+	if k.UUID == n.Plan.UUID {
 		return nil
 	}
-	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.plan.Node, n.plan.VMID, n.plan.UUID))
+	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.Plan.Node, n.Plan.VMID, n.Plan.UUID))
 }
 
 // otherMachine says who the machine with that UUID is, which goes by the node's name, too.
@@ -58,7 +58,7 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 		}
 	}
 	return fault.WithHint(err, "give every machine a hostname of its own (is one a clone?): talosctl get affiliates shows who is who; "+
-		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.plan.Node, n.plan.Node)
+		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
 }
 
 // requireNameFree refuses to bring a machine up under the node's name while
@@ -69,20 +69,20 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 func (n identity) requireNameFree(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
-	if k, err := n.kubeNode(asking); err == nil {
+	if k, err := n.KubeNode(asking); err == nil {
 		if err := n.requireOwn(asking, k); err != nil {
 			return err
 		}
 	}
-	for _, e := range n.askEtcd() {
-		if n.plan.Role != cluster.ControlPlane || e.Node == n.plan.Node {
+	for _, e := range n.AskEtcd() {
+		if n.Plan.Role != cluster.ControlPlane || e.Node == n.Plan.Node {
 			continue
 		}
 		members, err := n.Talos.EtcdMembers(asking, e.Addr)
 		if err != nil {
 			continue
 		}
-		m, found, err := etcd.View{Members: members}.Member(n.plan.Node)
+		m, found, err := etcd.View{Members: members}.Member(n.Plan.Node)
 		if err != nil || !found {
 			return errors.Join(err, ctx.Err())
 		}
@@ -95,12 +95,12 @@ func (n identity) requireNameFree(ctx context.Context) error {
 // name. One at whose peer address nobody answers us is nobody's, or the node's own.
 func (n identity) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
 	addr, err := m.Address(nil)
-	if err != nil || addr == n.plan.Addr {
+	if err != nil || addr == n.Plan.Addr {
 		return nil //nolint:nilerr // added, but never started
 	}
 	other, err := n.Talos.Identity(ctx, addr)
-	if err != nil || other.UUID == n.plan.UUID {
+	if err != nil || other.UUID == n.Plan.UUID {
 		return nil //nolint:nilerr // see above
 	}
-	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.plan.Node, addr, other.UUID))
+	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.Plan.Node, addr, other.UUID))
 }

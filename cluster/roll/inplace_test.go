@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -32,8 +33,8 @@ func TestSettledTakesBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := (&Roller{}).node(handle{})
-			n.settledAt = time.Now().Add(-justNow)
+			n := (&Roller{}).node(rolling.Node{})
+			n.settledAt = time.Now().Add(-rolling.JustNow)
 			if c.just {
 				n.settledAt = time.Now()
 			}
@@ -60,7 +61,7 @@ func (c configuredMachine) ApplyConfig(context.Context, netip.Addr, string, clus
 }
 
 // keptConfig is a journal that has a machine configuration and nothing else.
-type keptConfig struct{ Journal }
+type keptConfig struct{ rolling.Journal }
 
 func (keptConfig) Get(string, any) (bool, error) { return false, nil }
 
@@ -78,7 +79,7 @@ func TestApplyHints(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := (&Roller{Roll: &Roll{Maintenance: configuredMachine{answer: c.answer}, Journal: keptConfig{}}}).node(handle{})
+			n := (&Roller{Roll: &rolling.Roll{Maintenance: configuredMachine{answer: c.answer}, Journal: keptConfig{}}}).node(rolling.Node{})
 			err := n.bringUp.apply(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
 			if !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits {
 				t.Errorf("%v, %q", err, fault.Hints(err))

@@ -10,6 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 // countedTalos is a machine that runs one system, and counts how often it is asked.
@@ -46,15 +47,15 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 		asked   int
 	}{
 		"it does":         {machine: right, want: true, asked: 1},
-		"it did":          {machine: right, pause: justNow, want: true, asked: 2},
+		"it did":          {machine: right, pause: rolling.JustNow, want: true, asked: 2},
 		"it does not yet": {machine: old, asked: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
-				r := &Roller{Roll: &Roll{Talos: machine, Kube: markedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
-				n := r.node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, want: cluster.Wanted{Build: b}})
+				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: markedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
+				n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})
 				for range 2 {
 					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {
 						t.Errorf("%q, %v", reason, err)

@@ -15,35 +15,35 @@ import (
 // process had sent can come any more that would meet it while it is out: a start
 // of its own VM, or the shutdown of another control plane.
 func (n lateGate) awaitLate(ctx context.Context) error {
-	if n.plan.Strategy == cluster.Configure || n.plan.Strategy == cluster.InPlace && n.plan.Drift.Tidy() {
+	if n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
 		return nil // nothing is taken out
 	}
-	say := func(text string) { n.say("gate", text) }
+	say := func(text string) { n.Tell("gate", text) }
 	own, err := n.own(ctx)
 	if err != nil {
 		return err
 	}
-	goesOn := n.plan.Resume && n.plan.Strategy != cluster.PutBack
+	goesOn := n.Plan.Resume && n.Plan.Strategy != cluster.PutBack
 	which := exchange.SwitchesOn
 	if goesOn { // it may itself have been about to start the VM
 		which = []string{cluster.SentAddHA}
 	}
-	if err := n.late.Await(ctx, own, which, say); err != nil {
+	if err := n.Late.Await(ctx, own, which, say); err != nil {
 		return err
 	}
-	if n.plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and who goes on waits before the delete
-		if err := n.late.Await(ctx, own, []string{exchange.SentDelete}, say); err != nil {
+	if n.Plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and who goes on waits before the delete
+		if err := n.Late.Await(ctx, own, []string{exchange.SentDelete}, say); err != nil {
 			return err
 		}
 	}
-	if n.plan.Role != cluster.ControlPlane {
+	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
 	others, err := n.others(ctx)
 	if err != nil {
 		return err
 	}
-	if err := n.late.Await(ctx, others, cluster.TakesDown, say); err != nil {
+	if err := n.Late.Await(ctx, others, cluster.TakesDown, say); err != nil {
 		return err
 	}
 	return n.forget(ctx, others)
@@ -51,10 +51,10 @@ func (n lateGate) awaitLate(ctx context.Context) error {
 
 // own is the node's own parking VM, whose record has what must be waited for.
 func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
-	if n.plan.Strategy == cluster.InPlace {
+	if n.Plan.Strategy == cluster.InPlace {
 		return nil, nil
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if errors.Is(err, cluster.ErrNotFound) {
 		return nil, nil
 	}
@@ -64,7 +64,7 @@ func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 // others are the parking VMs of the cluster's other control planes whose
 // records have requests. On a host that is away nothing is carried out any more.
 func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
-	if n.late.None() {
+	if n.Late.None() {
 		return nil, nil
 	}
 	vms, err := n.Proxmox.VMs(ctx)
@@ -77,11 +77,11 @@ func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 		return nil, err
 	}
 	if !away {
-		n.late.SawAll(all)
+		n.Late.SawAll(all)
 	}
 	var out []parking.Parking
 	for _, p := range all {
-		if p.Record.Node != n.plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0 {
+		if p.Record.Node != n.Plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0 {
 			out = append(out, p)
 		}
 	}
@@ -93,7 +93,7 @@ func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 func (n lateGate) forget(ctx context.Context, parkings []parking.Parking) error {
 	for _, p := range parkings {
 		before := len(p.Record.Sent)
-		n.late.Forgetting(p.VM.ID, func(*parking.Record) {})(&p.Record)
+		n.Late.Forgetting(p.VM.ID, func(*parking.Record) {})(&p.Record)
 		if p.Record.Open || len(p.Record.Sent) == before {
 			continue
 		}

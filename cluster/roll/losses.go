@@ -19,7 +19,7 @@ import (
 func (n losses) require(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
-		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.plan.Node, err)
+		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.Plan.Node, err)
 	}
 	if !leaves {
 		return nil
@@ -28,7 +28,7 @@ func (n losses) require(ctx context.Context) error {
 	if len(against) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s", n.plan.Strategy, n.plan.Node, strings.Join(against, "; ")),
+	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s", n.Plan.Strategy, n.Plan.Node, strings.Join(against, "; ")),
 		"that was lifted, the same command again goes on")
 }
 
@@ -41,10 +41,10 @@ func (n losses) requireOff(ctx context.Context) error {
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
 		return err
 	}
-	if n.plan.Role == cluster.ControlPlane && len(n.plan.ControlPlanes) < 3 {
+	if n.Plan.Role == cluster.ControlPlane && len(n.Plan.ControlPlanes) < 3 {
 		return nil
 	}
-	return n.wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
+	return n.Wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.Plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
 		err := n.require(ctx)
 		if err != nil && fault.KindOf(err) != fault.Failed {
 			err = wait.Stop(err)
@@ -55,19 +55,19 @@ func (n losses) requireOff(ctx context.Context) error {
 
 // leavingNow is leaving, of what is read now.
 func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
-	f := observe.Found{Name: n.plan.Node}
-	park, err := n.parking(ctx)
+	f := observe.Found{Name: n.Plan.Node}
+	park, err := n.Parking(ctx)
 	if err == nil && park.Record.Open && park.Record.Run == n.Run {
 		f.Parking = &park
 	} else if err != nil && !errors.Is(err, cluster.ErrNotFound) {
 		return c, false, err
 	}
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return c, false, nil
 	case err != nil:
-		return c, false, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return c, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
 	f.VM = &vm
 	if f.Open() {
@@ -75,20 +75,20 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 		if err != nil {
 			return c, false, err
 		}
-		if there, isNew := park.Record.SystemOn(vm, mem); !there || isNew != (n.plan.Strategy == cluster.PutBack) {
+		if there, isNew := park.Record.SystemOn(vm, mem); !there || isNew != (n.Plan.Strategy == cluster.PutBack) {
 			return c, false, nil
 		}
 	}
 	var silent error
 	if vm.Running {
-		m, err := n.Talos.Machine(ctx, n.plan.Addr)
+		m, err := n.Talos.Machine(ctx, n.Plan.Addr)
 		if err == nil && m.UUID == vm.UUID() {
 			f.Machine = &m
 		}
-		silent = fault.Prefix(fmt.Sprintf("read machine %s", n.plan.Addr), err)
+		silent = fault.Prefix(fmt.Sprintf("read machine %s", n.Plan.Addr), err)
 	}
 	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
-		mem, err := n.memory(ctx)
+		mem, err := n.Memory(ctx)
 		if err != nil {
 			return c, false, cmp.Or(silent, err)
 		}
@@ -97,14 +97,14 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 	if err := n.bindings(ctx, &f); err != nil {
 		return c, false, err
 	}
-	c, leaves = strategy.Leaving(n.plan.Strategy, n.plan.Wanted, f)
+	c, leaves = strategy.Leaving(n.Plan.Strategy, n.Plan.Wanted, f)
 	return c, leaves, nil
 }
 
 // bindings reads what Kubernetes says of the node. Neither a Node that somebody
 // has deleted nor an API that is away with its control planes is an error.
 func (n losses) bindings(ctx context.Context, f *observe.Found) error {
-	k, err := n.Kube.Node(ctx, n.plan.Node)
+	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return nil
@@ -112,7 +112,7 @@ func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 		f.Node = &k
 		f.Local, err = n.localData(ctx, k)
 	}
-	if err != nil && n.plan.Found.Node == nil && n.plan.Resume {
+	if err != nil && n.Plan.Found.Node == nil && n.Plan.Resume {
 		f.Node = nil // it was away when the plan was made, too
 		return nil
 	}
@@ -121,5 +121,5 @@ func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 
 func (n losses) localData(ctx context.Context, k cluster.KubeNode) ([]cluster.LocalData, error) {
 	local, err := n.Kube.LocalData(ctx, k)
-	return local[n.plan.Node], err
+	return local[n.Plan.Node], err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
@@ -31,12 +32,12 @@ func (n newBoot) waitHealthy(ctx context.Context) error {
 	case errors.Is(err, errRolledBack):
 		return n.rolledBack(ctx, err)
 	case errors.Is(err, errOtherSystem):
-		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), err),
+		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.Plan.Node, words.Short(n.Want.Build.ID), err),
 			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
-		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.plan.Node)))
+		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.Plan.Node)))
 	}
 	// Nothing boots in a VM that is off, so there is nothing to give up on.
-	if vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID); errVM == nil && !vm.Running {
+	if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
 	}
 	return n.bootFailed(ctx, err)
@@ -49,12 +50,12 @@ var (
 
 // lacks names the first thing that the node still lacks.
 func (n newBoot) lacks(ctx context.Context) (string, error) {
-	m, lacks, err := n.arrived(ctx, false)
+	m, lacks, err := n.Arrived(ctx, false)
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	reasons := cluster.DiffImage(n.want.Build, m, n.roller.History)
-	k, err := n.kubeNode(ctx)
+	reasons := cluster.DiffImage(n.Want.Build, m, n.roller.History)
+	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -72,30 +73,30 @@ func (n newBoot) lacks(ctx context.Context) (string, error) {
 	if lacks, err := n.etcd.lacks(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return lacksReady(ctx, n.Kube, k, m)
+	return rolling.LacksReady(ctx, n.Kube, k, m)
 }
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
 func (n newBoot) inPlaceMemory() parking.Memory {
-	return parking.Memory{ControlPlane: n.plan.Role == cluster.ControlPlane, EtcdMembers: len(n.plan.ControlPlanes)}
+	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
 }
 
 // isOther says whether a machine runs another system than before the upgrade; a
 // run that is resumed does not know that one.
 func (n newBoot) isOther(m cluster.Machine) bool {
-	was := n.plan.Found.Machine
-	return was != nil && !n.plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
+	was := n.Plan.Found.Machine
+	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
 // rolledBack leaves a node that serves again with its old system, and remembers
 // on its Node that this build is not to be tried in place again.
 func (n newBoot) rolledBack(ctx context.Context, cause error) error {
 	err := errors.Join(
-		n.Kube.SetFailedBuild(ctx, n.plan.Node, n.want.Build.ID),
-		n.Kube.Uncordon(ctx, n.plan.Node),
+		n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID),
+		n.Kube.Uncordon(ctx, n.Plan.Node),
 	)
-	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.plan.Node, words.Short(n.want.Build.ID), cause),
-		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.plan.Addr), fault.Prefix("clear up after that", err))
+	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.Plan.Node, words.Short(n.Want.Build.ID), cause),
+		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.Plan.Addr), fault.Prefix("clear up after that", err))
 }
 
 // bootFailed acts by policy on a node that did not come back in time.
@@ -104,10 +105,10 @@ func (n newBoot) bootFailed(ctx context.Context, cause error) error {
 	if policy == "" {
 		policy = cluster.RollbackOnBootFailure
 	}
-	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.plan.Node, cause)
-	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && m.UUID == n.plan.UUID && len(cluster.DiffImage(n.want.Build, m, n.roller.History)) > 0 {
+	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
+	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m, n.roller.History)) > 0 {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
-			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.plan.Addr)
+			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.Plan.Addr)
 		}
 		// asked to roll back it would boot the new one again
 		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
@@ -117,10 +118,10 @@ func (n newBoot) bootFailed(ctx context.Context, cause error) error {
 	}
 	if err := n.requireToReboot(ctx); err != nil {
 		return fault.WithHint(fault.UpgradeStuck.Errorf("%w, and it is not asked to boot its previous system: %s", cause, err),
-			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.plan.Node)
+			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.Plan.Node)
 	}
-	n.say("wait-healthy", "it did not come back in time: asking it to boot its previous system")
-	if err := n.Talos.Rollback(ctx, n.plan.Addr, n.plan.UUID); err != nil {
+	n.Tell("wait-healthy", "it did not come back in time: asking it to boot its previous system")
+	if err := n.Talos.Rollback(ctx, n.Plan.Addr, n.Plan.UUID); err != nil {
 		return n.cannotRollBack(ctx, cause, fmt.Errorf("and it can't be asked to roll back: %w", err))
 	}
 	if err := n.awaitOldSystem(ctx); err != nil {
@@ -132,10 +133,10 @@ func (n newBoot) bootFailed(ctx context.Context, cause error) error {
 // requireToReboot refuses to take a machine down again that etcd lives on: what it
 // waits for may be another member. One whose own etcd does not answer costs nothing.
 func (n newBoot) requireToReboot(ctx context.Context) error {
-	if n.plan.Role != cluster.ControlPlane {
+	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
-	if _, err := n.Talos.EtcdStatus(ctx, n.plan.Addr); err != nil {
+	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
 		return nil //nolint:nilerr // it is no member that the others could miss
 	}
 	return n.gate.requireEtcd(ctx)
@@ -145,21 +146,21 @@ func (n newBoot) requireToReboot(ctx context.Context) error {
 // only we that do not reach it.
 func (n newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	both := errors.Join(cause, why)
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	switch {
 	case ctx.Err() != nil || fault.KindOf(why) == fault.Config:
 		return both
-	case n.plan.Previous == nil:
+	case n.Plan.Previous == nil:
 		return fault.WithHint(both, "look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
 	case err == nil && k.Ready && k.Mark != nil && k.BootID != k.Mark.BootID:
-		return fault.WithHint(both, "Kubernetes has node %s Ready after a reboot, so nothing is done to it: see what is between us and its Talos API at %s; recast roll waits for it again", n.plan.Node, n.plan.Addr)
+		return fault.WithHint(both, "Kubernetes has node %s Ready after a reboot, so nothing is done to it: see what is between us and its Talos API at %s; recast roll waits for it again", n.Plan.Node, n.Plan.Addr)
 	}
 	n.gaveUp = cause
 	return nil
 }
 
 func (n newBoot) awaitOldSystem(ctx context.Context) error {
-	return n.watch(ctx, "wait-healthy", n.ofMachine(n.plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
+	return n.Watch(ctx, "wait-healthy", n.OfMachine(n.Plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		lacks, err := n.lacks(ctx)
 		if errors.Is(err, errRolledBack) {
 			return true, "", nil
@@ -174,9 +175,9 @@ func (n newBoot) awaitOldSystem(ctx context.Context) error {
 // until its next boot nothing else does: its Node remembers it.
 func (n newBoot) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
 	mark := k.Mark
-	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID || mark.BootID == m.BootID {
+	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}
-	n.say("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
-	return n.Kube.SetBooted(ctx, n.plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
+	n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
+	return n.Kube.SetBooted(ctx, n.Plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
 }

@@ -5,13 +5,14 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 // node is one node in a roll (DESIGN §9): what the plan says of it, and what only this process can
 // know. Each of its parts is a small type over the node itself, so that a part calls another one
 // by name: n.etcd.leave, n.power.stop.
 type node struct {
-	*handle
+	*rolling.Node
 	roller *Roller
 	gates  []cluster.UserGate
 	hooks  cluster.Hooks
@@ -52,11 +53,11 @@ type node struct {
 }
 
 // node is one node of this roll, with its parts.
-func (r *Roller) node(h handle) *node {
+func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
-	n := &node{handle: &h, roller: r}
+	n := &node{Node: &h, roller: r}
 	n.order = order{n}
-	n.gate = gateOf(n.handle)
+	n.gate = gateOf(n.Node)
 	n.etcd = etcdMember{n}
 	n.eviction = eviction{n}
 	n.recall = recall{n}

@@ -9,12 +9,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 // TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever it calls its entry.
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
-	n := (&Roller{Roll: &Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
+	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
 	reason, err := n.bringUp.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" }).Skip(t.Context())
 	if reason != "" || err != nil {
 		t.Errorf("%q, %v", reason, err)
@@ -29,7 +30,7 @@ func (isoTalos) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
 }
 
 // keptMemory is a journal that remembers a node.
-type keptMemory struct{ Journal }
+type keptMemory struct{ rolling.Journal }
 
 func (keptMemory) Get(_ string, v any) (bool, error) {
 	*v.(*parking.Memory) = parking.Memory{}

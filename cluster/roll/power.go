@@ -7,27 +7,28 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
 
 // isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
 func (n eviction) isOff(ctx context.Context) (bool, error) {
-	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if errors.Is(err, cluster.ErrNotFound) {
 		return true, nil
 	}
-	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.plan.VMID), err)
+	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.Plan.VMID), err)
 }
 
 // keepServing leaves a node that was drained but could not be stopped as it was,
 // unless its machine is no longer what it was: etcd left for good, or it does not answer.
 func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
-	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err != nil || !n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {
 		return cause
 	}
 	for _, s := range []step.Step{{Skip: r.Settings.SettingsRestored, Do: r.Settings.RestoreSettings}, {Skip: r.Settings.HARestored, Do: r.Settings.RestoreHA}} {
@@ -56,12 +57,12 @@ func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm clust
 		if err := beforePull(ctx); err != nil {
 			return err
 		}
-		n.say(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
+		n.Tell(id, fmt.Sprintf("the guest did not shut down (%v); pulling the plug", err))
 		if err := r.Sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) }); err != nil {
 			return fmt.Errorf("stop %s: %w", vm, err)
 		}
 	}
-	return n.wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
+	return n.Wait(ctx, id, fmt.Sprintf("VM %d stopped", vm.ID), n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		vm, err := n.Proxmox.VMState(ctx, vm.ID)
 		return err == nil && !vm.Running, "still running", err
 	})
@@ -75,12 +76,12 @@ func (n power) stop(ctx context.Context) error {
 		return err
 	}
 	var vm cluster.VM
-	err = n.repeat(ctx, "take-down/stop", n.repeatFor("take-down/stop"), func(ctx context.Context) error {
+	err = n.Repeat(ctx, "take-down/stop", n.RepeatFor("take-down/stop"), func(ctx context.Context) error {
 		vm, err = r.KeepOff(ctx)
 		return err
 	})
 	if err != nil {
-		return final(n.keepServing(ctx, r, err))
+		return rolling.Final(n.keepServing(ctx, r, err))
 	}
 	if vm.Running {
 		if err := n.off(ctx, r, "take-down/stop", vm, n.etcd.leaveAgain); err != nil {
@@ -94,12 +95,12 @@ func (n power) stop(ctx context.Context) error {
 }
 
 func (n power) stopped(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
-		return fmt.Sprintf("VM %d is deleted", n.plan.VMID), nil
+		return fmt.Sprintf("VM %d is deleted", n.Plan.VMID), nil
 	case err != nil:
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	case vm.Running || vm.HA || vm.Config["onboot"] == "1":
 		return "", nil
 	}
@@ -122,11 +123,11 @@ func (n power) stoppedFor(ctx context.Context) (string, error) {
 }
 
 func (n power) start(ctx context.Context) error {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
-	case vm.UUID() != n.plan.UUID || n.plan.Strategy != cluster.PutBack && vm.MadeBy() != n.Run:
+		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
+	case vm.UUID() != n.Plan.UUID || n.Plan.Strategy != cluster.PutBack && vm.MadeBy() != n.Run:
 		return fault.VMChanged.Refusedf("%s is not the one that run %s created", vm, n.Run)
 	case vm.Running:
 		return fault.VMChanged.Refusedf("%s is on, but its emulator says %q", vm, vm.QMP)
@@ -146,9 +147,9 @@ func (n power) start(ctx context.Context) error {
 }
 
 func (n power) started(ctx context.Context) (string, error) {
-	vm, err := n.Proxmox.VMState(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
 	// status says "running" for a VM that hangs in its own emulator, too.
 	if !vm.Running || vm.QMP != "running" {

@@ -9,6 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -19,13 +20,13 @@ func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) er
 	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err
 	}
-	if _, err := n.Talos.Identity(ctx, n.plan.Addr); err != nil {
-		n.say("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
+	if _, err := n.Talos.Identity(ctx, n.Plan.Addr); err != nil {
+		n.Tell("put-back/leave-etcd", "the replacement does not answer; its member goes when the old system joins")
 		return nil
 	}
-	return repeatable(errors.Join(
-		fault.Prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.plan.Addr, n.plan.UUID)),
-		fault.Prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.plan.Addr, n.plan.UUID)),
+	return rolling.Repeatable(errors.Join(
+		fault.Prefix("make the replacement hand etcd's leadership over", n.Talos.EtcdForfeit(ctx, n.Plan.Addr, n.Plan.UUID)),
+		fault.Prefix("make the replacement leave etcd", n.Talos.EtcdLeave(ctx, n.Plan.Addr, n.Plan.UUID)),
 	))
 }
 
@@ -33,7 +34,7 @@ func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) er
 // and the others go on without it; the old system displaces that member by its name when it joins.
 // A member of another ID on the old disk is the old system's own, which has joined anew.
 func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (string, error) {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -47,20 +48,20 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	if !found || !r.Spare.IsBlank(vm) {
 		return fmt.Sprintf("VM %d does not have the new system disk", r.VM.ID), nil
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil && !vm.Running {
 		err = fault.WithHint(err, "if it was a member, etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 	}
 	if err != nil {
 		return "", err
 	}
-	m, found, err := v.Member(n.plan.Node)
+	m, found, err := v.Member(n.Plan.Node)
 	switch {
 	case err != nil:
 		return "", err
 	case !found || m.ID == mem.EtcdID:
 		return "the replacement is no member of etcd", nil
-	case !vm.Running && len(v.Unhealthy(n.plan.Node)) == 0:
+	case !vm.Running && len(v.Unhealthy(n.Plan.Node)) == 0:
 		return "the replacement is off, and etcd goes on without it", nil
 	}
 	return "", nil
@@ -77,11 +78,11 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 	if out, err := n.replacementOut(ctx, r); err != nil || out == "" {
 		return "", err
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil || !park.Record.Left {
 		return reason, err
 	}
-	if m, err := n.Talos.Booted(ctx, n.plan.Addr); err == nil && n.isOldBoot(ctx, m) {
+	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
 		return "", nil
 	}
 	return reason, nil // off, or in a later boot
@@ -92,7 +93,7 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 // Nothing secret is needed for that, so it can be done from anywhere.
 func (n putBack) step() step.Step {
 	return step.Step{
-		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.plan.Node + " back", Risk: step.Destructive,
+		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.Plan.Node + " back", Risk: step.Destructive,
 		Steps: func(ctx context.Context) ([]step.Step, error) {
 			r, err := n.record.read(ctx)
 			if err != nil {
@@ -102,17 +103,17 @@ func (n putBack) step() step.Step {
 			steps := append([]step.Step{
 				{ID: "give-up", Title: "note that the replacement is given up", Do: r.GiveUp},
 				{ID: "leave-etcd", Title: "take the replacement out of etcd", Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }},
-				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
+				{ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive, Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) }, Do: func(ctx context.Context) error { return n.stopNew(ctx, r) }},
 			}, r.PutBack.Steps()...)
 			return append(
 				steps,
-				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.plan.VMID), Skip: n.power.started, Do: n.power.start},
+				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", n.Plan.VMID), Skip: n.power.started, Do: n.power.start},
 				n.bringUp.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }),
-				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(append(
 					r.Settings.RestoreSteps(),
 					step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.finish.restoreMetadata},
-					step.Step{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.finish.uncordoned, Do: n.finish.uncordon},
+					step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.finish.uncordon},
 					step.Step{ID: "close", Title: "close the record", Do: n.savedConfig.thenForget(r.CloseRecord)},
 				)...)},
 			), nil

@@ -23,27 +23,27 @@ func (n recall) keepFirewall(ctx context.Context) error {
 }
 
 func (n recall) observe(ctx context.Context) (parking.Memory, error) {
-	vm, err := n.Proxmox.VM(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err != nil {
-		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return parking.Memory{}, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	m, err := n.Talos.Machine(ctx, n.plan.Addr)
+	m, err := n.Talos.Machine(ctx, n.Plan.Addr)
 	if err != nil {
-		return parking.Memory{}, fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return parking.Memory{}, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	if m.UUID != vm.UUID() {
-		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.plan.Addr, m.UUID, vm, vm.UUID())
+		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.Plan.Addr, m.UUID, vm, vm.UUID())
 	}
-	if vm.Host != n.plan.Host { // where the plan's parking VM is
+	if vm.Host != n.Plan.Host { // where the plan's parking VM is
 		return parking.Memory{}, n.gate.movedSince(vm)
 	}
-	if n.plan.Found.VM != nil {
-		vm.Pods = n.plan.Found.VM.Pods
+	if n.Plan.Found.VM != nil {
+		vm.Pods = n.Plan.Found.VM.Pods
 	}
 	if err := vm.KnowPods(ctx, n.Kube.PodVolumes); err != nil {
 		return parking.Memory{}, err
 	}
-	system, err := cluster.ProveSystemDisk(vm, m, n.want.SystemDisk)
+	system, err := cluster.ProveSystemDisk(vm, m, n.Want.SystemDisk)
 	if err != nil {
 		return parking.Memory{}, err
 	}
@@ -52,7 +52,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 		return parking.Memory{}, err
 	}
 	vm.DropCSI()
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return parking.Memory{}, err
 	}
@@ -63,16 +63,16 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if vm.Pool, err = n.Proxmox.Pool(ctx, vm.ID); err != nil {
 		return parking.Memory{}, err
 	}
-	fw, err := exchange.RememberFirewall(ctx, n.Proxmox, vm, n.plan.Strategy)
+	fw, err := exchange.RememberFirewall(ctx, n.Proxmox, vm, n.Plan.Strategy)
 	if err != nil {
 		return parking.Memory{}, err
 	}
 	mem := parking.Memory{
-		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.plan.Node), HA: ha,
-		ControlPlane: m.ControlPlane, EtcdKept: n.plan.EtcdKept, HostArch: n.plan.Found.Ties.HostArch,
+		Firewall: fw, VM: vm, SystemKey: system.Key, Persistent: persistent, BootID: m.BootID, Metadata: k.Metadata, NodeUID: k.UID, DiskSerial: exchange.DiskSerial(n.Run, n.Plan.Node), HA: ha,
+		ControlPlane: m.ControlPlane, EtcdKept: n.Plan.EtcdKept, HostArch: n.Plan.Found.Ties.HostArch,
 		Old: parking.KeptDisk{
 			Run: n.Run, Slot: system.Key, Options: cluster.OptionString(system), Build: m.Schematic.LockHash(), Talos: m.TalosVersion, Entry: m.BootEntry,
-			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.plan.EtcdKept,
+			Kubernetes: k.KubeletVersion, EtcdOn: m.ControlPlane && !n.Plan.EtcdKept,
 		},
 	}
 	drives, err := vm.Bootable()
@@ -89,9 +89,9 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if err := n.etcd.remember(ctx, &mem); err != nil {
 		return parking.Memory{}, err
 	}
-	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {
-		return parking.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		return parking.Memory{}, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
 	if mem.Old.Config, err = planning.ConfigHash(n.Maintenance, config); err != nil {
 		return parking.Memory{}, err
@@ -103,16 +103,16 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 // proveReplace finds out what would stop the exchange later, while the node still runs.
 func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parking.Record) error {
 	r := n.record.of(mem, rec, 0)
-	if n.plan.Strategy == cluster.Rollback {
+	if n.Plan.Strategy == cluster.Rollback {
 		_, err := r.System.Marked()
 		return err
 	}
-	if n.plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy == cluster.Recreate {
 		if err := cluster.RequireRemakeable(mem.VM, mem.HostArch); err != nil {
 			return err
 		}
 	}
-	iso, err := n.isoVolume(ctx)
+	iso, err := n.ISOVolume(ctx)
 	if err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 // provenDisks are the persistent disks. The plan has refused those that could not be
 // proven in a new VM; what is on them may have changed since.
 func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
-	if n.plan.Strategy == cluster.Recreate {
+	if n.Plan.Strategy == cluster.Recreate {
 		problems, err := parking.Unprovable(vm, m, system.Key)
 		if err != nil {
 			return nil, err
@@ -140,15 +140,15 @@ func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Dis
 // both is enough to finish anywhere; the machine configuration, which is
 // secret, is in the journal only.
 func (n recall) remember(ctx context.Context) error {
-	if park, err := n.parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
-		mem, err := n.memory(ctx)
+	if park, err := n.Parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
+		mem, err := n.Memory(ctx)
 		if err != nil {
 			return err
 		}
 		// Only that is missing or damaged: the journal was lost.
 		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
 		if err == nil && sum != park.Record.Config {
-			err = n.updateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
+			err = n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
 		}
 		if err != nil {
 			return err
@@ -166,12 +166,12 @@ func (n recall) remember(ctx context.Context) error {
 	if err := n.proveReplace(ctx, mem, rec); err != nil {
 		return err
 	}
-	if n.plan.Strategy != cluster.Rollback {
+	if n.Plan.Strategy != cluster.Rollback {
 		if mem.ConfigSum, err = n.savedConfig.remember(ctx, mem.Kubernetes); err != nil {
 			return err
 		}
 	}
-	if err := n.Journal.Put(n.key("memory"), mem); err != nil {
+	if err := n.Journal.Put(n.Key("memory"), mem); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	if err := n.record.open(ctx, mem); err != nil {
@@ -181,7 +181,7 @@ func (n recall) remember(ctx context.Context) error {
 }
 
 func (n recall) remembered(ctx context.Context) (string, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return "", nil
@@ -190,10 +190,10 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 	case !park.Record.Open || park.Record.Run != n.Run:
 		return "", nil
 	}
-	if _, err := n.memory(ctx); err != nil {
+	if _, err := n.Memory(ctx); err != nil {
 		return "", err
 	}
-	if n.plan.Strategy != cluster.Rollback {
+	if n.Plan.Strategy != cluster.Rollback {
 		if _, err := n.savedConfig.read(ctx); err != nil {
 			return "", nil //nolint:nilerr // read from the node while it still answers
 		}
@@ -210,7 +210,7 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 
 // done is the goal of take-down. Before the record is open nothing is.
 func (n takeDown) done(ctx context.Context) (string, error) {
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
 		return "", nil
@@ -229,12 +229,12 @@ func (n takeDown) done(ctx context.Context) (string, error) {
 // reachBlank is what of the VM must be set, while its machine still says where its
 // address comes from.
 func (n recall) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
-	if n.plan.Strategy == cluster.Rollback {
+	if n.Plan.Strategy == cluster.Rollback {
 		return nil, nil // the system that comes back has its configuration
 	}
-	set, against := cluster.BlankAddress(n.plan.Addr, vm, m, n.want.Build)
+	set, against := cluster.BlankAddress(n.Plan.Addr, vm, m, n.Want.Build)
 	if against.Text != "" {
-		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.plan.Node, against.Text), "it was not so when the plan was made: run recast plan and look again")
+		return nil, fault.WithHint(fault.PlanMoved.Refusedf("%s: %s", n.Plan.Node, against.Text), "it was not so when the plan was made: run recast plan and look again")
 	}
 	return set, nil
 }

@@ -22,11 +22,11 @@ func (n record) known(ctx context.Context) (*exchange.Replace, error) {
 
 func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
-	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.isoVolume, n.want.SystemGiB, true, n.gate.losses.requireOff
-	if b := n.want.Build; b.ID == rec.Build {
+	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.ISOVolume, n.Want.SystemGiB, true, n.gate.losses.requireOff
+	if b := n.Want.Build; b.ID == rec.Build {
 		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
 	}
-	r.Late, r.Say, r.Pods = &n.late, n.say, n.Kube.PodVolumes
+	r.Late, r.Say, r.Pods = &n.Late, n.Tell, n.Kube.PodVolumes
 	return r
 }
 
@@ -34,17 +34,17 @@ func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *e
 // writes the open record into it. From here on the replacement is unfinished.
 func (n record) open(ctx context.Context, mem parking.Memory) error {
 	var earlier *parking.Parking
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	switch {
 	case err == nil:
-		n.late.Forgetting(park.VM.ID, func(*parking.Record) {})(&park.Record)
+		n.Late.Forgetting(park.VM.ID, func(*parking.Record) {})(&park.Record)
 		earlier = &park
 	case !errors.Is(err, cluster.ErrNotFound):
 		return err
 	}
 	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
 		// Known before it exists: a crash in between must not lose track of it.
-		return fault.Prefix("journal", n.Journal.Put(n.key("parking"), id))
+		return fault.Prefix("journal", n.Journal.Put(n.Key("parking"), id))
 	})
 	return err
 }
@@ -53,8 +53,8 @@ func (n record) open(ctx context.Context, mem parking.Memory) error {
 // anything of it is done.
 func (n record) opening() parking.Record {
 	return parking.Record{
-		Cluster: n.Cluster, Node: n.plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.plan.Build(), Strategy: n.plan.Strategy,
-		Addr: n.plan.Addr, Restore: n.plan.Restore, Nth: parking.NextNth(n.plan.Found.Parkings()),
+		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
+		Addr: n.Plan.Addr, Restore: n.Plan.Restore, Nth: parking.NextNth(n.Plan.Found.Parkings()),
 	}
 }
 
@@ -63,7 +63,7 @@ func (n record) read(ctx context.Context) (*exchange.Replace, error) {
 	if n.drawn != nil {
 		return n.drawn.Copy(), nil
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (n record) source() exchange.Source { return exchange.Source{Read: n.read, 
 
 // with is replace, with the parking VM as it was read.
 func (n record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
-	mem, err := n.memory(ctx)
+	mem, err := n.Memory(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -107,12 +107,12 @@ func (n record) requireAlone(ctx context.Context, vm cluster.VM) error {
 // noteStage writes down how far the system on the new disk may come from here on.
 // A record of an older recast tells nothing of it, and goes on to tell nothing.
 func (n record) noteStage(ctx context.Context, s parking.Stage) error {
-	if n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
+	if n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return nil
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	if err != nil || !park.Record.Open || park.Record.Stage == "" || park.Record.Stage == s {
 		return err
 	}
-	return n.updateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
+	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }

@@ -11,8 +11,8 @@ import (
 
 // work is what is done to the node, in order, by its strategy.
 func (n order) work() []step.Step {
-	gate := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.plan.Node + " out", Do: n.gate.check}
-	switch n.plan.Strategy {
+	gate := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.check}
+	switch n.Plan.Strategy {
 	case cluster.InPlace:
 		return append([]step.Step{gate}, n.upgrade.steps()...)
 	case cluster.PutBack:
@@ -28,14 +28,14 @@ func (n order) work() []step.Step {
 // done, so an interrupted roll resumes by running the same list again. What must hold before any
 // of it is in gate.look; what must hold before the VM is deleted, in exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
-	x, s, vm := n.record.source(), n.plan.Strategy, n.plan.VMID
+	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
 	rollback := s == cluster.Rollback
 	return []step.Step{
 		{
-			ID: "take-down", Title: "take " + n.plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
+			ID: "take-down", Title: "take " + n.Plan.Node + " down", Risk: step.Destructive, Skip: n.takeDown.done,
 			Steps: step.List(
 				step.Step{ID: "remember", Title: "remember what the node must get back", Skip: n.recall.remembered, Do: n.recall.remember},
-				step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
+				step.Step{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.eviction.drain},
 				step.OnlyIf(n.etcd.leaves(), step.Step{ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk", Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave}),
 				step.Step{ID: "stop", Title: fmt.Sprintf("stop VM %d", vm), Risk: step.Disruptive, Skip: n.power.stoppedFor, Do: n.power.stop},
 				step.OnlyIf(s == cluster.Recreate, x.Unprotect()),
@@ -44,15 +44,15 @@ func (n order) recreate() []step.Step {
 			),
 		},
 		{
-			ID: "bring-up", Title: "bring " + n.plan.Node + " up", Risk: step.Disruptive,
+			ID: "bring-up", Title: "bring " + n.Plan.Node + " up", Risk: step.Disruptive,
 			Steps: step.List(
 				x.NewSystem(s), // create-vm, blank-disk or restore-disk
 				step.OnlyIf(!rollback, step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive, Skip: n.renewal.hasDisk, Do: n.renewal.giveDisk}),
 				x.Attach(),
 				step.Step{ID: "start", Code: fault.NoBoot, Title: fmt.Sprintf("start VM %d", vm), Skip: n.power.started, Do: n.power.start},
-				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.plan.Restore.Entry })),
+				step.OnlyIf(rollback, n.bringUp.bootEntryStep(func(parking.Memory) string { return n.Plan.Restore.Entry })),
 				step.OnlyIf(!rollback, step.Step{ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive, Skip: n.bringUp.configured, Do: n.bringUp.configure}),
-				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
+				step.Step{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.health.healthy, Do: n.health.waitHealthy},
 				step.Step{ID: "finish", Title: "put back what was taken away for the roll", Steps: n.finish.steps},
 			),
 		},

@@ -17,10 +17,10 @@ import (
 // of its VM. One that is off stays so: a host that went down does not start it,
 // since onboot is unset, and neither does Proxmox HA.
 func (n renewal) stillOn(ctx context.Context, err error) error {
-	if err == nil || n.plan.Strategy == cluster.InPlace || ctx.Err() != nil {
+	if err == nil || n.Plan.Strategy == cluster.InPlace || ctx.Err() != nil {
 		return err
 	}
-	vm, errVM := n.Proxmox.VMState(ctx, n.plan.VMID)
+	vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	switch {
 	case errVM != nil:
 		return errors.Join(err, errVM)
@@ -36,24 +36,24 @@ func (n renewal) stillOn(ctx context.Context, err error) error {
 // that finds Talos on a disk halts (talos.halt_if_installed). Nothing but that is
 // on the disk: the node has not been given back, and etcd has no member of it.
 func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
-	if !n.plan.Resume || n.renewed || n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage {
+	if !n.Plan.Resume || n.renewed || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
-	if err != nil || !found || !vm.Running || vm.UUID() != n.plan.UUID || vm.MadeBy() != n.Run || !r.Spare.IsBlank(vm) {
+	if err != nil || !found || !vm.Running || vm.UUID() != n.Plan.UUID || vm.MadeBy() != n.Run || !r.Spare.IsBlank(vm) {
 		return false
 	}
-	if k, err := n.kubeNode(ctx); err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID {
+	if k, err := n.KubeNode(ctx); err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID {
 		return false // it runs, or a kubelet has been heard of since: it was installed, whoever does not reach it
 	}
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
 	}
-	v, err := etcd.Look(ctx, n.Talos, n.askEtcd(), n.plan.Node)
+	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
 		return false
 	}
-	_, member, err := v.Member(n.plan.Node)
+	_, member, err := v.Member(n.Plan.Node)
 	return err == nil && !member
 }
 
@@ -61,7 +61,7 @@ func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Me
 // has made, and starts it again.
 func (n renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
 	n.renewed = true
-	n.say("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
+	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
 	vm, _, err := r.Powered(ctx)
 	if err != nil {
 		return err

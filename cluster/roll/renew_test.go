@@ -8,6 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 )
 
 // oneNode is a Kubernetes with one Node.
@@ -35,9 +36,9 @@ func TestCutOffInstallation(t *testing.T) {
 		want   bool
 	}{
 		"halted":                       {func(*cluster.VM, *cluster.KubeNode, *node) {}, true},
-		"in the run that installed it": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.plan.Resume = false }, false},
+		"in the run that installed it": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Resume = false }, false},
 		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewed = true }, false},
-		"a rollback":                   {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.plan.Strategy = cluster.Rollback }, false},
+		"a rollback":                   {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Strategy = cluster.Rollback }, false},
 		"Ready, but out of our reach":  {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Ready = true }, false},
 		"given back":                   {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Mark = nil }, false},
 		"marked by another run":        {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Mark = &cluster.Mark{Run: "r2"} }, false},
@@ -55,7 +56,7 @@ func TestCutOffInstallation(t *testing.T) {
 			t.Parallel()
 			vm := cluster.VM{ID: 101, Running: true, Config: map[string]string{"smbios1": "uuid=u", "description": "recast: run=r1 build=b", "scsi0": "fast:vm-101-disk-5,serial=blank"}}
 			kubeNode := cluster.KubeNode{Name: "wk1", Unschedulable: true, Mark: &cluster.Mark{Run: "r1"}}
-			n := (&Roller{Roll: &Roll{Run: "r1"}}).node(handle{plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
+			n := (&Roller{Roll: &rolling.Roll{Run: "r1"}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u", Strategy: cluster.Recreate, Resume: true}})
 			c.change(&vm, &kubeNode, n)
 			n.Kube = oneNode{node: kubeNode}
 			r := exchange.WiredReplace(&exchange.Replace{Proxmox: oneVM{vm: vm}, Run: "r1", VM: cluster.VM{ID: 101}, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}, Serial: "blank"})

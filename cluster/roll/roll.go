@@ -12,6 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rehearse"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -19,7 +20,7 @@ import (
 
 // Roller carries a plan out.
 type Roller struct {
-	*Roll
+	*rolling.Roll
 	Files     cluster.FileReader // of the machines
 	Objects   cluster.ObjectJudge
 	Commands  cluster.CommandRunner
@@ -74,9 +75,9 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := r.node(handle{plan: n, want: n.Wanted, path: planning.StepPath(b.Phase, n.Node)})
+		roll := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(b.Phase, n.Node)})
 		roll.gates, roll.hooks = p.Gates, p.Hooks
-		roll.plan.ControlPlanes, roll.plan.Heed = p.ControlPlanes, p.Heed
+		roll.Plan.ControlPlanes, roll.Plan.Heed = p.ControlPlanes, p.Heed
 		branch := roll.order.step()
 		steps = append(steps, branch)
 		if i < ahead && len(branch.Ahead) > 0 {
@@ -96,44 +97,44 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 const maxAhead = 10
 
 func (n order) branches() []step.Step {
-	return slices.Concat(n.userGates.before(), n.hookPoints.before(), n.repeatingAll("", n.work()), n.hookPoints.after(), n.userGates.after())
+	return slices.Concat(n.userGates.before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.userGates.after())
 }
 
 // finished is the goal of the whole branch: the node runs what is wanted and
 // nothing of any run is left.
 func (n order) finished(ctx context.Context) (string, error) {
-	if n.plan.Strategy == cluster.Configure {
+	if n.Plan.Strategy == cluster.Configure {
 		return n.reconfigure.serves(ctx)
 	}
-	park, err := n.parking(ctx)
+	park, err := n.Parking(ctx)
 	switch {
 	case err != nil && !errors.Is(err, cluster.ErrNotFound):
 		return "", err
 	case err == nil && park.Record.Open:
 		return "", nil
-	case n.plan.Strategy == cluster.PutBack:
-		n.out.remove(n.plan.Node)
+	case n.Plan.Strategy == cluster.PutBack:
+		n.Out.Remove(n.Plan.Node)
 		return "its old system disk is back", nil
-	case n.plan.Strategy == cluster.Rollback:
+	case n.Plan.Strategy == cluster.Rollback:
 		return n.rolledBackTo(park.Record), nil
 	}
-	vm, err := n.Proxmox.VMConfig(ctx, n.plan.VMID)
+	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
-		return "", fmt.Errorf("look up VM %d: %w", n.plan.VMID, err)
+		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	ended := n.out.has(n.plan.Node) // asked before its steps it is not out yet
-	m, err := n.Talos.System(ctx, n.plan.Addr)
+	ended := n.Out.Has(n.Plan.Node) // asked before its steps it is not out yet
+	m, err := n.Talos.System(ctx, n.Plan.Addr)
 	switch {
 	case err != nil && ended:
-		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	case err != nil || m.ConfigHidden:
 		return "", nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}
-	k, err := n.Kube.Node(ctx, n.plan.Node)
+	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
 	case err == nil || errors.Is(err, cluster.ErrNotFound):
 	case ended:
-		return "", fmt.Errorf("ask Kubernetes for node %s: %w", n.plan.Node, err)
+		return "", fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
 	default:
 		return "", nil //nolint:nilerr // a single control plane's API is away with it
 	}
@@ -141,29 +142,29 @@ func (n order) finished(ctx context.Context) (string, error) {
 	if known {
 		m = k.Corrected(m)
 	}
-	f := observe.Found{Name: n.want.Name, VM: &vm, Machine: &m}
+	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: &m}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}
 	if known {
 		f.Node = &k
 	}
-	if observe.Diff(n.want, f, n.roller.History).Rollable() {
+	if observe.Diff(n.Want, f, n.roller.History).Rollable() {
 		return "", nil
 	}
-	n.out.remove(n.plan.Node)
-	return fmt.Sprintf("runs %s build %s", n.want.Build.TalosVersion, words.Short(n.want.Build.ID)), nil
+	n.Out.Remove(n.Plan.Node)
+	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
 }
 
 func (n order) step() step.Step {
-	title := fmt.Sprintf("%s %s (VM %d on %s)", n.plan.Strategy, n.plan.Node, n.plan.VMID, n.plan.Host)
-	if n.plan.Run != "" {
+	title := fmt.Sprintf("%s %s (VM %d on %s)", n.Plan.Strategy, n.Plan.Node, n.Plan.VMID, n.Plan.Host)
+	if n.Plan.Run != "" {
 		title += ", left unfinished by run " + n.Run
 	}
-	s := step.Step{ID: n.plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.plan.Slots, Ahead: n.repeatingAll("", n.upgrade.pullSteps())}
-	s.Skip = n.repeating("", step.Step{Skip: n.finished}).Skip
+	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.upgrade.pullSteps())}
+	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
 	s.Steps = func(context.Context) ([]step.Step, error) { return n.branches(), nil }
-	if n.plan.Strategy != cluster.InPlace {
+	if n.Plan.Strategy != cluster.InPlace {
 		s = n.explained(s)
 	}
 	return s

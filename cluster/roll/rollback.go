@@ -8,10 +8,10 @@ import (
 
 // rolledBackTo is the goal of a rollback: the kept disk is parked no more.
 func (n order) rolledBackTo(rec parking.Record) string {
-	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.plan.Restore.Key && k.Run == n.plan.Restore.Run })
+	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
 	if parked {
 		return ""
 	}
-	n.out.remove(n.plan.Node)
+	n.Out.Remove(n.Plan.Node)
 	return "it runs its earlier system again"
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -19,8 +20,8 @@ const snapshotKey = "etcd-snapshot"
 
 // snapshotStep saves etcd before the first control plane is touched.
 func (r *Roller) snapshotStep(p planning.Plan) step.Step {
-	all := r.node(handle{path: "roll"}) // of the nodes
-	return all.repeating("snapshot-etcd", step.Step{
+	all := r.node(rolling.Node{Path: "roll"}) // of the nodes
+	return all.Repeating("snapshot-etcd", step.Step{
 		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
 		Skip: func(ctx context.Context) (string, error) {
 			var file string

@@ -8,6 +8,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -16,7 +17,7 @@ import (
 
 func (n upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
 	n.rebooted = true
-	return n.watch(ctx, id, n.ofMachine(n.plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
+	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
 		reason, err := n.runsWanted(ctx)
 		return reason != "", "still the same boot", wait.Stop(err)
 	})
@@ -27,12 +28,12 @@ func (n upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration
 // loader's default tells; if it did not, or there is none to ask, it is run again.
 func (n upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
-	err := n.wait(ctx, "upgrade/install", "the installer that runs on "+n.plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
+	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.installed(ctx)
 		if err != nil || reason != "" {
 			return err == nil, "", err // a reading that is lost tells nothing of the installer
 		}
-		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
+		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
 		if errors.Is(err, cluster.ErrBusy) {
 			return false, "it still runs", nil
 		}
@@ -50,23 +51,23 @@ func (n upgrade) awaitInstaller(ctx context.Context, setMark func() error) error
 // configForNew is the node's configuration with the wanted installer in it, as
 // the wanted Talos can read it.
 func (n upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
-	config, err := n.Talos.MachineConfig(ctx, n.plan.Addr)
+	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {
-		return nil, fmt.Errorf("read machine configuration of %s: %w", n.plan.Addr, err)
+		return nil, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
-	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Installer: n.want.Build.Installer, Talos: n.want.Build.TalosVersion})
+	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Installer: n.Want.Build.Installer, Talos: n.Want.Build.TalosVersion})
 	if err != nil {
-		return nil, fmt.Errorf("machine configuration of %s: %w", n.plan.Node, err)
+		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
 	return patched, nil
 }
 
 func (n upgrade) drain(ctx context.Context) error {
-	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
-		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	why := cluster.Mark{Run: n.Run, Strategy: cluster.InPlace, Build: n.want.Build.ID, BootID: m.BootID, NextBoot: m.NextBoot}
+	why := cluster.Mark{Run: n.Run, Strategy: cluster.InPlace, Build: n.Want.Build.ID, BootID: m.BootID, NextBoot: m.NextBoot}
 	if old, err := n.mark(ctx); err != nil {
 		return err
 	} else if old != nil && old.Begun(why) {
@@ -79,7 +80,7 @@ func (n upgrade) drain(ctx context.Context) error {
 	// The mark alone may tell that another system is installed, which the next boot brings.
 	stays := func() error { return nil }
 	return fault.WithHint(n.eviction.evict(ctx, "upgrade/drain", why, vmStays, stays),
-		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.plan.Node)
+		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
 }
 
 // hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
@@ -87,7 +88,7 @@ func (n upgrade) hasPulled(context.Context) (string, error) {
 	if !n.pulled {
 		return "", nil
 	}
-	return n.plan.Node + " was asked for it", nil
+	return n.Plan.Node + " was asked for it", nil
 }
 
 // steps upgrades the system on the node's own disk. What tells one boot from
@@ -96,23 +97,23 @@ func (n upgrade) hasPulled(context.Context) (string, error) {
 func (n upgrade) steps() []step.Step {
 	return []step.Step{
 		{
-			ID: "upgrade", Title: "upgrade " + n.plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
+			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
 			Steps: func(context.Context) ([]step.Step, error) {
 				return []step.Step{
 					{ID: "remember", Title: "keep the machine configuration at hand", Do: n.fallback.remember},
-					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.plan.Node, Risk: step.Disruptive, Do: n.drain},
+					{ID: "drain", Code: fault.DrainBlocked, Title: "drain " + n.Plan.Node, Risk: step.Disruptive, Do: n.drain},
 					{ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one", Risk: step.Disruptive, Skip: n.installed, Do: n.install},
 					{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
 				}, nil
 			},
 		},
-		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.plan.Node + " is healthy", Skip: n.newBoot.healthy, Do: n.newBoot.waitHealthy},
+		{ID: "wait-healthy", Code: fault.UpgradeStuck, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.newBoot.healthy, Do: n.newBoot.waitHealthy},
 		n.fallback.step(),
 		{ID: "finish", Title: "take pods again", Steps: func(context.Context) ([]step.Step, error) {
 			return append([]step.Step{
-				exchange.EjectStep(n.Proxmox, n.plan.VMID),
+				exchange.EjectStep(n.Proxmox, n.Plan.VMID),
 				{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
-				{ID: "uncordon", Title: "uncordon " + n.plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
+				{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.finish.uncordoned, Do: n.savedConfig.thenForget(n.finish.uncordon)},
 			}, n.finish.freeSteps("finish")...), nil
 		}},
 	}
@@ -126,13 +127,13 @@ func (n upgrade) install(ctx context.Context) error {
 	case err != nil:
 		return err
 	case mark == nil:
-		return fault.Refusedf("somebody removed the mark from node %s", n.plan.Node)
+		return fault.Refusedf("somebody removed the mark from node %s", n.Plan.Node)
 	}
 	mark.Installed = true
-	setMark := func() error { return fault.Prefix("mark node "+n.plan.Node, n.Kube.Cordon(ctx, n.plan.Node, *mark)) }
-	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	setMark := func() error { return fault.Prefix("mark node "+n.Plan.Node, n.Kube.Cordon(ctx, n.Plan.Node, *mark)) }
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
-		return fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	if !m.InstallsApart() {
 		if err := setMark(); err != nil {
@@ -140,11 +141,11 @@ func (n upgrade) install(ctx context.Context) error {
 		}
 	}
 	reboots := false
-	err = n.repeat(ctx, "upgrade/install", repeatBefore, func(ctx context.Context) error {
+	err = n.Repeat(ctx, "upgrade/install", rolling.RepeatBefore, func(ctx context.Context) error {
 		began := time.Now()
-		reboots, err = n.Talos.Install(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("upgrade/install", s) })
-		if time.Since(began) > repeatBefore { // it was waited for already
-			return final(err)
+		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
+		if time.Since(began) > rolling.RepeatBefore { // it was waited for already
+			return rolling.Final(err)
 		}
 		return err
 	})
@@ -152,7 +153,7 @@ func (n upgrade) install(ctx context.Context) error {
 		return n.awaitInstaller(ctx, setMark)
 	}
 	if err != nil {
-		return final(n.notInstalled(ctx, err))
+		return rolling.Final(n.notInstalled(ctx, err))
 	}
 	if !reboots {
 		return setMark()
@@ -172,12 +173,12 @@ func (n upgrade) installed(ctx context.Context) (string, error) {
 		return reason, err
 	}
 	mark, err := n.mark(ctx)
-	if err != nil || mark == nil || mark.Build != n.want.Build.ID {
+	if err != nil || mark == nil || mark.Build != n.Want.Build.ID {
 		return "", err
 	}
-	m, err := n.Talos.Booted(ctx, n.plan.Addr) // right before whoever installs asks
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr) // right before whoever installs asks
 	if err != nil {
-		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	if m.NextBoot == mark.NextBoot && (!mark.Installed || m.NextBoot != "" || !m.InstallsApart()) {
 		return "", nil
@@ -188,11 +189,11 @@ func (n upgrade) installed(ctx context.Context) (string, error) {
 // installerSet says whether the configuration names the image that runs: with
 // another one the next reset or install would bring that.
 func (n upgrade) installerSet(ctx context.Context) (string, error) {
-	image, err := n.Talos.InstallImage(ctx, n.plan.Addr)
+	image, err := n.Talos.InstallImage(ctx, n.Plan.Addr)
 	if err != nil {
-		return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	if len(cluster.DiffInstalled(n.want.Build, cluster.Machine{InstallImage: image})) > 0 {
+	if len(cluster.DiffInstalled(n.Want.Build, cluster.Machine{InstallImage: image})) > 0 {
 		return "", nil
 	}
 	return "the configuration names " + words.OrNone(image), nil
@@ -200,7 +201,7 @@ func (n upgrade) installerSet(ctx context.Context) (string, error) {
 
 // mark reads the node's mark; nil if it has none.
 func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
-	k, err := n.kubeNode(ctx)
+	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -210,17 +211,17 @@ func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
 // notInstalled leaves a node whose installer failed as it was, if it still runs
 // its old system and nothing says that another one is installed.
 func (n upgrade) notInstalled(ctx context.Context, cause error) error {
-	err := fmt.Errorf("install %s on %s: %w", n.want.Build.Installer, n.plan.Node, cause)
+	err := fmt.Errorf("install %s on %s: %w", n.Want.Build.Installer, n.Plan.Node, cause)
 	unknown := errors.Is(cause, cluster.ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
 	if !unknown {
 		reason, errNow := n.installed(ctx)
 		unknown = errNow != nil || reason != ""
 	}
 	if unknown {
-		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.plan.Node)
+		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.Plan.Node)
 	}
-	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.plan.Node)
-	return errors.Join(err, fault.Prefix("uncordon "+n.plan.Node, n.Kube.Uncordon(ctx, n.plan.Node)))
+	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.Plan.Node)
+	return errors.Join(err, fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node)))
 }
 
 // pull asks more than once: the registry may be behind a pod that another node's
@@ -231,7 +232,7 @@ func (n upgrade) pull(ctx context.Context) error {
 	}
 	var failed error
 	tries := 0
-	err := wait.Until(ctx, wait.For{Name: n.plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
+	err := wait.Until(ctx, wait.For{Name: n.Plan.Node + " fetches the installer", Every: pullPause}, func(ctx context.Context) (bool, string, error) {
 		began := time.Now()
 		failed = n.pullOnce(ctx)
 		tries++
@@ -241,26 +242,26 @@ func (n upgrade) pull(ctx context.Context) error {
 		if _, unproven := errors.AsType[*cluster.UnprovenError](failed); unproven || tries == pullTries || time.Since(began) > pullQuick {
 			return false, "", wait.Stop(failed)
 		}
-		n.say("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
+		n.Tell("pull", fmt.Sprintf("tried again in %s: %v", pullPause, failed))
 		return false, "", nil
 	})
 	if failed != nil && ctx.Err() == nil {
-		return final(failed) // it was tried again here
+		return rolling.Final(failed) // it was tried again here
 	}
 	return err
 }
 
 func (n upgrade) pullOnce(ctx context.Context) error {
-	supported, err := n.Talos.PullInstaller(ctx, n.plan.Addr, n.plan.UUID, n.want.Build.Installer, func(s string) { n.say("pull", s) })
+	supported, err := n.Talos.PullInstaller(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("pull", s) })
 	_, unproven := errors.AsType[*cluster.UnprovenError](err)
 	switch {
 	case unproven:
 		return err
 	case err != nil:
-		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.plan.Node, n.want.Build.Installer, err),
+		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.Plan.Node, n.Want.Build.Installer, err),
 			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
 	case !supported:
-		n.say("pull", "this Talos has no API to fetch an image beforehand")
+		n.Tell("pull", "this Talos has no API to fetch an image beforehand")
 	}
 	n.pulled = true
 	return nil
@@ -270,42 +271,42 @@ func (n upgrade) pullOnce(ctx context.Context) error {
 // is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
 func (n upgrade) pullSteps() []step.Step {
 	switch {
-	case n.plan.Resume, n.plan.Drift.Tidy(), n.plan.Strategy != cluster.Recreate && n.plan.Strategy != cluster.Reimage && n.plan.Strategy != cluster.InPlace:
+	case n.Plan.Resume, n.Plan.Drift.Tidy(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
 		return nil
 	}
-	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
+	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
 }
 
 func (n upgrade) reboot(ctx context.Context) error {
-	lost := fault.Prefix("reboot "+n.plan.Node, n.Talos.Reboot(ctx, n.plan.Addr, n.plan.UUID))
+	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}
 	n.accepted = lost == nil
-	return Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
+	return rolling.Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
 func (n upgrade) runsNow(ctx context.Context) (string, error) {
-	m, err := n.Talos.Booted(ctx, n.plan.Addr)
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
 			return "", err // it was us who did not wait for the answer
 		}
-		k, errNode := n.kubeNode(ctx)
+		k, errNode := n.KubeNode(ctx)
 		switch installed := k.Mark != nil && k.Mark.Installed; {
 		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
 			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
 		case errNode == nil && installed: // its Node is Ready in the old boot: only its API is silent
-			return "", fmt.Errorf("read machine %s: %w", n.plan.Addr, err)
+			return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 		}
 		return "", nil //nolint:nilerr // the steps below say what is wrong
 	}
-	if m.UUID != n.plan.UUID {
-		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.plan.Addr, m.UUID, n.plan.UUID)
+	if m.UUID != n.Plan.UUID {
+		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID)
 	}
-	if len(cluster.DiffImage(n.want.Build, m, n.roller.History)) > 0 || m.PendingReboot() {
+	if len(cluster.DiffImage(n.Want.Build, m, n.roller.History)) > 0 || m.PendingReboot() {
 		mark, err := n.mark(ctx)
-		if err != nil || mark == nil || !mark.Installed || mark.Build != n.want.Build.ID {
+		if err != nil || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID {
 			return "", nil //nolint:nilerr // the steps below say what is wrong
 		}
 		switch {
@@ -316,14 +317,14 @@ func (n upgrade) runsNow(ctx context.Context) (string, error) {
 		}
 		return "", nil
 	}
-	return fmt.Sprintf("runs %s build %s", m.TalosVersion, words.Short(n.want.Build.ID)), nil
+	return fmt.Sprintf("runs %s build %s", m.TalosVersion, words.Short(n.Want.Build.ID)), nil
 }
 
 // runsWanted is the goal of the upgrade: the machine has booted the wanted
 // build. A machine that is away after it was told to reboot has reached it as
 // far as this branch can tell: waiting is the next step's.
 func (n upgrade) runsWanted(ctx context.Context) (string, error) {
-	if n.reached != "" && cluster.Elapsed(n.reachedAt) < justNow {
+	if n.reached != "" && cluster.Elapsed(n.reachedAt) < rolling.JustNow {
 		return n.reached, nil
 	}
 	reason, err := n.runsNow(ctx)
@@ -336,8 +337,8 @@ func (n upgrade) setInstaller(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Talos.ReplaceConfig(ctx, n.plan.Addr, n.plan.UUID, patched); err != nil {
-		return repeatable(fmt.Errorf("set the installer of %s: %w", n.plan.Node, err))
+	if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched); err != nil {
+		return rolling.Repeatable(fmt.Errorf("set the installer of %s: %w", n.Plan.Node, err))
 	}
 	return nil
 }

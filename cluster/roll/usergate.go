@@ -18,26 +18,26 @@ import (
 // takes out another node.
 func (n userGates) after() []step.Step {
 	after := n.afterwards()
-	if len(after) == 0 || n.plan.Strategy == cluster.PutBack || n.isTidied() && !n.wasCordoned() {
+	if len(after) == 0 || n.Plan.Strategy == cluster.PutBack || n.isTidied() && !n.wasCordoned() {
 		return nil
 	}
-	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.plan.Node + " back", Yields: true, Do: n.awaitAfter}}
+	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.Plan.Node + " back", Yields: true, Do: n.awaitAfter}}
 }
 
 // before are the steps before the last look: to wait is cheap as long as
 // nothing was touched. A node that is out already can't make them hold.
 func (n userGates) before() []step.Step {
 	switch {
-	case len(n.gates) == 0 || n.plan.Resume || n.plan.Strategy == cluster.Configure || n.plan.Strategy == cluster.PutBack || n.isTidied():
+	case len(n.gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.PutBack || n.isTidied():
 		return nil
 	}
-	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
+	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}
 }
 
 func (n userGates) awaitAfter(ctx context.Context) error {
 	for _, g := range n.afterwards() {
 		if err := n.await(ctx, g, "ask-gates-again", "after"); err != nil {
-			return n.hookPoints.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.plan.Node, err),
+			return n.hookPoints.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
 				"once that holds, recast roll goes on with the next node, before which it asks again"))
 		}
 	}
@@ -48,7 +48,7 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 	for _, g := range n.gates {
 		err := n.await(ctx, g, "ask-gates", "before")
 		if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Config {
-			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.plan.Node)
+			err = fault.WithHint(fault.As(fault.Refused, err), "%s was not touched; once that holds, run the same command again; recast doctor shows how the gates stand", n.Plan.Node)
 		}
 		if err != nil {
 			return err
@@ -62,14 +62,14 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 // come back may not serve every kind yet.
 func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
 	ask := usergate.Ask{Objects: n.roller.Objects, Commands: n.roller.Commands, Env: []string{
-		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.plan.Node,
-		"RECAST_STRATEGY=" + string(n.plan.Strategy), "RECAST_WHEN=" + when,
+		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.Plan.Node,
+		"RECAST_STRATEGY=" + string(n.Plan.Strategy), "RECAST_WHEN=" + when,
 	}}
 	name := fmt.Sprintf("gate %q", g.String())
 	if g.Command != nil {
-		n.say(id, name+": running "+g.Command.Args[0]) // which may take long
+		n.Tell(id, name+": running "+g.Command.Args[0]) // which may take long
 	}
-	return n.wait(ctx, id, name, g.Timeout(), func(ctx context.Context) (bool, string, error) {
+	return n.Wait(ctx, id, name, g.Timeout(), func(ctx context.Context) (bool, string, error) {
 		holds, seen, err := ask.Look(ctx, g)
 		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // a command knows more than that
 		if cut || when == "before" && fault.KindOf(err) == fault.Refused {
@@ -90,9 +90,9 @@ func (n userGates) afterwards() []cluster.UserGate {
 }
 
 // isTidied says whether the node is only cleared up, without being taken out.
-func (n userGates) isTidied() bool { return n.plan.Strategy == cluster.InPlace && n.plan.Drift.Tidy() }
+func (n userGates) isTidied() bool { return n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() }
 
 // wasCordoned says whether an earlier run had it out, and was cut off before the end.
 func (n userGates) wasCordoned() bool {
-	return slices.ContainsFunc(n.plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
+	return slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -132,7 +133,7 @@ func TestStepsOfGates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := gatedNode(nil, nil, c.gates...)
-			n.plan = c.plan
+			n.Plan = c.plan
 			var got []string
 			for _, s := range append(n.userGates.before(), n.userGates.after()...) {
 				got = append(got, s.ID)
@@ -176,8 +177,8 @@ func failing(names ...string) cluster.Judged {
 }
 
 func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGate) *node {
-	r := &Roller{Roll: &Roll{Cluster: "lab", Run: "r1", Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}, Objects: objects, Commands: commands}
-	n := r.node(handle{plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}})
+	r := &Roller{Roll: &rolling.Roll{Cluster: "lab", Run: "r1", Timing: cluster.Timing{Poll: time.Second}, Say: func(string, string) {}}, Objects: objects, Commands: commands}
+	n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", Strategy: cluster.Recreate}})
 	n.gates = gates
 	return n
 }

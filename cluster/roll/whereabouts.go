@@ -15,18 +15,18 @@ func (n order) explained(s step.Step) step.Step {
 		}
 		ctx, cancel := context.WithTimeout(ctx, exchange.LookAround)
 		defer cancel()
-		mem, errMemory := n.memory(ctx)
+		mem, errMemory := n.Memory(ctx)
 		if errMemory != nil {
 			return err // nothing was begun
 		}
-		park, errPark := n.parking(ctx)
+		park, errPark := n.Parking(ctx)
 		rec := park.Record
 		if errPark != nil {
 			// Its record is gone; what was remembered tells as much.
 			if rec, errMemory = n.record.opening().Opened(mem, nil); errMemory != nil {
 				return err
 			}
-			park.VM.ID, _ = n.parkingID(ctx) // 0: not known
+			park.VM.ID, _ = n.ParkingID(ctx) // 0: not known
 		}
 		if !rec.Open || rec.Run != n.Run {
 			return err

@@ -28,7 +28,7 @@ type rolled struct {
 }
 
 // rolling starts a roll without waiting for it.
-func rolling(ctx context.Context, c *Client, policy planning.Policy) <-chan rolled {
+func inRoll(ctx context.Context, c *Client, policy planning.Policy) <-chan rolled {
 	ended := make(chan rolled, 1)
 	go func() {
 		start := time.Now()
@@ -74,7 +74,7 @@ func atPrompt(t *testing.T, ctx context.Context, c *Client) (answer func() rolle
 		<-goOn
 		return true, nil
 	}
-	ended := rolling(ctx, c, planning.Policy{})
+	ended := inRoll(ctx, c, planning.Policy{})
 	select {
 	case <-asked:
 	case r := <-ended:
@@ -97,7 +97,7 @@ func TestTwoRollsAtOnce(t *testing.T) {
 		}
 		var ended []<-chan rolled
 		for _, c := range clients {
-			ended = append(ended, rolling(t.Context(), c, planning.Policy{}))
+			ended = append(ended, inRoll(t.Context(), c, planning.Policy{}))
 		}
 		var lost []string
 		for i, e := range ended {

@@ -109,7 +109,7 @@ func TestALostClaimEndsADrain(t *testing.T) {
 		c := lab.Client()
 		draining := make(chan struct{})
 		c.Emit = whenStarted("take-down/drain", func() { close(draining) })
-		ended := rolling(t.Context(), c, planning.Policy{})
+		ended := inRoll(t.Context(), c, planning.Policy{})
 		<-draining
 		time.Sleep(time.Minute)
 		lab.seize(c.Run, "20000101-0000-face")
@@ -140,9 +140,9 @@ func TestANetworkThatComesBack(t *testing.T) {
 				second.Token = lab.otherToken()
 				cut := make(chan struct{})
 				first.Emit = whenStarted("wk1/"+at, func() { first.Cut(); close(cut) })
-				ended := rolling(t.Context(), first, planning.Policy{})
+				ended := inRoll(t.Context(), first, planning.Policy{})
 				<-cut
-				finished := rolling(t.Context(), second, planning.Policy{})
+				finished := inRoll(t.Context(), second, planning.Policy{})
 				time.Sleep(2 * time.Minute)
 				first.Mend()
 				mended := len(lab.Recorder.Calls())

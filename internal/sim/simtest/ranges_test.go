@@ -46,9 +46,9 @@ func TestTwoFilesOfOneCluster(t *testing.T) {
 				lab.Patch(sim.PatchedExtension)
 				clients := []*Client{lab.Client(), lab.withRange("9100-9199")}
 				clients[1].Token = lab.otherToken()
-				first := rolling(t.Context(), clients[0], planning.Policy{})
+				first := inRoll(t.Context(), clients[0], planning.Policy{})
 				time.Sleep(late)
-				ended := []rolled{{}, <-rolling(t.Context(), clients[1], planning.Policy{})}
+				ended := []rolled{{}, <-inRoll(t.Context(), clients[1], planning.Policy{})}
 				ended[0] = <-first
 				lost := 0
 				for i, r := range ended {

@@ -1,4 +1,4 @@
-package roll
+package rolling
 
 import (
 	"context"
@@ -19,11 +19,11 @@ func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m clus
 	case err != nil:
 		return "", err
 	}
-	return lacksReady(ctx, kube, k, m)
+	return LacksReady(ctx, kube, k, m)
 }
 
-// lacksReady is LacksNode of a Node as it was read after the machine.
-func lacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
+// LacksReady is LacksNode of a Node as it was read after the machine.
+func LacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
 	switch {
 	case k.UUID != m.UUID:
 		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
@@ -40,8 +40,8 @@ func lacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode
 	return "", err
 }
 
-// isWatched says whether the watches of a machine and of its Node tell when that is mended.
-func isWatched(lacks string) bool {
+// IsWatched says whether the watches of a machine and of its Node tell when that is mended.
+func IsWatched(lacks string) bool {
 	return strings.HasPrefix(lacks, cluster.StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
 }
 

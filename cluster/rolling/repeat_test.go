@@ -1,4 +1,4 @@
-package roll
+package rolling
 
 import (
 	"context"
@@ -33,19 +33,19 @@ func TestStepsAreRepeated(t *testing.T) {
 		"a refusal beside it":    {errs: []error{errors.Join(busy, refused)}, did: 1, want: refused},
 		"a lost claim":           {errs: []error{fault.As(fault.Claimed, fmt.Errorf("lost: %w", errOther))}, did: 1, want: errOther},
 		"a lost change":          {errs: []error{errors.Join(busy, cluster.ErrLostAnswer)}, did: 1, want: cluster.ErrLostAnswer},
-		"a lost one made again":  {errs: []error{repeatable(errors.Join(busy, cluster.ErrLostAnswer))}, did: 2, after: time.Second},
-		"put back already":       {errs: []error{final(busy)}, did: 1, want: cluster.ErrNotNow},
+		"a lost one made again":  {errs: []error{Repeatable(errors.Join(busy, cluster.ErrLostAnswer))}, did: 2, after: time.Second},
+		"put back already":       {errs: []error{Final(busy)}, did: 1, want: cluster.ErrNotNow},
 		"silent members alone":   {errs: []error{&cluster.SilentError{Err: refused}}, did: 2, after: time.Second},
 		"not found":              {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
-		"it stays so":            {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: repeatBefore, want: cluster.ErrNotNow},
+		"it stays so":            {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
 		"a refusal in the midst": {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				did, asked, said := 0, 0, 0
-				n := &handle{Roll: &Roll{Say: func(string, string) { said++ }}}
-				s := n.repeating("take-down/drain", step.Step{
+				n := &Node{Roll: &Roll{Say: func(string, string) { said++ }}}
+				s := n.Repeating("take-down/drain", step.Step{
 					Skip: func(context.Context) (string, error) { asked++; return "", nil },
 					Do: func(context.Context) error {
 						if did++; did <= len(c.errs) {
@@ -76,9 +76,9 @@ func TestRepeatingEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		lost := fault.As(fault.Claimed, errOther)
 		time.AfterFunc(90*time.Second, func() { cancel(lost) })
-		n := &handle{Roll: &Roll{Timing: cluster.Timing{Poll: time.Minute, Join: time.Hour}, Say: func(string, string) {}}}
+		n := &Node{Roll: &Roll{Timing: cluster.Timing{Poll: time.Minute, Join: time.Hour}, Say: func(string, string) {}}}
 		start := time.Now()
-		err := n.repeating("bring-up/start", step.Step{Do: func(context.Context) error { return cluster.ErrNotNow }}).Do(ctx)
+		err := n.Repeating("bring-up/start", step.Step{Do: func(context.Context) error { return cluster.ErrNotNow }}).Do(ctx)
 		if took := time.Since(start); took != 90*time.Second || fault.KindOf(err) != fault.Claimed || !errors.Is(err, cluster.ErrNotNow) {
 			t.Errorf("after %s: %v", took, err)
 		}
@@ -88,14 +88,14 @@ func TestRepeatingEndsWithItsContext(t *testing.T) {
 // TestHowLongStepsAreRepeated: as long as a node may take to come back, once it may be away.
 func TestHowLongStepsAreRepeated(t *testing.T) {
 	t.Parallel()
-	n := &handle{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}
-	for id, want := range map[string]time.Duration{"gate": repeatBefore, "take-down/drain": repeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
-		if got := n.repeatFor(id); got != want {
+	n := &Node{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}
+	for id, want := range map[string]time.Duration{"gate": RepeatBefore, "take-down/drain": RepeatBefore, "take-down/park": time.Hour, "bring-up/finish/uncordon": time.Hour} {
+		if got := n.RepeatFor(id); got != want {
 			t.Errorf("%s: %s", id, got)
 		}
 	}
-	n.plan.Resume = true
-	if got := n.repeatFor("gate"); got != time.Hour {
+	n.Plan.Resume = true
+	if got := n.RepeatFor("gate"); got != time.Hour {
 		t.Errorf("gate of a node that is out: %s", got)
 	}
 }

@@ -1,4 +1,4 @@
-package roll
+package rolling
 
 import (
 	"context"
@@ -13,21 +13,21 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-func final(err error) error {
+func Final(err error) error {
 	if err == nil {
 		return nil
 	}
 	return &cluster.FinalError{Err: err}
 }
 
-// repeat does something again until its reads are answered, for within at most,
+// Repeat does something again until its reads are answered, for within at most,
 // and says under the step's ID what it waits for. Every other error ends it, and so
 // does the end of ctx.
-func (n *handle) repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
+func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
 	var since time.Time // the first that was unanswered
 	w := wait.For{Name: "an answer", Every: max(n.Timing.Poll, time.Second)}
 	w.Seen = func(seen string) {
-		n.Say(path.Join(n.path, id), fmt.Sprintf("asked again for up to %s: %s", within, seen))
+		n.Say(path.Join(n.Path, id), fmt.Sprintf("asked again for up to %s: %s", within, seen))
 	}
 	_ = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) { // err says how it ended
 		err = do(ctx)
@@ -40,7 +40,7 @@ func (n *handle) repeat(ctx context.Context, id string, within time.Duration, do
 			since = time.Now()
 		}
 		if time.Since(since) >= within {
-			err = final(fmt.Errorf("%w; asked again for %s", err, within))
+			err = Final(fmt.Errorf("%w; asked again for %s", err, within))
 			return true, "", nil
 		}
 		return false, err.Error(), nil
@@ -51,21 +51,21 @@ func (n *handle) repeat(ctx context.Context, id string, within time.Duration, do
 	return err
 }
 
-func (n *handle) repeatFor(id string) time.Duration {
-	if !n.plan.Resume && slices.Contains(servesDuring, id) {
-		return repeatBefore
+func (n *Node) RepeatFor(id string) time.Duration {
+	if !n.Plan.Resume && slices.Contains(servesDuring, id) {
+		return RepeatBefore
 	}
-	return max(n.Timing.Join, repeatBefore)
+	return max(n.Timing.Join, RepeatBefore)
 }
 
-// repeating has a step of the node, and every step below it, repeated while its
+// Repeating has a step of the node, and every step below it, repeated while its
 // reads are unanswered; id is its path below the node.
-func (n *handle) repeating(id string, s step.Step) step.Step {
-	within := n.repeatFor(id)
+func (n *Node) Repeating(id string, s step.Step) step.Step {
+	within := n.RepeatFor(id)
 	skip, do, steps := s.Skip, s.Do, s.Steps
 	if skip != nil {
 		s.Skip = func(ctx context.Context) (reason string, err error) {
-			err = n.repeat(ctx, id, within, func(ctx context.Context) error {
+			err = n.Repeat(ctx, id, within, func(ctx context.Context) error {
 				reason, err = skip(ctx)
 				return err
 			})
@@ -75,7 +75,7 @@ func (n *handle) repeating(id string, s step.Step) step.Step {
 	if do != nil {
 		s.Do = func(ctx context.Context) error {
 			again := false
-			return n.repeat(ctx, id, within, func(ctx context.Context) error {
+			return n.Repeat(ctx, id, within, func(ctx context.Context) error {
 				if again && skip != nil {
 					if reason, err := skip(ctx); err != nil || reason != "" {
 						return err
@@ -88,31 +88,31 @@ func (n *handle) repeating(id string, s step.Step) step.Step {
 	}
 	if steps != nil {
 		s.Steps = func(ctx context.Context) (list []step.Step, err error) {
-			err = n.repeat(ctx, id, within, func(ctx context.Context) error {
+			err = n.Repeat(ctx, id, within, func(ctx context.Context) error {
 				list, err = steps(ctx)
 				return err
 			})
-			return n.repeatingAll(id, list), err
+			return n.RepeatingAll(id, list), err
 		}
 	}
 	return s
 }
 
-func (n *handle) repeatingAll(below string, list []step.Step) []step.Step {
+func (n *Node) RepeatingAll(below string, list []step.Step) []step.Step {
 	var out []step.Step
 	for _, s := range list {
-		out = append(out, n.repeating(path.Join(below, s.ID), s))
+		out = append(out, n.Repeating(path.Join(below, s.ID), s))
 	}
 	return out
 }
 
-// repeatBefore is for how long a step is repeated while the node still serves.
+// RepeatBefore is for how long a step is repeated while the node still serves.
 // Later the node is away, and ending its roll does not bring it back: then a step
 // is repeated for Timing.Join.
-const repeatBefore = 3 * time.Minute
+const RepeatBefore = 3 * time.Minute
 
-// repeatable marks the error of a change that is the same when it is made twice.
-func repeatable(err error) error {
+// Repeatable marks the error of a change that is the same when it is made twice.
+func Repeatable(err error) error {
 	if !errors.Is(err, cluster.ErrLostAnswer) {
 		return err
 	}

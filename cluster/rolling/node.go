@@ -1,0 +1,197 @@
+package rolling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Journal keeps what the world can no longer tell once a VM is gone. Every
+// write is durable when it returns.
+type Journal interface {
+	Put(key string, v any) error
+	Get(key string, v any) (found bool, err error)
+	PutSecret(key string, b []byte) error
+	Secret(key string) (b []byte, found bool, err error)
+	// Delete removes the fact and the secret of a key; there need be neither.
+	Delete(key string) error
+}
+
+// Roll is what all nodes of one roll share.
+type Roll struct {
+	// Each of these four checks that the claim is still ours before it changes
+	// anything: see Held.Guard.
+	Proxmox     cluster.Proxmox
+	Talos       cluster.Talos
+	Maintenance cluster.Maintenance
+	Kube        cluster.Kube
+	Journal     Journal
+
+	Cluster      string
+	Run          string // ID of the run
+	Timing       cluster.Timing
+	AcceptOutage bool // of etcd and the Kubernetes API, where two control planes are all there are
+	// Say is told what a running step is waiting for; never nil.
+	Say func(path, text string)
+
+	Out  outNodes // what this roll has out at the moment
+	Late exchange.Late
+}
+
+// outNodes are the nodes that this roll has out at the moment.
+type outNodes struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (o *outNodes) Add(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.names == nil {
+		o.names = map[string]bool{}
+	}
+	o.names[name] = true
+}
+
+func (o *outNodes) Remove(name string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.names, name)
+}
+
+func (o *outNodes) Has(name string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.names[name]
+}
+
+// Node is one node in a roll: what the plan says of it, and what its record and the
+// journal remember of it. It keeps nothing in memory.
+type Node struct {
+	*Roll
+	Plan planning.NodePlan
+	Want cluster.Wanted
+	Path string // of its branch in the tree
+}
+
+// Key is where the journal keeps something of the node.
+func (n *Node) Key(what string) string { return n.Plan.Node + "/" + what }
+
+// Parking reads the node's parking VM afresh; ErrNotFound while there is none.
+func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
+	id, err := n.ParkingID(ctx)
+	if err != nil {
+		return parking.Parking{}, err
+	}
+	vm, err := n.Proxmox.VMConfig(ctx, id)
+	if err != nil {
+		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
+	}
+	rec, ok, err := parking.ReadRecord(vm)
+	if err != nil {
+		return parking.Parking{}, err
+	}
+	switch {
+	case rec.Node == n.Plan.Node && rec.Cluster == n.Cluster:
+		return parking.Parking{VM: vm, Record: rec}, nil
+	case n.Plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.Plan.Node) || ok && rec.Node != n.Plan.Node):
+		// The number was only meant for it; another VM took it first.
+		return parking.Parking{}, fmt.Errorf("parking VM of %s: %w", n.Plan.Node, cluster.ErrNotFound)
+	}
+	return parking.Parking{}, parking.DescriptionChanged(vm, n.Plan.Node)
+}
+
+// ParkingID finds the parking VM by its record once, and remembers its number.
+func (n *Node) ParkingID(ctx context.Context) (cluster.VMID, error) {
+	if p := n.Plan.Found.Parking; p != nil {
+		return p.VM.ID, nil
+	}
+	var id cluster.VMID
+	found, err := n.Journal.Get(n.Key("parking"), &id)
+	if err != nil {
+		return 0, fmt.Errorf("journal: %w", err)
+	}
+	if !found {
+		return 0, fmt.Errorf("parking VM of %s: %w", n.Plan.Node, cluster.ErrNotFound)
+	}
+	return id, nil
+}
+
+// Tell says under a step of the node what it is waiting for.
+func (n *Node) Tell(id, text string) { n.Say(n.Path+"/"+id, text) }
+
+// IsOldBoot says whether m is still the boot from before the node was taken down.
+func (n *Node) IsOldBoot(ctx context.Context, m cluster.Machine) bool {
+	mem, err := n.Memory(ctx)
+	return err == nil && m.BootID == mem.BootID
+}
+
+// ISOVolume finds the boot ISO of the wanted build for the node's host.
+func (n *Node) ISOVolume(ctx context.Context) (string, error) {
+	return n.Want.ISOVolume(ctx, n.Proxmox, n.Plan.Host)
+}
+
+// KubeNode reads the node's Node; one that is gone is a refusal.
+func (n *Node) KubeNode(ctx context.Context) (cluster.KubeNode, error) {
+	k, err := n.Kube.Node(ctx, n.Plan.Node)
+	switch {
+	case errors.Is(err, cluster.ErrNotFound):
+		return cluster.KubeNode{}, fault.Refusedf("Kubernetes no longer knows node %s", n.Plan.Node)
+	case err != nil:
+		return cluster.KubeNode{}, fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
+	}
+	return k, nil
+}
+
+// Memory reads what was remembered of the node: from the journal, else from the record.
+func (n *Node) Memory(ctx context.Context) (parking.Memory, error) {
+	var m parking.Memory
+	found, err := n.Journal.Get(n.Key("memory"), &m)
+	if err != nil {
+		return m, fmt.Errorf("journal: %w", err)
+	}
+	if found {
+		return m, nil
+	}
+	park, err := n.Parking(ctx)
+	if err != nil {
+		return m, err
+	}
+	return park.Record.ReadMemory(park.VM)
+}
+
+// UpdateRecord changes the open record of this run.
+func (n *Node) UpdateRecord(ctx context.Context, change func(*parking.Record)) error {
+	park, err := n.Parking(ctx)
+	if err != nil {
+		return err
+	}
+	return exchange.ChangeRecord(ctx, n.Proxmox, park.VM, n.Run, n.Late.Forgetting(park.VM.ID, change))
+}
+
+// AskEtcd lists whom to ask about etcd, the node itself last.
+func (n *Node) AskEtcd() []cluster.Endpoint {
+	return append(n.OtherControlPlanes(), cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr})
+}
+
+// OtherControlPlanes are the control planes without the node itself.
+func (n *Node) OtherControlPlanes() []cluster.Endpoint {
+	return slices.DeleteFunc(slices.Clone(n.Plan.ControlPlanes), func(e cluster.Endpoint) bool { return e.Node == n.Plan.Node })
+}
+
+// AsReimage is the same node on its way back to the build that it had.
+func (n *Node) AsReimage() *Node {
+	f := *n
+	f.Plan.Strategy, f.Plan.EtcdKept, f.Plan.Resume = cluster.Reimage, n.Plan.FallbackKept, true
+	f.Want.Build, f.Path = *n.Plan.Previous, n.Path+"/fallback"
+	f.Plan.Wanted = f.Want
+	return &f
+}
