@@ -96,7 +96,7 @@ func (n eviction) drain(ctx context.Context) error {
 		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
 			return err
 		}
-		return n.gate.losses.require(ctx) // nothing can be bound to it any more
+		return n.gate.Losses.Require(ctx) // nothing can be bound to it any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
@@ -105,7 +105,7 @@ func (n eviction) drain(ctx context.Context) error {
 // empty may wait longer. If that fails and the roll goes on living, backOut leaves
 // the node as it was.
 func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
-	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.identity.requireOneMachine)
+	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.Identity.RequireOneMachine)
 	if err == nil { // a cordon that fails may have been made all the same
 		err = fault.Prefix("cordon "+n.Plan.Node, n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.Plan.Node, why) }))
 	}

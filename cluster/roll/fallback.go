@@ -24,7 +24,7 @@ func (n fallback) step() step.Step {
 			f := n.roller.node(*n.AsReimage())
 			reimage := f.order.recreate()
 			return []step.Step{
-				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.check},
+				{ID: "gate", Title: "check that it can be reimaged", Do: f.gate.Check},
 				{ID: "remember", Title: "open the record of the reimage", Skip: f.recall.remembered, Do: func(ctx context.Context) error {
 					mem, err := f.Memory(ctx)
 					if err != nil {

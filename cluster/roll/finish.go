@@ -36,7 +36,7 @@ func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 }
 
 func (n finish) uncordon(ctx context.Context) error {
-	if err := errors.Join(n.gate.identity.requireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
+	if err := errors.Join(n.gate.Identity.RequireOwnName(ctx), n.record.noteStage(ctx, parking.StageServes)); err != nil {
 		return err
 	}
 	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))

@@ -24,7 +24,7 @@ type gateCall struct {
 	deaf  []string // calls that may fail, for what they tell is no reason to refuse, or they are made again
 }
 
-func check(s *scene, ctx context.Context) error { return s.gate.check(ctx) }
+func check(s *scene, ctx context.Context) error { return s.gate.Check(ctx) }
 
 func told(why string, err error) error {
 	if err == nil && why != "" {
@@ -48,16 +48,16 @@ var gateCalls = map[string]gateCall{
 	"configure":      {check, all(is(cluster.Configure)), "", "", []string{"Node"}},
 	"configure cp":   {check, all(asCP, is(cluster.Configure)), "", "", []string{"Node", "EtcdMembers"}},
 	"may leave":      {func(s *scene, ctx context.Context) error { _, _, err := s.etcd.mayLeave(ctx); return err }, asCP, "", "", []string{"Identity", "EtcdMembers", "EtcdStatus"}},
-	"asks":           {func(s *scene, ctx context.Context) error { return s.gate.losses.requireOff(ctx) }, begun, "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"asks":           {func(s *scene, ctx context.Context) error { return s.gate.Losses.RequireOff(ctx) }, begun, "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
 	"late cp": {func(s *scene, ctx context.Context) error {
-		err := s.gate.earlier.awaitLate(ctx)
+		err := s.gate.Earlier.AwaitLate(ctx)
 		if err == nil && !s.Late.None() {
 			return errors.New("the next one looks at every record again")
 		}
 		return err
 	}, asCP, "", "", nil},
-	"asks cp": {func(s *scene, ctx context.Context) error { return s.gate.losses.requireOff(ctx) }, all(asCP, begun), "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
-	"losses":  {func(s *scene, ctx context.Context) error { return s.gate.losses.require(ctx) }, begun, "", "", []string{"Machine"}},
+	"asks cp": {func(s *scene, ctx context.Context) error { return s.gate.Losses.RequireOff(ctx) }, all(asCP, begun), "", "", []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"losses":  {func(s *scene, ctx context.Context) error { return s.gate.Losses.Require(ctx) }, begun, "", "", []string{"Machine"}},
 	"record": {func(s *scene, ctx context.Context) error {
 		r, err := s.record.read(ctx)
 		if err == nil {

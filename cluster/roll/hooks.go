@@ -38,7 +38,7 @@ func (n hookPoints) before() []step.Step {
 		})
 	for i, s := range steps {
 		steps[i].Do = func(ctx context.Context) error {
-			if err := n.gate.requireUnpaused(ctx); err != nil {
+			if err := n.gate.RequireUnpaused(ctx); err != nil {
 				return err // the last look would say so as well, with the hooks run for nothing
 			}
 			return s.Do(ctx)

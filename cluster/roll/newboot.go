@@ -139,7 +139,7 @@ func (n newBoot) requireToReboot(ctx context.Context) error {
 	if _, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr); err != nil {
 		return nil //nolint:nilerr // it is no member that the others could miss
 	}
-	return n.gate.requireEtcd(ctx)
+	return n.gate.RequireEtcd(ctx)
 }
 
 // cannotRollBack gives a machine up for a reimage if one is planned, unless it is

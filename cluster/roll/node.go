@@ -5,6 +5,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/gate"
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
@@ -31,7 +32,7 @@ type node struct {
 	gaveUp    error             // why a node that was upgraded in place is to be reimaged
 
 	order       order       // the order of the steps: recreate.go
-	gate        gate        // what must hold before anything is touched
+	gate        gate.Gate   // what must hold before anything is touched
 	etcd        etcdMember  // membership of a control plane in etcd
 	eviction    eviction    // cordon, drain, and back
 	recall      recall      // what the node must get back, read before it goes down
@@ -57,7 +58,7 @@ func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
 	n := &node{Node: &h, roller: r}
 	n.order = order{n}
-	n.gate = gateOf(n.Node)
+	n.gate = gate.Of(n.Node)
 	n.etcd = etcdMember{n}
 	n.eviction = eviction{n}
 	n.recall = recall{n}

@@ -136,7 +136,7 @@ func (n power) start(ctx context.Context) error {
 		return err
 	}
 	if !n.installs() { // what it boots has the name already
-		if err := n.gate.identity.requireNameFree(ctx); err != nil {
+		if err := n.gate.Identity.RequireNameFree(ctx); err != nil {
 			return err
 		}
 	}

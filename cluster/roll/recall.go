@@ -35,7 +35,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.Plan.Addr, m.UUID, vm, vm.UUID())
 	}
 	if vm.Host != n.Plan.Host { // where the plan's parking VM is
-		return parking.Memory{}, n.gate.movedSince(vm)
+		return parking.Memory{}, n.gate.MovedSince(vm)
 	}
 	if n.Plan.Found.VM != nil {
 		vm.Pods = n.Plan.Found.VM.Pods

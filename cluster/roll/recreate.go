@@ -11,16 +11,16 @@ import (
 
 // work is what is done to the node, in order, by its strategy.
 func (n order) work() []step.Step {
-	gate := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.check}
+	last := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.Check}
 	switch n.Plan.Strategy {
 	case cluster.InPlace:
-		return append([]step.Step{gate}, n.upgrade.steps()...)
+		return append([]step.Step{last}, n.upgrade.steps()...)
 	case cluster.PutBack:
-		return []step.Step{gate, n.putBack.step()}
+		return []step.Step{last, n.putBack.step()}
 	case cluster.Configure:
-		return append([]step.Step{gate}, n.reconfigure.steps()...)
+		return append([]step.Step{last}, n.reconfigure.steps()...)
 	}
-	return append([]step.Step{gate}, n.recreate()...)
+	return append([]step.Step{last}, n.recreate()...)
 }
 
 // recreate is the whole way of a node to another system disk, in order: in a new VM (recreate),

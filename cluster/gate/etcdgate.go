@@ -1,4 +1,4 @@
-package roll
+package gate
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// requireEtcd refuses to take a control plane out unless etcd goes on without it.
-func (n gate) requireEtcd(ctx context.Context) error {
+// RequireEtcd refuses to take a control plane out unless etcd goes on without it.
+func (n Gate) RequireEtcd(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	if !member {
 		voters++ // it is out already: the others are all there are
 	}
-	if err := errors.Join(n.requireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
+	if err := errors.Join(n.RequireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
 		return err
 	}
 	switch {
@@ -52,10 +52,10 @@ func (n gate) requireEtcd(ctx context.Context) error {
 	return nil
 }
 
-// requireSameEtcd refuses where the member of the node's name is not the one
+// RequireSameEtcd refuses where the member of the node's name is not the one
 // that runs on the node: when it joins again Talos would remove another
 // machine's member, and what it has now would be another cluster's data.
-func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
+func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]
 	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.Plan.Node })
@@ -68,7 +68,7 @@ func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 	case err == nil && own.MemberID != m.ID, err != nil && answers:
 		err = fault.EtcdUnhealthy.Refusedf("etcd member %x is named %s, but is not what runs on %s: another machine has its name", m.ID, n.Plan.Node, n.Plan.Addr)
 	case err != nil && m.ID != 0:
-		return n.identity.requireOwnMember(ctx, m)
+		return n.Identity.requireOwnMember(ctx, m)
 	default:
 		return nil // that it does not answer is no reason not to replace it
 	}
@@ -77,7 +77,7 @@ func (n gate) requireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 
 // requireAllMembers refuses where a control plane has no part in the etcd that
 // was looked at. A resumed run may not see them all.
-func (n gate) requireAllMembers(v etcd.View, voters int) error {
+func (n Gate) requireAllMembers(v etcd.View, voters int) error {
 	if n.Plan.Resume || voters == len(n.Plan.ControlPlanes) {
 		return nil
 	}
@@ -90,7 +90,7 @@ func (n gate) requireAllMembers(v etcd.View, voters int) error {
 // requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
 // member that is gone: etcd would crash-loop on it for ever ("the member has
 // been permanently removed from the cluster").
-func (n gate) requireOldEtcd(ctx context.Context) error {
+func (n Gate) requireOldEtcd(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package roll
+package gate
 
 import (
 	"cmp"
@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// require asks again for the data of a system disk that is about to leave
+// Require asks again for the data of a system disk that is about to leave
 // the node: since the plan was made some may have come.
-func (n losses) require(ctx context.Context) error {
+func (n losses) Require(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
 		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.Plan.Node, err)
@@ -32,12 +32,12 @@ func (n losses) require(ctx context.Context) error {
 		"that was lifted, the same command again goes on")
 }
 
-// requireOff is require for a node that is down already, and right
+// RequireOff is require for a node that is down already, and right
 // before its system disk is handed over. A Kubernetes that is slow to answer is waited for. One that
 // is away together with a control plane is not: nothing can have been bound since
 // that was stopped.
-func (n losses) requireOff(ctx context.Context) error {
-	err := n.require(ctx)
+func (n losses) RequireOff(ctx context.Context) error {
+	err := n.Require(ctx)
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (n losses) requireOff(ctx context.Context) error {
 		return nil
 	}
 	return n.Wait(ctx, "losses", "Kubernetes to tell what is bound to "+n.Plan.Node, n.Timing.Join, func(ctx context.Context) (bool, string, error) {
-		err := n.require(ctx)
+		err := n.Require(ctx)
 		if err != nil && fault.KindOf(err) != fault.Failed {
 			err = wait.Stop(err)
 		}

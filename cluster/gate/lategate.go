@@ -1,4 +1,4 @@
-package roll
+package gate
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// awaitLate waits, before the node is taken out, until no request that an earlier
+// AwaitLate waits, before the node is taken out, until no request that an earlier
 // process had sent can come any more that would meet it while it is out: a start
 // of its own VM, or the shutdown of another control plane.
-func (n lateGate) awaitLate(ctx context.Context) error {
+func (n lateGate) AwaitLate(ctx context.Context) error {
 	if n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
 		return nil // nothing is taken out
 	}

@@ -1,4 +1,4 @@
-package roll
+package gate
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 // knows machines that are gone for half an hour more, and shows of two with one
 // name only one member (controllers/cluster/member.go).
 
-// requireOneMachine refuses unless who answers at the node's address and who has
+// RequireOneMachine refuses unless who answers at the node's address and who has
 // its name in Kubernetes are one machine, that of its VM. Whether a machine has
 // to answer is for others to say.
-func (n identity) requireOneMachine(ctx context.Context) error {
+func (n identity) RequireOneMachine(ctx context.Context) error {
 	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
 	switch {
 	case err != nil:
@@ -30,11 +30,11 @@ func (n identity) requireOneMachine(ctx context.Context) error {
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.Plan.Node, m.Nodename),
 			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
 	}
-	return n.requireOwnName(ctx)
+	return n.RequireOwnName(ctx)
 }
 
-// requireOwnName refuses where Kubernetes knows another machine by the node's name.
-func (n identity) requireOwnName(ctx context.Context) error {
+// RequireOwnName refuses where Kubernetes knows another machine by the node's name.
+func (n identity) RequireOwnName(ctx context.Context) error {
 	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return err
@@ -61,12 +61,12 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
 }
 
-// requireNameFree refuses to bring a machine up under the node's name while
+// RequireNameFree refuses to bring a machine up under the node's name while
 // another one goes by it: it would take that one's Node and, as it joins etcd,
 // Talos would remove that one's member (addMember in services/etcd.go). An API
 // that does not answer, this may be the only control plane, has nothing to lose:
 // without etcd's quorum nobody joins.
-func (n identity) requireNameFree(ctx context.Context) error {
+func (n identity) RequireNameFree(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
 	if k, err := n.KubeNode(asking); err == nil {

@@ -1,4 +1,4 @@
-package roll
+package gate
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// gate is what must hold before anything of a node is touched.
-type gate struct {
+// Gate is what must hold before anything of a node is touched.
+type Gate struct {
 	*rolling.Node
-	earlier  lateGate // earlier requests that Proxmox may still carry out
-	identity identity // machine, Node and etcd member are the planned ones, each there once
-	losses   losses   // data that leaves with the system disk
+	Earlier  lateGate // earlier requests that Proxmox may still carry out
+	Identity identity // machine, Node and etcd member are the planned ones, each there once
+	Losses   losses   // data that leaves with the system disk
 }
 
 type (
@@ -29,37 +29,37 @@ type (
 	losses   struct{ *rolling.Node }
 )
 
-func gateOf(n *rolling.Node) gate {
-	return gate{Node: n, earlier: lateGate{n}, identity: identity{n}, losses: losses{n}}
+func Of(n *rolling.Node) Gate {
+	return Gate{Node: n, Earlier: lateGate{n}, Identity: identity{n}, Losses: losses{n}}
 }
 
-// check is the last look before the node is taken out. Before it looks, it waits for
+// Check is the last look before the node is taken out. Before it looks, it waits for
 // what may still come; but for forgetting that, it only reads. From then on this
 // roll counts the node as out.
-func (n gate) check(ctx context.Context) error {
-	if err := n.earlier.awaitLate(ctx); err != nil {
+func (n Gate) Check(ctx context.Context) error {
+	if err := n.Earlier.AwaitLate(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(n.requireUnpaused(ctx), n.look(ctx)); err != nil {
+	if err := errors.Join(n.RequireUnpaused(ctx), n.look(ctx)); err != nil {
 		return err
 	}
 	n.Out.Add(n.Plan.Node)
 	return nil
 }
 
-func (n gate) look(ctx context.Context) error {
+func (n Gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
 	case n.Plan.Strategy == cluster.InPlace && (n.Plan.Resume || n.Plan.Drift.Tidy()):
 		return nil // it is out already, or is not taken out at all
 	case n.Plan.Strategy == cluster.Configure:
-		return n.identity.requireNameFree(ctx)
+		return n.Identity.RequireNameFree(ctx)
 	case n.Plan.Strategy != cluster.InPlace:
 		problems = append(problems, cluster.RequireQuorum(ctx, n.Proxmox))
 	}
 	switch n.Plan.Strategy {
 	case cluster.PutBack:
-		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.losses.require(ctx))...)
+		return errors.Join(append(problems, n.requireOldEtcd(ctx), n.Losses.Require(ctx))...)
 	case cluster.Recreate, cluster.Reimage:
 		problems = append(problems, n.requireISO(ctx))
 		if !n.Plan.Resume {
@@ -69,7 +69,7 @@ func (n gate) look(ctx context.Context) error {
 	switch {
 	case !slices.Contains(cluster.Leavers, n.Plan.Strategy):
 	case n.Plan.Resume:
-		problems = append(problems, n.losses.requireOff(ctx))
+		problems = append(problems, n.Losses.RequireOff(ctx))
 	default:
 		problems = append(problems, n.requireReplaceable(ctx))
 	}
@@ -77,21 +77,21 @@ func (n gate) look(ctx context.Context) error {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.Plan.Resume {
-		problems = append(problems, n.identity.requireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.requireEtcd(ctx))
+		problems = append(problems, n.Identity.RequireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
 	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
-		problems = append(problems, n.requireEtcd(ctx)) // it still serves
+		problems = append(problems, n.RequireEtcd(ctx)) // it still serves
 	}
 	return errors.Join(problems...)
 }
 
 // requireFallback refuses an upgrade in place whose way back, as the plan shows
 // it, is not there: the ISO of the build that the node runs.
-func (n gate) requireFallback(ctx context.Context) error {
+func (n Gate) requireFallback(ctx context.Context) error {
 	if n.Plan.Strategy != cluster.InPlace || n.Plan.Previous == nil {
 		return nil
 	}
-	f := gateOf(n.AsReimage())
-	if err := f.losses.require(ctx); err != nil { // asked again where it can be, before the disk leaves
+	f := Of(n.AsReimage())
+	if err := f.Losses.Require(ctx); err != nil { // asked again where it can be, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
 	if err := f.requireISO(ctx); err != nil {
@@ -101,14 +101,14 @@ func (n gate) requireFallback(ctx context.Context) error {
 	return nil
 }
 
-func (n gate) requireISO(ctx context.Context) error {
+func (n Gate) requireISO(ctx context.Context) error {
 	_, err := n.ISOVolume(ctx)
 	return err
 }
 
 // requireStorages asks each storage that has a disk of the VM for something: one
 // that is out of reach is found before the VM is off, not when the disks are to be moved.
-func (n gate) requireStorages(ctx context.Context) error {
+func (n Gate) requireStorages(ctx context.Context) error {
 	disks, err := n.Plan.Found.VM.Disks()
 	if err != nil {
 		return err
@@ -128,13 +128,13 @@ func (n gate) requireStorages(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-func (n gate) requireUnchanged(ctx context.Context) error {
+func (n Gate) requireUnchanged(ctx context.Context) error {
 	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
 	if err != nil {
 		return fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
 	if vm.Host != n.Plan.Host {
-		return n.movedSince(vm)
+		return n.MovedSince(vm)
 	}
 	same := vm.Digest == n.Plan.Digest
 	if was := n.Plan.Found.VM; !same && was != nil && was.Digest == n.Plan.Digest {
@@ -148,7 +148,7 @@ func (n gate) requireUnchanged(ctx context.Context) error {
 	return nil
 }
 
-func (n gate) movedSince(vm cluster.VM) error {
+func (n Gate) MovedSince(vm cluster.VM) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.Plan.Host),
 		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
 }
@@ -156,13 +156,13 @@ func (n gate) movedSince(vm cluster.VM) error {
 // requireReplaceable looks again at what the VM's digest does not show, and what
 // may have come since the plan was made: data that moved here when another node
 // was drained, a backup that is due by now, a firewall rule.
-func (n gate) requireReplaceable(ctx context.Context) error {
+func (n Gate) requireReplaceable(ctx context.Context) error {
 	c := strategy.Candidate{Wanted: n.Plan.Wanted, VM: *n.Plan.Found.VM, Found: n.Plan.Found}
 	var errTies, errLocal, errMachine error
 	c.Found.Ties, errTies = n.Proxmox.Ties(ctx, c.VM)
 	k, errNode := n.Kube.Node(ctx, n.Plan.Node)
 	if errNode == nil {
-		c.Found.Local, errLocal = n.losses.localData(ctx, k)
+		c.Found.Local, errLocal = n.Losses.localData(ctx, k)
 	}
 	c.Machine, errMachine = n.Talos.Machine(ctx, n.Plan.Addr)
 	if err := errors.Join(errTies, errNode, errLocal, errMachine); err != nil {
@@ -180,7 +180,7 @@ func (n gate) requireReplaceable(ctx context.Context) error {
 }
 
 // requireSoleOwner refuses where somebody else would undo what the roll does.
-func (n gate) requireSoleOwner(ctx context.Context) error {
+func (n Gate) requireSoleOwner(ctx context.Context) error {
 	owners, err := n.Kube.OtherOwners(ctx)
 	if err != nil {
 		return fmt.Errorf("look for other upgraders: %w", err)
@@ -197,9 +197,9 @@ func (n gate) requireSoleOwner(ctx context.Context) error {
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
-// requireUnpaused looks at the mark again: it may have come since the plan was
+// RequireUnpaused looks at the mark again: it may have come since the plan was
 // made. What was begun is finished all the same.
-func (n gate) requireUnpaused(ctx context.Context) error {
+func (n Gate) RequireUnpaused(ctx context.Context) error {
 	if n.Plan.Resume || n.Plan.Strategy == cluster.Configure {
 		return nil
 	}
@@ -212,7 +212,7 @@ func (n gate) requireUnpaused(ctx context.Context) error {
 
 // requireOthersReady refuses to take a node out while another one is down that
 // this roll has not taken out itself.
-func (n gate) requireOthersReady(ctx context.Context) error {
+func (n Gate) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
@@ -226,7 +226,7 @@ func (n gate) requireOthersReady(ctx context.Context) error {
 
 // requireRoom looks again whether the new system disk of this node alone can be
 // made: what the plan counted may have been taken by others since.
-func (n gate) requireRoom(ctx context.Context) error {
+func (n Gate) requireRoom(ctx context.Context) error {
 	if n.Plan.Space == nil {
 		return nil
 	}
