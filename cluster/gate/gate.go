@@ -29,6 +29,7 @@ type (
 	losses   struct{ *rolling.Node }
 )
 
+// Of is the gate of a node.
 func Of(n *rolling.Node) Gate {
 	return Gate{Node: n, Earlier: lateGate{n}, Identity: identity{n}, Losses: losses{n}}
 }

@@ -39,6 +39,7 @@ func TestFindTarget(t *testing.T) {
 	}{
 		"the only control plane":     {func(*found) {}, ""},
 		"a worker":                   {func(f *found) { f.machine.ControlPlane = false }, "is a worker"},
+		"another worker":             {func(f *found) { f.machine.Nodename, f.machine.ControlPlane = "wk1", false }, "10.0.0.11 is wk1"},
 		"another control plane":      {func(f *found) { f.machine.Nodename = "cp2" }, "is not the only control plane: Talos knows cp2"},
 		"one more that is known":     {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},
 		"a node that is not known":   {func(f *found) { f.members = f.members[:1] }, "does not know wk1"},

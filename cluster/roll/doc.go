@@ -1,5 +1,5 @@
-// Package roll carries a plan out, node by node, so that a cluster keeps working meanwhile.
-// [Roller] makes a tree of steps of a plan. What happens to one node, and in which order, is in
-// recreate.go; each part of it (gate, eviction, etcd, power, bring-up, health …) is a small type
-// over the node. What must hold before a node is touched is in gate.go.
+// Package roll carries a plan out. The main type is [Roller]: [Roller.Steps] derives the
+// step tree of a plan, and recreate.go has the order of the steps of a node, as one literal.
+// Each noun of that (power, eviction, bring-up, health, …) is a small type over a
+// [rolling.Node]. What must hold before a node is touched is in package gate.
 package roll

@@ -26,7 +26,7 @@ func (n order) work() []step.Step {
 // recreate is the whole way of a node to another system disk, in order: in a new VM (recreate),
 // or in the VM that it has (reimage and rollback). Every Skip asks the world whether its step is
 // done, so an interrupted roll resumes by running the same list again. What must hold before any
-// of it is in gate.look; what must hold before the VM is deleted, in exchange.Deletion.deleteSame.
+// of it is in package gate (Gate.look); what must hold before the VM is deleted, in exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
 	rollback := s == cluster.Rollback

@@ -37,7 +37,7 @@ func checkImports(s source) []string {
 }
 
 // harnesses are the packages that only tests import and that may import testing.
-var harnesses = []string{"cluster/clustertest", "internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
+var harnesses = []string{"cluster/clustertest", "cluster/rolling/rollingtest", "internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
 
 func allowed(s source, imported string) bool {
 	own, ours := strings.CutPrefix(imported, module+"/")

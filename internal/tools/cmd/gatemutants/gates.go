@@ -24,11 +24,12 @@ var rooms = []room{
 		comparison.compareDisks comparison.missing added SharedDisks
 		KeptRef.Find KeptRef.look KeptRef.Free KeptRef.forget
 		OpenReplace OpenParking ResumeReplace`},
+	{"cluster/rolling", "^TestGate", "Node.Parking"},
+	{"cluster/gate", "^TestGate", `
+		Gate.Check Gate.look lateGate.AwaitLate lateGate.own lateGate.others losses.leavingNow losses.bindings`},
 	{"cluster/roll", "^TestGate", `
-		gate.check gate.look lateGate.awaitLate lateGate.own lateGate.others
-		losses.leavingNow losses.bindings etcdMember.mayLeave
-		bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again savedConfig.read savedConfig.userConfig
-		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done node.parking record.with`},
+		etcdMember.mayLeave bringUp.checkBlank checkBlankDisks bringUp.configure reconfigure.again savedConfig.read savedConfig.userConfig
+		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted Wanted.ISOVolume`},

@@ -1,0 +1,301 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
+)
+
+type scene = rollingtest.Scene
+
+type kv = rollingtest.KV
+
+type row = rollingtest.Row
+
+// The changes that rows are made of.
+var (
+	is       = rollingtest.Is
+	all      = rollingtest.All
+	resumed  = rollingtest.Resumed
+	swapped  = rollingtest.Swapped
+	on       = rollingtest.On
+	previous = rollingtest.Previous
+	waiting  = rollingtest.Waiting
+	joined   = rollingtest.Joined
+	onNode   = rollingtest.OnNode
+	silent   = rollingtest.Silent
+	paused   = rollingtest.Paused
+	noQuorum = rollingtest.NoQuorum
+	noISO    = rollingtest.NoISO
+	stays    = rollingtest.Stays
+	fails    = rollingtest.Fails
+	asCP     = rollingtest.AsCP
+	begun    = rollingtest.Begun
+	addr     = rollingtest.Addr
+)
+
+func TestGateCalls(t *testing.T) {
+	t.Parallel()
+	rollingtest.CheckCalls(t, gateCalls)
+}
+
+func TestGateRows(t *testing.T) {
+	t.Parallel()
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), etcdRows(), identityRows(), lossRows(), lateRows()))
+}
+
+// gateCalls are by the name that rows have for them.
+var gateCalls = map[string]rollingtest.Call{
+	"recreate":       {Do: check, Deaf: []string{"Identity"}},
+	"reimage":        {Do: check, Ready: is(cluster.Reimage), Deaf: []string{"Identity"}},
+	"rollback":       {Do: check, Ready: is(cluster.Rollback), Deaf: []string{"Identity"}},
+	"cp":             {Do: check, Ready: asCP, Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
+	"resume":         {Do: check, Ready: all(begun, resumed), Deaf: []string{"Booted", "Machine", "LocalData", "Node", "Get", "VM"}},
+	"resume cp":      {Do: check, Ready: all(asCP, begun, resumed), Deaf: []string{"Booted", "Machine", "LocalData", "Node", "Get", "VM", "EtcdMembers", "EtcdStatus"}},
+	"put back":       {Do: check, Ready: all(is(cluster.PutBack), begun, resumed, swapped), Deaf: []string{"Machine", "Node"}},
+	"put back cp":    {Do: check, Ready: all(is(cluster.PutBack), asCP, begun, resumed, swapped), Deaf: []string{"Machine", "Node", "EtcdMembers", "EtcdStatus"}},
+	"in place":       {Do: check, Ready: all(is(cluster.InPlace), previous), Deaf: []string{"Identity", "Machine"}},
+	"in place again": {Do: check, Ready: all(is(cluster.InPlace), resumed, waiting)},
+	"configure":      {Do: check, Ready: all(is(cluster.Configure)), Deaf: []string{"Node"}},
+	"configure cp":   {Do: check, Ready: all(asCP, is(cluster.Configure)), Deaf: []string{"Node", "EtcdMembers"}},
+	"asks":           {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"late cp": {Do: func(s *scene, ctx context.Context) error {
+		err := gateOf(s).Earlier.AwaitLate(ctx)
+		if err == nil && !s.Late.None() {
+			return errors.New("the next one looks at every record again")
+		}
+		return err
+	}, Ready: asCP},
+	"asks cp": {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.RequireOff(ctx) }, Ready: all(asCP, begun), Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"losses":  {Do: func(s *scene, ctx context.Context) error { return gateOf(s).Losses.Require(ctx) }, Ready: begun, Deaf: []string{"Machine"}},
+}
+
+func gateOf(s *scene) Gate { return Of(s.Node) }
+
+func check(s *scene, ctx context.Context) error { return gateOf(s).Check(ctx) }
+
+func digest(change func(*scene)) func(*scene) {
+	return func(s *scene) {
+		s.Plan.Digest = s.PX.Guests[101].Digest
+		s.Plan.Found.VM.Digest = s.Plan.Digest
+		change(s)
+	}
+}
+
+func tidies(s *scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
+
+// lookRows are about the last look before a node is taken out.
+func lookRows() []row {
+	const gone, lost = "which a delete would drop", "would be lost"
+	tied := func(s *scene) { s.PX.Tied.Dropped = []string{"a firewall"} }
+	busy := func(s *scene) { s.PX.Tied.Snapshots = []string{"daily"} }
+	full := func(s *scene) {
+		s.Plan.Space = &observe.NewDisk{Node: "wk1", Host: "pve1", Storage: cluster.Storage{Name: "fast"}, Bytes: 1 << 40}
+		s.PX.Space.Storages = []cluster.StorageRoom{{Name: "fast", Active: true, Total: 1 << 30, Free: 1 << 20}}
+	}
+	return []row{
+		{Do: "recreate", Change: onNode("wk1", paused), Err: "was paused since the plan was made: mine"},
+		{Do: "resume", Change: onNode("wk1", paused)},
+		{Do: "configure", Change: onNode("wk1", paused)},
+		{Do: "recreate", Change: noQuorum, Err: "has no quorum"},
+		{Do: "put back", Change: noQuorum, Err: "has no quorum"},
+		{Do: "in place", Change: noQuorum},
+		{Do: "configure", Change: noQuorum},
+		{Do: "in place", Change: waiting, Err: "cp3"},
+		{Do: "in place again"},
+		{Do: "in place", Change: all(waiting, tidies), Err: ""},
+		{Do: "resume", Change: noISO, Err: "boot ISO new.iso is on none of isos"},
+		{Do: "recreate", Change: noISO, Err: "boot ISO new.iso is on none of isos"},
+		{Do: "rollback", Change: noISO},
+		{Do: "recreate", Change: full, Err: "no room for the new system disk"},
+		{Do: "resume", Change: full},
+		{Do: "recreate", Change: all(full, fails("Room", cluster.ErrNotNow)), Err: "read the room on pve1"},
+		{Do: "recreate", Change: all(full, fails("Room", cluster.ErrNotFound)), Err: "no room for the new system disk"},
+		{Do: "recreate", Change: tied, Err: gone},
+		{Do: "reimage", Change: tied},
+		{Do: "reimage", Change: busy, Err: "has snapshots (daily)"},
+		{Do: "in place", Change: busy},
+		{Do: "recreate", Change: stays, Err: lost},
+		{Do: "rollback", Change: stays, Err: lost},
+		{Do: "resume", Change: stays, Err: lost},
+		{Do: "resume", Change: silent},
+		{Do: "in place", Change: stays, Err: "could not be reimaged"},
+		{Do: "in place", Change: all(stays, func(s *scene) { s.Plan.Previous = nil })},
+		{Do: "in place", Change: noISO, Err: "boot ISO old.iso is on none of isos"},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.VM.Config = kv{"scsi0": ","} }, Err: "no volume"},
+		{Do: "recreate", Change: digest(on(101, kv{"memory": "1"})), Err: "is no longer as it was when the plan was made"},
+		{Do: "recreate", Change: all(digest(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"})), func(s *scene) { s.Pods = []string{"lab/pve1/fast/vm-9999-pvc-1"} })},
+		{Do: "recreate", Change: digest(all(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"}), fails("PodVolumes", cluster.ErrNotNow))), Err: "no answer just now"},
+		{Do: "recreate", Change: fails("OwnedVolumes", cluster.ErrNotNow), Err: "read storage fast, on which scsi0 of VM 101 is"},
+		{Do: "recreate", Change: func(s *scene) { s.PX.Guests[101].Config["smbios1"] = "uuid=v" }, Err: "is no longer as it was when the plan was made"},
+		{Do: "recreate", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" }) }, Err: "was on pve1 when the plan was made"},
+		{Do: "recreate", Change: func(s *scene) { s.Owners = []string{"tuppr"} }, Err: "is looked after by tuppr"},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.Machine.ConfigArgs = []string{"siderolink.api=x"} }, Err: "Omni (siderolink.api=x)"},
+		{Do: "recreate", Change: waiting, Err: "cp3"},
+		{Do: "recreate", Change: all(waiting, func(s *scene) { s.Out.Add("cp3") })},
+		{Do: "resume cp", Change: func(s *scene) { delete(s.Status, addr(12)) }, Err: "etcd would not survive losing cp1"},
+		{Do: "resume cp", Change: all(func(s *scene) { delete(s.Status, addr(12)); s.Mem.BootID = "b0" })},
+	}
+}
+
+// etcdRows are about a control plane's part in etcd.
+func etcdRows() []row {
+	without := func(name string) func(*scene) {
+		return func(s *scene) {
+			for i, m := range s.Members {
+				if m.Name == name {
+					s.Members = append(s.Members[:i:i], s.Members[i+1:]...)
+					return
+				}
+			}
+		}
+	}
+	dead := func(s *scene) { delete(s.Status, addr(12)) }
+	mute := func(s *scene) { delete(s.Status, addr(11)) }
+	twins := func(s *scene) { s.Members[1].Name = "cp1" }
+	runs := func(id uint64) func(*scene) {
+		return func(s *scene) { s.Status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
+	}
+	alone := func(s *scene) {
+		s.Plan.ControlPlanes, s.Members, s.Plan.EtcdKept = s.Plan.ControlPlanes[:1], s.Members[:1], true
+	}
+	two := all(without("cp3"), func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:2]; delete(s.Nodes, "cp3") })
+	away := func(s *scene) { s.Members[0].Peers = []string{"https://10.0.0.98:2380"}; s.UUIDs[addr(98)] = "other" }
+	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
+	kept := func(s *scene) { s.Plan.EtcdKept = true }
+	gone := all(without("cp1"), mute)
+	return []row{
+		{Do: "recreate", Change: dead},
+		{Do: "cp", Change: dead, Err: "etcd would not survive losing cp1: cp2 does not answer"},
+		{Do: "cp", Change: silentMembers, Err: "can't be told"},
+		{Do: "cp", Change: twins, Err: "etcd has two members named cp1"},
+		{Do: "cp", Change: all(alone, func(s *scene) {
+			s.Status[addr(11)] = cluster.EtcdStatus{MemberID: 1, Leader: 1, Version: "3.6.4", Errors: []string{"NOSPACE"}}
+		}), Err: "NOSPACE"},
+		{Do: "cp", Change: alone},
+		{Do: "cp", Change: gone},
+		{Do: "cp", Change: all(gone, kept), Err: "is no member of etcd"},
+		{Do: "cp", Change: two, Err: "etcd has two members"},
+		{Do: "cp", Change: without("cp3"), Err: "the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
+		{Do: "cp", Change: all(without("cp1"), runs(2)), Err: "which goes by the name of cp2"},
+		{Do: "cp", Change: all(without("cp1"), runs(7)), Err: "which the others (cp2, cp3) do not know"},
+		{Do: "cp", Change: runs(7), Err: "but is not what runs on 10.0.0.11"},
+		{Do: "cp", Change: func(s *scene) {
+			statuses := 0
+			s.PX.At = func() {
+				if s.PX.Made != nil && s.PX.Made[len(s.PX.Made)-1] == "EtcdStatus" {
+					if statuses++; statuses == 3 {
+						delete(s.Status, addr(11))
+					}
+				}
+			}
+		}, Err: "but is not what runs on 10.0.0.11"},
+		{Do: "cp", Change: mute},
+		{Do: "cp", Change: all(mute, away), Err: "etcd member 1 is named cp1, but runs on 10.0.0.98"},
+		{Do: "put back cp", Change: joined, Err: "which is no member any more"},
+		{Do: "put back cp", Change: without("cp1"), Err: "which is no member any more"},
+		{Do: "put back cp", Change: twins, Err: "etcd has two members named cp1"},
+		{Do: "put back cp", Change: silentMembers, Err: "no answer just now"},
+		{Do: "put back cp", Change: all(joined, func(s *scene) { s.Rec.Left = true })},
+	}
+}
+
+// identityRows are about whose name a node has.
+func identityRows() []row {
+	other := onNode("wk1", func(k *cluster.KubeNode) { k.UUID = "v" })
+	otherCP := onNode("cp1", func(k *cluster.KubeNode) { k.UUID = "v" })
+	twins := func(s *scene) { s.Members[0].Name, s.Members[1].Name = "cp1", "cp1" }
+	elsewhere := func(s *scene) { s.Members[0].Peers = []string{"https://10.0.0.98:2380"}; s.UUIDs[addr(98)] = "other" }
+	return []row{
+		{Do: "recreate", Change: func(s *scene) { s.UUIDs[addr(21)] = "v" }, Err: "10.0.0.21 answers with UUID v, not u"},
+		{Do: "recreate", Change: func(s *scene) { s.Machine.Nodename = "wk9" }, Err: "is node wk9 by now"},
+		{Do: "recreate", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+		{Do: "configure", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+		{Do: "configure", Change: elsewhere},
+		{Do: "configure cp", Change: otherCP, Err: "Kubernetes has UUID v for node cp1"},
+		{Do: "configure cp", Change: elsewhere, Err: "etcd member 1 is named cp1, but runs on 10.0.0.98"},
+		{Do: "configure cp", Change: twins, Err: "etcd has two members named cp1"},
+	}
+}
+
+// lossRows are about data that goes with a system disk.
+func lossRows() []row {
+	const lost = "would be lost"
+	lonely := func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:1] }
+	unread := fails("LocalData", cluster.ErrNotNow)
+	return []row{
+		{Do: "losses", Change: stays, Err: lost},
+		{Do: "losses", Change: all(stays, swapped)},
+		{Do: "asks", Change: stays, Err: lost},
+		{Do: "asks cp", Change: all(stays, lonely), Err: lost},
+		{Do: "asks cp", Change: all(unread, lonely)},
+		{Do: "asks cp", Change: unread, Err: "gave up after 1m0s", Took: time.Minute},
+		{Do: "asks", Change: all(unread, lonely), Err: "gave up after 1m0s", Took: time.Minute},
+		{Do: "put back", Change: all(stays, onNode("wk1", func(k *cluster.KubeNode) { k.BootID = "b2" })), Err: lost},
+		{Do: "put back", Change: all(stays, on(101, kv{"scsi0": "fast:vm-101-disk-0"}))},
+		{Do: "losses", Change: all(stays, on(101, kv{"scsi0": ""}))},
+		{Do: "losses", Change: func(s *scene) { delete(s.PX.Guests, 101) }},
+		{Do: "losses", Change: func(s *scene) { s.Machine.Volumes = []cluster.Volume{{Device: "sda7", Disk: "sda", Label: "u-x"}} }, Err: lost},
+		{Do: "losses", Change: func(s *scene) {
+			s.Machine.Volumes = []cluster.Volume{{Device: "sda7", Disk: "sda", Label: "u-x"}}
+			s.UUIDs[addr(21)] = "v"
+		}},
+		{Do: "losses", Change: func(s *scene) { s.Rec.Run = "r0"; silent(s); s.PX.Fail = map[string]error{"Get": cluster.ErrNotNow} }, Err: "no answer"},
+		{Do: "losses", Change: func(s *scene) { s.Rec.Memory = "?" }, Err: "can't be read"},
+		{Do: "losses", Change: func(s *scene) { delete(s.Nodes, "wk1") }},
+		{Do: "losses", Change: fails("LocalData", cluster.ErrNotNow), Err: "no answer just now"},
+		{Do: "losses", Change: all(resumed, fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.Plan.Found.Node = nil })},
+		{Do: "losses", Change: all(fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.Plan.Found.Node = nil }), Err: "no answer just now"},
+		{Do: "asks", Change: fails("LocalData", cluster.ErrNotNow), Err: "gave up after 1m0s", Took: time.Minute},
+		{Do: "asks", Change: func(s *scene) {
+			s.PX.FailAt = 4 // of the first look: the Node
+			stays(s)
+		}, Err: lost},
+	}
+}
+
+// lateRows are about requests that may come yet.
+func lateRows() []row {
+	sent := func(what string) func(*scene) {
+		return func(s *scene) { begun(s); s.Rec.Open = false; s.Rec.Sent = parking.Sent{what: 100} }
+	}
+	others := func(change func(*parking.Record)) func(*scene) {
+		return func(s *scene) {
+			rec := parking.Record{Cluster: "c1", Node: "cp2", Run: "r0", VMID: 102, ControlPlane: true, Sent: parking.Sent{cluster.SentShutdown: 100}}
+			change(&rec)
+			description, _ := rec.Description()
+			s.PX.Guests[9901] = cluster.VM{ID: 9901, Name: "recast-parking-cp2", Host: "pve1", Config: kv{"description": description}}
+		}
+	}
+	const hundred, forgotten = 100 * time.Second, "set 9901 map[description:record protection:1] delete []"
+	same := func(*parking.Record) {}
+	cut := func(s *scene) { s.Cancel() }
+	return []row{
+		{Do: "recreate", Change: sent("start"), Took: hundred},
+		{Do: "recreate", Change: sent("delete"), Took: hundred},
+		{Do: "recreate", Change: all(sent("start"), cut), Err: "context canceled"},
+		{Do: "recreate", Change: all(sent("delete"), cut), Err: "context canceled"},
+		{Do: "cp", Change: all(others(same), cut), Err: "context canceled"},
+		{Do: "late cp"},
+		{Do: "recreate", Change: sent(cluster.SentAddHA), Took: hundred},
+		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"start": 100} }},
+		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"delete": 100} }},
+		{Do: "resume", Change: func(s *scene) { s.Rec.Sent = parking.Sent{cluster.SentAddHA: 100} }, Took: hundred},
+		{Do: "put back", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"start": 100} }, Took: hundred},
+		{Do: "put back", Change: func(s *scene) { s.Rec.Sent = parking.Sent{"delete": 100} }},
+		{Do: "in place", Change: sent("start")},
+		{Do: "recreate", Change: others(same)},
+		{Do: "cp", Change: others(same), Took: hundred, Done: forgotten},
+		{Do: "cp", Change: others(func(rec *parking.Record) { rec.ControlPlane = false })},
+		{Do: "cp", Change: func(s *scene) {
+			s.PX.Guests[9901] = cluster.VM{ID: 9901, Config: kv{"description": "recast-record: {"}}
+		}, Err: "can't be read"},
+	}
+}

@@ -1,0 +1,279 @@
+package roll
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
+)
+
+type scene = rollingtest.Scene
+
+type kv = rollingtest.KV
+
+type row = rollingtest.Row
+
+// The changes that rows are made of.
+var (
+	is       = rollingtest.Is
+	all      = rollingtest.All
+	swapped  = rollingtest.Swapped
+	on       = rollingtest.On
+	off      = rollingtest.Off
+	previous = rollingtest.Previous
+	joined   = rollingtest.Joined
+	onNode   = rollingtest.OnNode
+	silent   = rollingtest.Silent
+	saved    = rollingtest.Saved
+	filed    = rollingtest.Filed
+	paused   = rollingtest.Paused
+	stays    = rollingtest.Stays
+	fails    = rollingtest.Fails
+	asCP     = rollingtest.AsCP
+	begun    = rollingtest.Begun
+	addr     = rollingtest.Addr
+)
+
+func TestGateCalls(t *testing.T) {
+	t.Parallel()
+	rollingtest.CheckCalls(t, gateCalls)
+}
+
+func TestGateRows(t *testing.T) {
+	t.Parallel()
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()))
+}
+
+// gateCalls are by the name that rows have for them.
+var gateCalls = map[string]rollingtest.Call{
+	"may leave": {Do: func(s *scene, ctx context.Context) error { _, _, err := nodeOf(s).etcd.mayLeave(ctx); return err }, Ready: asCP, Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
+	"record": {Do: func(s *scene, ctx context.Context) error {
+		r, err := nodeOf(s).record.read(ctx)
+		if err == nil {
+			err = r.Asks(ctx)
+		}
+		return err
+	}, Ready: begun, Deaf: []string{"Machine", "Node", "LocalData", "VM", "Get"}},
+	"configured": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).bringUp.configure(ctx) }, Ready: all(begun, swapped, silent, saved), Done: "apply", Deaf: []string{"Standing", "MaintenanceMachine", "Node"}},
+	"again":      {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).reconfigure.again(ctx) }, Ready: all(is(cluster.Configure), silent, filed), Done: "apply", Deaf: []string{"Standing", "Node"}},
+	"config":     {Do: func(s *scene, ctx context.Context) error { _, err := nodeOf(s).savedConfig.read(ctx); return err }, Ready: all(begun, saved)},
+	"file": {Do: func(s *scene, ctx context.Context) error {
+		_, _, err := nodeOf(s).savedConfig.userConfig(ctx)
+		return err
+	}, Ready: filed},
+	"start": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).power.start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
+	"out": {Do: func(s *scene, ctx context.Context) error {
+		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
+			return n.putBack.leaveAsReplacement(ctx, r)
+		})
+	}, Ready: all(asCP, begun, swapped, joined), Done: "forfeit\nleave", Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
+	"is out": {Do: func(s *scene, ctx context.Context) error {
+		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
+			return told(n.putBack.replacementOut(ctx, r))
+		})
+	}, Ready: all(asCP, begun, swapped, joined), Deaf: []string{"EtcdMembers", "EtcdStatus"}},
+	"back out": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
+	"drain":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
+	"uncordon": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.uncordon(ctx) }, Ready: begun, Done: "uncordon"},
+	"down":     {Do: func(s *scene, ctx context.Context) error { return told(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
+	"hooks":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
+	"prove":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.proveReplace(ctx, s.Mem, *s.Rec) }, Ready: begun},
+	"reboot":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
+	"boot failed": {Do: func(s *scene, ctx context.Context) error {
+		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("in vain"))
+	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
+}
+
+// nodeOf is the scene's node, with its file and one hook where the scene has them.
+func nodeOf(s *scene) *node {
+	r := &Roller{Roll: s.Roll, Files: sceneFiles{}, Commands: sceneCommands{px: s.PX}}
+	if s.Plan.ConfigFile != nil || s.Config["file"] != nil {
+		r.MachineConfig = func(string) (cluster.Secret, bool, error) {
+			text, found := s.Config["file"]
+			return text, found, s.PX.Call("file")
+		}
+	}
+	n := r.node(*s.Node)
+	n.hooks.BeforeNode = []cluster.Hook{{Command: cluster.CommandGate{Args: []string{"true"}}, TimeoutSeconds: 1}}
+	return n
+}
+
+type sceneCommands struct {
+	cluster.CommandRunner
+	px *clustertest.Proxmox
+}
+
+func (k sceneCommands) RunHook(context.Context, cluster.CommandGate, []string, func(string)) (cluster.HookEnd, error) {
+	return cluster.HookEnd{}, k.px.Call("RunHook")
+}
+
+type sceneFiles struct{}
+
+func (sceneFiles) Files(context.Context, netip.Addr, string, func(context.Context, cluster.MachineFiles) error) error {
+	return nil
+}
+
+const started = "set 9900 map[description:record protection:1] delete []\nstart 101\nset 9900 map[description:record protection:1] delete []"
+
+func told(why string, err error) error {
+	if err == nil && why != "" {
+		return errors.New("said " + why)
+	}
+	return err
+}
+
+func replaced(s *scene, ctx context.Context, do func(context.Context, *node, *exchange.Replace) error) error {
+	n := nodeOf(s)
+	r, err := n.record.read(ctx)
+	if err != nil {
+		return err
+	}
+	return do(ctx, n, r)
+}
+
+// etcdRows are about a control plane's part in etcd.
+func etcdRows() []row {
+	without := func(name string) func(*scene) {
+		return func(s *scene) {
+			for i, m := range s.Members {
+				if m.Name == name {
+					s.Members = append(s.Members[:i:i], s.Members[i+1:]...)
+					return
+				}
+			}
+		}
+	}
+	dead := func(s *scene) { delete(s.Status, addr(12)) }
+	mute := func(s *scene) { delete(s.Status, addr(11)) }
+	twins := func(s *scene) { s.Members[1].Name = "cp1" }
+	runs := func(id uint64) func(*scene) {
+		return func(s *scene) { s.Status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
+	}
+	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
+	gone := all(without("cp1"), mute)
+	return []row{
+		{Do: "may leave", Change: dead, Err: "etcd must be healthy for cp1 to leave it"},
+		{Do: "may leave", Change: all(gone, dead)},
+		{Do: "may leave", Change: silentMembers, Err: "no answer just now"},
+		{Do: "may leave", Change: twins, Err: "etcd has two members named cp1"},
+		{Do: "may leave", Change: runs(7), Err: "but is not what runs on 10.0.0.11"},
+		{Do: "may leave", Change: func(s *scene) { s.UUIDs[addr(11)] = "other" }, Err: "answers with UUID other"},
+		{Do: "out", Change: silent, Done: " "},
+		{Do: "out", Change: without("cp1"), Done: " "},
+		{Do: "is out", Change: without("cp1"), Err: "said the replacement is no member of etcd"},
+		{Do: "is out", Change: twins, Err: "etcd has two members named cp1"},
+		{Do: "is out", Change: silentMembers, Err: "no answer just now"},
+		{Do: "is out", Change: all(off, silentMembers), Err: "if it was a member, etcd waits for its vote"},
+		{Do: "is out", Change: off, Err: "said the replacement is off"},
+		{Do: "is out", Change: all(off, dead)},
+		{Do: "is out", Change: on(101, kv{"scsi0": ""}), Err: "does not have the new system disk"},
+		{Do: "is out", Change: func(s *scene) { s.Mem.EtcdKept = true }, Err: "etcd goes on with what the disks hold"},
+		{Do: "reboot", Change: dead, Err: "etcd would not survive losing cp1"},
+		{Do: "reboot", Change: all(dead, mute)},
+		{Do: "reboot", Change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},
+		{Do: "boot failed", Err: "and it is not asked to boot its previous system"},
+	}
+}
+
+// identityRows are about whose name a node has.
+func identityRows() []row {
+	other := onNode("wk1", func(k *cluster.KubeNode) { k.UUID = "v" })
+	return []row{
+		{Do: "uncordon", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+		{Do: "drain", Change: other, Err: "Kubernetes has UUID v for node wk1", Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
+		{Do: "start", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+		{Do: "configured", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+		{Do: "again", Change: other, Err: "Kubernetes has UUID v for node wk1"},
+	}
+}
+
+// lossRows are about data that goes with a system disk.
+func lossRows() []row {
+	const lost = "would be lost"
+	return []row{
+		{Do: "record", Change: stays, Err: lost},
+		{Do: "drain", Change: stays, Err: lost, Done: "cordon\ndrain\nuncordon\nset 9900 map[description:record protection:1] delete []"},
+	}
+}
+
+// configRows are about the machine that is given a configuration, and about that.
+func configRows() []row {
+	labelled := func(devices ...string) func(*scene) {
+		return func(s *scene) {
+			for _, d := range devices {
+				s.Blank.Volumes = append(s.Blank.Volumes, cluster.Volume{Device: d, Disk: "sdb", Label: "STATE"})
+			}
+		}
+	}
+	const stopped = "set 9900 map[description:record protection:1] delete []\nstop 101\nset 9900 map[description:record protection:1] delete []"
+	damaged := func(s *scene) { s.Rec.Config = "x" }
+	sum := func(s *scene) { s.Rec.Config = cluster.ConfigSum(s.Config["file"]) }
+	edited := func(s *scene) { s.Config["file"] = cluster.Secret("version: v1alpha1\nmachine: {type: worker}\n") }
+	unsaved := func(s *scene) { delete(s.Config, "journal") }
+	unplanned := func(s *scene) { s.Plan.ConfigFile = nil }
+	unfiled := func(s *scene) { delete(s.Config, "file") }
+	return []row{
+		{Do: "configured", Change: func(s *scene) { s.Blank.UUID = "v" }, Err: "answers with UUID v, not u", Done: stopped},
+		{Do: "configured", Change: func(s *scene) { s.Blank.Disks[0].Serial = "other" }, Err: "0 disks of the machine are the blank system disk", Done: stopped},
+		{Do: "configured", Change: func(s *scene) { s.Blank.Disks[0].Blank = false }, Err: "the new system disk sda is not blank", Done: stopped},
+		{Do: "configured", Change: func(s *scene) { s.Mem.Volumes = []cluster.Volume{{Label: "u-data", PartitionUUID: "p", Format: "xfs"}} }, Err: "is missing", Done: stopped},
+		{Do: "configured", Change: labelled("sdb1", "sdb2"), Err: "the label STATE is on sdb1 and on sdb2", Done: stopped},
+		{Do: "configured", Change: labelled("sdb1")},
+		{Do: "configured", Change: func(s *scene) { s.Blank.TalosVersion = "v1.0.0" }, Err: "it booted v1.0.0", Done: stopped},
+		{Do: "configured", Change: func(s *scene) { s.Blank.Stage = "installing" }, Err: "look at the console of VM 101: if Talos says", Took: time.Minute},
+		{Do: "configured", Change: func(s *scene) { s.UUIDs[addr(21)] = "u" }, Err: "", Done: " "},
+		{Do: "configured", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
+		{Do: "again", Change: all(off, func(s *scene) { s.Applied = "" }), Err: "is off", Done: "apply"},
+		{Do: "configured", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration"},
+		{Do: "again", Change: func(s *scene) { s.Blank.UUID = "v" }, Err: "it is not as it was when the plan was made"},
+		{Do: "again", Change: func(s *scene) { s.Blank.Stage = "booting" }, Err: "it is not as it was when the plan was made"},
+		{Do: "again", Change: func(s *scene) { s.Blank.FromISO = true }, Err: "it is not as it was when the plan was made"},
+		{Do: "again", Change: all(unfiled, unplanned), Err: "is not in talos.machineConfigs"},
+		{Do: "again", Change: fails("apply", cluster.ErrNotFound), Err: "apply the configuration"},
+		{Do: "config", Change: damaged, Err: "its SHA-256 is"},
+		{Do: "config", Change: unsaved, Err: "is neither in the journal nor in talos.machineConfigs"},
+		{Do: "config", Change: all(unsaved, filed), Err: ""},
+		{Do: "config", Change: all(unsaved, filed, edited), Err: "is not the machine configuration that run r1 remembered"},
+		{Do: "config", Change: all(unsaved, filed, sum, edited), Err: "is not the machine configuration that run r1 remembered"},
+		{Do: "config", Change: all(unsaved, filed, edited, sum)},
+		{Do: "config", Change: all(unsaved, filed, unfiled), Err: "is neither in the journal nor in talos.machineConfigs"},
+		{Do: "config", Change: all(filed, damaged), Err: "its SHA-256 is"},
+		{Do: "config", Change: all(unsaved, filed, fails("file", cluster.ErrNotNow)), Err: "no answer just now"},
+		{Do: "file", Change: unfiled, Err: "its file in talos.machineConfigs is gone"},
+		{Do: "file", Change: unplanned, Err: "it has a file in talos.machineConfigs now"},
+		{Do: "file", Change: all(unfiled, unplanned)},
+		{Do: "file", Change: edited, Err: "its file in talos.machineConfigs was changed"},
+		{Do: "file", Change: func(s *scene) { s.Config["file"] = cluster.Secret("{") }, Err: "not a machine configuration"},
+		{Do: "file", Change: func(s *scene) { s.Config["runs"] = nil }, Err: "the configuration that it runs was changed"},
+		{Do: "file", Change: func(s *scene) { s.Plan.ConfigFile.Runs = ""; s.Config["runs"] = nil }},
+	}
+}
+
+// otherRows are about the VM, its record and the hooks.
+func otherRows() []row {
+	record := func(change func(*parking.Record)) func(*scene) { return func(s *scene) { change(s.Rec) } }
+	return []row{
+		{Do: "hooks", Change: onNode("wk1", paused), Err: "was paused since"},
+		{Do: "start", Change: on(101, kv{"smbios1": "uuid=v"}), Err: "is not the one that run r1 created"},
+		{Do: "start", Change: is(cluster.Recreate), Err: "is not the one that run r1 created"},
+		{Do: "start", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = true }) }, Err: "is on, but its emulator says"},
+		{Do: "start", Change: on(101, kv{"scsi9": "fast:vm-200-disk-0"}), Err: "whose that is, does not exist"},
+		{Do: "start", Change: on(101, kv{"scsi9": ","}), Err: "no volume"},
+		{Do: "back out", Change: func(s *scene) { s.Ready(); s.PX.Set(9900, kv{"scsi30": "fast:vm-9900-disk-0,backup=0"}) }, Err: "has disks of wk1 already (scsi0)"},
+		{Do: "down", Change: record(func(rec *parking.Record) { rec.Open = false })},
+		{Do: "down", Change: record(func(rec *parking.Record) { rec.Run = "r0" })},
+		{Do: "down", Change: func(s *scene) { s.Rec = nil }},
+		{Do: "down", Change: swapped, Err: "was renewed by this run"},
+		{Do: "record", Change: record(func(rec *parking.Record) { rec.Open = false }), Err: "another run was here"},
+		{Do: "record", Change: record(func(rec *parking.Record) { rec.Run = "r0" }), Err: "another run was here"},
+		{Do: "prove", Change: func(s *scene) { s.Mem.VM.Config = kv{"hookscript": "x"} }, Err: "has hookscript"},
+	}
+}

@@ -1,0 +1,115 @@
+package rollingtest
+
+import (
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
+)
+
+// AsCP makes the node the control plane cp1.
+func AsCP(s *Scene) {
+	s.Plan.Node, s.Plan.Role, s.Plan.Addr = "cp1", cluster.ControlPlane, Addr(11)
+	k := s.Nodes["wk1"]
+	k.Name, k.ControlPlane = "cp1", true
+	s.Nodes["cp1"], s.UUIDs[Addr(11)], s.Machine.Nodename = k, "u", "cp1"
+	delete(s.Nodes, "wk1")
+	s.Mem.ControlPlane, s.Mem.EtcdID, s.Mem.EtcdMembers = true, 1, 3
+	if s.Rec != nil {
+		s.Rec.Node = "cp1"
+	}
+}
+
+// Begun has the replacement's record open, with the disks where they were.
+func Begun(s *Scene) {
+	s.Rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Disks: []parking.ParkedDisk{
+		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}, {Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1"},
+	}}
+}
+
+func Is(s cluster.Strategy) func(*Scene) { return func(c *Scene) { c.Plan.Strategy = s } }
+
+func All(changes ...func(*Scene)) func(*Scene) {
+	return func(s *Scene) {
+		for _, change := range changes {
+			change(s)
+		}
+	}
+}
+
+func Resumed(s *Scene) { s.Plan.Resume = true }
+
+// Swapped has the new system disk on the VM, and the old one parked.
+func Swapped(s *Scene) {
+	s.PX.Guests[9900] = cluster.VM{ID: 9900, Host: "pve1", Config: KV{"scsi30": "fast:vm-9900-disk-0,backup=0"}}
+	On(101, KV{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r1 build=b"})(s)
+}
+
+func On(id cluster.VMID, config KV) func(*Scene) { return func(s *Scene) { s.PX.Set(id, config) } }
+
+func Off(s *Scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) }
+
+// Previous has a build to fall back to.
+func Previous(s *Scene) {
+	b := s.Want.Build
+	b.ISOName = "old.iso"
+	s.Plan.Previous = &b
+}
+
+// Waiting has another node down.
+func Waiting(s *Scene) { OnNode("cp3", func(k *cluster.KubeNode) { k.Ready = false })(s) }
+
+// Joined has the new system a member of etcd.
+func Joined(s *Scene) { s.Mem.EtcdID = 9 }
+
+func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
+	return func(s *Scene) {
+		k := s.Nodes[name]
+		change(&k)
+		s.Nodes[name] = k
+	}
+}
+
+// Silent has the machine not answer with the cluster's certificates.
+func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
+
+func Saved(s *Scene) { s.Config["journal"] = cluster.Secret("machine: {}") }
+
+// Filed has the node's configuration in a file that the plan has shown.
+func Filed(s *Scene) {
+	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
+	s.Config["file"], s.Config["runs"] = text, text
+	s.Plan.ConfigFile = &cluster.ConfigFile{Hash: hashOf(text), Runs: cluster.ConfigSum(text), Applied: true}
+	s.Blank.SystemDisk, s.Blank.FromISO = "sda", false
+}
+
+func Paused(k *cluster.KubeNode) { k.Pause = "mine" }
+
+func NoQuorum(s *Scene) { s.PX.NoQuorum = true }
+
+func NoISO(s *Scene) { s.PX.Volumes = nil }
+
+func Stays(s *Scene) {
+	s.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1", Path: "/var/x"}}
+}
+
+func digest(change func(*Scene)) func(*Scene) {
+	return func(s *Scene) {
+		s.Plan.Digest = s.PX.Guests[101].Digest
+		s.Plan.Found.VM.Digest = s.Plan.Digest
+		change(s)
+	}
+}
+
+func Fails(call string, err error) func(*Scene) {
+	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
+}
+
+func tidies(s *Scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
+
+// hashOf is what a plan says of a file.
+func hashOf(text cluster.Secret) string {
+	hash, err := cluster.Text(text)
+	if err != nil {
+		panic(err)
+	}
+	return hash
+}

@@ -1,0 +1,96 @@
+package rollingtest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/recast-sh/recast/cluster/clustertest"
+	"github.com/recast-sh/recast/internal/fault"
+)
+
+// Call is something that a gate comes before, of a node that is that far.
+type Call struct {
+	Do    func(*Scene, context.Context) error
+	Ready func(*Scene)
+	Done  string   // by it, where nothing is in the way
+	Deaf  []string // calls that may fail, for what they tell is no reason to refuse, or they are made again
+}
+
+// Row is a call that is refused, or not, once something has changed.
+type Row struct {
+	Do     string // the name of the call
+	Change func(*Scene)
+	Err    string // "": it is not refused
+	Done   string // "": all of it, unless it is refused
+	Took   time.Duration
+}
+
+// CheckCalls: with nothing in the way each goes ahead, and stops where a call fails.
+func CheckCalls(t *testing.T, calls map[string]Call) {
+	t.Helper()
+	for name, c := range calls {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, _, err := play(t, 0, c.Do, c.Ready)
+			if got := strings.Join(s.PX.Done, "\n"); err != nil && name != "boot failed" || got != c.Done {
+				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.Done)
+			}
+			for at, call := range s.PX.Made {
+				if slices.Contains(c.Deaf, call) {
+					continue
+				}
+				if _, _, err := play(t, at+1, c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
+					t.Errorf("call %d, %s, failed: %v", at+1, call, err)
+				}
+			}
+		})
+	}
+}
+
+// CheckRows: every condition of a gate refuses something that no other one does.
+func CheckRows(t *testing.T, calls map[string]Call, rows []Row) {
+	t.Helper()
+	for _, row := range rows {
+		t.Run(row.Do+": "+cmp.Or(row.Err, "not refused"), func(t *testing.T) {
+			t.Parallel()
+			c := calls[row.Do]
+			s, took, err := play(t, 0, c.Do, c.Ready, row.Change)
+			if row.Err == "" && row.Done == "" {
+				row.Done = c.Done
+			}
+			if got := strings.Join(s.PX.Done, "\n"); got != strings.TrimSpace(row.Done) || took.Round(2*time.Second) != row.Took {
+				t.Errorf("done after %s:\n%s\nwant after %s:\n%s", took, got, row.Took, row.Done)
+			}
+			if (err == nil) != (row.Err == "") || err != nil && !strings.Contains(err.Error()+"\n"+strings.Join(fault.Hints(err), "\n"), row.Err) {
+				t.Errorf("err = %v, want %q", err, row.Err)
+			}
+		})
+	}
+}
+
+// play does it with the row's change, or with one call failing.
+func play(t *testing.T, failAt int, do func(*Scene, context.Context) error, changes ...func(*Scene)) (s *Scene, took time.Duration, err error) {
+	synctest.Test(t, func(t *testing.T) {
+		s = NewScene()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s.Cancel = cancel
+		for _, change := range changes {
+			if change != nil {
+				change(s)
+			}
+		}
+		s.Ready()
+		s.PX.FailAt = max(s.PX.FailAt, failAt)
+		began := time.Now()
+		err = do(s, ctx)
+		took = time.Since(began)
+	})
+	return s, took, err
+}
