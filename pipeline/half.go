@@ -182,3 +182,9 @@ func (h Half) advise() []Advice {
 	}
 	return []Advice{{roll, "finishes it"}, giveUp}
 }
+
+// Advice is a command and what it does.
+type Advice struct {
+	Command string `json:"command"`
+	Does    string `json:"does"`
+}

@@ -48,12 +48,6 @@ type RunStatus struct {
 	Took []cluster.Took `json:"took,omitempty"`
 }
 
-// Advice is a command and what it does.
-type Advice struct {
-	Command string `json:"command"`
-	Does    string `json:"does"`
-}
-
 // Marked is a node that a run was about to change.
 type Marked struct {
 	Node     string           `json:"node"`

@@ -43,20 +43,6 @@ type Client struct {
 	Gates        // gate.go
 }
 
-// conn is what all calls need to talk to the API.
-type conn struct {
-	api kubernetes.Interface
-	// streams is for watches, which have no timeout.
-	streams kubernetes.Interface
-
-	host string
-	poll time.Duration
-	base *http.Transport
-	rt   http.RoundTripper // base with the credentials of the kubeconfig
-	// direct reaches API servers at their own addresses.
-	direct http.RoundTripper
-}
-
 var _ cluster.Kube = (*Client)(nil)
 
 // New returns a client for a kubeconfig's current context, without connecting.

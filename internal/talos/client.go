@@ -41,7 +41,7 @@ type Options struct {
 // Client talks to the machines of one cluster. It is safe for concurrent use and
 // opens a new connection for every call. The calls are those of its parts.
 type Client struct {
-	*conn            // session.go; methods of Client itself: context.go
+	*conn            // connection.go, session.go; methods of Client itself: context.go
 	Machines         // machine.go, machineconfig.go, members.go, watch.go
 	KubernetesReader // kubernetes.go, kubernetesremoved.go
 	Etcd             // etcd.go, etcdrestore.go
@@ -56,18 +56,6 @@ var (
 	_ cluster.Talos       = (*Client)(nil)
 	_ cluster.Maintenance = (*Client)(nil)
 )
-
-// conn is what all calls need to connect to a machine.
-type conn struct {
-	config    *clientconfig.Config // one context, without a proxy: dial handles that
-	endpoints []string
-	dial      DialFunc
-	timeout   time.Duration
-	grpc      []grpc.DialOption
-	over      func(*tls.Config) []grpc.DialOption
-	expires   time.Time // of the certificate; zero: there is none
-	as        identity  // with the cluster's credentials
-}
 
 // New returns a client with the credentials of a talosconfig, without connecting.
 func New(o Options) (*Client, error) {

@@ -53,14 +53,6 @@ func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
 	return out, nil
 }
 
-// single returns the only answer, of the machine that was asked.
-func single[T any](answers []T) (one T, err error) {
-	if len(answers) != 1 {
-		return one, fmt.Errorf("%d machines answered instead of one", len(answers))
-	}
-	return answers[0], nil
-}
-
 // EtcdStatus reads the status of the machine's own member. Alarms are missing if
 // etcd cannot report them: on a learner, and without a leader.
 func (c Etcd) EtcdStatus(ctx context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {

@@ -8,12 +8,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
-	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
-	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
@@ -99,42 +96,6 @@ func readRound(ctx context.Context, s session, m *cluster.Machine, reads ...read
 	return inParallel(all...)
 }
 
-// inParallel runs all reads and returns the first error in their order, because which of
-// them fails first is random.
-func inParallel(reads ...func() error) error {
-	errs := make([]error, len(reads))
-	var all sync.WaitGroup
-	for i, read := range reads {
-		all.Go(func() { errs[i] = read() })
-	}
-	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// getting is get for inParallel; use is called if the machine has the resource.
-func getting[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer, use func(T)) func() error {
-	return func() error {
-		r, found, err := get[T](ctx, s, ptr)
-		if found {
-			use(r)
-		}
-		return err
-	}
-}
-
-// listing is list for inParallel.
-func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
-	return func() (err error) {
-		*into, err = list[T](ctx, s, kind)
-		return err
-	}
-}
-
 func readVersion(ctx context.Context, s session, m *cluster.Machine) error {
 	v, err := s.Version(ctx)
 	if s.blank && client.StatusCode(err) == codes.Unimplemented {
@@ -166,15 +127,6 @@ func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
 		m.Platform = platform.TypedSpec().Platform
 	}
 	return err
-}
-
-// readUUID reads the SMBIOS UUID, lower-case.
-func readUUID(ctx context.Context, s session) (string, error) {
-	system, found, err := get[*hardware.SystemInformation](ctx, s, hardware.NewSystemInformation(hardware.SystemInformationID).Metadata())
-	if err != nil || !found {
-		return "", err
-	}
-	return strings.ToLower(system.TypedSpec().UUID), nil
 }
 
 func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error) {

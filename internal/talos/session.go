@@ -34,15 +34,6 @@ func (e silentError) Error() string {
 // Is matches cluster.ErrNotNow.
 func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
-// session is a connection to one machine. It is never re-established: all reads
-// through it come from the same boot of the same machine.
-type session struct {
-	*client.Client
-	blank bool // in maintenance mode: no credentials, no secrets
-	// fingerprint is that of the machine's certificate; nil unless it is blank.
-	fingerprint *atomic.Pointer[string]
-}
-
 // call talks to the machine at addr with the cluster's credentials.
 func (c *conn) call(ctx context.Context, addr string, do func(context.Context, session) error) error {
 	return c.callWithin(ctx, addr, c.timeout, do)

@@ -1,0 +1,22 @@
+package kube
+
+import (
+	"net/http"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+)
+
+// conn is what all calls need to talk to the API.
+type conn struct {
+	api kubernetes.Interface
+	// streams is for watches, which have no timeout.
+	streams kubernetes.Interface
+
+	host string
+	poll time.Duration
+	base *http.Transport
+	rt   http.RoundTripper // base with the credentials of the kubeconfig
+	// direct reaches API servers at their own addresses.
+	direct http.RoundTripper
+}
