@@ -30,3 +30,15 @@ func (e ACLEntry) Propagates() string {
 // Privileges are what a token holds at one path of Proxmox's access tree, each
 // with whether it holds at the paths below as well.
 type Privileges map[string]bool
+
+// Standing is what a token and its user have at a path of the access tree, from
+// entries there or above.
+type Standing struct {
+	Token Privileges // no more than User has, if the token's privileges are separated
+	User  Privileges
+	// TokenEntry and UserEntry say who has an entry at that very path: another
+	// role joins it, where a first one takes the place of all that comes from above.
+	TokenEntry, UserEntry bool
+	// Whole says that User and the entries could be read.
+	Whole bool
+}

@@ -380,3 +380,9 @@ func (w Wanted) ISOVolume(ctx context.Context, px StorageReader, host string) (s
 	}
 	return "", fault.WithHint(fault.ISODiffers.Refusedf("boot ISO %s is on none of %s as host %s sees them", w.Build.ISOName, strings.Join(w.ISOStorages, ", "), host), "recast publish")
 }
+
+// Endpoint is where the Talos API of one node is.
+type Endpoint struct {
+	Node string
+	Addr netip.Addr
+}

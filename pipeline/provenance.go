@@ -98,7 +98,7 @@ func findNode(ctx context.Context, p Project, m Machines, w cluster.Wanted) (obs
 	case f.VM == nil:
 		return f, fault.WithHint(fault.ParkedHalf.Errorf("node %s has no VM now: its replacement is not finished", w.Name), "recast status")
 	case !f.Addr.IsValid():
-		return f, fmt.Errorf("node %s: %w", w.Name, cluster.NoAddress(w.Name))
+		return f, fmt.Errorf("node %s: %w", w.Name, observe.NoAddress(w.Name))
 	}
 	return f, nil
 }

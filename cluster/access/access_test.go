@@ -268,7 +268,7 @@ func TestGrants(t *testing.T) {
 
 func TestLinesForRoot(t *testing.T) {
 	t.Parallel()
-	lines := cluster.Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
+	lines := Grants{{Path: "/", Role: "RecastCluster", Privileges: []string{"Sys.Audit"}, User: true, Token: true}}.Lines("root@pam!roll")
 	if got, want := lines[len(lines)-1], "pveum acl modify / --tokens 'root@pam!roll' --roles RecastCluster"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

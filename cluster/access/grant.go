@@ -5,13 +5,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/recast-sh/recast/cluster"
 )
 
 // Caution says what to mind before the grants are given; "" nothing.
 func (m Missing) Caution() string {
-	user := cluster.UserOf(m.Token)
+	user := userOf(m.Token)
 	if len(m.Lacks) == 0 || user == "root@pam" || !slices.ContainsFunc(m.paths(), func(p string) bool { return !m.standing[p].Whole }) {
 		return ""
 	}
@@ -23,24 +21,24 @@ func (m Missing) Caution() string {
 // before that what the token and its user have there from above: an entry of
 // theirs takes the place of those above it, and of those of the user's groups at
 // the same path (pve-access-control, AccessControl.pm, roles).
-func (m Missing) Grants() cluster.Grants {
-	var out cluster.Grants
+func (m Missing) Grants() Grants {
+	var out Grants
 	for _, path := range m.paths() {
 		at, needed := m.standing[path], m.needs.privilegesAt(path)
 		// A user who has all of it is not given more.
 		toUser := !at.Whole || slices.ContainsFunc(needed, func(p string) bool { return !at.User[p] })
-		out = append(out, at.Kept(m.Token, path, needed, toUser)...)
-		out = append(out, cluster.Grant{Path: path, Role: roleName(path, needed), Privileges: needed, User: toUser, Token: true})
+		out = append(out, kept(at, m.Token, path, needed, toUser)...)
+		out = append(out, Grant{Path: path, Role: roleName(path, needed), Privileges: needed, User: toUser, Token: true})
 	}
 	return out.Distinct()
 }
 
 // Grants gives all of the needs to a token, and a user, that have nothing.
-func (n Needs) Grants() cluster.Grants {
-	var out cluster.Grants
+func (n Needs) Grants() Grants {
+	var out Grants
 	for _, path := range n.Paths() {
 		privileges := n.privilegesAt(path)
-		out = append(out, cluster.Grant{Path: path, Role: roleName(path, privileges), Privileges: privileges, User: true, Token: true})
+		out = append(out, Grant{Path: path, Role: roleName(path, privileges), Privileges: privileges, User: true, Token: true})
 	}
 	return out.Distinct()
 }

@@ -192,7 +192,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 func requireKept(t *testing.T, who, path string, before, after cluster.Privileges) {
 	t.Helper()
 	for _, p := range slices.Sorted(maps.Keys(before)) {
-		if propagates, has := after[p]; cluster.CountsAt(path, p) && (!has || before[p] && !propagates) {
+		if propagates, has := after[p]; countsAt(path, p) && (!has || before[p] && !propagates) {
 			t.Errorf("%s had %s on %s", who, p, path)
 		}
 	}

@@ -145,7 +145,7 @@ func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
 	if len(members) == 0 || len(nodes) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(cluster.NodeNames(nodes), ", ")),
+	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(observe.NodeNames(nodes), ", ")),
 		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
 }
 
@@ -154,15 +154,15 @@ func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
 func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
 	var out []Discovered
 	for i, n := range nodes {
-		out = append(out, Discovered{Name: n.Name, Addr: cluster.FirstAddr(n.Addresses), Node: &nodes[i]})
+		out = append(out, Discovered{Name: n.Name, Addr: observe.FirstAddr(n.Addresses), Node: &nodes[i]})
 	}
 	for _, m := range members {
 		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
 		switch {
 		case i < 0:
-			out = append(out, Discovered{Name: m.Nodename, Addr: cluster.FirstAddr(m.Addresses)})
+			out = append(out, Discovered{Name: m.Nodename, Addr: observe.FirstAddr(m.Addresses)})
 		case !out[i].Addr.IsValid():
-			out[i].Addr = cluster.FirstAddr(m.Addresses)
+			out[i].Addr = observe.FirstAddr(m.Addresses)
 		}
 	}
 	return out
@@ -172,12 +172,12 @@ func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovere
 func discoverMachines(ctx context.Context, talos cluster.StateReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
 	g := errgroup.Group{}
-	g.SetLimit(cluster.ObserveLimit)
+	g.SetLimit(observe.ObserveLimit)
 	for i := range nodes {
 		g.Go(func() error {
 			n := &nodes[i]
 			if !n.Addr.IsValid() {
-				errs[i] = fmt.Errorf("node %s: %w", n.Name, cluster.NoAddress(n.Name))
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
 				return nil
 			}
 			m, err := talos.Machine(ctx, n.Addr)

@@ -177,7 +177,7 @@ func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Foun
 		f.VM = &s.VMs[i]
 	}
 	if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
-		f.Addr = cluster.FirstAddr(members[i].Addresses)
+		f.Addr = observe.FirstAddr(members[i].Addresses)
 	}
 	if f.VM == nil {
 		return f, fmt.Errorf("node %s: which VM it is can't be told without Kubernetes", w.Name)
@@ -190,7 +190,7 @@ func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted [
 		return
 	}
 	g := errgroup.Group{}
-	g.SetLimit(cluster.MachinesAtOnce)
+	g.SetLimit(observe.MachinesAtOnce)
 	for i := range s.Found {
 		g.Go(func() error { observe.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
 	}

@@ -27,7 +27,7 @@ func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, 
 		return seen, o.Dark
 	}
 	g := errgroup.Group{}
-	g.SetLimit(cluster.ObserveLimit)
+	g.SetLimit(observe.ObserveLimit)
 	for i, k := range o.Nodes {
 		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
 	}
@@ -72,9 +72,9 @@ func Await(ctx context.Context, kube cluster.NodeReader, t cluster.Timing, say f
 }
 
 func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.ComponentReader, k cluster.KubeNode, wanted cluster.Version) NodeSeen {
-	n := NodeSeen{Node: k, Addr: cluster.FirstAddr(k.Addresses)}
+	n := NodeSeen{Node: k, Addr: observe.FirstAddr(k.Addresses)}
 	if !n.Addr.IsValid() {
-		n.Err = cluster.NoAddress(k.Name)
+		n.Err = observe.NoAddress(k.Name)
 		return n
 	}
 	m, err := talos.Kubernetes(ctx, n.Addr)

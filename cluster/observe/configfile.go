@@ -51,7 +51,7 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 		return
 	}
 	g := errgroup.Group{}
-	g.SetLimit(cluster.MachinesAtOnce)
+	g.SetLimit(MachinesAtOnce)
 	for i := range found {
 		if f := found[i]; f.Away || f.Machine != nil && !f.Unfinished() && !Diff(wanted[i], f, nothingPast).Rollable() {
 			continue

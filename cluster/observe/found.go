@@ -144,7 +144,7 @@ func (f *Found) VMOrZero() cluster.VM {
 // observeMoves reads how far the hand-overs that were cut off have come.
 func observeMoves(ctx context.Context, px cluster.StorageReader, found []Found) error {
 	g := errgroup.Group{}
-	g.SetLimit(cluster.ObserveLimit)
+	g.SetLimit(ObserveLimit)
 	for i := range found {
 		f := &found[i]
 		if !f.Open() {

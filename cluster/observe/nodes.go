@@ -96,7 +96,7 @@ func observeMachine(ctx context.Context, src Sources, read machineRead, w cluste
 // observeMachines reads the machine of each node. One that does not answer is no error.
 func observeMachines(ctx context.Context, src Sources, read machineRead, wanted []cluster.Wanted, found []Found) error {
 	g := errgroup.Group{}
-	g.SetLimit(cluster.MachinesAtOnce)
+	g.SetLimit(MachinesAtOnce)
 	for i := range found {
 		if found[i].Away {
 			continue // whose disks its machine has can't be told

@@ -152,7 +152,7 @@ func hostsOf(found []Found) []string {
 func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[string]cluster.Room {
 	read := make([]cluster.Room, len(hosts))
 	g := errgroup.Group{}
-	g.SetLimit(cluster.ObserveLimit)
+	g.SetLimit(ObserveLimit)
 	for i, host := range hosts {
 		g.Go(func() error { read[i] = cluster.RoomOn(ctx, px, host); return nil })
 	}
@@ -210,7 +210,7 @@ type Observation struct {
 func (o Observation) ControlPlanes() []cluster.Endpoint {
 	var out []cluster.Endpoint
 	for _, n := range o.Nodes {
-		if addr := cluster.FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
+		if addr := FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
 			out = append(out, cluster.Endpoint{Node: n.Name, Addr: addr})
 		}
 	}

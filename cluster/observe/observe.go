@@ -22,11 +22,11 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	if i := slices.IndexFunc(o.Nodes, func(n cluster.KubeNode) bool { return n.Name == w.Name }); i >= 0 {
 		f.Node = &o.Nodes[i]
 		uuid = f.Node.UUID
-		f.Addr = cluster.FirstAddr(f.Node.Addresses)
+		f.Addr = FirstAddr(f.Node.Addresses)
 	}
 	if !f.Addr.IsValid() {
 		if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
-			f.Addr = cluster.FirstAddr(members[i].Addresses)
+			f.Addr = FirstAddr(members[i].Addresses)
 		}
 	}
 	parked, err := parkingsOf(o.Parking, w.Name, uuid)
@@ -46,7 +46,7 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	}
 	if uuid == "" {
 		return f, fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
-			"nodes[].name is the Kubernetes node name; the cluster has: %s", cluster.NodeNames(o.Nodes))
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", NodeNames(o.Nodes))
 	}
 	if err := MatchVM(w, &f, o, uuid); err != nil || f.Parking != nil || f.VM == nil {
 		return f, err
@@ -107,7 +107,7 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 
 func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {
 	if !f.Addr.IsValid() {
-		f.Errs = append(f.Errs, cluster.NoAddress(f.Name))
+		f.Errs = append(f.Errs, NoAddress(f.Name))
 		return
 	}
 	m, err := read(ctx, f.Addr)

@@ -1,23 +1,13 @@
-package cluster
+package access
 
 import (
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
-)
 
-// Standing is what a token and its user have at a path of the access tree, from
-// entries there or above.
-type Standing struct {
-	Token Privileges // no more than User has, if the token's privileges are separated
-	User  Privileges
-	// TokenEntry and UserEntry say who has an entry at that very path: another
-	// role joins it, where a first one takes the place of all that comes from above.
-	TokenEntry, UserEntry bool
-	// Whole says that User and the entries could be read.
-	Whole bool
-}
+	"github.com/recast-sh/recast/cluster"
+)
 
 // Grant gives a role at a path.
 type Grant struct {
@@ -32,10 +22,10 @@ type Grant struct {
 // Grants are what a token is to be given, by path.
 type Grants []Grant
 
-// Kept are the grants of what would be lost by a first entry at a path.
-func (at Standing) Kept(token, path string, needed []string, toUser bool) Grants {
+// kept are the grants of what would be lost by a first entry at a path.
+func kept(at cluster.Standing, token, path string, needed []string, toUser bool) Grants {
 	var out Grants
-	user := UserOf(token)
+	user := userOf(token)
 	if !at.Whole {
 		at.User = at.Token // that much at least
 	}
@@ -61,16 +51,16 @@ func (at Standing) Kept(token, path string, needed []string, toUser bool) Grants
 	return out
 }
 
-func UserOf(token string) string {
+func userOf(token string) string {
 	user, _, _ := strings.Cut(token, "!")
 	return user
 }
 
 // beside is what is held at a path apart from what is needed there, sorted.
-func beside(held Privileges, path string, needed []string, flat bool) []string {
+func beside(held cluster.Privileges, path string, needed []string, flat bool) []string {
 	var out []string
 	for p, propagates := range held {
-		if propagates != flat && CountsAt(path, p) && !slices.Contains(needed, p) {
+		if propagates != flat && countsAt(path, p) && !slices.Contains(needed, p) {
 			out = append(out, p)
 		}
 	}
@@ -78,9 +68,9 @@ func beside(held Privileges, path string, needed []string, flat bool) []string {
 	return out
 }
 
-// CountsAt says whether a privilege that comes from above means anything at a
+// countsAt says whether a privilege that comes from above means anything at a
 // path (pve-access-control, RPCEnvironment.pm, compute_api_permission).
-func CountsAt(path, privilege string) bool {
+func countsAt(path, privilege string) bool {
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	kind, known := map[string]string{"vms": "VM.", "storage": "Datastore.", "nodes": "Sys.", "sdn": "SDN.", "mapping": "Mapping."}[top]
 	return !known || strings.HasPrefix(privilege, kind) || privilege == "Permissions.Modify"
@@ -126,8 +116,8 @@ func (g Grants) Lines(token string) []string {
 	}
 	for _, grant := range g {
 		who, flat := "", ""
-		if grant.User && UserOf(token) != "root@pam" { // who may do everything already, and can't be given a role
-			who += " --users " + UserOf(token)
+		if grant.User && userOf(token) != "root@pam" { // who may do everything already, and can't be given a role
+			who += " --users " + userOf(token)
 		}
 		if grant.Token {
 			who += " --tokens '" + token + "'"

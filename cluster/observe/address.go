@@ -1,17 +1,19 @@
-package cluster
+package observe
 
 import (
 	"errors"
 	"net/netip"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Endpoint is where the Talos API of one node is.
-type Endpoint struct {
-	Node string
-	Addr netip.Addr
-}
+const (
+	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
+	ObserveLimit = 8
+	// MachinesAtOnce bounds how many machines are read at once: each is a server of its own.
+	MachinesAtOnce = 64
+)
 
 // NoAddress is the error of a node that neither Kubernetes nor Talos' discovery
 // tells an address of.
@@ -33,7 +35,7 @@ func FirstAddr(addrs []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-func NodeNames(nodes []KubeNode) []string {
+func NodeNames(nodes []cluster.KubeNode) []string {
 	var names []string
 	for _, n := range nodes {
 		names = append(names, n.Name)
