@@ -179,3 +179,192 @@ func FindDrive(disks []Disk, key string) (Disk, bool) {
 	}
 	return disks[i], true
 }
+
+// Where a disk is in sysfs, below /devices: the slot of the controller on its PCI
+// bus, and for SCSI the address on the controller, host:channel:target:lun. Disks of
+// SATA, USB and the network have such an address too, but behind something else.
+var (
+	virtioBlk  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/virtio\d+$`)
+	virtioSCSI = regexp.MustCompile(`/virtio\d+/host\d+/target[0-9:]+/\d+:0:0:(\d+)$`)
+	otherSCSI  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/host\d+/target[0-9:]+/\d+:0:(\d+):0$`)
+)
+
+// addressed reads off a disk's address which drive it is, as qemu-server places them
+// (print_drivedevice_full in DriveDevice.pm, get_pci_addr_map in PCI.pm): scsiN is
+// LUN N of target 0 with the virtio controllers, target N with PVSCSI, and one of
+// seven targets of an LSI controller; virtioN has a slot of its own. Two of those
+// are on different buses with one slot. ok is false where the address tells nothing.
+func addressed(scsihw, busPath string) (keys []string, ok bool) {
+	if at := virtioBlk.FindStringSubmatch(busPath); at != nil {
+		switch slot := slotNumber(at[1]); {
+		case slot == 10:
+			return []string{"virtio0", "virtio15"}, true
+		case slot > 10 && slot <= 15:
+			return []string{fmt.Sprintf("virtio%d", slot-10)}, true
+		case slot >= 1 && slot < 10:
+			return []string{fmt.Sprintf("virtio%d", slot+5)}, true
+		}
+		return nil, true
+	}
+	if strings.HasPrefix(scsihw, "virtio-scsi") {
+		if at := virtioSCSI.FindStringSubmatch(busPath); at != nil {
+			return []string{"scsi" + at[1]}, true
+		}
+		return nil, false
+	}
+	at := otherSCSI.FindStringSubmatch(busPath)
+	if at == nil {
+		return nil, false
+	}
+	target, err := strconv.Atoi(at[2])
+	switch slot := slotNumber(at[1]); {
+	case err != nil:
+	case scsihw == "pvscsi" && slot == firstSCSI:
+		return []string{fmt.Sprintf("scsi%d", target)}, true
+	case (scsihw == "" || strings.HasPrefix(scsihw, "lsi")) && (slot == firstSCSI || slot == firstSCSI+1):
+		return []string{fmt.Sprintf("scsi%d", (slot-firstSCSI)*7+target)}, true
+	}
+	return nil, false
+}
+
+// firstSCSI is the slot of the first SCSI controller; the second one is in the next.
+const firstSCSI = 5
+
+func slotNumber(hex string) int {
+	n, err := strconv.ParseInt(hex, 16, 64)
+	if err != nil {
+		return -1
+	}
+	return int(n)
+}
+
+// What Proxmox makes of a drive's options when it reads them (qemu-server,
+// PVE/QemuServer/Drive.pm; pve-common, JSONSchema.pm, parse_property_string). A
+// configuration keeps them as somebody wrote them until Proxmox writes that drive anew.
+var (
+	driveSwitches = []string{
+		"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
+	}
+	driveAliases = map[string]string{
+		"bps_rd_length": "bps_rd_max_length", "bps_wr_length": "bps_wr_max_length",
+		"iops_rd_length": "iops_rd_max_length", "iops_wr_length": "iops_wr_max_length",
+	}
+	// droppedOptions are forgotten by Proxmox 9, $DROPPED_PROPERTIES there.
+	droppedOptions = []string{"cyls", "heads", "secs", "trans"}
+	// byteRates become megabytes, of which parse_drive always makes 0.000: it
+	// takes whether one is set for the number.
+	byteRates = []string{"bps", "bps_rd", "bps_wr"}
+)
+
+// DriveOptions are options of a drive as Proxmox reads them, sorted, so that two
+// drives can be compared. The size is none: it is the volume's, which Proxmox
+// reads anew whenever it writes the drive (API2/Qemu.pm, create_disks), and
+// somebody may resize it.
+func DriveOptions(options []string) []string {
+	var read []string
+	for _, o := range options {
+		name, value, _ := strings.Cut(o, "=")
+		if alias, is := driveAliases[name]; is {
+			name = alias
+		}
+		on, isBoolean := ParseBoolean(value)
+		switch {
+		case name == "size" || slices.Contains(droppedOptions, name) || strings.TrimSpace(o) == "":
+			continue
+		case slices.Contains(byteRates, name):
+			name, value = "m"+name, "0.000"
+		case slices.Contains(driveSwitches, name) && isBoolean:
+			value = map[bool]string{true: "1", false: "0"}[on]
+		}
+		read = append(read, name+"="+value)
+	}
+	slices.Sort(read)
+	return read
+}
+
+func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
+
+// ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
+func ParseBoolean(s string) (on, ok bool) {
+	switch strings.ToLower(s) {
+	case "1", "on", "yes", "true":
+		return true, true
+	case "0", "off", "no", "false":
+		return false, true
+	}
+	return false, false
+}
+
+// Reassigns are the types of storage that can give a volume to another VM:
+// those whose plugin has the feature "rename" (pve-storage, volume_has_feature
+// in PVE/Storage/*Plugin.pm). ZFS over iSCSI ("zfs") and iSCSI itself have not,
+// CephFS holds no disks, and what is not known here can't be relied upon.
+var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
+
+// ReferencedBy lists every place in these VMs that names a volume.
+func ReferencedBy(volid string, vms []VM) []string {
+	var out []string
+	for _, vm := range vms {
+		for key, value := range vm.Config {
+			if !strings.Contains(value, volid) {
+				continue // to take every value apart would cost the square of the VMs
+			}
+			if d, err := ParseDisk(key, value); err == nil && d.Volid == volid {
+				out = append(out, PlaceOf(vm.ID, key))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func PlaceOf(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
+
+// OfHost says whether the drive is a device or a file of the host, by its path.
+func (d Disk) OfHost() bool { return strings.HasPrefix(d.Volid, "/") }
+
+// Use is a VM or a snapshot with the values of its configuration.
+type Use struct {
+	By     string // as VM prints: `VM 101 "cp1" on pve1`, or "snapshot before of VM 101 …"
+	Values []string
+}
+
+func OptionString(d Disk) string {
+	d.Volid = ""
+	if v := d.Value(); v != "" {
+		return v[1:]
+	}
+	return ""
+}
+
+func SplitOptions(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ",")
+}
+
+func JoinOptions(volid, options string) string {
+	if options == "" {
+		return volid
+	}
+	return volid + "," + options
+}
+
+// OtherMedia are the VM's media that are not there for the blank boot, by drive: any ISO
+// may hold cloud-init data, which would configure the machine before recast does (Talos,
+// platform/nocloud/metadata.go, configFromCD). What is in the drive that the boot ISO
+// takes is among them no more than boot ISOs are.
+func (vm VM) OtherMedia() (map[string]Disk, error) {
+	disks, err := vm.Disks()
+	if err != nil {
+		return nil, err
+	}
+	cd, out := CDKey(vm.Config, disks), map[string]Disk{}
+	for _, d := range disks {
+		if _, ours := BootISO(d); d.CDROM && !d.CloudInit() && !ours && d.Key != cd && strings.Contains(d.Volid, ":") {
+			out[d.Key] = WithoutOption(d, "size")
+		}
+	}
+	return out, nil
+}

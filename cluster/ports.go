@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -325,4 +326,40 @@ type ConfigPatch struct {
 	Kubernetes KubernetesImages
 	// Talos is the version that is to read it, which is refused what is newer than that; it sets nothing.
 	Talos string
+}
+
+// EtcdRestorer makes a machine begin an etcd of its own with a snapshot. What
+// changes the machine refuses unless it has that UUID.
+type EtcdRestorer interface {
+	// EtcdService is what Talos says of its service etcd: its state, and the last thing that it told.
+	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
+	// EtcdRecover uploads a snapshot, as often as it is asked to. ErrNotYet as for EtcdBootstrap.
+	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
+	// EtcdBootstrap begins with what was uploaded, and returns when the machine has
+	// accepted that. ErrNotYet where it may be asked again; refused where it has data of etcd.
+	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error
+}
+
+// FileReader opens the files of running machines.
+type FileReader interface {
+	// Files hands the files of the machine at addr to look; all that look reads
+	// comes from one boot of it. It refuses unless the machine has that UUID.
+	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
+}
+
+// MachineFiles are the files of one running machine.
+type MachineFiles interface {
+	// List hands what is in a directory to each, which must not call back: all that
+	// is below it, or, unless deep, only its entries. ErrNotFound if there is no such directory.
+	List(ctx context.Context, dir string, deep bool, each func(MachineFile) error) error
+	// Read writes a regular file to w. One that has not exactly sizeBytes is an error.
+	Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error
+}
+
+// MachineFile is what a machine lists of one of its files.
+type MachineFile struct {
+	Path      string
+	Mode      fs.FileMode
+	SizeBytes int64
+	Link      string // target of a symbolic link
 }

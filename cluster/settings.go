@@ -2,10 +2,12 @@ package cluster
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc,
@@ -105,4 +107,132 @@ func BootDevices(boot string) []string {
 		}
 	}
 	return nil
+}
+
+// NeverCarried are the configuration keys that Proxmox makes itself on create, or
+// that belong to the VM object that is gone. A token can't write vmgenid.
+var NeverCarried = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
+
+// OldSettings is the configuration that a new VM gets in place of an old one:
+// all but what Proxmox makes itself, and no disks.
+func OldSettings(vm VM) map[string]string {
+	config := map[string]string{}
+	for key, value := range vm.Config {
+		switch d, err := ParseDisk(key, value); {
+		case slices.Contains(NeverCarried, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key), key == "arch": // see forRoot
+		case err == nil && d.CloudInit():
+			config[key] = newCloudInit(d)
+		case err == nil:
+			config[key] = WithoutOption(d, "size").Value()
+		default:
+			config[key] = value
+		}
+	}
+	if vm.Pool != "" {
+		config["pool"] = vm.Pool
+	}
+	return config
+}
+
+// newCloudInit is the value that makes Proxmox make a cloud-init drive like d.
+func newCloudInit(d Disk) string {
+	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
+}
+
+// WithFormat are the options of d, with the format that its volume's name shows.
+// A storage of files has a default of its own, and cloud-init drives another
+// (API2/Qemu.pm, create_disks); block storages show none, and need none.
+func WithFormat(d Disk) []string {
+	for _, format := range []string{"raw", "qcow2", "vmdk"} {
+		if strings.HasSuffix(d.Volid, "."+format) {
+			return append(d.Options, "format="+format)
+		}
+	}
+	return d.Options
+}
+
+// WithoutOption drops options that only Proxmox may state, or that change.
+func WithoutOption(d Disk, names ...string) Disk {
+	d.Options = slices.DeleteFunc(slices.Clone(d.Options), func(o string) bool {
+		name, _, _ := strings.Cut(o, "=")
+		return slices.Contains(names, name)
+	})
+	return d
+}
+
+// CDKey picks the CD drive for the boot ISO: an empty one, else the one that is there, else a free key.
+func CDKey(config map[string]string, disks []Disk) string {
+	drive := ""
+	for _, d := range disks {
+		switch {
+		case !d.CDROM || d.CloudInit():
+		case d.Volid == "none":
+			return d.Key
+		case drive == "":
+			drive = d.Key
+		}
+	}
+	if drive != "" {
+		return drive
+	}
+	for _, key := range []string{"ide2", "ide0", "ide1", "ide3", "sata5", "sata4"} {
+		if _, taken := config[key]; !taken {
+			return key
+		}
+	}
+	return "sata3"
+}
+
+// BootsFirst says whether the firmware looks at that drive before all others.
+func (vm VM) BootsFirst(key string) bool {
+	first, _, _ := strings.Cut(strings.TrimPrefix(vm.Config["boot"], "order="), ";")
+	return first == key
+}
+
+var (
+	pciAddress = regexp.MustCompile(`^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}(\.[0-9a-f])?$`)
+	usbID      = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
+)
+
+// MapDevice is the command that gives the VM by a mapping, which a new VM can have too,
+// the device of the host that it has by its address; "" where none does. The node is
+// restarted by it, since Proxmox plugs nothing into a VM that runs. A mapping must
+// name all that the host shows of a PCI device, or the VM does not start
+// (pve-guest-common, Mapping/PCI.pm, assert_valid); it can't stand for several at once.
+func (vm VM) MapDevice(key, value string) string {
+	options := strings.Split(value, ",")
+	host, rest := "", []string{}
+	for i, o := range options {
+		name, of, named := strings.Cut(o, "=")
+		switch {
+		case !named && i == 0:
+			host = o
+		case name == "host":
+			host = of
+		case name == "romfile": // that is root's as well
+			return ""
+		default:
+			rest = append(rest, o)
+		}
+	}
+	name := fmt.Sprintf("vm%d-%s", vm.ID, key)
+	device, kind := "", NumberedBus(key)
+	switch {
+	case kind == "hostpci" && pciAddress.MatchString(host):
+		if strings.Count(host, ":") == 1 {
+			host = "0000:" + host
+		}
+		at := host
+		if !strings.Contains(at, ".") {
+			at += ".0"
+		}
+		kind, device = "pci", fmt.Sprintf(`"node=%s,path=%s,$(cd /sys/bus/pci/devices/%s && printf id=%%s:%%s,subsystem-id=%%s:%%s,iommugroup=%%s `+
+			`$(cut -c3- vendor device subsystem_vendor subsystem_device) $(basename $(readlink iommu_group)))"`, vm.Host, host, at)
+	case kind == "usb" && usbID.MatchString(host):
+		device = fmt.Sprintf("node=%s,id=%s", vm.Host, host)
+	default:
+		return ""
+	}
+	fresh := strings.Join(slices.Concat([]string{"mapping=" + name}, rest), ",")
+	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, words.Quote(fresh), vm.ID)
 }

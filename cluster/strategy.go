@@ -13,3 +13,58 @@ func (m Machine) DisksWith(label string) []string {
 	}
 	return out
 }
+
+// OnIt says what a strategy does to a node: "recreate it".
+func (s Strategy) OnIt() string {
+	if s == Rollback {
+		return "roll it back"
+	}
+	return string(s) + " it"
+}
+
+// BootFailure is the policy for a node that does not come back from an in-place upgrade.
+type BootFailure string
+
+// The policies. The node's own rollback needs an API that answers; a reimage does not.
+const (
+	StopOnBootFailure     BootFailure = "stop"
+	RollbackOnBootFailure BootFailure = "rollback"
+	ReimageOnBootFailure  BootFailure = "reimage"
+)
+
+// Obstacle is one thing that stands against a strategy.
+type Obstacle struct {
+	Text string `json:"text"` // what it is, and what lifts it, in words
+	// Command lifts it, as root on the VM's host, or from anywhere if it is kubectl; "": no single command does.
+	Command string `json:"command,omitempty"`
+	// Config is what recast.yaml has to say besides, before the next recast lock.
+	Config string `json:"config,omitempty"`
+}
+
+// Texts are the obstacles in words.
+func Texts(obstacles []Obstacle) []string {
+	var out []string
+	for _, o := range obstacles {
+		out = append(out, o.Text)
+	}
+	return out
+}
+
+// Selector chooses nodes by the labels of their Node objects.
+type Selector struct {
+	Text    string // as it was asked for; "": every node
+	Matches func(labels map[string]string) bool
+}
+
+// Leavers are the strategies by which a system disk leaves its node. What only
+// that disk has is asked for the same way, whichever of them it is.
+var Leavers = []Strategy{
+	Recreate,
+	Reimage,
+	Rollback,
+	PutBack,
+}
+
+// GoneSystemDisk is the name of the system disk of a machine that does not answer:
+// what it was called is not remembered.
+const GoneSystemDisk = "the system disk"

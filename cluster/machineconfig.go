@@ -1,6 +1,9 @@
 package cluster
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"strings"
 
 	"github.com/recast-sh/recast/cluster/config"
@@ -60,4 +63,13 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 		return "", ""
 	}
 	return f.Hash, f.Runs
+}
+
+// ErrConfigDamaged is a machine configuration in a journal that is not the one whose
+// sum the record has.
+var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
+
+func ConfigSum(config []byte) string {
+	sum := sha256.Sum256(config)
+	return hex.EncodeToString(sum[:])
 }

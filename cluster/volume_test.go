@@ -1,6 +1,8 @@
 package cluster
 
-import "testing"
+import (
+	"testing"
+)
 
 // TestSameVolume: what one release of Talos finds on a disk and another does not
 // is no other content, and everything else is.

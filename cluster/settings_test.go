@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"slices"
 	"testing"
 )
 
@@ -13,5 +14,13 @@ func TestCDKeyIsFree(t *testing.T) {
 	}
 	if key := CDKey(config, disks); key != "ide1" {
 		t.Errorf("the boot ISO would go into %s", key)
+	}
+}
+
+// Every setting that a token can't write is one that a create can't carry over.
+func TestRootOnlyIsSorted(t *testing.T) {
+	t.Parallel()
+	if !slices.IsSorted(RootOnly) || !slices.IsSorted(Reassigns) {
+		t.Error("the lists are compared by eye with Proxmox's source: keep them sorted")
 	}
 }

@@ -1,7 +1,0 @@
-package cluster
-
-import (
-	"strings"
-)
-
-func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }

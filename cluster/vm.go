@@ -1,0 +1,200 @@
+package cluster
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
+)
+
+// VMIDRange is the range of numbers that a recast.yaml gives recast: proxmox.vmids.
+type VMIDRange struct{ First, Last VMID }
+
+// String is as recast.yaml has it, "9000-9099"; "" of no range.
+func (r VMIDRange) String() string {
+	if r == (VMIDRange{}) {
+		return ""
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+// Contains says whether a number is in the range.
+func (r VMIDRange) Contains(id VMID) bool { return r.First <= id && id <= r.Last }
+
+// WithoutCustom is the command that takes parts out of cicustom and leaves its others.
+func (vm VM) WithoutCustom(parts ...string) string {
+	rest := slices.DeleteFunc(strings.Split(vm.Config["cicustom"], ","), func(part string) bool {
+		name, _, _ := strings.Cut(part, "=")
+		return slices.Contains(parts, name)
+	})
+	if len(rest) == 0 {
+		return fmt.Sprintf("qm set %d --delete cicustom", vm.ID)
+	}
+	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
+}
+
+// Omni are the kernel arguments by which Omni looks after the machine.
+func (m Machine) Omni() []string {
+	var out []string
+	for _, arg := range m.ConfigArgs {
+		if ArgName(arg) == "siderolink.api" {
+			out = append(out, arg)
+		}
+	}
+	return out
+}
+
+func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
+
+// Arch is the architecture that a VM's configuration names, as images name it.
+func (vm VM) Arch() string {
+	switch arch := vm.Config["arch"]; arch {
+	case "x86_64":
+		return "amd64"
+	case "aarch64":
+		return "arm64"
+	default:
+		return arch
+	}
+}
+
+// FixedAddress names what of a VM's cloud-init settings gives it an address that
+// DHCP does not; "" if nothing does. They have no effect without a drive.
+func (vm VM) FixedAddress() string {
+	disks, _ := vm.Disks() // what can't be read is no cloud-init drive
+	if !slices.ContainsFunc(disks, Disk.CloudInit) {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		value := vm.Config[key]
+		for option := range strings.SplitSeq(value, ",") {
+			name, of, _ := strings.Cut(option, "=")
+			switch {
+			case strings.HasPrefix(key, "ipconfig") && name == "ip" && of != "dhcp",
+				strings.HasPrefix(key, "ipconfig") && name == "ip6" && of != "dhcp" && of != "auto",
+				key == "cicustom" && name == "network":
+				return key + ": " + value
+			}
+		}
+	}
+	return ""
+}
+
+func (m Machine) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
+
+// LacksSecureBoot says why no boot ISO could enrol its keys in the VM's firmware
+// (get_ovmf_files in PVE/QemuServer/OVMF.pm); "" if one could.
+func (vm VM) LacksSecureBoot() string {
+	efi, err := ParseDisk("efidisk0", vm.Config["efidisk0"])
+	switch {
+	case vm.Config["bios"] != "ovmf":
+		return "the VM has SeaBIOS"
+	case err != nil:
+		return "the VM has no efidisk0"
+	case efi.Option("efitype") != "4m":
+		return "its efidisk0 has another efitype"
+	case efi.Flag("pre-enrolled-keys"):
+		return "its efidisk0 has pre-enrolled-keys=1"
+	}
+	return ""
+}
+
+// MadeFrom returns the ID of the build that a run of recast made the VM from,
+// "" if none did.
+func (vm VM) MadeFrom() string {
+	for line := range strings.Lines(vm.Config["description"]) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
+			_, build, _ := strings.Cut(rest, " build=")
+			build, _, _ = strings.Cut(build, " ")
+			return build
+		}
+	}
+	return ""
+}
+
+const (
+	RunMark = "recast: run="
+	// MaxDescription is Proxmox's limit for a VM's description, in characters.
+	MaxDescription = 8192
+)
+
+// MadeBy returns the run that created the VM, "" if no run of recast did.
+func (vm VM) MadeBy() string {
+	for line := range strings.Lines(vm.Config["description"]) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(line), RunMark); ok {
+			run, _, _ := strings.Cut(rest, " ")
+			return run
+		}
+	}
+	return ""
+}
+
+// Forming says whether the VM is being created and has no more than that lock
+// yet: Proxmox writes the configuration proper only at the end of the task
+// (qemu-server, API2/Qemu.pm, create_and_lock_config).
+func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
+
+// HalfMade is the error of a VM that is forming and does not become more. Only
+// root can take that lock away.
+func HalfMade(vm VM) error {
+	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
+		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
+			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
+}
+
+func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
+
+// passing are the locks of a VM's configuration that go with the task that set
+// them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
+var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
+
+// SwitchedOff adds to what can't be had of a machine that its VM is off, which it was not meant to be.
+func SwitchedOff(vm VMState, err error) error {
+	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
+}
+
+// UsersOf lists the drives of a VM that name a volume.
+func UsersOf(volid string, vm VM) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
+		d, err := ParseDisk(key, vm.Config[key])
+		return err != nil || d.Volid != volid
+	})
+}
+
+// DrivesOf lists the disks of a VM.
+func DrivesOf(vm VM) string {
+	disks, err := vm.Disks()
+	if err != nil {
+		return "drives that can't be read"
+	}
+	var have []string
+	for _, d := range disks {
+		if !d.CDROM {
+			have = append(have, d.Key+" ("+d.Volid+")")
+		}
+	}
+	if len(have) == 0 {
+		return "no disk"
+	}
+	return strings.Join(have, ", ")
+}
+
+func ParkingName(node string) string { return "recast-parking-" + node }
+
+// Create makes the job again.
+func (j ReplicationJob) Create() string {
+	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
+	if j.Schedule != "" {
+		command += " --schedule " + words.Quote(j.Schedule)
+	}
+	if j.Rate != "" {
+		command += " --rate " + j.Rate
+	}
+	if j.Disabled {
+		command += " --disable 1"
+	}
+	return command
+}

@@ -1,0 +1,193 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/recast-sh/recast/internal/words"
+)
+
+const (
+	formatBtrfs = "btrfs"
+	formatMD    = "linux_raid_member" // a disk or partition of a software RAID
+)
+
+// ShownSince is the release of Talos that looks for a format first: with it
+// go-blockdevice 2.0.30 and 2.0.32 (blkid/internal/chain). Older ones show nothing
+// on such a disk, or what lies below a RAID, whose superblock may be at the end.
+var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
+
+// Shows says whether the machine's Talos finds such a format. What it does not
+// find can't be missed; the drive that it is on was compared in Proxmox.
+func (m Machine) Shows(format string) bool {
+	since, late := ShownSince[format]
+	if !late {
+		return true
+	}
+	v, err := ParseVersion(m.TalosVersion)
+	return err != nil || v.Compare(since) >= 0
+}
+
+// Find is the volume of the machine that a remembered one is now.
+func (m Machine) Find(want Volume) (Volume, bool) {
+	i := slices.IndexFunc(m.Volumes, want.SameContent)
+	if i < 0 {
+		i = slices.IndexFunc(m.Volumes, func(v Volume) bool { return m.SamePartition(want, v) })
+	}
+	if i < 0 {
+		return Volume{}, false
+	}
+	return m.Volumes[i], true
+}
+
+// SameContent compares two volumes by what is written on them, not by where they are plugged in.
+func (v Volume) SameContent(o Volume) bool {
+	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
+		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
+}
+
+// SamePartition is sameContent of a partition whose format only one of two
+// releases of Talos finds: that of the machine, or the one that remembered it.
+func (m Machine) SamePartition(want, have Volume) bool {
+	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
+		return false
+	}
+	unknown := want.Format == "" && want.FilesystemUUID == ""
+	return !m.Shows(want.Format) ||
+		have.Format == formatBtrfs && unknown ||
+		have.Format == formatMD && (unknown || want.Format != "" && want.Format != formatMD)
+}
+
+// NameThem says how the machine is made to show which of its disks those drives are.
+func NameThem(vm VM, drives []Disk) string {
+	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
+}
+
+// NameLines are the commands for that. Where several drives can't be told apart, the
+// last one needs no name once the others have one.
+func NameLines(vm VM, drives []Disk) string {
+	var lines []string
+	for _, d := range drives[:max(1, len(drives)-1)] {
+		lines = append(lines, d.NameLine(vm, true))
+	}
+	return strings.Join(lines, " && ")
+}
+
+// NameLine is the command that gives the drive a name of its own; where the machine has to show it,
+// a WWN too: Talos shows no serial of a SCSI disk.
+func (d Disk) NameLine(vm VM, shown bool) string {
+	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
+	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
+	if shown && !strings.HasPrefix(d.Key, "virtio") {
+		options = append(WithoutOption(Disk{Options: options}, "wwn").Options, "wwn="+WWN(serial))
+	}
+	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
+}
+
+// Identity is what is on one of the machine's disks, as far as it is told from other
+// content by a name; "" where it is not.
+func (m Machine) Identity(device string) string {
+	var names []string
+	for _, v := range m.Volumes {
+		if v.Disk == device {
+			names = append(names, strings.ToLower(strings.Join([]string{v.Label, v.PartitionUUID, v.FilesystemUUID, v.FilesystemLabel}, "/")))
+		}
+	}
+	slices.Sort(names)
+	return strings.Trim(strings.Join(names, " "), " /")
+}
+
+func (v Volume) String() string {
+	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), words.OrNone(v.PartitionUUID), words.OrNone(v.FilesystemUUID))
+}
+
+// TalosLabels are the partition labels that Talos takes for its own wherever
+// they are (machinery, constants; ETCD and the three after it since 1.14).
+var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
+
+// SystemOnly are those that Talos makes on the system disk and nowhere else.
+var SystemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
+
+const (
+	UserVolume = "u-"       // prefix of a user volume's label
+	RawVolume  = "r-"       // of a raw volume's
+	SwapVolume = "s-"       // of a swap volume's, which holds nothing
+	userMounts = "/var/mnt" // where user volumes are mounted
+
+	ephemeralMount = "/var" // where EPHEMERAL is
+)
+
+// Document is the kind and name of the document that the volume is made by; "" where
+// it is none of such a kind (machinery, constants, and config/types/block).
+func (v Volume) Document() string {
+	for prefix, kind := range map[string]string{UserVolume: "UserVolumeConfig", RawVolume: "RawVolumeConfig", SwapVolume: "SwapVolumeConfig"} {
+		if name, found := strings.CutPrefix(v.Label, prefix); found {
+			return kind + " " + name
+		}
+	}
+	return ""
+}
+
+// DisksOf lists the disks that a path of the node may be on: those of the volume
+// with the longest mount point above it, else those with a user volume of that
+// name, else those with EPHEMERAL.
+func (m Machine) DisksOf(p string) []string {
+	mount := ""
+	for _, v := range m.Volumes {
+		if len(v.Mount) > len(mount) && below(p, v.Mount) {
+			mount = v.Mount
+		}
+	}
+	if rest, user := strings.CutPrefix(p, userMounts+"/"); user && !below(mount, userMounts) {
+		name, _, _ := strings.Cut(rest, "/")
+		if on := m.DisksWith(UserVolume + name); len(on) > 0 {
+			return on
+		}
+	}
+	if mount == "" || mount == ephemeralMount {
+		return m.DisksWith("EPHEMERAL")
+	}
+	var on []string
+	for _, v := range m.Volumes {
+		if v.Mount == mount {
+			on = append(on, v.Disk)
+		}
+	}
+	return on
+}
+
+// below says whether a path is dir or in it.
+func below(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// PoolElsewhere says whether it is proven that a volume group or pool has nothing
+// on the system disk: members of it are found, and the drives of each of them are
+// known to be others. A member whose group is unknown counts as one of every group.
+func (m Machine) PoolElsewhere(format, group string) bool {
+	found := false
+	for _, member := range m.PoolMembers {
+		if member.Format != format || group != "" && member.Group != "" && member.Group != group {
+			continue
+		}
+		if len(member.Disks) == 0 || slices.Contains(member.Disks, m.SystemDisk) {
+			return false
+		}
+		found = true
+	}
+	return found && m.SystemDisk != ""
+}
+
+// BareSystemDisk says whether the system disk has nothing but what Talos itself
+// can't do without: no data is there, wherever it is. Of a machine that does not answer
+// nobody knows that.
+func (m Machine) BareSystemDisk() bool {
+	for _, v := range m.Volumes {
+		if v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label) {
+			return false
+		}
+	}
+	return !m.Remembered && m.SystemDisk != "" && len(m.DisksWith("EPHEMERAL")) > 0
+}
