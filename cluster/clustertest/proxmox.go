@@ -39,22 +39,42 @@ func (c *Calls) Call(name string) error {
 // Proxmox has some VMs and their volumes. It notes in Done what is changed. A call that
 // it has not is one that no test needs.
 type Proxmox struct {
-	cluster.Proxmox
+	others
+	hosts
 	*Calls
 	Guests    map[cluster.VMID]cluster.VM
 	Volumes   []string // of all storages
 	Firewalls map[cluster.VMID]firewall.Config
 	HA        *cluster.HAResource
 	Tied      cluster.Ties
-	Space     cluster.Room
-	Memory    int64
-	NoQuorum  bool
 	Done      []string
+}
+
+// others are the calls that no test needs.
+type others struct{ cluster.Proxmox }
+
+// hosts are those of the cluster, all alike.
+type hosts struct {
+	calls    *Calls
+	Space    cluster.Room
+	Memory   int64
+	NoQuorum bool
+}
+
+func (h *hosts) Quorate(context.Context) (bool, error) { return !h.NoQuorum, h.calls.Call("Quorate") }
+
+func (h *hosts) Room(context.Context, string) (cluster.Room, error) {
+	return h.Space, h.calls.Call("Room")
+}
+
+func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
+	return h.Memory, h.calls.Call("FreeMemory")
 }
 
 // NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
-	p := &Proxmox{Calls: &Calls{}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
+	calls := &Calls{}
+	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]firewall.Config{}}
 	for _, vm := range vms {
 		vm.Config = maps.Clone(vm.Config)
 		p.Guests[vm.ID] = vm
@@ -125,8 +145,6 @@ func (p *Proxmox) Firewall(_ context.Context, vm cluster.VM) (firewall.Config, e
 	return p.Firewalls[vm.ID], p.Call("Firewall")
 }
 
-func (p *Proxmox) Quorate(context.Context) (bool, error) { return !p.NoQuorum, p.Call("Quorate") }
-
 func (p *Proxmox) HAResource(context.Context, cluster.VMID) (*cluster.HAResource, error) {
 	return p.HA, p.Call("HAResource")
 }
@@ -135,12 +153,6 @@ func (p *Proxmox) Pool(context.Context, cluster.VMID) (string, error) { return "
 
 func (p *Proxmox) Ties(context.Context, cluster.VM) (cluster.Ties, error) {
 	return p.Tied, p.Call("Ties")
-}
-
-func (p *Proxmox) Room(context.Context, string) (cluster.Room, error) { return p.Space, p.Call("Room") }
-
-func (p *Proxmox) FreeMemory(context.Context, string) (int64, error) {
-	return p.Memory, p.Call("FreeMemory")
 }
 
 func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {

@@ -49,14 +49,15 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	plan.Arrange()
 	plan.tellShared()
 	plan.AwaitOthers(o)
-	plan.space(o)
-	plan.numbers(o)
-	plan.warn(o)
+	against := worldOf{&plan, o}
+	against.space()
+	against.numbers()
+	against.warn()
 	if p.DrainDeletes && len(plan.Work()) > 0 {
 		plan.Warn = append(plan.Warn, "pods whose eviction is refused until roll.drain.timeout are deleted then, whatever their PodDisruptionBudgets say (roll.drain.onTimeout: delete)")
 	}
 	plan.Kubernetes = o.KubernetesOrder()
-	plan.rehearse(o, p.Rehearse)
+	against.rehearse(p.Rehearse)
 	return plan, nil
 }
 
@@ -195,8 +196,8 @@ func (p Plan) TakesAPIAway() bool {
 
 // rehearse plans the trials, and the end of what those of killed runs have left;
 // where nothing is to be done, that is another command's.
-func (p *Plan) rehearse(o observe.Observation, h *Rehearsal) {
-	for _, s := range ScratchVMs(o.VMs, p.Cluster) {
+func (p worldOf) rehearse(h *Rehearsal) {
+	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s, is there: recast prune deletes it once that run has ended", s.Left()))
 			continue
@@ -208,15 +209,21 @@ func (p *Plan) rehearse(o observe.Observation, h *Rehearsal) {
 	}
 }
 
-func (p *Plan) warn(o observe.Observation) {
-	if !o.Quorate {
+// worldOf holds a plan against the world that it is made for.
+type worldOf struct {
+	*Plan
+	o observe.Observation
+}
+
+func (p worldOf) warn() {
+	if !p.o.Quorate {
 		p.Warn = append(p.Warn, "the Proxmox cluster has no quorum: a roll will refuse to start")
 	}
-	if o.Away != nil {
-		p.Warn = append(p.Warn, o.Away.Error())
+	if p.o.Away != nil {
+		p.Warn = append(p.Warn, p.o.Away.Error())
 	}
 	if len(p.Work()) > 0 {
-		p.Warn = append(p.Warn, o.QuorumOnOneHost()...)
+		p.Warn = append(p.Warn, p.o.QuorumOnOneHost()...)
 	}
 	for _, n := range p.Work() {
 		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage {

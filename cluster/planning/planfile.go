@@ -31,18 +31,19 @@ func (n NodePlan) doneBy(saved Plan, begun bool) bool {
 // saved plan have done; begun says whether there is one. What such a run has left
 // unfinished is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
-	moved := p.madeFrom(saved)
+	against := follower{p, saved}
+	moved := against.madeFrom()
 	if len(moved) == 0 {
-		moved = p.moved(saved, begun)
+		moved = against.moved(begun)
 	}
 	if len(moved) > 0 {
 		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
 	}
 	if p.Run == "" {
-		p.inOrderOf(saved)
+		against.inOrder()
 	}
-	p.ID = saved.ID
-	return p, nil
+	against.ID = saved.ID
+	return against.Plan, nil
 }
 
 // Policy is how a saved plan is made again: for the nodes that it speaks of.
@@ -77,14 +78,14 @@ func (p Plan) hash() string {
 	return hex.EncodeToString(sum[:])[:16]
 }
 
-// inOrderOf gives the nodes the places and phases that they have in a saved plan.
-func (p *Plan) inOrderOf(saved Plan) {
+// inOrder gives the nodes the places and phases that they have in the saved plan.
+func (p *follower) inOrder() {
 	by := map[string]NodePlan{}
 	for _, n := range p.Nodes {
 		by[n.Node] = n
 	}
 	var nodes []NodePlan
-	for _, s := range saved.Nodes {
+	for _, s := range p.saved.Nodes {
 		n := by[s.Node]
 		if n.Strategy != "" {
 			n.Phase = s.Phase
@@ -95,10 +96,16 @@ func (p *Plan) inOrderOf(saved Plan) {
 	p.Arrange()
 }
 
+// follower is a plan of how things stand now, beside the saved one that it is to be.
+type follower struct {
+	Plan
+	saved Plan
+}
+
 // madeFrom compares what the two plans were made from.
-func (p Plan) madeFrom(saved Plan) (moved []string) {
+func (p follower) madeFrom() (moved []string) {
 	for _, x := range []struct{ what, was, is string }{
-		{"the cluster", saved.Cluster, p.Cluster}, {"recast.lock", saved.Lock, p.Lock}, {"recast.yaml", saved.Config, p.Config},
+		{"the cluster", p.saved.Cluster, p.Cluster}, {"recast.lock", p.saved.Lock, p.Lock}, {"recast.yaml", p.saved.Config, p.Config},
 	} {
 		if x.was != x.is {
 			moved = append(moved, fmt.Sprintf("%s: %s → %s", x.what, words.Short(x.was), words.Short(x.is)))
@@ -107,7 +114,8 @@ func (p Plan) madeFrom(saved Plan) (moved []string) {
 	return moved
 }
 
-func (p Plan) moved(saved Plan, begun bool) (moved []string) {
+func (p follower) moved(begun bool) (moved []string) {
+	saved := p.saved
 	if p.Run != "" {
 		for _, n := range p.Nodes {
 			if n.Resume && !strings.HasSuffix(n.Run, saved.RunSuffix()) {
@@ -116,7 +124,7 @@ func (p Plan) moved(saved Plan, begun bool) (moved []string) {
 		}
 		return moved
 	}
-	moved = differ("", limitsOf(saved), limitsOf(p))
+	moved = differ("", limitsOf(saved), limitsOf(p.Plan))
 	was := map[string]NodePlan{}
 	for _, n := range saved.Nodes {
 		was[n.Node] = n

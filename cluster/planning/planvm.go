@@ -68,9 +68,9 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 // numbers refuses the nodes for whose parking VM no number is left, those before
 // them in the plan having taken one each: a parking VM stays with what it keeps.
 // A number that is free now and taken by then is met there.
-func (p *Plan) numbers(o observe.Observation) {
-	free := slices.DeleteFunc(slices.Clone(o.ParkingIDs), func(id cluster.VMID) bool {
-		return slices.ContainsFunc(o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
+func (p worldOf) numbers() {
+	free := slices.DeleteFunc(slices.Clone(p.o.ParkingIDs), func(id cluster.VMID) bool {
+		return slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
 	})
 	var need []*NodePlan
 	for i := range p.Nodes {
@@ -88,7 +88,7 @@ func (p *Plan) numbers(o observe.Observation) {
 
 // space refuses the nodes for whose new system disk there is no room, all that
 // the plan takes together: the old disks stay parked.
-func (p *Plan) space(o observe.Observation) {
+func (p worldOf) space() {
 	var disks []observe.NewDisk
 	for _, n := range p.Nodes {
 		if n.Space != nil && !n.Resume {
@@ -97,7 +97,7 @@ func (p *Plan) space(o observe.Observation) {
 			disks = append(disks, d)
 		}
 	}
-	for _, use := range observe.SpaceUses(disks, o.Rooms) {
+	for _, use := range observe.SpaceUses(disks, p.o.Rooms) {
 		for i, lack := range use.Lacks(max(1, p.MaxUnavailable)) {
 			if lack == "" {
 				continue
