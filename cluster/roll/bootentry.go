@@ -18,7 +18,7 @@ import (
 // boot loader takes is written in the EFI variables, not on the disk
 // (LoaderEntryDefault): the replacement's install has set that to its own entry,
 // and the older one here may go by the same name.
-func (n bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
+func (n *bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	look := func(ctx context.Context) (m cluster.Machine, want string, err error) {
 		mem, err := n.Memory(ctx)
 		if err != nil {

@@ -48,7 +48,7 @@ func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []e
 var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 
 // answers is configured; silent says why the machine does not answer yet.
-func (n bringUp) answers(ctx context.Context) (reason string, silent, err error) {
+func (n *bringUp) answers(ctx context.Context) (reason string, silent, err error) {
 	reason = "it answers with the cluster's certificates"
 	if n.answered {
 		return reason, nil, nil
@@ -67,7 +67,7 @@ func (n bringUp) answers(ctx context.Context) (reason string, silent, err error)
 	return reason, nil, nil
 }
 
-func (n bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
+func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
 	config, err := n.savedConfig.read(ctx)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (n bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernetes
 
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
 // configuration already.
-func (n bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err error) {
+func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err error) {
 	err = n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
@@ -103,7 +103,7 @@ func (n bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err er
 
 // awaitRenewed is awaitBlank once more, with another blank disk, for a machine
 // that may hang because its installation was cut off.
-func (n bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.Machine, error) {
+func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.Machine, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (n bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent er
 
 // checkBlank compares the machine in maintenance mode with what was remembered and is
 // wanted; configured says that it may have had its configuration once.
-func (n bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
+func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
 	if m.UUID != n.Plan.UUID { // then nothing else of it is ours to judge
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
@@ -131,7 +131,7 @@ func (n bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bo
 // configure waits for the blank machine, makes sure that it is the right one
 // with the right build and the right disks, and only then applies the
 // configuration. If anything differs the VM is stopped and nothing was applied.
-func (n bringUp) configure(ctx context.Context) error {
+func (n *bringUp) configure(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (n bringUp) configure(ctx context.Context) error {
 // configured says whether the machine has answered with the cluster's
 // credentials: it has taken its configuration. It reboots soon after that,
 // once Talos is installed, and then nothing answers for a while.
-func (n bringUp) configured(ctx context.Context) (string, error) {
+func (n *bringUp) configured(ctx context.Context) (string, error) {
 	reason, _, err := n.answers(ctx)
 	return reason, err
 }
@@ -184,7 +184,7 @@ func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.Kubernet
 }
 
 // stopMismatch switches a machine off that is not what it should be. Its disks are untouched.
-func (n bringUp) stopMismatch(ctx context.Context, mismatch error) error {
+func (n *bringUp) stopMismatch(ctx context.Context, mismatch error) error {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err == nil {
 		err = n.record.sending(ctx, cluster.SentStop, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Stop(ctx, vm) })
@@ -193,4 +193,10 @@ func (n bringUp) stopMismatch(ctx context.Context, mismatch error) error {
 		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.Plan.VMID, err))
 	}
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
+}
+
+// bringUp is the blank machine: checked, then configured.
+type bringUp struct {
+	*node
+	answered bool // with the cluster's certificates, since it was replaced
 }

@@ -73,7 +73,7 @@ func (n reconfigure) lacks(ctx context.Context) (string, error) {
 
 // serves is the goal of bringing a machine back: this process has seen it healthy.
 func (n reconfigure) serves(context.Context) (string, error) {
-	if n.settledAt.IsZero() {
+	if n.health.settledAt.IsZero() {
 		return "", nil
 	}
 	return n.Plan.Node + " is Ready", nil

@@ -21,7 +21,7 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	}
 	r := &Roller{Roll: &rolling.Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
 	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(n.Phase, n.Node)})
-	of.gates, of.hooks, of.drawn = p.Gates, p.Hooks, drawn
+	of.gates, of.hooks, of.record.drawn = p.Gates, p.Hooks, drawn
 	of.Plan.ControlPlanes, of.Plan.Heed = p.ControlPlanes, p.Heed
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
 }

@@ -19,12 +19,12 @@ import (
 // whether the data is gone, too. A machine that is off already stays listed, where the
 // others can do without it; the fresh one takes its place by its name (talos
 // internal/app/machined/pkg/system/services/etcd.go).
-func (n etcdMember) left(ctx context.Context) (string, error) {
+func (n *etcdMember) left(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	if err != nil {
 		return "", err
 	}
-	if park.Record.Left || n.outOfEtcd {
+	if park.Record.Left || n.outOfIt {
 		back, err := n.rejoined(ctx)
 		if err != nil {
 			return "", err
@@ -32,7 +32,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 		if !back {
 			return n.Plan.Node + " has left etcd", nil
 		}
-		n.outOfEtcd = false
+		n.outOfIt = false
 		if err := n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Left = false }); err != nil {
 			return "", err
 		}
@@ -50,7 +50,7 @@ func (n etcdMember) left(ctx context.Context) (string, error) {
 
 // rejoined says whether a node that has left etcd is a member again: Talos joins anew
 // with the next boot, whoever makes the machine reboot.
-func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
+func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -71,10 +71,10 @@ func (n etcdMember) rejoined(ctx context.Context) (bool, error) {
 }
 
 // leaves says whether the node's vote goes with its system disk.
-func (n etcdMember) leaves() bool { return n.Plan.Role == cluster.ControlPlane && !n.Plan.EtcdKept }
+func (n *etcdMember) leaves() bool { return n.Plan.Role == cluster.ControlPlane && !n.Plan.EtcdKept }
 
 // leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
-func (n etcdMember) leaveAgain(ctx context.Context) error {
+func (n *etcdMember) leaveAgain(ctx context.Context) error {
 	if !n.leaves() {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (n etcdMember) leaveAgain(ctx context.Context) error {
 
 // staysOut starts a node again that is off while etcd still needs it: it was reset after it had
 // left, and had joined again before it was off. out gives the reason why etcd does without it, or "".
-func (n etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out func(context.Context) (string, error)) error {
+func (n *etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out func(context.Context) (string, error)) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error {
 		reason, err := out(ctx)
 		if err != nil || reason != "" {
@@ -102,7 +102,7 @@ func (n etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out 
 	return rolling.Final(errors.Join(err, fault.Prefix("start "+vm.String()+" again", errStart)))
 }
 
-func (n etcdMember) offBeforeItLeft(ctx context.Context) error {
+func (n *etcdMember) offBeforeItLeft(ctx context.Context) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is off before it could leave etcd, and the other members can't do without it", n.Plan.Node)
 	vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if errVM != nil {
@@ -113,7 +113,7 @@ func (n etcdMember) offBeforeItLeft(ctx context.Context) error {
 
 // leave makes the node leave etcd while the others can still agree to it:
 // its data goes with the system disk, and a member without data is a vote lost.
-func (n etcdMember) leave(ctx context.Context) error {
+func (n *etcdMember) leave(ctx context.Context) error {
 	off, err := n.eviction.isOff(ctx)
 	switch {
 	case err != nil:
@@ -153,7 +153,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 	if err != nil {
 		return rolling.Unanswered(lost, err)
 	}
-	n.outOfEtcd = true
+	n.outOfIt = true
 	if !member || lost != nil {
 		if emptied, err := n.emptied(ctx, lost != nil); err != nil || !emptied {
 			return err
@@ -165,7 +165,7 @@ func (n etcdMember) leave(ctx context.Context) error {
 // mayLeave refuses where the others could not go on without the node, or who it
 // is is not proven; serves says that it goes on as a member then. member says
 // whether it is one at all.
-func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
+func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
 		return false, false, err
@@ -188,7 +188,7 @@ func (n etcdMember) mayLeave(ctx context.Context) (member, serves bool, err erro
 // removes the member, stops etcd and empties its directory, and answers then; a
 // call that is cut off may end in between (LeaveCluster in internal/pkg/etcd/etcd.go).
 // What a removed member leaves never joins again: that disk is no way back.
-func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
+func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
@@ -208,7 +208,7 @@ func (n etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 const learnerStill = "its etcd member is a learner still"
 
 // lacks names what the node's own member still lacks after the roll.
-func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, error) {
+func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	if !mem.ControlPlane {
 		return "", nil
 	}
@@ -237,7 +237,7 @@ func (n etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, erro
 
 // blame adds to a wait for a control plane that was in vain what etcd lacks:
 // the machine itself only says that it is not ready.
-func (n etcdMember) blame(ctx context.Context, waited error) error {
+func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	if !errors.Is(waited, context.DeadlineExceeded) || ctx.Err() != nil {
 		return waited
 	}
@@ -266,7 +266,7 @@ func (n etcdMember) blame(ctx context.Context, waited error) error {
 }
 
 // remember notes which member the node is, to know it again.
-func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
+func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
 	}
@@ -284,4 +284,10 @@ func (n etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	}
 	mem.EtcdID, mem.Old.Etcd = m.ID, v.Statuses[m.ID].Version
 	return nil
+}
+
+// etcdMember is the membership of a control plane in etcd.
+type etcdMember struct {
+	*node
+	outOfIt bool // etcd was seen without it during its take-down
 }

@@ -15,7 +15,7 @@ func (n fallback) step() step.Step {
 	return step.Step{
 		ID: "fallback", Title: "install the build that it had on a blank system disk", Risk: step.Destructive,
 		Skip: func(context.Context) (string, error) {
-			if n.gaveUp == nil {
+			if n.newBoot.gaveUp == nil {
 				return "it came back", nil
 			}
 			return "", nil
@@ -39,7 +39,7 @@ func (n fallback) step() step.Step {
 					if err := n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID); err != nil {
 						return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)
 					}
-					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.gaveUp, words.Short(f.Want.Build.ID)),
+					return fault.WithHint(fault.UpgradeStuck.Errorf("%w; it was reimaged and runs build %s again", n.newBoot.gaveUp, words.Short(f.Want.Build.ID)),
 						"the disk with the system that does not boot is parked: recast status shows it")
 				}},
 			}, nil

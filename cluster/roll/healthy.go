@@ -16,7 +16,7 @@ import (
 
 // healthy is the goal of waiting: the machine runs the wanted build from its
 // own disk with every volume back, and Kubernetes has seen this very boot.
-func (n health) healthy(ctx context.Context) (string, error) {
+func (n *health) healthy(ctx context.Context) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return "", err
@@ -25,7 +25,7 @@ func (n health) healthy(ctx context.Context) (string, error) {
 }
 
 // inVain adds what can be done about a machine that was waited for in vain.
-func (n health) inVain(ctx context.Context, err error) error {
+func (n *health) inVain(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
 		return err
 	}
@@ -42,12 +42,12 @@ func (n *node) installs() bool {
 	return n.Plan.Strategy == cluster.Recreate || n.Plan.Strategy == cluster.Reimage
 }
 
-func (n health) isHealthy() string {
+func (n *health) isHealthy() string {
 	return fmt.Sprintf("runs %s build %s and is Ready", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID))
 }
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
-func (n health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
+func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	m, lacks, err := n.Arrived(ctx, true)
 	if err != nil || lacks != "" {
 		return lacks, err
@@ -80,7 +80,7 @@ func (n health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 // lacksPlace says which persistent volume is on another disk than before. A disk that
 // can't be told any more, because pods have got disks of the same size, is none: a
 // blank machine has shown all of them, and a disk that does not move is in its place.
-func (n health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
+func (n *health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -97,7 +97,7 @@ func (n health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 }
 
 // lacksSystem compares what the machine booted, and from where, with what it should.
-func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
+func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.Rollback {
 		if n.Plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
@@ -120,7 +120,7 @@ func (n health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 }
 
 // runsFromIts says whether the machine's system disk is the one that it is to have.
-func (n health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
+func (n *health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -133,7 +133,7 @@ func (n health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 // sentBack ends the wait for a machine that is in maintenance mode again. Where
 // an installation fails, machined ends with it, and the machine boots its ISO
 // anew, without a configuration (main.go in machined).
-func (n health) sentBack(ctx context.Context, silent error) error {
+func (n *health) sentBack(ctx context.Context, silent error) error {
 	if silent == nil || !n.installs() || ctx.Err() != nil {
 		return silent
 	}
@@ -149,7 +149,7 @@ func (n health) sentBack(ctx context.Context, silent error) error {
 
 // settle waits until the node has lacked nothing for the settling time. A
 // node that came back as its old system ends it.
-func (n health) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
+func (n *health) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
 	watched := true     // what it lacks is something that a watch tells of
 	w := wait.For{
@@ -189,7 +189,7 @@ func (n health) settle(ctx context.Context, id string, within time.Duration, lac
 // settled is the goal of settle: this process has seen the node settle, however
 // healthy it looks, and has seen nothing missing since. A reading that fails takes
 // nothing back.
-func (n health) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
+func (n *health) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
 	switch {
 	case n.settledAt.IsZero():
 		return "", nil // not yet: settle waits and says why
@@ -203,7 +203,7 @@ func (n health) settled(ctx context.Context, lacks func(context.Context) (string
 }
 
 // vmToBe is the VM that is being brought up.
-func (n health) vmToBe(mem parking.Memory) cluster.VM {
+func (n *health) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.Plan.Strategy {
 	case cluster.Recreate, cluster.Reimage:
 		return mem.BlankVM()
@@ -213,10 +213,16 @@ func (n health) vmToBe(mem parking.Memory) cluster.VM {
 	return mem.VM
 }
 
-func (n health) waitHealthy(ctx context.Context) error {
+func (n *health) waitHealthy(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return err
 	}
 	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
+}
+
+// health is whether the node runs what is wanted, and Kubernetes has seen it.
+type health struct {
+	*node
+	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
 }

@@ -34,9 +34,9 @@ func TestSettledTakesBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := (&Roller{}).node(rolling.Node{})
-			n.settledAt = time.Now().Add(-rolling.JustNow)
+			n.health.settledAt = time.Now().Add(-rolling.JustNow)
 			if c.just {
-				n.settledAt = time.Now()
+				n.health.settledAt = time.Now()
 			}
 			got, err := n.health.settled(t.Context(), func(context.Context) (string, error) { return c.lacks, c.err })
 			if err != nil || (got != "") != c.want {

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-func (n newBoot) healthy(ctx context.Context) (string, error) {
+func (n *newBoot) healthy(ctx context.Context) (string, error) {
 	if n.gaveUp != nil {
 		return "it did not come back, and is reimaged instead", nil
 	}
@@ -24,7 +24,7 @@ func (n newBoot) healthy(ctx context.Context) (string, error) {
 // waitHealthy ends well, or with a node that came back as its old system
 // (by itself: that build is never tried in place again), or at our own boot
 // deadline: Talos' automatic rollback can't be relied upon.
-func (n newBoot) waitHealthy(ctx context.Context) error {
+func (n *newBoot) waitHealthy(ctx context.Context) error {
 	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
 	switch {
 	case err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config:
@@ -49,7 +49,7 @@ var (
 )
 
 // lacks names the first thing that the node still lacks.
-func (n newBoot) lacks(ctx context.Context) (string, error) {
+func (n *newBoot) lacks(ctx context.Context) (string, error) {
 	m, lacks, err := n.Arrived(ctx, false)
 	if err != nil || lacks != "" {
 		return lacks, err
@@ -77,20 +77,20 @@ func (n newBoot) lacks(ctx context.Context) (string, error) {
 }
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
-func (n newBoot) inPlaceMemory() parking.Memory {
+func (n *newBoot) inPlaceMemory() parking.Memory {
 	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
 }
 
 // isOther says whether a machine runs another system than before the upgrade; a
 // run that is resumed does not know that one.
-func (n newBoot) isOther(m cluster.Machine) bool {
+func (n *newBoot) isOther(m cluster.Machine) bool {
 	was := n.Plan.Found.Machine
 	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
 // rolledBack leaves a node that serves again with its old system, and remembers
 // on its Node that this build is not to be tried in place again.
-func (n newBoot) rolledBack(ctx context.Context, cause error) error {
+func (n *newBoot) rolledBack(ctx context.Context, cause error) error {
 	err := errors.Join(
 		n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID),
 		n.Kube.Uncordon(ctx, n.Plan.Node),
@@ -100,7 +100,7 @@ func (n newBoot) rolledBack(ctx context.Context, cause error) error {
 }
 
 // bootFailed acts by policy on a node that did not come back in time.
-func (n newBoot) bootFailed(ctx context.Context, cause error) error {
+func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 	policy := n.roller.BootFailure
 	if policy == "" {
 		policy = cluster.RollbackOnBootFailure
@@ -132,7 +132,7 @@ func (n newBoot) bootFailed(ctx context.Context, cause error) error {
 
 // requireToReboot refuses to take a machine down again that etcd lives on: what it
 // waits for may be another member. One whose own etcd does not answer costs nothing.
-func (n newBoot) requireToReboot(ctx context.Context) error {
+func (n *newBoot) requireToReboot(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
 	}
@@ -144,7 +144,7 @@ func (n newBoot) requireToReboot(ctx context.Context) error {
 
 // cannotRollBack gives a machine up for a reimage if one is planned, unless it is
 // only we that do not reach it.
-func (n newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
+func (n *newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	both := errors.Join(cause, why)
 	k, err := n.KubeNode(ctx)
 	switch {
@@ -159,7 +159,7 @@ func (n newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	return nil
 }
 
-func (n newBoot) awaitOldSystem(ctx context.Context) error {
+func (n *newBoot) awaitOldSystem(ctx context.Context) error {
 	return n.Watch(ctx, "wait-healthy", n.OfMachine(n.Plan.Node+" back as its previous system", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		lacks, err := n.lacks(ctx)
 		if errors.Is(err, errRolledBack) {
@@ -173,11 +173,17 @@ func (n newBoot) awaitOldSystem(ctx context.Context) error {
 // says that it has booted the entry of before: it has rebooted since, and its
 // schematic is the wanted one. Names of entries with the same version do not tell, and
 // until its next boot nothing else does: its Node remembers it.
-func (n newBoot) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
+func (n *newBoot) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
 	mark := k.Mark
 	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}
 	n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
 	return n.Kube.SetBooted(ctx, n.Plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
+}
+
+// newBoot is whether an upgrade in place came up, or fell back.
+type newBoot struct {
+	*node
+	gaveUp error // why a node that was upgraded in place is to be reimaged
 }

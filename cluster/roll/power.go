@@ -25,7 +25,7 @@ func (n eviction) isOff(ctx context.Context) (bool, error) {
 // unless its machine is no longer what it was: etcd left for good, or it does not answer.
 func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
 	park, err := n.Parking(ctx)
-	if err != nil || park.Record.Left || n.outOfEtcd || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
+	if err != nil || park.Record.Left || n.etcd.outOfIt || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
 		return cause
 	}
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err != nil || !n.IsOldBoot(ctx, m) {

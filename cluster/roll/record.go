@@ -13,14 +13,14 @@ import (
 
 // known is replace as it was read last, if it was: which disks go where is
 // written once, when the record is opened.
-func (n record) known(ctx context.Context) (*exchange.Replace, error) {
+func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)
 	}
 	return n.opened.Copy(), nil
 }
 
-func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
+func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
 	r := exchange.Of(n.Proxmox, mem, rec, park)
 	r.ISO, r.SystemGiB, r.AloneAtStart, r.Asks = n.ISOVolume, n.Want.SystemGiB, true, n.gate.Losses.RequireOff
 	if b := n.Want.Build; b.ID == rec.Build {
@@ -32,7 +32,7 @@ func (n record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *e
 
 // open makes the parking VM, or uses the one of an earlier roll, and
 // writes the open record into it. From here on the replacement is unfinished.
-func (n record) open(ctx context.Context, mem parking.Memory) error {
+func (n *record) open(ctx context.Context, mem parking.Memory) error {
 	var earlier *parking.Parking
 	park, err := n.Parking(ctx)
 	switch {
@@ -51,7 +51,7 @@ func (n record) open(ctx context.Context, mem parking.Memory) error {
 
 // opening is the record of this node's replacement as far as it is known before
 // anything of it is done.
-func (n record) opening() parking.Record {
+func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
 		Addr: n.Plan.Addr, Restore: n.Plan.Restore, Nth: parking.NextNth(n.Plan.Found.Parkings()),
@@ -59,7 +59,7 @@ func (n record) opening() parking.Record {
 }
 
 // read gathers what was remembered into the exchange of this node's VM.
-func (n record) read(ctx context.Context) (*exchange.Replace, error) {
+func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 	if n.drawn != nil {
 		return n.drawn.Copy(), nil
 	}
@@ -70,10 +70,10 @@ func (n record) read(ctx context.Context) (*exchange.Replace, error) {
 	return n.with(ctx, park)
 }
 
-func (n record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
+func (n *record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
 
 // with is replace, with the parking VM as it was read.
-func (n record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
+func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (n record) with(ctx context.Context, park parking.Parking) (*exchange.Repla
 }
 
 // sending is that of the node's open record.
-func (n record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+func (n *record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
 	r, err := n.read(ctx)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (n record) sending(ctx context.Context, what string, within time.Duration, 
 }
 
 // requireAlone refuses to start a VM with a disk that another one could write to.
-func (n record) requireAlone(ctx context.Context, vm cluster.VM) error {
+func (n *record) requireAlone(ctx context.Context, vm cluster.VM) error {
 	disks, err := vm.Disks()
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func (n record) requireAlone(ctx context.Context, vm cluster.VM) error {
 
 // noteStage writes down how far the system on the new disk may come from here on.
 // A record of an older recast tells nothing of it, and goes on to tell nothing.
-func (n record) noteStage(ctx context.Context, s parking.Stage) error {
+func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
 	if n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return nil
 	}
@@ -115,4 +115,12 @@ func (n record) noteStage(ctx context.Context, s parking.Stage) error {
 		return err
 	}
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
+}
+
+// record is the record on the parking VM, and the exchange that it describes. Which disks go where
+// is written once, when the record is opened, so what was read then stays true.
+type record struct {
+	*node
+	drawn  *exchange.Replace // set where the steps are only listed; nil: the record is read
+	opened *exchange.Replace // as the record was read last; nil: not yet
 }

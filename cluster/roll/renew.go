@@ -16,7 +16,7 @@ import (
 // stillOn adds to the error of a machine that does not answer what Proxmox says
 // of its VM. One that is off stays so: a host that went down does not start it,
 // since onboot is unset, and neither does Proxmox HA.
-func (n renewal) stillOn(ctx context.Context, err error) error {
+func (n *renewal) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.Plan.Strategy == cluster.InPlace || ctx.Err() != nil {
 		return err
 	}
@@ -35,8 +35,8 @@ func (n renewal) stillOn(ctx context.Context, err error) error {
 // process of ours was cut off, by a power failure of its host, say: a boot ISO
 // that finds Talos on a disk halts (talos.halt_if_installed). Nothing but that is
 // on the disk: the node has not been given back, and etcd has no member of it.
-func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
-	if !n.Plan.Resume || n.renewed || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
+func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
+	if !n.Plan.Resume || n.done || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return false
 	}
 	vm, found, err := r.Powered(ctx)
@@ -59,8 +59,8 @@ func (n renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Me
 
 // renew gives the VM another blank system disk for the one that this replacement
 // has made, and starts it again.
-func (n renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
-	n.renewed = true
+func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
+	n.done = true
 	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
 	vm, _, err := r.Powered(ctx)
 	if err != nil {
@@ -78,7 +78,7 @@ func (n renewal) renew(ctx context.Context, r *exchange.Replace, silent error) e
 	return n.power.start(ctx)
 }
 
-func (n renewal) hasDisk(ctx context.Context) (string, error) {
+func (n *renewal) hasDisk(ctx context.Context) (string, error) {
 	r, err := n.record.known(ctx)
 	if err != nil {
 		return "", err
@@ -90,10 +90,16 @@ func (n renewal) hasDisk(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is %s", disk.Key, vm, disk.Volid), nil
 }
 
-func (n renewal) giveDisk(ctx context.Context) error {
+func (n *renewal) giveDisk(ctx context.Context) error {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return err
 	}
 	return r.System.GiveBlank(ctx)
+}
+
+// renewal is another blank disk after an interrupted installation.
+type renewal struct {
+	*node
+	done bool // it got another blank system disk after an interrupted installation
 }

@@ -37,7 +37,7 @@ func TestCutOffInstallation(t *testing.T) {
 	}{
 		"halted":                       {func(*cluster.VM, *cluster.KubeNode, *node) {}, true},
 		"in the run that installed it": {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Resume = false }, false},
-		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewed = true }, false},
+		"renewed already":              {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.renewal.done = true }, false},
 		"a rollback":                   {func(_ *cluster.VM, _ *cluster.KubeNode, n *node) { n.Plan.Strategy = cluster.Rollback }, false},
 		"Ready, but out of our reach":  {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Ready = true }, false},
 		"given back":                   {func(_ *cluster.VM, node *cluster.KubeNode, _ *node) { node.Mark = nil }, false},

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-func (n upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
+func (n *upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
 	n.rebooted = true
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
 		reason, err := n.runsWanted(ctx)
@@ -26,7 +26,7 @@ func (n upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration
 // awaitInstaller waits for an installer that an earlier attempt had started and
 // that runs on although nobody listens. Whether it succeeded only the boot
 // loader's default tells; if it did not, or there is none to ask, it is run again.
-func (n upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
+func (n *upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.installed(ctx)
@@ -50,7 +50,7 @@ func (n upgrade) awaitInstaller(ctx context.Context, setMark func() error) error
 
 // configForNew is the node's configuration with the wanted installer in it, as
 // the wanted Talos can read it.
-func (n upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
+func (n *upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
 	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
@@ -62,7 +62,7 @@ func (n upgrade) configForNew(ctx context.Context) (cluster.Secret, error) {
 	return patched, nil
 }
 
-func (n upgrade) drain(ctx context.Context) error {
+func (n *upgrade) drain(ctx context.Context) error {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -84,7 +84,7 @@ func (n upgrade) drain(ctx context.Context) error {
 }
 
 // hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
-func (n upgrade) hasPulled(context.Context) (string, error) {
+func (n *upgrade) hasPulled(context.Context) (string, error) {
 	if !n.pulled {
 		return "", nil
 	}
@@ -94,7 +94,7 @@ func (n upgrade) hasPulled(context.Context) (string, error) {
 // steps upgrades the system on the node's own disk. What tells one boot from
 // the next, and so a silent rollback from a slow reboot, is the mark on the Node:
 // it is there before anything is touched and goes last.
-func (n upgrade) steps() []step.Step {
+func (n *upgrade) steps() []step.Step {
 	return []step.Step{
 		{
 			ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
@@ -121,7 +121,7 @@ func (n upgrade) steps() []step.Step {
 
 // install marks the Node as installed as soon as that is so, or, where the
 // machine goes down by itself, right before.
-func (n upgrade) install(ctx context.Context) error {
+func (n *upgrade) install(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {
 	case err != nil:
@@ -168,7 +168,7 @@ func (n upgrade) install(ctx context.Context) error {
 // itself is marked before it has even pulled the installer, which ends with the
 // call. It must not be installed twice: before Talos 1.14 an installer keeps the
 // default entry and removes the others, the running one too.
-func (n upgrade) installed(ctx context.Context) (string, error) {
+func (n *upgrade) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
 	}
@@ -188,7 +188,7 @@ func (n upgrade) installed(ctx context.Context) (string, error) {
 
 // installerSet says whether the configuration names the image that runs: with
 // another one the next reset or install would bring that.
-func (n upgrade) installerSet(ctx context.Context) (string, error) {
+func (n *upgrade) installerSet(ctx context.Context) (string, error) {
 	image, err := n.Talos.InstallImage(ctx, n.Plan.Addr)
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
@@ -200,7 +200,7 @@ func (n upgrade) installerSet(ctx context.Context) (string, error) {
 }
 
 // mark reads the node's mark; nil if it has none.
-func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
+func (n *upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
 	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return nil, err
@@ -210,7 +210,7 @@ func (n upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
 
 // notInstalled leaves a node whose installer failed as it was, if it still runs
 // its old system and nothing says that another one is installed.
-func (n upgrade) notInstalled(ctx context.Context, cause error) error {
+func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
 	err := fmt.Errorf("install %s on %s: %w", n.Want.Build.Installer, n.Plan.Node, cause)
 	unknown := errors.Is(cause, cluster.ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
 	if !unknown {
@@ -226,7 +226,7 @@ func (n upgrade) notInstalled(ctx context.Context, cause error) error {
 
 // pull asks more than once: the registry may be behind a pod that another node's
 // drain has just sent elsewhere.
-func (n upgrade) pull(ctx context.Context) error {
+func (n *upgrade) pull(ctx context.Context) error {
 	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with what is newer than itself
 		return err
 	}
@@ -251,7 +251,7 @@ func (n upgrade) pull(ctx context.Context) error {
 	return err
 }
 
-func (n upgrade) pullOnce(ctx context.Context) error {
+func (n *upgrade) pullOnce(ctx context.Context) error {
 	supported, err := n.Talos.PullInstaller(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("pull", s) })
 	_, unproven := errors.AsType[*cluster.UnprovenError](err)
 	switch {
@@ -269,7 +269,7 @@ func (n upgrade) pullOnce(ctx context.Context) error {
 
 // pullSteps has the node fetch the installer while it still serves: that it can
 // is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
-func (n upgrade) pullSteps() []step.Step {
+func (n *upgrade) pullSteps() []step.Step {
 	switch {
 	case n.Plan.Resume, n.Plan.Drift.Tidy(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
 		return nil
@@ -277,7 +277,7 @@ func (n upgrade) pullSteps() []step.Step {
 	return []step.Step{{ID: "pull", Code: fault.NotPullable, Title: "have " + n.Plan.Node + " fetch the installer", Skip: n.hasPulled, Do: n.pull, Yields: true}}
 }
 
-func (n upgrade) reboot(ctx context.Context) error {
+func (n *upgrade) reboot(ctx context.Context) error {
 	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID))
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
@@ -286,7 +286,7 @@ func (n upgrade) reboot(ctx context.Context) error {
 	return rolling.Unanswered(lost, n.awaitDown(ctx, "upgrade/reboot", n.Timing.Stop))
 }
 
-func (n upgrade) runsNow(ctx context.Context) (string, error) {
+func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -323,7 +323,7 @@ func (n upgrade) runsNow(ctx context.Context) (string, error) {
 // runsWanted is the goal of the upgrade: the machine has booted the wanted
 // build. A machine that is away after it was told to reboot has reached it as
 // far as this branch can tell: waiting is the next step's.
-func (n upgrade) runsWanted(ctx context.Context) (string, error) {
+func (n *upgrade) runsWanted(ctx context.Context) (string, error) {
 	if n.reached != "" && cluster.Elapsed(n.reachedAt) < rolling.JustNow {
 		return n.reached, nil
 	}
@@ -332,7 +332,7 @@ func (n upgrade) runsWanted(ctx context.Context) (string, error) {
 	return reason, err
 }
 
-func (n upgrade) setInstaller(ctx context.Context) error {
+func (n *upgrade) setInstaller(ctx context.Context) error {
 	patched, err := n.configForNew(ctx)
 	if err != nil {
 		return err
@@ -350,3 +350,13 @@ const (
 	pullPause = 20 * time.Second
 	pullQuick = time.Minute
 )
+
+// upgrade is the upgrade in place.
+type upgrade struct {
+	*node
+	pulled    bool      // it was told to fetch the installer
+	rebooted  bool      // this process told it to reboot
+	accepted  bool      // and it answered that it does
+	reached   string    // why what it runs is what is wanted; "": it is not
+	reachedAt time.Time // when that was seen
+}
