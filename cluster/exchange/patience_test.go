@@ -114,6 +114,9 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	t.Parallel()
 	whole := func(px cluster.Proxmox, ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 		vm, err := px.VM(ctx, id)
+		if (vm.Lock == "backup") != vm.Running {
+			err = errors.Join(err, fmt.Errorf("lock %q of a VM that runs: %t", vm.Lock, vm.Running))
+		}
 		return vm.State(), err
 	}
 	for name, read := range map[string]func(cluster.Proxmox, context.Context, cluster.VMID) (cluster.VMState, error){"VM": whole, "VMState": cluster.Proxmox.VMState} {
