@@ -21,7 +21,7 @@ type Reason struct {
 // current lock or a past one; known is false for a hash that no lock of ours has.
 type History func(lockHash string) (extensions []LockedExtension, known bool)
 
-func DiffImage(b Build, m Machine, past History) []Reason {
+func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	var out []Reason
 	if m.TalosVersion != b.TalosVersion {
 		out = append(out, Reason{"talos-version", fmt.Sprintf("Talos %s → %s", m.TalosVersion, b.TalosVersion), m.TalosVersion, b.TalosVersion})
@@ -42,7 +42,7 @@ func DiffImage(b Build, m Machine, past History) []Reason {
 }
 
 // DiffTarget compares what an image is made for, of which the schematic says nothing.
-func DiffTarget(b Build, m Machine) []Reason {
+func DiffTarget(b Build, m RunningSystem) []Reason {
 	var out []Reason
 	if m.Arch != "" && m.Arch != b.Arch {
 		out = append(out, Reason{"arch", fmt.Sprintf("architecture %s → %s", m.Arch, b.Arch), m.Arch, b.Arch})
@@ -91,7 +91,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 // configuration that the schematic embeds (pkg/imager/embed.go of Talos).
 const ConfigEntry = "embedded-config"
 
-func DiffExtensions(b Build, m Machine) []Reason {
+func DiffExtensions(b Build, m RunningSystem) []Reason {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
 		want[e.Name] = e.Version
@@ -148,7 +148,7 @@ func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "runni
 
 // DiffInstalled compares what the machine would become without anybody's doing:
 // at its next boot, or when it is installed anew from its own configuration.
-func DiffInstalled(b Build, m Machine) []Reason {
+func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	var out []Reason
 	if m.FromISO {
 		// Its installation broke off, and nothing else says so: the phase is "installed".
@@ -160,12 +160,12 @@ func DiffInstalled(b Build, m Machine) []Reason {
 			m.BootEntry, m.NextBoot,
 		})
 	}
-	if m.InstallImage != "" && !b.installs(m.InstallImage) {
+	if installImage != "" && !b.installs(installImage) {
 		want := b.Installer
 		if want == "" {
 			want = b.SchematicID + ":" + b.TalosVersion
 		}
-		out = append(out, Reason{"install-image", fmt.Sprintf("install image of its configuration: %s → %s", m.InstallImage, want), m.InstallImage, want})
+		out = append(out, Reason{"install-image", fmt.Sprintf("install image of its configuration: %s → %s", installImage, want), installImage, want})
 	}
 	return out
 }

@@ -7,7 +7,7 @@ import (
 // TestEmbeddedConfigIsNoExtension: imager lists it among them, where a schematic embeds one.
 func TestEmbeddedConfigIsNoExtension(t *testing.T) {
 	t.Parallel()
-	m := Machine{Extensions: []ExtensionEntry{{Name: "embedded-config", Version: "beef"}}}
+	m := RunningSystem{Extensions: []ExtensionEntry{{Name: "embedded-config", Version: "beef"}}}
 	if got := DiffExtensions(Build{EmbedsConfig: true}, m); len(got) > 0 {
 		t.Errorf("with one: %+v", got)
 	}

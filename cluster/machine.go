@@ -12,11 +12,97 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// Machine is what a Talos machine says about itself.
+type Machine struct {
+	MachineStanding
+	RunningSystem
+	BootID       string
+	Hostname     string
+	Nodename     string // by which its kubelet registers; "" before Talos knows it
+	ControlPlane bool
+	Disks        []MachineDisk // without CD-ROMs, loop and read-only devices
+	SystemDisk   string        // device name ("sda"); "" in maintenance mode
+	Volumes      []Volume
+	PoolMembers  []PoolMember // of LVM and ZFS, on drives and elsewhere
+	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
+	ConfigHidden bool         // see ComparedMachine
+	Encryption   []Encryption
+	Remembered   bool            // it does not answer: this is what was remembered of it, and nothing of its system disk
+	Addresses    []reach.Address // that it has now; only of StateReader.Machine
+}
+
+// MachineStanding is which machine answers, and how far it is.
+type MachineStanding struct {
+	UUID  string // SMBIOS UUID, lower-case
+	Stage string // "maintenance", "installing", "booting", "running", …
+	Ready bool
+	Unmet []string // conditions that keep it from being ready
+}
+
+// RunningSystem is which system a machine runs, and which it would boot next.
+type RunningSystem struct {
+	TalosVersion string // "v1.13.9"
+	Arch         string // of the image that runs: "amd64", "arm64"; "": it does not say
+	Platform     string // of the image that runs: "nocloud", "metal", …; "": it does not say
+	SecureBoot   *bool  // whether the firmware verifies what it boots; nil: it does not say
+	BootEntry    string // boot loader entry it says that it was booted from, lower-case; "" when unknown or booted from an ISO
+	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
+	FromISO      bool   // it runs from a boot ISO, installed or not
+	Schematic    SchematicEntry
+	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
+	ConfigArgs   []string         // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
+}
+
+// MachineIdentity is who a machine is.
+type MachineIdentity struct{ UUID, Nodename string }
+
+// BootedMachine is a machine in one of its boots.
+type BootedMachine struct {
+	MachineStanding
+	RunningSystem
+	BootID string
+}
+
+// BlankMachine is a machine in maintenance mode.
+type BlankMachine struct {
+	Machine
+	Fingerprint string // of the certificate that it has shown, as talosctl apply-config --cert-fingerprint takes it
+}
+
+// ComparedMachine is what Diff compares of a machine.
+type ComparedMachine struct {
+	MachineStanding
+	RunningSystem
+	Disks        []MachineDisk // none of them counts as blank
+	SystemDisk   string
+	InstallImage string
+	ConfigHidden bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
+	Encryption   []Encryption
+}
+
+// Machine is m for Diff; the rest of the machine is unknown.
+func (m ComparedMachine) Machine() Machine {
+	return Machine{
+		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk,
+		InstallImage: m.InstallImage, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
+	}
+}
+
+// Booted is what StateReader.Booted reads of m.
+func (m Machine) Booted() BootedMachine {
+	return BootedMachine{m.MachineStanding, m.RunningSystem, m.BootID}
+}
+
+// Compared is what ConfigReader.System reads of m.
+func (m Machine) Compared() ComparedMachine {
+	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.InstallImage, m.ConfigHidden, m.Encryption}
+}
+
 // StandsIn begins what Standing says of a machine in another stage.
 const StandsIn = "stage "
 
 // Standing is how far a machine is that does not run, or is not ready.
-func (m Machine) Standing() string {
+func (m MachineStanding) Standing() string {
 	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
 		return StandsIn + m.Stage
 	}
@@ -24,7 +110,7 @@ func (m Machine) Standing() string {
 }
 
 // CheckBooted compares what a machine has booted from the ISO of a build with that build.
-func (b Build) CheckBooted(m Machine) (problems []error) {
+func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
 			fault.NoBoot.Refusedf("it booted %s with schematic %s (lock %s), wanted is %s with %s (lock %s)", m.TalosVersion,
@@ -39,7 +125,7 @@ func (b Build) CheckBooted(m Machine) (problems []error) {
 
 // InstallsApart says whether the machine's Talos has an API that installs
 // without a reboot (LifecycleService, since 1.13).
-func (m Machine) InstallsApart() bool {
+func (m RunningSystem) InstallsApart() bool {
 	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
 	minor, _, _ = strings.Cut(minor, ".")
 	number, err := strconv.Atoi(minor)
@@ -53,7 +139,7 @@ func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 // entry that a machine says it has booted may be that of the boot before: after a
 // kexec Talos knows the new one only where the kernel could write an EFI variable
 // (controllers/runtime/booted_entry.go). What runs, the version tells as well.
-func (m Machine) PendingReboot() bool {
+func (m RunningSystem) PendingReboot() bool {
 	if m.NextBoot == "" || m.BootEntry == "" || m.NextBoot == m.BootEntry {
 		return false
 	}
@@ -74,9 +160,10 @@ type Booted struct {
 	Entry  string `json:"entry"`
 }
 
-// Corrected is the machine of the Node, with the entry that it runs in truth.
-func (k KubeNode) Corrected(m Machine) Machine {
-	if k.Booted.Entry != "" && k.Booted.BootID == cmp.Or(m.BootID, k.BootID) { // System has not read it
+// Corrected is the system of the Node's machine, with the entry that it runs in truth.
+// bootID is "" where it was not read.
+func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
+	if k.Booted.Entry != "" && k.Booted.BootID == cmp.Or(bootID, k.BootID) {
 		m.BootEntry = k.Booted.Entry
 	}
 	return m

@@ -19,7 +19,7 @@ func TestPendingReboot(t *testing.T) {
 		"the newer one runs":           {"v1.14.1", "talos-v1.13.9.efi", "talos-v1.14.1.efi", false},
 		"the newer one runs, numbered": {"v1.14.1", "talos-v1.13.9~3.efi", "talos-v1.14.1~1.efi", false},
 	} {
-		if got := (Machine{TalosVersion: c.runs, BootEntry: c.booted, NextBoot: c.next}).PendingReboot(); got != c.want {
+		if got := (RunningSystem{TalosVersion: c.runs, BootEntry: c.booted, NextBoot: c.next}).PendingReboot(); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster/firewall"
-	"github.com/recast-sh/recast/cluster/reach"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -135,38 +134,6 @@ type Storage struct {
 	Shared bool
 	Thick  bool   // a new disk takes its whole size at once, not what is written to it
 	Pool   string // what it lies on ("pve/data", "rpool/vm"): storages on the same share their room; "": nothing that others use
-}
-
-// Machine is what a Talos machine says about itself.
-type Machine struct {
-	UUID         string // SMBIOS UUID, lower-case
-	Hostname     string
-	Nodename     string // by which its kubelet registers; "" before Talos knows it
-	TalosVersion string // "v1.13.9"
-	Arch         string // of the image that runs: "amd64", "arm64"; "": it does not say
-	Platform     string // of the image that runs: "nocloud", "metal", …; "": it does not say
-	SecureBoot   *bool  // whether the firmware verifies what it boots; nil: it does not say
-	Stage        string // "maintenance", "installing", "booting", "running", …
-	Ready        bool
-	Unmet        []string // conditions that keep it from being ready
-	ControlPlane bool
-	BootID       string
-	BootEntry    string // boot loader entry it says that it was booted from, lower-case; "" when unknown or booted from an ISO
-	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
-	FromISO      bool   // it runs from a boot ISO, installed or not
-	Schematic    SchematicEntry
-	Extensions   []ExtensionEntry // sorted by name; without the synthetic "schematic" and "modules.dep"
-	Disks        []MachineDisk    // without CD-ROMs, loop and read-only devices
-	SystemDisk   string           // device name ("sda"); "" in maintenance mode
-	Volumes      []Volume
-	PoolMembers  []PoolMember // of LVM and ZFS, on drives and elsewhere
-	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
-	ConfigHidden bool         // our talosconfig may not read its configuration, nor, then, which system it would start next; only of System
-	Encryption   []Encryption
-	Fingerprint  string          // of the certificate that it has shown in maintenance mode, as talosctl apply-config --cert-fingerprint takes it
-	Remembered   bool            // it does not answer: this is what was remembered of it, and nothing of its system disk
-	Addresses    []reach.Address // that it has now; only of MachineReader.Machine
-	ConfigArgs   []string        // kernel arguments of the running system that give a blank machine a configuration: "talos.config=…", "siderolink.api=…"
 }
 
 // Encryption is how the machine's configuration has one volume encrypted.

@@ -208,21 +208,21 @@ type StateReader interface {
 	// the address; a machine that answers but refuses our certificate is an error too.
 	Machine(ctx context.Context, addr netip.Addr) (Machine, error)
 	// Standing reads what shows that a machine is not running and ready yet.
-	Standing(ctx context.Context, addr netip.Addr) (Machine, error)
-	// Identity reads who a configured machine is: the UUID and the Nodename.
-	Identity(ctx context.Context, addr netip.Addr) (Machine, error)
+	Standing(ctx context.Context, addr netip.Addr) (MachineStanding, error)
+	// Identity reads who a configured machine is.
+	Identity(ctx context.Context, addr netip.Addr) (MachineIdentity, error)
 	// Booted reads Standing, which system is booted, in which boot, and which would boot next.
-	Booted(ctx context.Context, addr netip.Addr) (Machine, error)
-	// Arrived reads, of a machine that is running and ready, what Booted reads, or
-	// Machine where whole is wanted; Standing of one that is not yet.
-	Arrived(ctx context.Context, addr netip.Addr, whole bool) (Machine, error)
-	// System reads what Diff compares: Machine without names, volumes and boot ID, for half
-	// the requests. With the role os:reader it says that the configuration is hidden.
-	System(ctx context.Context, addr netip.Addr) (Machine, error)
+	Booted(ctx context.Context, addr netip.Addr) (BootedMachine, error)
+	// Arrived is Booted of a machine that is running and ready, and Standing of one that is not yet.
+	Arrived(ctx context.Context, addr netip.Addr) (BootedMachine, error)
+	// ArrivedWhole is Arrived with what Machine reads.
+	ArrivedWhole(ctx context.Context, addr netip.Addr) (Machine, error)
 }
 
-// ConfigReader reads a machine's configuration.
+// ConfigReader reads a machine's configuration, and what Diff compares.
 type ConfigReader interface {
+	// System reads what Diff compares, for half the requests of Machine.
+	System(ctx context.Context, addr netip.Addr) (ComparedMachine, error)
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
 	// InstallImage reads which installer the machine's configuration names; "" when that can't be read.
@@ -302,7 +302,7 @@ type Upgrader interface {
 // Maintenance talks to machines that have no configuration yet, without credentials.
 type Maintenance interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
-	MaintenanceMachine(ctx context.Context, addr netip.Addr) (Machine, error)
+	MaintenanceMachine(ctx context.Context, addr netip.Addr) (BlankMachine, error)
 	// Taken says in words who has an address, whatever runs there; "": nobody, for
 	// silence is all that comes back. What else comes back is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)

@@ -54,16 +54,16 @@ func TestRequireBooted(t *testing.T) {
 	t.Parallel()
 	b := Build{TalosVersion: "v1.13.9", SchematicID: "id", LockHash: "sha256-lock", Arch: "amd64", Platform: "nocloud"}
 	for name, c := range map[string]struct {
-		change   func(*Machine)
+		change   func(*RunningSystem)
 		problems int
 	}{
-		"as built":           {func(*Machine) {}, 0},
-		"another lock":       {func(m *Machine) { m.Schematic.YAML = "recast.lock=sha256-other" }, 1},
-		"another schematic":  {func(m *Machine) { m.Schematic.ID = "other" }, 1},
-		"another Talos":      {func(m *Machine) { m.TalosVersion = "v1.13.8" }, 1},
-		"for other machines": {func(m *Machine) { m.Arch, m.Platform = "arm64", "metal" }, 2},
+		"as built":           {func(*RunningSystem) {}, 0},
+		"another lock":       {func(m *RunningSystem) { m.Schematic.YAML = "recast.lock=sha256-other" }, 1},
+		"another schematic":  {func(m *RunningSystem) { m.Schematic.ID = "other" }, 1},
+		"another Talos":      {func(m *RunningSystem) { m.TalosVersion = "v1.13.8" }, 1},
+		"for other machines": {func(m *RunningSystem) { m.Arch, m.Platform = "arm64", "metal" }, 2},
 	} {
-		m := Machine{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
+		m := RunningSystem{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
 		c.change(&m)
 		if problems := b.CheckBooted(m); len(problems) != c.problems {
 			t.Errorf("%s: %v", name, problems)

@@ -37,7 +37,7 @@ func (vm VM) WithoutCustom(parts ...string) string {
 }
 
 // Omni are the kernel arguments by which Omni looks after the machine.
-func (m Machine) Omni() []string {
+func (m RunningSystem) Omni() []string {
 	var out []string
 	for _, arg := range m.ConfigArgs {
 		if ArgName(arg) == "siderolink.api" {
@@ -83,7 +83,7 @@ func (vm VM) FixedAddress() string {
 	return ""
 }
 
-func (m Machine) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
+func (m RunningSystem) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
 
 // LacksSecureBoot says why no boot ISO could enrol its keys in the VM's firmware
 // (get_ovmf_files in PVE/QemuServer/OVMF.pm); "" if one could.

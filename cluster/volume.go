@@ -21,7 +21,7 @@ var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 1
 
 // Shows says whether the machine's Talos finds such a format. What it does not
 // find can't be missed; the drive that it is on was compared in Proxmox.
-func (m Machine) Shows(format string) bool {
+func (m RunningSystem) Shows(format string) bool {
 	since, late := ShownSince[format]
 	if !late {
 		return true

@@ -40,7 +40,7 @@ func TestSameVolume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := Machine{TalosVersion: c.talos, Volumes: c.have}
+			m := Machine{RunningSystem: RunningSystem{TalosVersion: c.talos}, Volumes: c.have}
 			if _, there := m.Find(c.want); (!there && m.Shows(c.want.Format)) != c.lacks {
 				t.Errorf("%+v is missed: %v, found: %v", c.want, !c.lacks, there)
 			}

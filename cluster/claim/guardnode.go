@@ -83,7 +83,7 @@ type guardedMaintenance struct {
 
 var _ cluster.Maintenance = guardedMaintenance{}
 
-func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+func (g guardedMaintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (cluster.BlankMachine, error) {
 	return g.maintenance.MaintenanceMachine(ctx, addr)
 }
 

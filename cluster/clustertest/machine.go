@@ -27,10 +27,10 @@ func WantedBuild() cluster.Build {
 
 // InSync is a machine that runs WantedBuild.
 func InSync() cluster.Machine {
-	return cluster.Machine{
-		UUID: "u1", TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Schematic: cluster.SchematicEntry{ID: "id-new", YAML: "customization:\n  extraKernelArgs:\n    - recast.lock=" + NewHash + "\n"},
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, RunningSystem: cluster.RunningSystem{
+		TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Schematic: cluster.SchematicEntry{ID: "id-new", YAML: "customization:\n  extraKernelArgs:\n    - recast.lock=" + NewHash + "\n"},
 		Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}},
-	}
+	}}
 }
 
 // Past knows the extensions of OldHash.

@@ -56,7 +56,7 @@ func discovered(config map[string]string) (Discovered, cluster.VM) {
 	}}
 	maps.Copy(vm.Config, config)
 	m := cluster.Machine{
-		UUID: discoveredUUID, TalosVersion: "v1.13.9", SystemDisk: "sda",
+		MachineStanding: cluster.MachineStanding{UUID: discoveredUUID}, RunningSystem: cluster.RunningSystem{TalosVersion: "v1.13.9"}, SystemDisk: "sda",
 		Disks: []cluster.MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host2/target2:0:0/2:0:0:0", SizeBytes: 10 << 30}},
 	}
 	return Discovered{Name: "wk1", Addr: netip.MustParseAddr("192.0.2.31"), Machine: m}, vm
@@ -153,7 +153,7 @@ func TestDiscoveryVersions(t *testing.T) {
 	t.Parallel()
 	d := Discovery{}
 	for _, v := range []string{"v1.9.5", "v1.13.9", "v1.14.0-beta.1", "v1.13.9"} {
-		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{TalosVersion: v}})
+		d.Nodes = append(d.Nodes, Discovered{Name: v, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: v}}})
 	}
 	got, err := d.Versions()
 	if err != nil {

@@ -54,7 +54,10 @@ func TestDiscoverAll(t *testing.T) {
 	a, b, c, d := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3"), netip.MustParseAddr("192.0.2.4")
 	uuid := func(name string) string { return "5ec0ffee-0000-4000-8000-000000000" + name }
 	machine := func(name string) cluster.Machine {
-		return cluster.Machine{Nodename: name, UUID: uuid(name), ControlPlane: name == "cp1", TalosVersion: "v1.13.9"}
+		return cluster.Machine{
+			MachineStanding: cluster.MachineStanding{UUID: uuid(name)}, RunningSystem: cluster.RunningSystem{TalosVersion: "v1.13.9"},
+			Nodename: name, ControlPlane: name == "cp1",
+		}
 	}
 	var vms []cluster.VM
 	for i, name := range []string{"cp1", "wk1"} {

@@ -199,10 +199,10 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
 	}
 	add("Talos", m.TalosVersion, b.TalosVersion)
-	add("build", builtAs(o, *m, b), b.ID)
+	add("build", builtAs(o, m.RunningSystem, b), b.ID)
 	add("schematic", m.Schematic.ID, b.SchematicID)
 	add("lock of the extensions", m.Schematic.LockHash(), b.LockHash)
-	out = append(out, compareExtensions(b, *m, past)...)
+	out = append(out, compareExtensions(b, m.RunningSystem, past)...)
 	if m.Arch != "" {
 		add("architecture", m.Arch, b.Arch)
 	}
@@ -222,7 +222,7 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 }
 
 // builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
-func builtAs(o observe.Observation, m cluster.Machine, wanted cluster.Build) string {
+func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
 	}
@@ -238,7 +238,7 @@ func builtAs(o observe.Observation, m cluster.Machine, wanted cluster.Build) str
 }
 
 // compareExtensions has the digests that were found where a lock of ours tells them.
-func compareExtensions(b cluster.Build, m cluster.Machine, past cluster.History) []Comparison {
+func compareExtensions(b cluster.Build, m cluster.RunningSystem, past cluster.History) []Comparison {
 	old, _ := past(m.Schematic.LockHash())
 	if m.Schematic.LockHash() == b.LockHash {
 		old = b.Extensions

@@ -76,7 +76,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 			return "Kubernetes still sees kubelet " + nodes[i].KubeletVersion, nil //nolint:nilerr // it says what it is
 		}
 	}
-	if what, err := rolling.LacksNode(ctx, u.Kube, n.Node, cluster.Machine{UUID: m.UUID, BootID: m.BootID}); err != nil || what != "" {
+	if what, err := rolling.LacksNode(ctx, u.Kube, n.Node, m.UUID, m.BootID); err != nil || what != "" {
 		return what, err
 	}
 	return u.lacksPods(ctx, n, m)

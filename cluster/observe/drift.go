@@ -22,9 +22,9 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	}
 	if f.Machine != nil {
 		d.Talos = f.Machine.TalosVersion
-		d.Reasons = append(d.Reasons, cluster.DiffImage(w.Build, *f.Machine, past)...)
+		d.Reasons = append(d.Reasons, cluster.DiffImage(w.Build, f.Machine.RunningSystem, past)...)
 		if len(d.Reasons) == 0 { // another image brings its own installer
-			d.Reasons = append(d.Reasons, cluster.DiffInstalled(w.Build, *f.Machine)...)
+			d.Reasons = append(d.Reasons, cluster.DiffInstalled(w.Build, f.Machine.RunningSystem, f.Machine.InstallImage)...)
 		}
 	}
 	d.Notes = append(d.Notes, f.Unsupported...)

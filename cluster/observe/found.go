@@ -20,9 +20,9 @@ import (
 // not be read is nil, with its reason in Errs.
 type Found struct {
 	Name    string
-	VM      *cluster.VM // nil only while an unfinished replacement has deleted it
-	Machine *cluster.Machine
-	Blank   *cluster.Machine // where it answers in maintenance mode instead, though nobody is replacing it
+	VM      *cluster.VM           // nil only while an unfinished replacement has deleted it
+	Machine *cluster.Machine      // of ObserveDrift only what Diff compares
+	Blank   *cluster.BlankMachine // where it answers in maintenance mode instead, though nobody is replacing it
 	Node    *cluster.KubeNode
 	Addr    netip.Addr       // where its Talos API is expected
 	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if there is one
@@ -235,7 +235,7 @@ const bySerial = "installs it on the disk that the file names, which is wiped: h
 
 // readBlank reads the machine of a node that should have been configured but is
 // in maintenance mode; nil if it is not, or is not the VM's.
-func readBlank(ctx context.Context, src Sources, f *Found) *cluster.Machine {
+func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
 	}

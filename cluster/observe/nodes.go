@@ -3,6 +3,7 @@ package observe
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -38,7 +39,11 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]
 	if err != nil {
 		return nil, err
 	}
-	return o.Found, observeMachines(ctx, src, src.Talos.System, wanted, o.Found)
+	system := func(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+		m, err := src.Talos.System(ctx, addr)
+		return m.Machine(), err
+	}
+	return o.Found, observeMachines(ctx, src, system, wanted, o.Found)
 }
 
 // ReadLocalData reads what is on nodes alone, in one look.

@@ -125,9 +125,10 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 		f.Errs = append(f.Errs, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", f.Addr, m.UUID, f.VM, f.VM.UUID()))
 	case m.IsBeingInstalled() && !f.Open():
 		f.Errs = append(f.Errs, fault.WithHint(fmt.Errorf("machine %s runs from its boot ISO, and is being installed", f.Addr), "wait until it has booted from its system disk, then run the same command again"))
-	case f.Node != nil:
-		f.Machine = new(f.Node.Corrected(m))
 	default:
+		if f.Node != nil {
+			m.RunningSystem = f.Node.Corrected(m.RunningSystem, m.BootID)
+		}
 		f.Machine = &m
 	}
 	if f.Machine == nil || w.Build.TalosVersion == "" {

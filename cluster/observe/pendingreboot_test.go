@@ -31,7 +31,7 @@ func TestRunsFromISO(t *testing.T) {
 			t.Errorf("stage %s: being installed is %t", stage, !want)
 		}
 	}
-	reasons := cluster.DiffInstalled(clustertest.WantedBuild(), m)
+	reasons := cluster.DiffInstalled(clustertest.WantedBuild(), m.RunningSystem, "")
 	if len(reasons) == 0 || reasons[0].Code != "boot-iso" || !rollable(reasons[0].Code) {
 		t.Errorf("%+v", reasons)
 	}

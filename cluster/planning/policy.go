@@ -151,7 +151,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 	// The schematic tells more than the lock's hash, which schematics with the same extensions share; what an image is for it does not tell.
 	m := *n.Found.Machine
 	for _, b := range o.PastBuilds {
-		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0 && b.Installer != "" {
+		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m.RunningSystem)) == 0 && b.Installer != "" {
 			n.Previous = &b
 		}
 	}

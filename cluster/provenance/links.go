@@ -118,7 +118,7 @@ func orNone(list []string) string {
 // which it claims.
 func (j judged) extensionsLink() Link {
 	l := Link{Name: "extensions", Certainty: Claimed}
-	var m cluster.Machine
+	var m cluster.RunningSystem
 	for _, e := range j.Claims.Layers {
 		if e.Name == schematicEntry || e.Name == modulesEntry {
 			continue

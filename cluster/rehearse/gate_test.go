@@ -85,8 +85,8 @@ func (k sceneMaintenance) Taken(context.Context, netip.Addr) (string, error) {
 	return k.taken, k.px.Call("Taken")
 }
 
-func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.Machine, error) {
-	m := k.boots
+func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.BlankMachine, error) {
+	m := cluster.BlankMachine{Machine: k.boots}
 	if m.UUID == "" {
 		m.UUID = k.uuid
 	}

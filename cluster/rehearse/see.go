@@ -126,11 +126,11 @@ func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 		return t.hint(err)
 	}
 	was.Addr = m.at
-	return t.judge(m.Machine)
+	return t.judge(m.RunningSystem)
 }
 
 // judge compares what the scratch VM runs with the build.
-func (t *trial) judge(m cluster.Machine) error {
+func (t *trial) judge(m cluster.RunningSystem) error {
 	b := t.Model.Wanted.Build
 	problems := b.CheckBooted(m)
 	for _, e := range b.Extensions {
@@ -146,7 +146,7 @@ func (t *trial) judge(m cluster.Machine) error {
 
 // foundMachine is a machine and where it answers.
 type foundMachine struct {
-	cluster.Machine
+	cluster.BlankMachine
 	at netip.Addr
 }
 

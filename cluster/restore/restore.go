@@ -154,7 +154,7 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
 		return "etcd: " + strings.Join(wrong, "; "), nil
 	}
-	return rolling.LacksNode(ctx, r.Kube, r.Target.Node, m)
+	return rolling.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
 }
 
 func (r *Restore) recoverEtcd(ctx context.Context) error {

@@ -48,7 +48,7 @@ func TestFindTarget(t *testing.T) {
 		"its data are not looked at": {func(f *found) { f.FailAt = 3 }, "look for data of etcd"},
 	} {
 		f := &found{
-			Calls: &clustertest.Calls{}, machine: cluster.Machine{Nodename: "cp1", UUID: "u", ControlPlane: true},
+			Calls: &clustertest.Calls{}, machine: cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u"}, Nodename: "cp1", ControlPlane: true},
 			members: []cluster.Member{{Nodename: "cp1", ControlPlane: true}, {Nodename: "wk1"}},
 		}
 		c.change(f)

@@ -86,7 +86,7 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 
 // awaitBlank waits for the machine in maintenance mode; nil if it has taken its
 // configuration already.
-func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err error) {
+func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, err error) {
 	err = n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
 			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
@@ -103,7 +103,7 @@ func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.Machine, err e
 
 // awaitRenewed is awaitBlank once more, with another blank disk, for a machine
 // that may hang because its installation was cut off.
-func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.Machine, error) {
+func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.BlankMachine, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured b
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
-	return errors.Join(append(n.Want.Build.CheckBooted(m), checkBlankDisks(m, mem, configured)...)...)
+	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), checkBlankDisks(m, mem, configured)...)...)
 }
 
 // configure waits for the blank machine, makes sure that it is the right one
@@ -147,7 +147,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.checkBlank(*blank, mem, park.Record.Stage == parking.StageConfigured); err != nil {
+	if err := n.checkBlank(blank.Machine, mem, park.Record.Stage == parking.StageConfigured); err != nil {
 		return n.stopMismatch(ctx, err)
 	}
 	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
@@ -158,7 +158,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 		return err
 	}
 	// A machine that has taken its configuration goes on at once, and may not get to answering.
-	lost := n.apply(ctx, mem.BlankDisks(*blank)[0], mem.Kubernetes)
+	lost := n.apply(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
 	}

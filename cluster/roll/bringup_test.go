@@ -19,11 +19,11 @@ type rebootingMachine struct {
 	looks int
 }
 
-func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machine, error) {
+func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.MachineStanding, error) {
 	if r.looks++; r.looks == 2 {
-		return cluster.Machine{UUID: "u", Stage: "installing"}, nil
+		return cluster.MachineStanding{UUID: "u", Stage: "installing"}, nil
 	}
-	return cluster.Machine{}, errors.New("connection refused")
+	return cluster.MachineStanding{}, errors.New("connection refused")
 }
 
 // TestConfiguredStaysSo: the reboot that ends an installation may come between

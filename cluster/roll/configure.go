@@ -61,14 +61,14 @@ func (n reconfigure) steps() []step.Step {
 }
 
 func (n reconfigure) lacks(ctx context.Context) (string, error) {
-	m, lacks, err := n.Arrived(ctx, false)
+	m, lacks, err := n.Arrived(ctx)
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
 	if lacks, err := n.etcd.lacks(ctx, n.newBoot.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m)
+	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
 // serves is the goal of bringing a machine back: this process has seen it healthy.

@@ -55,12 +55,12 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.Attach
 // bootedTalos is a machine in its boot b1.
 type bootedTalos struct{ cluster.Talos }
 
-func (bootedTalos) Identity(context.Context, netip.Addr) (cluster.Machine, error) {
-	return cluster.Machine{UUID: "u1", Nodename: "wk1"}, nil
+func (bootedTalos) Identity(context.Context, netip.Addr) (cluster.MachineIdentity, error) {
+	return cluster.MachineIdentity{UUID: "u1", Nodename: "wk1"}, nil
 }
 
-func (bootedTalos) Booted(context.Context, netip.Addr) (cluster.Machine, error) {
-	return cluster.Machine{UUID: "u1", BootID: "b1"}, nil
+func (bootedTalos) Booted(context.Context, netip.Addr) (cluster.BootedMachine, error) {
+	return cluster.BootedMachine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, BootID: "b1"}, nil
 }
 
 // runningVMs is a Proxmox whose VMs run.

@@ -23,23 +23,22 @@ type row = rollingtest.Row
 
 // The changes that rows are made of.
 var (
-	is       = rollingtest.Is
-	all      = rollingtest.All
-	swapped  = rollingtest.Swapped
-	on       = rollingtest.On
-	off      = rollingtest.Off
-	previous = rollingtest.Previous
-	joined   = rollingtest.Joined
-	onNode   = rollingtest.OnNode
-	silent   = rollingtest.Silent
-	saved    = rollingtest.Saved
-	filed    = rollingtest.Filed
-	paused   = rollingtest.Paused
-	stays    = rollingtest.Stays
-	fails    = rollingtest.Fails
-	asCP     = rollingtest.AsCP
-	begun    = rollingtest.Begun
-	addr     = rollingtest.Addr
+	is      = rollingtest.Is
+	all     = rollingtest.All
+	swapped = rollingtest.Swapped
+	on      = rollingtest.On
+	off     = rollingtest.Off
+	joined  = rollingtest.Joined
+	onNode  = rollingtest.OnNode
+	silent  = rollingtest.Silent
+	saved   = rollingtest.Saved
+	filed   = rollingtest.Filed
+	paused  = rollingtest.Paused
+	stays   = rollingtest.Stays
+	fails   = rollingtest.Fails
+	asCP    = rollingtest.AsCP
+	begun   = rollingtest.Begun
+	addr    = rollingtest.Addr
 )
 
 func TestGateCalls(t *testing.T) {

@@ -48,9 +48,12 @@ func (n *health) isHealthy() string {
 
 // lacks names the first thing that the node still lacks; "" when it is healthy.
 func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) {
-	m, lacks, err := n.Arrived(ctx, true)
-	if err != nil || lacks != "" {
-		return lacks, err
+	m, err := n.Talos.ArrivedWhole(ctx, n.Plan.Addr)
+	if err != nil {
+		return "", err
+	}
+	if lacks := n.LacksMachine(m.MachineStanding); lacks != "" {
+		return lacks, nil
 	}
 	if m.BootID == mem.BootID && n.Plan.Strategy != cluster.PutBack {
 		return "still the boot from before the replacement", nil
@@ -74,7 +77,7 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m)
+	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
 // lacksPlace says which persistent volume is on another disk than before. A disk that
@@ -107,7 +110,7 @@ func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 		}
 		return ""
 	}
-	if reasons := cluster.DiffImage(n.Want.Build, m, n.roller.History); len(reasons) > 0 {
+	if reasons := cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
 	}
 	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too

@@ -16,11 +16,11 @@ import (
 // countedTalos is a machine that runs one system, and counts how often it is asked.
 type countedTalos struct {
 	cluster.Talos
-	machine cluster.Machine
+	machine cluster.BootedMachine
 	asked   int
 }
 
-func (c *countedTalos) Booted(context.Context, netip.Addr) (cluster.Machine, error) {
+func (c *countedTalos) Booted(context.Context, netip.Addr) (cluster.BootedMachine, error) {
 	c.asked++
 	return c.machine, nil
 }
@@ -37,11 +37,11 @@ func (markedNode) Node(context.Context, string) (cluster.KubeNode, error) {
 func TestRunsWantedIsSeenOnce(t *testing.T) {
 	t.Parallel()
 	b := clustertest.WantedBuild()
-	right := clustertest.InSync()
+	right := clustertest.InSync().Booted()
 	old := right
 	old.TalosVersion = "v1.0.0"
 	for name, c := range map[string]struct {
-		machine cluster.Machine
+		machine cluster.BootedMachine
 		pause   time.Duration
 		want    bool
 		asked   int

@@ -50,11 +50,11 @@ var (
 
 // lacks names the first thing that the node still lacks.
 func (n *newBoot) lacks(ctx context.Context) (string, error) {
-	m, lacks, err := n.Arrived(ctx, false)
+	m, lacks, err := n.Arrived(ctx)
 	if err != nil || lacks != "" {
 		return lacks, err
 	}
-	reasons := cluster.DiffImage(n.Want.Build, m, n.roller.History)
+	reasons := cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)
 	k, err := n.KubeNode(ctx)
 	if err != nil {
 		return "", err
@@ -62,7 +62,7 @@ func (n *newBoot) lacks(ctx context.Context) (string, error) {
 	switch mark := k.Mark; {
 	case mark != nil && mark.Strategy == cluster.InPlace && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
-	case len(reasons) > 0 && n.isOther(m):
+	case len(reasons) > 0 && n.isOther(m.RunningSystem):
 		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
@@ -73,7 +73,7 @@ func (n *newBoot) lacks(ctx context.Context) (string, error) {
 	if lacks, err := n.etcd.lacks(ctx, n.inPlaceMemory()); err != nil || lacks != "" {
 		return lacks, err
 	}
-	return rolling.LacksReady(ctx, n.Kube, k, m)
+	return rolling.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
 }
 
 // inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
@@ -83,7 +83,7 @@ func (n *newBoot) inPlaceMemory() parking.Memory {
 
 // isOther says whether a machine runs another system than before the upgrade; a
 // run that is resumed does not know that one.
-func (n *newBoot) isOther(m cluster.Machine) bool {
+func (n *newBoot) isOther(m cluster.RunningSystem) bool {
 	was := n.Plan.Found.Machine
 	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
@@ -106,7 +106,7 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 		policy = cluster.RollbackOnBootFailure
 	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
-	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m, n.roller.History)) > 0 {
+	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.Plan.Addr)
 		}
@@ -173,9 +173,9 @@ func (n *newBoot) awaitOldSystem(ctx context.Context) error {
 // says that it has booted the entry of before: it has rebooted since, and its
 // schematic is the wanted one. Names of entries with the same version do not tell, and
 // until its next boot nothing else does: its Node remembers it.
-func (n *newBoot) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
+func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
 	mark := k.Mark
-	if m = k.Corrected(m); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
+	if m.RunningSystem = k.Corrected(m.RunningSystem, m.BootID); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}
 	n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))

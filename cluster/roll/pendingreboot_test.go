@@ -26,7 +26,7 @@ func TestISOIsNoBootEntry(t *testing.T) {
 type isoTalos struct{ cluster.Talos }
 
 func (isoTalos) Machine(context.Context, netip.Addr) (cluster.Machine, error) {
-	return cluster.Machine{UUID: "u", Stage: "running", FromISO: true}, nil
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, nil
 }
 
 // keptMemory is a journal that remembers a node.

@@ -112,9 +112,9 @@ func (n order) finished(ctx context.Context) (string, error) {
 	}
 	known := err == nil
 	if known {
-		m = k.Corrected(m)
+		m.RunningSystem = k.Corrected(m.RunningSystem, "")
 	}
-	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: &m}
+	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
 	if park.VM.ID != 0 {
 		f.Parking = &park
 	}

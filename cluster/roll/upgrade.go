@@ -193,7 +193,7 @@ func (n *upgrade) installerSet(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
-	if len(cluster.DiffInstalled(n.Want.Build, cluster.Machine{InstallImage: image})) > 0 {
+	if len(cluster.DiffInstalled(n.Want.Build, cluster.RunningSystem{}, image)) > 0 {
 		return "", nil
 	}
 	return "the configuration names " + words.OrNone(image), nil
@@ -304,7 +304,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 	if m.UUID != n.Plan.UUID {
 		return "", fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID)
 	}
-	if len(cluster.DiffImage(n.Want.Build, m, n.roller.History)) > 0 || m.PendingReboot() {
+	if len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 || m.PendingReboot() {
 		mark, err := n.mark(ctx)
 		if err != nil || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID {
 			return "", nil //nolint:nilerr // the steps below say what is wrong

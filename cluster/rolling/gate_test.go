@@ -16,7 +16,6 @@ type row = rollingtest.Row
 
 // The changes that rows are made of.
 var (
-	is    = rollingtest.Is
 	all   = rollingtest.All
 	begun = rollingtest.Begun
 )

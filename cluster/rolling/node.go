@@ -129,7 +129,7 @@ func (n *Node) ParkingID(ctx context.Context) (cluster.VMID, error) {
 func (n *Node) Tell(id, text string) { n.Say(n.Path+"/"+id, text) }
 
 // IsOldBoot says whether m is still the boot from before the node was taken down.
-func (n *Node) IsOldBoot(ctx context.Context, m cluster.Machine) bool {
+func (n *Node) IsOldBoot(ctx context.Context, m cluster.BootedMachine) bool {
 	mem, err := n.Memory(ctx)
 	return err == nil && m.BootID == mem.BootID
 }

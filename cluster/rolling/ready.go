@@ -11,7 +11,7 @@ import (
 )
 
 // LacksNode says what Kubernetes does not know yet of a node's present boot.
-func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m cluster.Machine) (string, error) {
+func LacksNode(ctx context.Context, kube cluster.NodeReader, node, uuid, bootID string) (string, error) {
 	k, err := kube.Node(ctx, node)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -19,15 +19,15 @@ func LacksNode(ctx context.Context, kube cluster.NodeReader, node string, m clus
 	case err != nil:
 		return "", err
 	}
-	return LacksReady(ctx, kube, k, m)
+	return LacksReady(ctx, kube, k, uuid, bootID)
 }
 
 // LacksReady is LacksNode of a Node as it was read after the machine.
-func LacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, m cluster.Machine) (string, error) {
+func LacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, uuid, bootID string) (string, error) {
 	switch {
-	case k.UUID != m.UUID:
+	case k.UUID != uuid:
 		return fmt.Sprintf("Kubernetes has another machine by its name, UUID %s", k.UUID), nil
-	case k.BootID != m.BootID:
+	case k.BootID != bootID:
 		return bootUnseen, nil
 	case !k.Ready:
 		return nodeNotReady, nil

@@ -37,18 +37,24 @@ func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchDetached(ctx, n.Plan.Node, tell)
 }
 
-// Arrived reads a machine that is running and ready, all of it where whole is
-// wanted; lacks says how far one is that is not, of which little is asked.
-func (n *Node) Arrived(ctx context.Context, whole bool) (m cluster.Machine, lacks string, err error) {
-	m, err = n.Talos.Arrived(ctx, n.Plan.Addr, whole)
-	switch {
-	case err != nil:
-	case m.UUID != n.Plan.UUID:
-		lacks = fmt.Sprintf("%s answers with UUID %s", n.Plan.Addr, m.UUID)
-	case m.Stage != "running" || !m.Ready:
-		lacks = m.Standing()
+// Arrived reads a machine that is running and ready; lacks says how far one is that is
+// not, of which little is asked.
+func (n *Node) Arrived(ctx context.Context) (m cluster.BootedMachine, lacks string, err error) {
+	if m, err = n.Talos.Arrived(ctx, n.Plan.Addr); err == nil {
+		lacks = n.LacksMachine(m.MachineStanding)
 	}
 	return m, lacks, err
+}
+
+// LacksMachine says why the node's own machine is not running and ready.
+func (n *Node) LacksMachine(m cluster.MachineStanding) string {
+	switch {
+	case m.UUID != n.Plan.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", n.Plan.Addr, m.UUID)
+	case m.Stage != "running" || !m.Ready:
+		return m.Standing()
+	}
+	return ""
 }
 
 // OfMachine names a wait for what the machine itself shows.

@@ -166,7 +166,7 @@ func staleNode() (cluster.Wanted, observe.Found, observe.Observation) {
 		"efidisk0": "fast:vm-9002-disk-3,size=528K",
 	}}
 	m := cluster.Machine{
-		UUID: "u-wk1", SystemDisk: "sda",
+		MachineStanding: cluster.MachineStanding{UUID: "u-wk1"}, SystemDisk: "sda",
 		Disks: []cluster.MachineDisk{{Device: "sda", Serial: "sys"}, {Device: "sdb", Serial: "data"}, {Device: "vda", Serial: "more"}},
 		Volumes: []cluster.Volume{
 			{Device: "sda1", Disk: "sda", Label: "EFI"},

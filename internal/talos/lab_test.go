@@ -179,8 +179,8 @@ func (l *lab) running(c *talos.Client, addr netip.Addr) cluster.Machine {
 		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready })
 }
 
-func (l *lab) maintenance(c *talos.Client, addr netip.Addr) cluster.Machine {
+func (l *lab) maintenance(c *talos.Client, addr netip.Addr) cluster.BlankMachine {
 	l.t.Helper()
-	return await(l.t, func() (cluster.Machine, error) { return c.MaintenanceMachine(l.t.Context(), addr) },
-		func(m cluster.Machine) bool { return m.Stage == "maintenance" && m.Ready })
+	return await(l.t, func() (cluster.BlankMachine, error) { return c.MaintenanceMachine(l.t.Context(), addr) },
+		func(m cluster.BlankMachine) bool { return m.Stage == "maintenance" && m.Ready })
 }

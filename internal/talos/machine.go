@@ -28,38 +28,48 @@ func (c Machines) Machine(ctx context.Context, addr netip.Addr) (cluster.Machine
 }
 
 // Standing implements cluster.StateReader.
-func (c Machines) Standing(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
+func (c Machines) Standing(ctx context.Context, addr netip.Addr) (cluster.MachineStanding, error) {
+	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readHardware}, []reading{readStatus}))
+	return m.MachineStanding, err
 }
 
 // Identity implements cluster.StateReader.
-func (c Machines) Identity(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, inRounds([]reading{readHardware, readNodename}))
+func (c Machines) Identity(ctx context.Context, addr netip.Addr) (cluster.MachineIdentity, error) {
+	m, err := ask(ctx, c.conn, addr, inRounds([]reading{readHardware, readNodename}))
+	return cluster.MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
 }
 
 // Booted implements cluster.StateReader.
-func (c Machines) Booted(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
+func (c Machines) Booted(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
+	m, err := ask(ctx, c.conn, addr, inRounds(firstRound, append(bootedMachine, readHardware)))
+	return m.Booted(), err
 }
 
 // Arrived implements cluster.StateReader.
-func (c Machines) Arrived(ctx context.Context, addr netip.Addr, whole bool) (cluster.Machine, error) {
+func (c Machines) Arrived(ctx context.Context, addr netip.Addr) (cluster.BootedMachine, error) {
+	m, err := c.arrived(ctx, addr, bootedMachine)
+	return m.Booted(), err
+}
+
+// ArrivedWhole implements cluster.StateReader.
+func (c Machines) ArrivedWhole(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
+	return c.arrived(ctx, addr, wholeMachine)
+}
+
+func (c Machines) arrived(ctx context.Context, addr netip.Addr, then []reading) (cluster.Machine, error) {
 	return ask(ctx, c.conn, addr, func(ctx context.Context, s session) (m cluster.Machine, err error) {
 		err = readRound(ctx, s, &m, readHardware, readStatus)
-		switch {
-		case err != nil || m.Stage != runtime.MachineStageRunning.String() || !m.Ready:
-		case whole:
-			err = readRound(ctx, s, &m, append(wholeMachine, readVersion)...)
-		default:
-			err = readRound(ctx, s, &m, append(bootedMachine, readVersion)...)
+		if err == nil && m.Stage == runtime.MachineStageRunning.String() && m.Ready {
+			err = readRound(ctx, s, &m, append(then, readVersion)...)
 		}
 		return m, err
 	})
 }
 
-// System reads which system a configured machine runs, and which it would start next.
-func (c Machines) System(ctx context.Context, addr netip.Addr) (cluster.Machine, error) {
-	return ask(ctx, c.conn, addr, inRounds(firstRound, comparedMachine))
+// System implements cluster.ConfigReader.
+func (c Machines) System(ctx context.Context, addr netip.Addr) (cluster.ComparedMachine, error) {
+	m, err := ask(ctx, c.conn, addr, inRounds(firstRound, comparedMachine))
+	return m.Compared(), err
 }
 
 // reading fills in its own fields, or adds to those of readStatus.

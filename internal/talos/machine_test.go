@@ -21,7 +21,7 @@ func TestSecureBoot(t *testing.T) {
 		}
 		var got cluster.Machine
 		err := readSecurity(t.Context(), s, &got)
-		if diff := cmp.Diff(cluster.Machine{SecureBoot: want}, got); diff != "" || err != nil {
+		if diff := cmp.Diff(cluster.RunningSystem{SecureBoot: want}, got.RunningSystem); diff != "" || err != nil {
 			t.Errorf("%s: err = %v (-want +got):\n%s", name, err, diff)
 		}
 	}

@@ -14,9 +14,9 @@ type Maintenance struct{ *conn }
 
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before
 // every disk has been probed.
-func (c Maintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.Machine, err error) {
+func (c Maintenance) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
 	err = c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		if m, err = inRounds(firstRound, append(wholeMachine, readHardware))(ctx, s); err == nil {
+		if m.Machine, err = inRounds(firstRound, append(wholeMachine, readHardware))(ctx, s); err == nil {
 			m.Fingerprint = *s.fingerprint.Load()
 		}
 		return err

@@ -31,11 +31,11 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 				l.boots.TalosVersion = version
 				l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 				m := l.maintenance(c, workerAddr)
-				got := cluster.Machine{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, UUID: m.UUID, Schematic: m.Schematic, FromISO: m.FromISO}
-				if diff := cmp.Diff(cluster.Machine{
-					TalosVersion: version, Arch: want.arch, Platform: "nocloud", UUID: workerUUID, FromISO: true,
+				got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
+				if diff := cmp.Diff(cluster.RunningSystem{
+					TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 					Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
-				}, got); diff != "" || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+				}, got); diff != "" || m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
 					t.Errorf("%+v (-want +got):\n%s", m, diff)
 				}
 				config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})

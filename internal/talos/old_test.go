@@ -125,7 +125,10 @@ func TestOldNode(t *testing.T) {
 		}
 		defer client.Close()
 		got, err := client.Machine(t.Context(), netip.MustParseAddr("127.42.7.31"))
-		if diff := cmp.Diff(cluster.Machine{TalosVersion: "v1.9.0", Stage: "running", Ready: true, BootID: "boot-1", ConfigArgs: []string{"talos.config=https://seed.example"}}, got); diff != "" || err != nil {
+		if diff := cmp.Diff(cluster.Machine{
+			MachineStanding: cluster.MachineStanding{Stage: "running", Ready: true},
+			RunningSystem:   cluster.RunningSystem{TalosVersion: "v1.9.0", ConfigArgs: []string{"talos.config=https://seed.example"}}, BootID: "boot-1",
+		}, got); diff != "" || err != nil {
 			t.Errorf("err = %v; machine (-want +got):\n%s", err, diff)
 		}
 		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {

@@ -37,22 +37,25 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 
 		blank := l.maintenance(c, workerAddr)
 		want := cluster.Machine{
-			UUID: workerUUID, TalosVersion: version, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Stage: "maintenance", Ready: true, FromISO: true,
-			Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
-			Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
+			MachineStanding: cluster.MachineStanding{UUID: workerUUID, Stage: "maintenance", Ready: true},
+			RunningSystem: cluster.RunningSystem{
+				TalosVersion: version, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
+				Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+				Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
+			},
 			Disks: []cluster.MachineDisk{
 				{Device: "vda", Serial: "recast-1", SizeBytes: 10 << 30, Blank: true}, {Device: "vdb", Serial: "data-wk1", SizeBytes: 20 << 30},
 			},
 			Volumes: []cluster.Volume{{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", Format: "xfs", Phase: "waiting"}},
 		}
 		ignore := cmp.Options{
-			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname", "Fingerprint"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
+			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
 			cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
 		if system, err := c.System(ctx, cpAddr); err != nil || system.FromISO {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
-		if diff := cmp.Diff(want, blank, ignore); diff != "" {
+		if diff := cmp.Diff(want, blank.Machine, ignore); diff != "" {
 			t.Errorf("blank machine (-want +got):\n%s", diff)
 		}
 		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
@@ -103,27 +106,22 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 func checkParts(t *testing.T, c *talos.Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
-	unasked := cmp.Options{
-		cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "BootID", "Volumes", "Addresses"),
-		cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"),
+	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank")) {
+		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node.Compared(), system))
 	}
-	if system, err := c.System(ctx, workerAddr); err != nil || !cmp.Equal(node, system, unasked) {
-		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node, system, unasked))
+	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
+		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node.Booted(), booted))
 	}
-	unasked = cmp.Options{cmpopts.IgnoreFields(cluster.Machine{}, "Hostname", "Nodename", "ControlPlane", "Disks", "SystemDisk", "Volumes", "InstallImage", "Addresses")}
-	if booted, err := c.Booted(ctx, workerAddr); err != nil || !cmp.Equal(node, booted, unasked) {
-		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node, booted, unasked))
+	if booted, err := c.Arrived(ctx, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
+		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node.Booted(), booted))
 	}
-	if booted, err := c.Arrived(ctx, workerAddr, false); err != nil || !cmp.Equal(node, booted, unasked) {
-		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, booted, unasked))
-	}
-	if whole, err := c.Arrived(ctx, workerAddr, true); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
+	if whole, err := c.ArrivedWhole(ctx, workerAddr); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
 		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
 	}
 	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
 		t.Errorf("install image %q of %+v: %v", image, node, err)
 	}
-	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.Machine{UUID: node.UUID, Nodename: node.Nodename}) {
+	if who, err := c.Identity(ctx, workerAddr); err != nil || !cmp.Equal(who, cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}) {
 		t.Errorf("identity %+v: %v", who, err)
 	}
 	for _, addr := range []netip.Addr{cpAddr, workerAddr} {

@@ -137,7 +137,7 @@ func TestSayable(t *testing.T) {
 		"an endpoint with a password": {func(in *initial) { in.Endpoints = []string{"https://root:hunter2@pve1"} }, "proxmox.endpoints[0]: ", "--endpoint gives another one"},
 	} {
 		in := initial{InitOptions: InitOptions{Context: "homelab", Endpoints: []string{"https://pve1:8006"}}}
-		in.found.Nodes = []discover.Discovered{{Name: "wk1", VM: cluster.VM{ID: 101}, Machine: cluster.Machine{TalosVersion: "v1.13.9"}}}
+		in.found.Nodes = []discover.Discovered{{Name: "wk1", VM: cluster.VM{ID: 101}, Machine: cluster.Machine{RunningSystem: cluster.RunningSystem{TalosVersion: "v1.13.9"}}}}
 		tc.change(&in)
 		err := in.sayable()
 		if tc.said == "" {

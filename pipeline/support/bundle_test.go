@@ -161,7 +161,9 @@ func plantedSources(t *testing.T, vms []cluster.VM, fails error) Sources {
 	t.Helper()
 	seen := observe.Observation{Found: []observe.Found{{
 		Name: "wk1", VM: &vms[0], Addr: netip.MustParseAddr("10.0.0.31"), Errs: []error{fails},
-		Machine: &cluster.Machine{TalosVersion: "v1.13.9", ConfigArgs: []string{planted["a kernel argument"]}, Schematic: cluster.SchematicEntry{ID: "5c4e", YAML: planted["a kernel argument"]}},
+		Machine: &cluster.Machine{RunningSystem: cluster.RunningSystem{
+			TalosVersion: "v1.13.9", ConfigArgs: []string{planted["a kernel argument"]}, Schematic: cluster.SchematicEntry{ID: "5c4e", YAML: planted["a kernel argument"]},
+		}},
 	}}}
 	return Sources{
 		Version: map[string]string{"recast": "v1"}, Config: plantedConfig(), Invalid: fails,

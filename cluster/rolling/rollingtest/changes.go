@@ -91,19 +91,9 @@ func Stays(s *Scene) {
 	s.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1", Path: "/var/x"}}
 }
 
-func digest(change func(*Scene)) func(*Scene) {
-	return func(s *Scene) {
-		s.Plan.Digest = s.PX.Guests[101].Digest
-		s.Plan.Found.VM.Digest = s.Plan.Digest
-		change(s)
-	}
-}
-
 func Fails(call string, err error) func(*Scene) {
 	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
 }
-
-func tidies(s *Scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
 
 // hashOf is what a plan says of a file.
 func hashOf(text cluster.Secret) string {

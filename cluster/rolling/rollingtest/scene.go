@@ -30,7 +30,7 @@ type Scene struct {
 	Pods    []string
 	UUIDs   map[netip.Addr]string // of the machines; "": it does not answer
 	Machine cluster.Machine       // the node's own
-	Blank   cluster.Machine       // that, in maintenance mode
+	Blank   cluster.BlankMachine  // that, in maintenance mode
 	Members []cluster.EtcdMember
 	Status  map[netip.Addr]cluster.EtcdStatus
 	Mem     parking.Memory
@@ -48,7 +48,7 @@ func NewScene() *Scene {
 	m := clustertest.InSync()
 	m.UUID, m.Nodename, m.BootID, m.Stage, m.Ready, m.SystemDisk = "u", "wk1", "b1", "running", true, "sda"
 	m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "system"}, {Device: "sdb", Serial: "data"}}
-	blank := m
+	blank := cluster.BlankMachine{Machine: m}
 	blank.SystemDisk, blank.Stage, blank.FromISO = "", "maintenance", true
 	blank.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "blank", Blank: true}, {Device: "sdb", Serial: "data"}}
 	s := &Scene{
@@ -109,7 +109,7 @@ func (s *Scene) answers(name string, at netip.Addr) (cluster.Machine, error) {
 	if err := s.PX.Call(name); err != nil {
 		return cluster.Machine{}, err
 	}
-	m := cluster.Machine{UUID: s.UUIDs[at]}
+	m := cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: s.UUIDs[at]}}
 	if at == s.Plan.Addr {
 		m = s.Machine
 		m.UUID = s.UUIDs[at]
@@ -175,20 +175,23 @@ type sceneTalos struct {
 	s *Scene
 }
 
-func (k sceneTalos) Identity(_ context.Context, at netip.Addr) (cluster.Machine, error) {
-	return k.s.answers("Identity", at)
+func (k sceneTalos) Identity(_ context.Context, at netip.Addr) (cluster.MachineIdentity, error) {
+	m, err := k.s.answers("Identity", at)
+	return cluster.MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
 }
 
-func (k sceneTalos) Booted(_ context.Context, at netip.Addr) (cluster.Machine, error) {
-	return k.s.answers("Booted", at)
+func (k sceneTalos) Booted(_ context.Context, at netip.Addr) (cluster.BootedMachine, error) {
+	m, err := k.s.answers("Booted", at)
+	return m.Booted(), err
 }
 
 func (k sceneTalos) Machine(_ context.Context, at netip.Addr) (cluster.Machine, error) {
 	return k.s.answers("Machine", at)
 }
 
-func (k sceneTalos) Standing(_ context.Context, at netip.Addr) (cluster.Machine, error) {
-	return k.s.answers("Standing", at)
+func (k sceneTalos) Standing(_ context.Context, at netip.Addr) (cluster.MachineStanding, error) {
+	m, err := k.s.answers("Standing", at)
+	return m.MachineStanding, err
 }
 
 func (k sceneTalos) WatchMachine(context.Context, netip.Addr, func(bool)) error { return nil }
@@ -227,7 +230,7 @@ type sceneMaintenance struct {
 	s *Scene
 }
 
-func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.Machine, error) {
+func (k sceneMaintenance) MaintenanceMachine(context.Context, netip.Addr) (cluster.BlankMachine, error) {
 	return k.s.Blank, k.s.PX.Call("MaintenanceMachine")
 }
 
