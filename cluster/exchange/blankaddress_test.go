@@ -10,10 +10,10 @@ import (
 	"github.com/recast-sh/recast/cluster/reach"
 )
 
-// TestBlankSettingComesAndGoes: the VM has it from the blank boot until finish.
-func TestBlankSettingComesAndGoes(t *testing.T) {
+// TestBlankSettingIsTemporary: the VM has the setting from the blank boot until finish.
+func TestBlankSettingIsTemporary(t *testing.T) {
 	t.Parallel()
-	for name, was := range map[string]string{"it had another": "ip=dhcp", "it had none": ""} {
+	for name, was := range map[string]string{"had another value": "ip=dhcp", "had none": ""} {
 		vm := cluster.VM{ID: 9011, Config: map[string]string{"name": "wk1", "scsi0": "fast:vm-9011-disk-0,size=10G", "smbios1": "uuid=a"}}
 		if was != "" {
 			vm.Config["ipconfig0"] = was
@@ -23,7 +23,7 @@ func TestBlankSettingComesAndGoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if mem, err = parking.UnpackMemory(packed); err != nil { // another machine goes on
+		if mem, err = parking.UnpackMemory(packed); err != nil { // as if another machine resumed
 			t.Fatal(err)
 		}
 		rec := parking.Record{Strategy: cluster.Recreate, Disks: []parking.ParkedDisk{{Key: "scsi0", System: true}}}
@@ -37,7 +37,7 @@ func TestBlankSettingComesAndGoes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]string{"ip=10.0.0.31/24", was}, []string{made["ipconfig0"], back["ipconfig0"]}); diff != "" {
-			t.Errorf("%s: of the new VM and of that which comes back (-want +got):\n%s", name, diff)
+			t.Errorf("%s: new VM and restored VM (-want +got):\n%s", name, diff)
 		}
 	}
 }

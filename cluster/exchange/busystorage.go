@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// busyFor bounds how long a volume that its storage can't rename is tried again.
-	// The node is out meanwhile.
+	// busyFor bounds how long do retries when a storage can't rename a volume. The node is down
+	// meanwhile.
 	busyFor = 5 * time.Minute
-	// busyPause is the time between an attempt and the next look.
+	// busyPause is the time between two attempts.
 	busyPause = 10 * time.Second
 )
 
-// do gives a volume of one VM to the other. A storage that can't rename the
-// volume just now is asked again for some minutes. Each attempt looks first at
-// what became of the one before: it may have been done all the same.
+// do hands a volume of one VM over to the other. While the storage is too busy to rename the
+// volume, do retries for up to busyFor. Each attempt first checks the result of the one before,
+// which may have succeeded despite its error.
 func (r handOver) do(ctx context.Context, in parking.Intent) error {
 	err := r.once(ctx, in)
 	say, said := r.saying(r.stepID(in)), ""
@@ -46,7 +46,7 @@ func (r handOver) do(ctx context.Context, in parking.Intent) error {
 	return err
 }
 
-// stepID is the step in which a disk changes hands.
+// stepID is the ID of the step that hands the disk over.
 func (r handOver) stepID(in parking.Intent) string {
 	switch {
 	case in.To == r.Parking && r.Strategy == cluster.PutBack:

@@ -9,14 +9,15 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// A VM's firewall goes with the VM. The parking VM, which never runs, has it
-// meanwhile: whatever Proxmox would not take is known before the node is touched,
-// and whoever undoes the exchange by hand has a file to copy.
+// Proxmox deletes a VM's firewall with the VM. The parking VM, which never runs, keeps a copy.
+// So recast learns what Proxmox would reject before it touches the node, and a person who undoes
+// the exchange by hand has a file to copy.
 
-// rememberStep is the step that gives the parking VM the firewall.
+// rememberStep is the step that copies the firewall to the parking VM.
 const rememberStep = "remember"
 
-// RememberFirewall tells the firewall of a VM that is to be deleted; see Replace.Firewall.
+// RememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
+// Replace.Firewall.
 func RememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
 	if s != cluster.Recreate {
 		return "", nil
@@ -25,8 +26,8 @@ func RememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, 
 	return f.Sum(), fault.Prefix("read the firewall of "+vm.String(), err)
 }
 
-// Kept says whether the parking VM has the firewall, and nothing that was
-// sent can change that any more.
+// Kept reports whether the parking VM has the firewall and no earlier request can still change
+// it.
 func (r Firewall) Kept(ctx context.Context) (bool, error) {
 	if r.Firewall == "" {
 		return true, nil
@@ -39,7 +40,7 @@ func (r Firewall) Kept(ctx context.Context) (bool, error) {
 	return kept.Sum() == r.Firewall, fault.Prefix("read the firewall of "+park.String(), err)
 }
 
-// Keep gives the parking VM the firewall of the VM as it is.
+// Keep copies the VM's present firewall to the parking VM.
 func (r Firewall) Keep(ctx context.Context) error {
 	if kept, err := r.Kept(ctx); err != nil || kept {
 		return err
@@ -47,8 +48,8 @@ func (r Firewall) Keep(ctx context.Context) error {
 	return r.copy(ctx, rememberStep, r.VM, r.Parking)
 }
 
-// copy gives one VM the firewall of another, if it is still the remembered
-// one. What an earlier attempt sent may still come, and would change what is written now.
+// copy copies the firewall of one VM to another, if it is still the remembered one. It first waits
+// for earlier unanswered requests, which would overwrite it.
 func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to cluster.VMID) error {
 	if err := r.awaitLate(ctx, id, cluster.SentFirewall); err != nil {
 		return err
@@ -67,7 +68,7 @@ func (r Firewall) copy(ctx context.Context, id string, from cluster.VM, to clust
 	return r.Sending(ctx, cluster.SentFirewall, LateQueue, func(ctx context.Context) error { return r.Proxmox.SetFirewall(ctx, vm, f) })
 }
 
-// requireKept refuses to delete a VM whose firewall nobody else has.
+// requireKept refuses to delete a VM whose firewall has changed or is not on the parking VM.
 func (r Firewall) requireKept(ctx context.Context, vm cluster.VM) error {
 	now, err := r.Proxmox.Firewall(ctx, vm)
 	switch {
@@ -88,7 +89,7 @@ func (r Firewall) other(vm cluster.VM) error {
 		"set it back (Firewall in Proxmox' interface, or /etc/pve/firewall/%d.fw), then run the same command again", vm.ID)
 }
 
-// steps give the new VM its firewall before it is started: none where there was none.
+// steps copy the firewall to the new VM before it is started, if the old VM had one.
 func (r Firewall) steps() []step.Step {
 	if r.Firewall == "" {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// compareDisks makes sure that the VM has every drive that it had before and no
-// other, and that nobody else has one of them too: it is started next.
+// compareDisks checks that the VM has exactly the drives that it had before, and that no other VM
+// uses one of them. The VM is started next.
 func (r comparison) compareDisks(ctx context.Context) error {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -43,17 +43,17 @@ func (r comparison) compareDisks(ctx context.Context) error {
 	return errors.Join(append(problems, err)...)
 }
 
-// knowPods asks whether drives that a running VM had not before are pods': those come and
-// go. Where nobody can be asked, what was remembered has to do.
+// knowPods asks which added drives of a running VM are pods' volumes: those come and go. If Pods is
+// nil, it uses what was remembered.
 func (r comparison) knowPods(ctx context.Context, vm *cluster.VM, before []cluster.Disk) error {
-	have, _ := vm.Disks() // what can't be read is refused next
+	have, _ := vm.Disks() // an unreadable drive is refused next
 	if !vm.Running || r.Pods == nil || !slices.ContainsFunc(have, func(d cluster.Disk) bool { _, had := cluster.FindDrive(before, d.Key); return !had && vm.Doubtful(d) }) {
 		return nil
 	}
 	return vm.KnowPods(ctx, r.Pods)
 }
 
-// missing lists the drives that the VM lacks, or has another way.
+// missing lists the drives that the VM lacks, or that differ from before.
 func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	const again = "set that right, then run the same command again"
 	for _, d := range before {
@@ -64,20 +64,20 @@ func (r comparison) missing(vm cluster.VM, before, have []cluster.Disk) (problem
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has no %s, which was %s", vm, d.Key, d.Value()), "attach it again, as it was, then run the same command again"))
 		case !r.System.isSystem(d.Key) && !cluster.SameOptions(h.Options, d.Options):
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s has options %v, before: %v", d.Key, vm, h.Options, d.Options), again))
-		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // its own may have been moved to another storage
+		case !r.moved(d.Key) && h.Volid != d.Volid && (d.Owner != vm.ID || h.Owner != vm.ID): // the VM's own disk may have been moved to another storage
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s of %s is %s, before: %s", d.Key, vm, h.Volid, d.Volid), again))
 		}
 	}
 	return problems
 }
 
-// moved says whether a disk changes its volid on its way.
+// moved reports whether the exchange changes a disk's volid.
 func (r comparison) moved(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }
 
-// added lists the drives that the VM had not before. The volumes of pods come
-// and go on one that runs already; an unusedN is in no guest.
+// added lists the drives that the VM did not have before. It ignores pods' volumes on a running VM,
+// which come and go, and any unusedN, which no guest sees.
 func added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	for _, h := range have {
 		_, had := cluster.FindDrive(before, h.Key)
@@ -94,11 +94,11 @@ func added(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	return problems
 }
 
-// SharedDisks lists disks that another VM could write to at the same time: Proxmox
-// lets two VMs run with one volume (pve-qemu switches QEMU's image locking off).
+// SharedDisks lists disks that another VM could write to at the same time: Proxmox lets two VMs run
+// with one volume (pve-qemu disables QEMU's image locking).
 func SharedDisks(ctx context.Context, px cluster.Inventory, vm cluster.VM, have []cluster.Disk) (problems []error, err error) {
 	vms, err := px.VMs(ctx)
-	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away { // of those that can't be read the plan has spoken
+	if _, away := errors.AsType[*cluster.HostsAway](err); err != nil && !away { // the plan has already reported hosts that can't be read
 		return nil, fmt.Errorf("see who else uses the disks of VM %d: %w", vm.ID, err)
 	}
 	storages, err := px.Storages(ctx)
@@ -133,8 +133,8 @@ func SharedDisks(ctx context.Context, px cluster.Inventory, vm cluster.VM, have 
 	return problems, nil
 }
 
-// takeOut is how a person takes a drive out of a VM without losing it: Proxmox frees
-// what is the VM's own when the VM, or the unusedN that it has become, is deleted.
+// takeOut says how to remove a drive from a VM without losing its volume: Proxmox frees a volume
+// that the VM owns when the VM, or the unusedN that the drive became, is deleted.
 func takeOut(vm cluster.VM, d cluster.Disk) string {
 	if d.Owner == vm.ID {
 		return fmt.Sprintf("qm disk move %d %s --target-vmid OTHER --target-disk KEY gives it to a VM that stays, on %s (qm set --delete of an unusedN would free it for good)", vm.ID, d.Key, vm.Host)

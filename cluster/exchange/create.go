@@ -89,10 +89,10 @@ func (r NewSystem) NewConfig(iso string) (map[string]string, error) {
 	return config, nil
 }
 
-// oldConfig is the remembered configuration without disks, which attach gives
-// back, and with the run's mark. Until the node is healthy onboot is off, and the
-// VM protected: the delete of the one before it has no digest, and Proxmox may
-// carry out late what it was sent twice, or got no answer to.
+// oldConfig is the remembered configuration with the run's mark and without disks, which attach
+// returns. Until the node is healthy, onboot is off and the VM is protected: a delete has no
+// digest, so Proxmox could delete this VM if it carried out a duplicate or unanswered delete of the
+// old one late.
 func (r NewSystem) oldConfig() (map[string]string, []cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {
@@ -112,9 +112,9 @@ func (r NewSystem) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
 	return disks[i], nil
 }
 
-// bootOrder puts the system disk first and the CD drive right behind it: a
-// blank disk does not boot, an installed one wins over an ISO that is still in.
-// cd is "" where there is none to be booted from.
+// bootOrder puts the system disk first and the CD drive second: a blank disk does not boot, and an
+// installed one takes precedence over an ISO still in the drive. cd is "" if there is no CD drive
+// to boot from.
 func bootOrder(old, system, cd string) string {
 	order := []string{system}
 	if cd != "" {

@@ -17,8 +17,8 @@ func DiskNames(disks []cluster.Disk) string {
 	return strings.Join(names, ", ")
 }
 
-// ForeignDisks lists the drives that a VM is not remembered with: those of pods,
-// which are never remembered, and whatever was plugged in since.
+// ForeignDisks lists the drives of vm that mem does not record: pods' volumes, which it never
+// records, and drives that were added later.
 func ForeignDisks(vm cluster.VM, mem parking.Memory) ([]cluster.Disk, error) {
 	have, err := vm.Disks()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// ReplaceOptions is what is known of an exchange before anything of it is done.
+// ReplaceOptions describes an exchange before it begins.
 type ReplaceOptions struct {
 	Cluster, Node, Run, Build string
 	Strategy                  cluster.Strategy  // Recreate, Reimage or Rollback
@@ -18,13 +18,13 @@ type ReplaceOptions struct {
 	System                    string            // key of its system disk, "scsi0"
 	Restore                   *parking.KeptDisk // Rollback: the kept disk that comes back
 	SystemGiB                 int               // wanted size of the new system disk; 0 or less than before: as before
-	Parking                   *parking.Parking  // the node's parking VM of an earlier exchange; nil: one is made
+	Parking                   *parking.Parking  // the node's parking VM of an earlier exchange; nil: a new one is created
 	ParkingIDs                []cluster.VMID    // VMIDs that a new one may take, in order
 	ISO                       func(ctx context.Context) (string, error)
 }
 
-// ResumeReplace gives the exchange that the open record of a parking VM is
-// about. The record is all that it needs.
+// ResumeReplace returns the exchange that the open record of a parking VM describes. It needs
+// nothing but the record.
 func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Context) (string, error)) (*Replace, error) {
 	rec, _, err := parking.ReadRecord(park)
 	switch {
@@ -42,7 +42,7 @@ func ResumeReplace(px cluster.Proxmox, park cluster.VM, iso func(ctx context.Con
 	return r, nil
 }
 
-// Of is the exchange that an open record and its memory describe.
+// Of returns the exchange that an open record and its memory describe.
 func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
 	return WiredReplace(&Replace{
 		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
@@ -51,7 +51,7 @@ func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking clus
 	})
 }
 
-// Steps is the whole exchange of a VM that is off, as a tree of its own.
+// Steps returns the whole exchange of a VM that is off, as one tree.
 func (r *Replace) Steps() step.Step {
 	itself := func(context.Context) (*Replace, error) { return r, nil }
 	known := Source{Read: itself, Known: itself}
@@ -69,8 +69,7 @@ func (r *Replace) Steps() step.Step {
 	))
 }
 
-// PutBackSteps gives the exchange up: the VM, which is off, gets every disk back
-// and is as before.
+// PutBackSteps cancels the exchange: the VM, which is off, gets every disk and setting back.
 func (r *Replace) PutBackSteps() step.Step {
 	r.Strategy = cluster.PutBack
 	steps := append([]step.Step{
@@ -82,7 +81,7 @@ func (r *Replace) PutBackSteps() step.Step {
 			step.Step{ID: "close", Code: fault.ParkedHalf, Title: "close the record", Do: r.CloseRecord})...))...))
 }
 
-// whole skips an exchange whose record is closed: it is ended.
+// whole skips an exchange that has ended: its record is closed.
 func (r *Replace) whole(s step.Step) step.Step {
 	s.Skip = func(ctx context.Context) (string, error) {
 		rec, err := r.record(ctx)
@@ -98,7 +97,7 @@ func branch(id, title string, steps ...step.Step) step.Step {
 	return step.Step{ID: id, Title: title, Risk: step.Destructive, Steps: step.List(steps...)}
 }
 
-// record reads the record afresh.
+// record reads the record again.
 func (r *Replace) record(ctx context.Context) (parking.Record, error) {
 	_, rec, err := r.Spare.parkingNow(ctx)
 	return rec, err
@@ -120,7 +119,8 @@ func (r *Replace) notGivenUp(ctx context.Context) error {
 	return err
 }
 
-// GiveUp notes in the record that the exchange is cancelled: from then on only the old system disk comes back.
+// GiveUp notes in the record that the exchange is cancelled. From then on recast only puts the old
+// system disk back.
 func (r *Replace) GiveUp(ctx context.Context) error {
 	if r.Restore != nil {
 		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
@@ -133,7 +133,7 @@ func (r *Replace) CloseRecord(ctx context.Context) error {
 	return r.updateRecord(ctx, (*parking.Record).Close)
 }
 
-// stayOff sees to it that the VM, if there is one, is off and stays so.
+// stayOff makes sure that the VM, if it exists, is off and stays off.
 func (r *Replace) stayOff(ctx context.Context) error {
 	if _, found, err := r.Current(ctx); err != nil || !found {
 		return err
@@ -145,7 +145,7 @@ func (r *Replace) stayOff(ctx context.Context) error {
 	return err
 }
 
-// KeepOff sees to it that nobody starts the VM once it is off.
+// KeepOff makes sure that neither Proxmox HA nor onboot starts the VM once it is off.
 func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
 	look := func() (cluster.VM, error) {
 		vm, err := r.Proxmox.VM(ctx, r.VM.ID)
@@ -153,7 +153,7 @@ func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
 		case err != nil:
 			return vm, fmt.Errorf("look up VM %d: %w", r.VM.ID, err)
 		case vm.UUID() != r.VM.UUID():
-			return vm, r.stranger(vm)
+			return vm, r.uuidMismatch(vm)
 		}
 		return vm, r.requireHost(vm)
 	}
@@ -165,7 +165,7 @@ func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
 	if err != nil {
 		return vm, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
 	}
-	if ha != nil { // one that HA ignores keeps Proxmox from deleting the VM, too
+	if ha != nil { // even a resource that HA ignores prevents Proxmox from deleting the VM
 		if err := r.Sending(ctx, cluster.SentRemoveHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
 			return vm, fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
 		}

@@ -18,7 +18,7 @@ func (r Settings) FinishSteps() []step.Step {
 	return append([]step.Step{EjectStep(r.Proxmox, r.VM.ID)}, r.RestoreSteps()...)
 }
 
-// RestoreSteps are for whatever system disk the VM has now.
+// RestoreSteps restore the settings and HA, whichever system disk the VM has.
 func (r Settings) RestoreSteps() []step.Step {
 	return []step.Step{
 		{ID: "restore-settings", Title: "restore onboot and protection", Skip: r.SettingsRestored, Do: r.RestoreSettings},
@@ -26,7 +26,7 @@ func (r Settings) RestoreSteps() []step.Step {
 	}
 }
 
-// EjectStep takes every boot ISO of recast out of the drives of a VM.
+// EjectStep ejects every boot ISO of recast from the drives of a VM.
 func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
 	return step.Step{
 		ID: "eject", Title: "eject the boot ISO",
@@ -73,7 +73,7 @@ func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
 	return nil
 }
 
-// changes are the settings that are others for the time of the exchange.
+// changes lists the settings that have other values during the exchange.
 func (r Settings) changes() []string {
 	keys := []string{"onboot", "protection"}
 	if r.Blank != nil {
@@ -82,8 +82,8 @@ func (r Settings) changes() []string {
 	return keys
 }
 
-// toRestore are those,
-// as far as they are not as before; those that the VM had not are to go again.
+// toRestore returns which of those settings to set back, and in del those to delete because the VM
+// did not have them before.
 func (r Settings) toRestore(ctx context.Context) (vm cluster.VM, set map[string]string, del []string, err error) {
 	vm, err = r.Proxmox.VMConfig(ctx, r.VM.ID)
 	if err != nil {
@@ -114,14 +114,15 @@ func (r Settings) SettingsRestored(ctx context.Context) (string, error) {
 	return strings.Join(r.changes(), " and ") + " are as before", nil
 }
 
-// RestoreSettings sets them as they were, once no late delete can meet the VM unprotected.
+// RestoreSettings sets them back. It lifts the protection only when no late delete can come any
+// more.
 func (r Settings) RestoreSettings(ctx context.Context) error {
 	vm, set, del, err := r.toRestore(ctx)
 	if err != nil {
 		return err
 	}
 	if _, other := set["protection"]; other || slices.Contains(del, "protection") {
-		if err := r.awaitLate(ctx, "finish/restore-settings", SentDelete); err != nil { // it would take a VM that is off by then
+		if err := r.awaitLate(ctx, "finish/restore-settings", SentDelete); err != nil { // a late one would delete the VM if it is off
 			return err
 		}
 	}
@@ -144,17 +145,16 @@ func (r Settings) HARestored(ctx context.Context) (string, error) {
 	return "Proxmox HA manages it again", nil
 }
 
-// RestoreHA waits for the VM to run: HA would start one that it finds stopped,
-// wherever it likes.
+// RestoreHA comes after the VM runs: HA would start a stopped VM, on any host it chooses.
 func (r Settings) RestoreHA(ctx context.Context) error {
-	err := r.awaitLate(ctx, "finish/restore-ha", cluster.SentRemoveHA) // it would take that back
+	err := r.awaitLate(ctx, "finish/restore-ha", cluster.SentRemoveHA) // a late removal would undo this
 	if err == nil {
 		err = r.Sending(ctx, cluster.SentAddHA, LateQueue, func(ctx context.Context) error { return r.Proxmox.AddHA(ctx, *r.ha) })
 	}
 	return fault.Prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
 }
 
-// Keep closes the record: the old system disk stays parked, as the way back.
+// Keep closes the record: the old system disk stays parked, for a rollback.
 func (r Settings) Keep(ctx context.Context) error {
 	return r.updateRecord(ctx, func(rec *parking.Record) {
 		if back := rec.Restore; back != nil {

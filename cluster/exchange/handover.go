@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// begun is the hand-over that was begun last; nil if there was none.
+// begun returns the hand-over that was begun last; nil if there was none.
 func (r handOver) begun(a, b cluster.VM) (*parking.Intent, error) {
 	rec, _, err := parking.ReadRecord(r.parkingOf(a, b))
 	return rec.Intent, err
@@ -31,10 +31,10 @@ func (r handOver) both(ctx context.Context, in parking.Intent) (from, to cluster
 	return from, to, err
 }
 
-// dropDangling removes a reference to a volume that is there no more: first the
-// drive's key, which leaves an unusedN, then that. Freeing is harmless as long
-// as nothing has that name: where a later volume has got it, it stays. A VM's
-// protection is against just that.
+// dropDangling removes a reference to a volume that no longer exists: first the drive's key, which
+// leaves an unusedN, then the unusedN. Proxmox then frees the volume of that name, which is
+// harmless as long as none has it; if a later volume has it, the reference stays. Protection
+// forbids the removal, so it is lifted first.
 func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
 	for range 4 {
 		vm, err := r.Proxmox.VM(ctx, in.From)
@@ -67,9 +67,8 @@ func (r handOver) dropDangling(ctx context.Context, in parking.Intent) error {
 	return fmt.Errorf("VM %d names %s still, which is there no more, although it was removed", in.From, in.Volid)
 }
 
-// findUnnamed finishes a hand-over that was cut off in Proxmox: it gives the one
-// volume that has lost its name to the VM that was to get it. found is false
-// where nothing had happened yet.
+// findUnnamed finishes a hand-over that was interrupted in Proxmox: it gives the one volume that
+// lost its name to the VM that was to get it. found is false if Proxmox had done nothing yet.
 func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	disk, err := cluster.ParseDisk(in.Key, cluster.JoinOptions(in.Volid, in.Options))
 	if err != nil {
@@ -90,8 +89,8 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 		case slices.Contains(have, in.Volid) && len(lost) == 0:
 			return false, nil
 		case errParse == nil && len(lost) == 0 && slices.Contains(have, there.Volid) && there.Option("serial") != "" && there.Option("serial") == disk.Option("serial"):
-			return false, nil // somebody had given it away and has given it back: it has a name, another one
-		case slices.Contains(have, in.Volid): // it may be another one: Proxmox gives a name that is free to the next volume
+			return false, nil // someone moved it away and back: it has a name, though another one
+		case slices.Contains(have, in.Volid): // it may be another volume: Proxmox reuses a free name for the next one
 			lost = append([]string{in.Volid}, lost...)
 		}
 	}
@@ -120,8 +119,8 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 	return true, nil
 }
 
-// finish sees a hand-over between two VMs, in either direction, to its
-// end; found is false where Proxmox has done nothing of it.
+// finish completes a hand-over between two VMs, in either direction; found is false if Proxmox has
+// done nothing of it.
 func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluster.VM) (found bool, err error) {
 	if in.IsOver(from, to) {
 		return true, nil
@@ -135,12 +134,11 @@ func (r handOver) finish(ctx context.Context, in parking.Intent, from, to cluste
 	return true, r.dropDangling(ctx, in)
 }
 
-// once gives a volume of one VM to the other, and is safe to run again
-// after it was cut off anywhere, or has failed. Proxmox renames the volume, then writes the
-// source's configuration, then the target's (qemu-server, API2/Qemu.pm): a crash
-// of the host, or a loss of quorum, in between leaves a volume that nobody names.
-// So the intent is durable before, with every volume that had no name then: at
-// most one can be new afterwards, and that is the one.
+// once hands a volume of one VM over to the other. It is safe to run again after an interruption
+// anywhere, or after a failure. Proxmox renames the volume, then writes the source's configuration,
+// then the target's (qemu-server, API2/Qemu.pm). A crash of the host or a loss of quorum in between
+// leaves a volume that no configuration names. So once first records the intent, with every volume
+// that has no name then: afterwards at most one more has none, and that is the one.
 func (r handOver) once(ctx context.Context, in parking.Intent) error {
 	from, to, err := r.both(ctx, in)
 	if err != nil {
@@ -156,7 +154,7 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 		if err != nil || found && begun.Same(in) {
 			return err
 		}
-		if !over { // they may be others now
+		if !over { // finish may have changed them
 			if from, to, err = r.both(ctx, in); err != nil {
 				return err
 			}
@@ -192,8 +190,8 @@ func (r handOver) once(ctx context.Context, in parking.Intent) error {
 	return nil
 }
 
-// handable refuses to hand over what is not as it was planned, or is another
-// VM's: Proxmox would rename that under its real owner's configuration.
+// handable refuses a disk that is not as planned, or that another VM owns: Proxmox would rename it
+// while its owner's configuration still has the old name.
 func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
 	value, attached := from.Config[in.Key]
 	if !attached {
@@ -222,7 +220,7 @@ func (r handOver) parkingOf(a, b cluster.VM) cluster.VM {
 	return b
 }
 
-// requireOff refuses to give a disk to a VM that runs: its guest would get it hot.
+// requireOff refuses to give a disk to a running VM: its guest would get it by hot-plug.
 func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
 	vm, err := r.Proxmox.VM(ctx, id)
 	switch {
@@ -234,11 +232,11 @@ func (r handOver) requireOff(ctx context.Context, id cluster.VMID) error {
 	return nil
 }
 
-// settle finishes the hand-over that was begun last if it was cut off: what
-// comes next may go the other way, and takes a name in a configuration for the disk.
+// settle finishes the last hand-over if it was interrupted. The next one may go the other way, and
+// takes a drive in a configuration for the disk itself.
 func (r handOver) settle(ctx context.Context) error {
 	vm, found, err := r.Current(ctx)
-	if err != nil || !found { // it is deleted only when every disk has arrived
+	if err != nil || !found { // it is deleted only after every disk was handed over
 		return err
 	}
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
@@ -257,7 +255,7 @@ func (r handOver) settleStep() step.Step {
 	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
-// unnamed lists the volumes on a storage that carry either VM's number and that neither refers to.
+// unnamed lists the volumes on a storage that carry either VM's VMID and that neither VM refers to.
 func (r handOver) unnamed(ctx context.Context, storage string, from, to cluster.VM) ([]string, error) {
 	var out []string
 	for _, vm := range []cluster.VM{from, to} {
@@ -293,11 +291,11 @@ func startedMeanwhile(vm cluster.VM) error {
 	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
 }
 
-// WriteRecord writes a record in the place of the one that the parking VM has. Proxmox
-// takes a change for one of what was read where the digest is the same, and that is one
-// of the content alone (PVE/QemuServer.pm, parse_vm_config). So no two records of a VM
-// are the same: else one that was sent by a process which is dead could come when
-// another process has the VM just as it was, and close the record in the middle of its work.
+// WriteRecord replaces the record of the parking VM. Proxmox accepts a change if the digest is that
+// of what was read, and the digest covers only the content (PVE/QemuServer.pm, parse_vm_config). So
+// no two records of a VM may be equal. Otherwise a late write by a dead process could still match
+// when another process has brought the VM back to the same content, and close the record in the
+// middle of its work.
 func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec parking.Record) error {
 	was, _, err := parking.ReadRecord(park)
 	if err != nil {

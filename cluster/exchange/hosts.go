@@ -5,8 +5,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// requireHost refuses to go on with a VM of the exchange that somebody has moved
-// meanwhile: Proxmox HA may, until the VM is out of it.
+// requireHost refuses a VM that has left the host of the exchange. Proxmox HA may migrate it until
+// it is removed from HA.
 func (r *Replace) requireHost(vm cluster.VM) error {
 	if vm.Host == r.VM.Host {
 		return nil

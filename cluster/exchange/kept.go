@@ -13,16 +13,16 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// KeptRef names an old system disk as it was shown to whoever had it freed.
+// KeptRef identifies an old system disk as it was shown before it is freed.
 type KeptRef struct {
 	Cluster, Node string
 	Parking       cluster.VMID
 	Key, Run      string
-	Volid         string // "": its drive is gone, and only its entry in the record is to go
+	Volid         string // "": the drive no longer exists; only its entry is removed from the record
 }
 
-// Find reads the parking VM afresh and the disk's entry in its record; found is
-// false once that is gone.
+// Find reads the parking VM again, and the disk's entry in its record; found is false if the entry
+// no longer exists.
 func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parking, entry parking.KeptDisk, found bool, err error) {
 	p.VM, err = px.VM(ctx, k.Parking)
 	switch {
@@ -48,10 +48,10 @@ func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parki
 
 func (k KeptRef) is(entry parking.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }
 
-// Free frees the disk and takes its entry from the record. It looks at
-// everything again right before: the volume must be the one that was shown, the
-// parking VM's own, with the options that recast left it with, in no snapshot, and
-// named by nothing else. Cut off anywhere, it ends the same when it is run again.
+// Free frees the disk and removes its entry from the record. Right before, it checks again that the
+// volume is the one that was shown, belongs to the parking VM, has the options that recast gave it,
+// is in no snapshot, and is named by nothing else. If it is interrupted anywhere, a second run
+// gives the same result.
 func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context.Context) ([]cluster.Use, error)) error {
 	p, disk, found, err := k.look(ctx, px)
 	if err != nil || !found {
@@ -69,7 +69,7 @@ func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context
 			"detach it there; it is a system disk that recast keeps")
 	}
 	if p.VM.Config["protection"] == "1" {
-		// Protection forbids to remove a drive (qemu-server, QemuConfig.pm,
+		// Protection forbids removing a drive (qemu-server, QemuConfig.pm,
 		// check_protection); writing the record sets it again.
 		if err := LiftProtection(ctx, px, p.VM); err != nil {
 			return err
@@ -87,8 +87,8 @@ func (k KeptRef) Free(ctx context.Context, px cluster.Proxmox, uses func(context
 	return k.forget(ctx, px)
 }
 
-// look finds the disk and refuses unless everything is as it was shown. Its
-// Volid is "" where the drive is gone.
+// look finds the disk and refuses if anything differs from what was shown. Its Volid is "" if the
+// drive no longer exists.
 func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p parking.Parking, disk cluster.Disk, found bool, err error) {
 	p, entry, found, err := k.Find(ctx, px)
 	if err != nil || !found {
@@ -113,7 +113,7 @@ func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p parking.Parkin
 	return p, disk, true, err
 }
 
-// forget takes the entry out of the record, and protects the parking VM again.
+// forget removes the entry from the record and protects the parking VM again.
 func (k KeptRef) forget(ctx context.Context, px cluster.Proxmox) error {
 	p, _, found, err := k.Find(ctx, px)
 	if err != nil || !found {
@@ -126,7 +126,7 @@ func (k KeptRef) forget(ctx context.Context, px cluster.Proxmox) error {
 	return WriteRecord(ctx, px, p.VM, p.Record)
 }
 
-// protect sets the protection again that was lifted for a disk which stays.
+// protect restores the protection that was lifted, if the disk is not freed.
 func (k KeptRef) protect(ctx context.Context, px cluster.Proxmox) error {
 	vm, err := px.VM(ctx, k.Parking)
 	if err != nil || vm.Config["protection"] == "1" {
@@ -135,7 +135,7 @@ func (k KeptRef) protect(ctx context.Context, px cluster.Proxmox) error {
 	return fault.Prefix(fmt.Sprintf("protect %s again", vm), px.SetConfig(ctx, vm, map[string]string{"protection": "1"}, nil))
 }
 
-// Stay notes that the disk is not to be freed, and protects the parking VM again.
+// Stay records that the disk is not to be freed, and protects the parking VM again.
 func (k KeptRef) Stay(ctx context.Context, px cluster.Proxmox) error {
 	p, _, found, err := k.Find(ctx, px)
 	if err != nil || !found {

@@ -16,18 +16,16 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// LateQueue bounds how long Proxmox may take to begin what it was asked for. A
-// request outlives its sender in the queues before a worker of pvedaemon: a proxy
-// in front passes it on for 60 s and then says 504 (nginx, proxy_read_timeout),
-// pveproxy for 30 s and then says 596 (PVE/APIServer/AnyEvent.pm, proxy_request),
-// and pvedaemon has three workers, each of which may be held up by a lock for 10 s
-// or by a storage that hangs for a minute. After that the task itself waits up to
-// 10 s for the VM's lock. What recast told Proxmox to wait for comes on top.
+// LateQueue bounds how long Proxmox may take to begin a request. A request outlives its sender in
+// the queues before a worker of pvedaemon. A proxy in front waits 60 s and then answers 504 (nginx,
+// proxy_read_timeout); pveproxy waits 30 s and then answers 596 (PVE/APIServer/AnyEvent.pm,
+// proxy_request). pvedaemon has three workers, and each may be blocked by a lock for 10 s or by a
+// hanging storage for a minute. After that the task itself waits up to 10 s for the VM's lock. Any
+// wait that recast asks Proxmox for is added to this.
 const LateQueue = 5 * time.Minute
 
-// awaitDelete waits until an earlier delete of the VM, which has no answer, is
-// carried out or can't come any more: after a second one the number would be free
-// for another VM, and the first one would take that.
+// awaitDelete waits until an earlier, unanswered delete of the VM is carried out or can't come any
+// more. A second delete would free the VMID for another VM, which the first one would then delete.
 func (r Deletion) awaitDelete(ctx context.Context) error {
 	park, rec, err := r.Spare.parkingNow(ctx)
 	if err != nil {
@@ -48,7 +46,7 @@ func (r *Replace) awaitLate(ctx context.Context, id string, which ...string) err
 	return r.Late.Await(ctx, []parking.Parking{{VM: park, Record: rec}}, which, r.saying(id))
 }
 
-// saying tells what happens in a step of the exchange.
+// saying returns the function that reports what a step of the exchange waits for.
 func (r *Replace) saying(id string) func(string) {
 	branch := "bring-up/"
 	switch {
@@ -64,9 +62,9 @@ func (r *Replace) saying(id string) func(string) {
 	}
 }
 
-// Sending writes into the record what is about to be sent, sends it, and takes it
-// out again once it is answered. within is how long Proxmox may take for it. Where
-// an earlier one of its kind has no answer, this one's is not the proof of that.
+// Sending records a request, sends it, and removes it from the record once it is answered. within
+// is how long Proxmox may take for it. If an earlier request of its kind is unanswered, the record
+// stays: the answer to this one proves nothing about that one.
 func (r *Replace) Sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
 	rec, err := r.record(ctx)
 	if err != nil {
@@ -74,7 +72,7 @@ func (r *Replace) Sending(ctx context.Context, what string, within time.Duration
 	}
 	earlier := r.Late.left(r.Parking, rec.Sent, []string{what}) > 0
 	if !earlier {
-		r.Late.anew(r.Parking, what)
+		r.Late.restart(r.Parking, what)
 	}
 	if now := rec.Sent.With(what, within); !maps.Equal(now, rec.Sent) {
 		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.Sent = rec.Sent.With(what, within) }); err != nil {
@@ -84,10 +82,10 @@ func (r *Replace) Sending(ctx context.Context, what string, within time.Duration
 	sendCtx, unanswered := cluster.WithUnanswered(ctx)
 	err = send(sendCtx)
 	switch {
-	case fault.KindOf(err) == fault.Claimed: // the record is another run's
+	case fault.KindOf(err) == fault.Claimed: // the record belongs to another run
 		return err
 	case unanswered() || ctx.Err() != nil || errors.Is(err, cluster.ErrLostAnswer) || errors.Is(err, context.DeadlineExceeded):
-		r.Late.anew(r.Parking, what)
+		r.Late.restart(r.Parking, what)
 		return err
 	case earlier:
 		return err
@@ -104,36 +102,35 @@ type lateKey struct {
 // latePoll is the pause between two looks at the clock.
 const latePoll = time.Second
 
-// Late remembers since when this process has known of each request that
-// has no answer. The time is its own, as far as that has run: no two clocks are
-// compared. It is safe for concurrent use.
+// Late remembers since when this process has known of each unanswered request. It measures with
+// this process's own clock, so no two clocks are compared. It is safe for concurrent use.
 type Late struct {
 	mu     sync.Mutex
 	since  map[lateKey]time.Time
-	looked bool // at every record of the cluster; all that came since is in since
+	looked bool // at every record of the cluster; since has all later requests
 }
 
-// anew notes that one of them has been sent, or was not answered, just now.
-func (l *Late) anew(park cluster.VMID, what string) {
+// restart notes that a request was just sent, or just failed to get an answer.
+func (l *Late) restart(park cluster.VMID, what string) {
 	l.mu.Lock()
 	delete(l.since, lateKey{park, what})
 	l.mu.Unlock()
 	l.saw(park, parking.Sent{what: 0})
 }
 
-// answered forgets one of them.
+// answered forgets a request.
 func (l *Late) answered(parking cluster.VMID, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.since, lateKey{parking, what})
 }
 
-// Await waits until none of these requests can come any more, saying why it waits.
+// Await waits until none of these requests can come any more, and says why it waits.
 func (l *Late) Await(ctx context.Context, parkings []parking.Parking, which []string, say func(string)) error {
 	return l.awaitUnless(ctx, parkings, which, say, func(context.Context) (bool, error) { return false, nil })
 }
 
-// awaitUnless is await that ends, too, once something is so.
+// awaitUnless is Await that also ends once so returns true.
 func (l *Late) awaitUnless(ctx context.Context, parkings []parking.Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
 	w := wait.For{Name: "late requests", Every: latePoll, Seen: say}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -154,7 +151,7 @@ func (l *Late) awaitUnless(ctx context.Context, parkings []parking.Parking, whic
 	})
 }
 
-// Forgetting adds to a change of a record that what can't come any more leaves it.
+// Forgetting extends a change of a record: it also removes requests that can't come any more.
 func (l *Late) Forgetting(park cluster.VMID, change func(*parking.Record)) func(*parking.Record) {
 	return func(rec *parking.Record) {
 		change(rec)
@@ -166,7 +163,7 @@ func (l *Late) Forgetting(park cluster.VMID, change func(*parking.Record)) func(
 	}
 }
 
-// left is for how much longer any of these may come; 0: none does.
+// left returns for how much longer any of these requests may come; 0: none can.
 func (l *Late) left(parking cluster.VMID, s parking.Sent, which []string) (longest time.Duration) {
 	if len(s) == 0 {
 		return 0
@@ -182,8 +179,8 @@ func (l *Late) left(parking cluster.VMID, s parking.Sent, which []string) (longe
 	return longest
 }
 
-// None says that no record of the cluster has any: whoever holds the claim writes
-// all that come after a look at every record.
+// None reports that no record of the cluster has a request. After a look at every record that stays
+// known, because the holder of the claim writes all later ones.
 func (l *Late) None() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +201,7 @@ func (l *Late) saw(parking cluster.VMID, s parking.Sent) {
 	}
 }
 
-// SawAll notes that every record of the cluster was looked at.
+// SawAll notes that every record of the cluster was read.
 func (l *Late) SawAll(parkings []parking.Parking) {
 	for _, p := range parkings {
 		l.saw(p.VM.ID, p.Record.Sent)
@@ -214,12 +211,12 @@ func (l *Late) SawAll(parkings []parking.Parking) {
 	l.looked = true
 }
 
-// parkStep begins the ID of a step that parks a disk.
+// parkStep is the prefix of the ID of a step that parks a disk.
 const parkStep = "park/"
 
 const SentDelete = "delete"
 
 const SentStart = "start"
 
-var // switchesOn are those that would have a VM run while its disks are moved.
-SwitchesOn = []string{SentStart, cluster.SentAddHA}
+// SwitchesOn lists the requests that would start a VM while its disks are moved.
+var SwitchesOn = []string{SentStart, cluster.SentAddHA}

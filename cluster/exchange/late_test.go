@@ -16,7 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// lateLab is an exchange with an open record, and what was done to Proxmox.
+// lateLab returns an exchange with an open record, and the Proxmox that notes what is done.
 func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 	t.Helper()
 	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, ControlPlane: true, Sent: sent}
@@ -28,22 +28,22 @@ func lateLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, *Replace) {
 	return px, WiredReplace(&Replace{Proxmox: px, Strategy: cluster.Recreate, Run: "r1", VM: cluster.VM{ID: 101, Host: "pve1"}, Parking: 9900, Late: new(Late)})
 }
 
-// TestSending: what is sent is in the record before, and leaves it with its own answer only.
+// TestSending: a request is recorded before it is sent, and removed only on its own answer.
 func TestSending(t *testing.T) {
 	t.Parallel()
 	lost := fmt.Errorf("504: %w", cluster.ErrLostAnswer)
 	for name, c := range map[string]struct {
 		before parking.Sent
 		err    error
-		late   bool // the adapter says that it may come yet
+		late   bool // the adapter says that it may still be carried out
 		cancel bool
 		stays  bool
 	}{
 		"done":                           {},
 		"refused":                        {err: errors.New("500 no")},
 		"no answer":                      {err: lost, stays: true},
-		"done, by somebody perhaps":      {late: true, stays: true},
-		"the sender gives up":            {cancel: true, stays: true},
+		"done, perhaps by another":       {late: true, stays: true},
+		"the sender is cancelled":        {cancel: true, stays: true},
 		"the claim is lost":              {err: fault.As(fault.Claimed, errors.New("it is another run's")), stays: true},
 		"an earlier one has no answer":   {before: parking.Sent{cluster.SentShutdown: 600}, stays: true},
 		"another request has no answer":  {before: parking.Sent{SentStart: 600}},
@@ -90,8 +90,8 @@ func TestSending(t *testing.T) {
 	}
 }
 
-// TestLateIsWaitedOut: the time is this process's own, from its first look on, and
-// what can't come any more leaves the record with its next change.
+// TestLateIsWaitedOut: this process measures the time, from its first look on. A request that can't
+// come any more leaves the record with the next change.
 func TestLateIsWaitedOut(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -124,27 +124,27 @@ func TestLateIsWaitedOut(t *testing.T) {
 	})
 }
 
-// goesLater has one more VM, for a time.
-type goesLater struct {
+// temporaryVM has one more VM, until a time.
+type temporaryVM struct {
 	*clustertest.Proxmox
-	vm   cluster.VM
-	goes time.Time
+	vm    cluster.VM
+	until time.Time
 }
 
-func (g *goesLater) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
-	if id == g.vm.ID && time.Now().Before(g.goes) {
+func (g *temporaryVM) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
+	if id == g.vm.ID && time.Now().Before(g.until) {
 		return g.vm, nil
 	}
 	return g.Proxmox.VMConfig(ctx, id)
 }
 
-// TestDeleteWaitsForTheOneBefore: a second delete would make the number free for
-// another VM, which the first one would take.
+// TestDeleteWaitsForTheOneBefore: a second delete would free the VMID for another VM, which the
+// late first one would delete.
 func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		sent parking.Sent
-		gone time.Duration // when the VM goes; 0: it stays
+		gone time.Duration // when the VM is deleted; 0: never
 		want time.Duration
 	}{
 		"none was sent":          {nil, 0, 0},
@@ -157,7 +157,7 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				px, r := lateLab(t, c.sent)
 				began := time.Now()
-				r.Proxmox = &goesLater{px, r.VM, began.Add(c.gone)}
+				r.Proxmox = &temporaryVM{px, r.VM, began.Add(c.gone)}
 				if c.gone == 0 {
 					px.Guests[101] = r.VM
 				}
@@ -172,8 +172,8 @@ func TestDeleteWaitsForTheOneBefore(t *testing.T) {
 	}
 }
 
-// TestRequestOutlivesItsRecord: neither its end nor the next replacement forgets
-// what may come yet.
+// TestRequestOutlivesItsRecord: a request that may still come survives the end of its replacement
+// and the start of the next.
 func TestRequestOutlivesItsRecord(t *testing.T) {
 	t.Parallel()
 	px, r := lateLab(t, parking.Sent{cluster.SentShutdown: 360})
@@ -189,8 +189,8 @@ func TestRequestOutlivesItsRecord(t *testing.T) {
 	if err != nil || next.Sent[cluster.SentShutdown] != 360 {
 		t.Errorf("opened again: %+v, %v", next, err)
 	}
-	told := parking.Parking{VM: px.Guests[9900], Record: rec}.Unanswered()
-	if len(told) != 1 || !strings.Contains(told[0], "so recast waits up to 6m0s before it takes another control plane out") {
-		t.Errorf("told %q", told)
+	texts := parking.Parking{VM: px.Guests[9900], Record: rec}.Unanswered()
+	if len(texts) != 1 || !strings.Contains(texts[0], "so recast waits up to 6m0s before it takes another control plane out") {
+		t.Errorf("unanswered: %q", texts)
 	}
 }

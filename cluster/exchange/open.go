@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// OpenReplace begins an exchange: it makes the parking VM, or takes the one of
-// an earlier exchange, and writes the open record into it. Nothing else is
-// changed. From there on ResumeReplace finds it, whatever becomes of the caller.
+// OpenReplace begins an exchange: it creates the parking VM, or takes that of an earlier exchange,
+// and writes the open record into it. It changes nothing else. From then on ResumeReplace finds the
+// exchange, even if the caller dies.
 func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Replace, error) {
 	o.VM.DropCSI()
 	switch {
@@ -60,8 +60,8 @@ func OpenReplace(ctx context.Context, px cluster.Proxmox, o ReplaceOptions) (*Re
 	return r, nil
 }
 
-// OpenParking writes the open record into the parking VM of an earlier
-// replacement, or into a new one, whose number meant is told before it exists.
+// OpenParking writes the open record into the parking VM of an earlier replacement, or into a new
+// one. It calls meant with the VMID before it creates one.
 func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record, mem parking.Memory, earlier *parking.Parking, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (cluster.VMID, parking.Record, error) {
 	rec, err := opening.Opened(mem, earlier)
 	switch {
@@ -79,9 +79,9 @@ func OpenParking(ctx context.Context, px cluster.Proxmox, opening parking.Record
 	return earlier.VM.ID, rec, WriteRecord(ctx, px, earlier.VM, rec)
 }
 
-// CreateParking takes the first free VMID; whoever loses a race for one takes the
-// next. An empty parking VM of the node there is what an earlier request of ours made
-// after nobody waited for it any more: that is the one then.
+// CreateParking takes the first free VMID; if another process takes it first, it tries the next. An
+// empty parking VM of the node comes from an earlier request of ours that finished late;
+// CreateParking uses that one.
 func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, ids []cluster.VMID, numbers *Numbers, meant func(cluster.VMID) error) (id cluster.VMID, err error) {
 	end, err := numbers.Turn(ctx)
 	if err != nil {
@@ -121,9 +121,9 @@ func CreateParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec p
 	return 0, fault.WithHint(fault.ParkedHalf.Refusedf("no VMID is free for the parking VM of %s", rec.Node), "widen proxmox.vmids")
 }
 
-// formed waits until a VM that is being created says what it is to be: for as long as
-// a task of ours about it runs, and a while for those that another token has started.
-// A VM whose creation was killed never says it.
+// formed waits until a VM that is being created has its configuration: as long as a task of ours
+// for it runs, and up to CreationTakes for one that another token started. A VM whose creation was
+// killed never gets it.
 func formed(ctx context.Context, px cluster.Proxmox, vm cluster.VM) (cluster.VM, error) {
 	within := time.Now().Add(CreationTakes)
 	err := wait.Until(ctx, wait.For{Name: "creation of " + vm.String(), Every: time.Second, Timeout: OwnTasksTimeout}, func(ctx context.Context) (bool, string, error) {
@@ -153,6 +153,6 @@ func DiskSerial(run, node string) string {
 	return "recast-" + hex.EncodeToString(sum[:])[:12]
 }
 
-// OwnTasksTimeout bounds how long work that Proxmox still does for an earlier
-// process of ours is waited for: the largest, an upload's copy, takes minutes.
+// OwnTasksTimeout bounds the wait for tasks that Proxmox still runs for an earlier recast process.
+// The longest, the copy of an upload, takes minutes.
 const OwnTasksTimeout = 10 * time.Minute

@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// mediaToPutBack are those that are not in their drives. One that is gone by now stays
-// out: Proxmox puts none in that it has not.
+// mediaToPutBack returns the other media that are not in their drives, by drive. It omits media
+// that no longer exist: Proxmox rejects those.
 func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string]string, error) {
 	media, err := r.VM.OtherMedia()
 	if err != nil {
@@ -17,7 +17,7 @@ func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 	set := map[string]string{}
 	for key, was := range media {
 		if is, err := cluster.ParseDisk(key, vm.Config[key]); err != nil || is.Volid != "none" {
-			continue // it is there, or somebody else has put something in
+			continue // it is in the drive, or someone inserted another one
 		}
 		there, err := r.Proxmox.HasVolume(ctx, vm.Host, was.Volid)
 		if err != nil {
@@ -30,7 +30,7 @@ func (r Settings) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 	return set, nil
 }
 
-// takeOut has those media taken out by a change of the VM.
+// takeOut adds to set the settings that eject these media.
 func (r Settings) takeOut(set map[string]string) {
 	media, _ := r.VM.OtherMedia() // drives that can't be read were refused
 	for key := range media {

@@ -9,10 +9,10 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// TouchedBy says of which VMs an earlier run of this cluster may have asked
-// Proxmox for something: those with numbers of recast's own, the nodes' by number or
-// name, and all that a record of the cluster names. Another cluster's run may use
-// the same token at the same time, and its tasks are none of ours.
+// TouchedBy returns whether an earlier run of this cluster may have sent Proxmox a request for a
+// VM. It accepts recast's own VMIDs, the VMIDs and names of the nodes, and every VM that a record
+// of the cluster names. A run of another cluster may use the same token at the same time; its tasks
+// do not count.
 func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, own func(cluster.VMID) bool) (func(cluster.VMID) bool, error) {
 	ids := map[cluster.VMID]bool{}
 	for _, w := range wanted {
@@ -33,9 +33,8 @@ func TouchedBy(vms []cluster.VM, clusterName string, wanted []cluster.Wanted, ow
 	return func(id cluster.VMID) bool { return ids[id] || own(id) }, err
 }
 
-// AwaitOwnTasks waits until Proxmox has ended what an earlier process of ours,
-// killed since, had asked for about the VMs that of accepts; see TouchedBy. Before
-// that the world would change under our eyes.
+// AwaitOwnTasks waits until Proxmox has finished the tasks of an earlier recast process, killed
+// since, for the VMs that of accepts; see TouchedBy. Such a task could change a VM during this run.
 func AwaitOwnTasks(ctx context.Context, px cluster.Tasks, of func(cluster.VMID) bool, poll time.Duration, say func(string)) error {
 	w := wait.For{Name: "tasks of an earlier recast to end", Every: poll, Timeout: OwnTasksTimeout, Seen: say}
 	return cluster.AwaitTasks(ctx, w, func(ctx context.Context) ([]string, error) { return px.OwnTasks(ctx, of) })

@@ -66,7 +66,7 @@ func (r diskMoves) attachSteps() []step.Step {
 	steps := append(r.KeptFirewall.steps(), r.handOvers.settleStep())
 	for _, d := range r.Disks {
 		if d.System {
-			continue // it stays parked: the way back
+			continue // it stays parked, for a rollback
 		}
 		steps = append(steps, r.attachStep(d))
 	}
@@ -94,9 +94,9 @@ func (r diskMoves) attached(ctx context.Context, d parking.ParkedDisk) (string, 
 	return fmt.Sprintf("%s is %s again", d.Key, disk.Volid), nil
 }
 
-// detach takes a disk that another VM owns out of the configuration. Proxmox
-// drops the key and leaves the volume alone (facts: no unusedN for foreign volumes).
-// Handing it over would rename it under its owner's configuration.
+// detach removes a disk that another VM owns from the configuration. Proxmox drops the key and
+// leaves the volume alone (facts: no unusedN for foreign volumes). A hand-over would rename the
+// volume while its owner's configuration still has the old name.
 func (r diskMoves) detach(ctx context.Context, d parking.ParkedDisk) error {
 	vm, found, err := r.Powered(ctx)
 	if err != nil || !found {
@@ -108,7 +108,7 @@ func (r diskMoves) detach(ctx context.Context, d parking.ParkedDisk) error {
 		return err
 	case disk.Volid != d.Volid || disk.Owner != d.Holder:
 		return fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s of VM %d as planned", d.Key, vm, disk.Volid, d.Volid, d.Holder)
-	case vm.Running: // Proxmox would pull it out of the guest
+	case vm.Running: // Proxmox would hot-unplug it from the guest
 		return startedMeanwhile(vm)
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
@@ -139,8 +139,8 @@ func (r diskMoves) onParking(ctx context.Context, d parking.ParkedDisk) (park cl
 	return park, disk, found, err
 }
 
-// onlyOnce refuses where both VMs have something under the key of a disk that
-// changes hands: once no hand-over is cut off, one of the two is not that disk.
+// onlyOnce refuses if both VMs have a drive under the key of a disk that is handed over. It first
+// finishes an interrupted hand-over; after that, one of the two is not that disk.
 func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 	if err := r.handOvers.settle(ctx); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
 
-// owner is whose name the disk's volume carries while the VM has it.
+// owner returns the VM whose VMID the disk's volume carries while r.VM has the disk.
 func (r diskMoves) owner(d parking.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
 
 func (r diskMoves) park(ctx context.Context, d parking.ParkedDisk) error {
@@ -210,7 +210,7 @@ func (r diskMoves) parkTitle(d parking.ParkedDisk) string {
 	switch {
 	case d.Holder != 0:
 		return fmt.Sprintf("detach %s, which stays with VM %d", d.Key, d.Holder)
-	case r.Parking == 0: // it is made first
+	case r.Parking == 0: // it does not exist yet
 		return fmt.Sprintf("park %s as %s of its parking VM", d.Key, d.ParkKey)
 	}
 	return fmt.Sprintf("park %s as %s of VM %d", d.Key, d.ParkKey, r.Parking)
@@ -245,7 +245,8 @@ func isDetached(d parking.ParkedDisk, vm cluster.VM, found bool) string {
 	return fmt.Sprintf("%s stays with VM %d, which owns it", d.Volid, d.Holder)
 }
 
-// IsParked says, in words, that the parking VM has that disk; "" if it has not, an error if it has another.
+// IsParked says in words that the parking VM has that disk. It returns "" if not, and an error if
+// another disk is there.
 func IsParked(park cluster.VM, d parking.ParkedDisk) (string, error) {
 	disk, found, err := parkedDisk(park, d)
 	if err != nil || !found || !cluster.SameOptions(disk.Options, parking.ParkedOptions(d)) {
@@ -254,7 +255,7 @@ func IsParked(park cluster.VM, d parking.ParkedDisk) (string, error) {
 	return fmt.Sprintf("%s is %s of %s", disk.Volid, d.ParkKey, park), nil
 }
 
-// parkedDisk is the drive under its parking key.
+// parkedDisk returns the drive under the disk's parking key.
 func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found bool, err error) {
 	value, found := park.Config[d.ParkKey]
 	if !found {

@@ -11,21 +11,21 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// CreationTakes is how long a VM without disks is being created at most, where no task
-// of ours tells that it still is.
+// CreationTakes bounds how long Proxmox takes to create a VM without disks, unless a task of ours
+// shows that it still does.
 const CreationTakes = 30 * time.Second
 
-// Numbers remembers where among the numbers for parking VMs the next one is looked
-// for: those before were taken when this roll looked.
+// Numbers remembers which VMID to try next for a parking VM. Those before it were already taken
+// when this roll looked.
 type Numbers struct {
 	mu   sync.Mutex
 	from cluster.VMID
-	of   map[string]cluster.VMID // nodes: where a parking VM may have come, or may yet come
-	busy chan struct{}           // full while the first parking VM is made
-	made bool                    // it was
+	of   map[string]cluster.VMID // by node: the VMID that its parking VM has or may get
+	busy chan struct{}           // full while the first parking VM is being made
+	made bool                    // whether it was
 }
 
-// InOrder has the node's own first, and those last that were taken.
+// InOrder returns ids with the node's own first and those that were taken last.
 func (f *Numbers) InOrder(node string, ids []cluster.VMID) []cluster.VMID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -37,7 +37,7 @@ func (f *Numbers) InOrder(node string, ids []cluster.VMID) []cluster.VMID {
 	return ids
 }
 
-// Met notes where a parking VM of a node is, or may come.
+// Met notes the VMID that a node's parking VM has or may get.
 func (f *Numbers) Met(node string, id cluster.VMID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -47,7 +47,7 @@ func (f *Numbers) Met(node string, id cluster.VMID) {
 	f.of[node] = id
 }
 
-// Next notes that a number is about to be taken for a node.
+// Next notes that a VMID is about to be used for a node.
 func (f *Numbers) Next(node string, id cluster.VMID) {
 	f.Met(node, id)
 	f.mu.Lock()
@@ -55,7 +55,7 @@ func (f *Numbers) Next(node string, id cluster.VMID) {
 	f.from = id
 }
 
-// Others says whether a number is that of another node's parking VM.
+// Others reports whether a VMID belongs to the parking VM of another node.
 func (f *Numbers) Others(node string, id cluster.VMID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,8 +67,8 @@ func (f *Numbers) Others(node string, id cluster.VMID) bool {
 	return false
 }
 
-// Turn waits while the first parking VM of this roll is being made: who makes that comes
-// to know which ones have come late. end is called with whether it was made.
+// Turn waits while another caller makes the first parking VM of this roll, because that caller
+// finds out which parking VMs were created late. The caller tells end whether it made one.
 func (f *Numbers) Turn(ctx context.Context) (end func(made bool), err error) {
 	f.mu.Lock()
 	if f.busy == nil {
@@ -94,14 +94,14 @@ func (f *Numbers) Turn(ctx context.Context) (end func(made bool), err error) {
 	}, nil
 }
 
-// LateParking is the record of a parking VM of the cluster to which nothing was ever
-// handed over.
+// LateParking returns the record of a parking VM of the cluster to which no disk was ever handed
+// over.
 func LateParking(vm cluster.VM, clusterName string) (parking.Record, bool) {
 	rec, found, err := parking.ReadRecord(vm)
 	return rec, found && err == nil && rec.Cluster == clusterName && parking.Parking{VM: vm, Record: rec}.Empty()
 }
 
-// MakeParking creates the parking VM of a record under a number, protected and never started.
+// MakeParking creates the parking VM of a record under a VMID, protected and never started.
 func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec parking.Record, id cluster.VMID) error {
 	rec.Parking = id
 	description, err := rec.Description()

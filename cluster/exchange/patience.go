@@ -14,13 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// lockWait bounds how long somebody else's work on a VM is waited for. A backup
-// that is due is refused before a node is taken out, so this is one by hand.
+// lockWait bounds the wait for another task on a VM. recast takes no node out when a backup is due,
+// so such a task was started by hand.
 const lockWait = 15 * time.Minute
 
-// Patient gives a Proxmox that waits while somebody else's task, a backup say,
-// holds a VM that is to be changed, and says so. What it was asked for is done
-// afterwards only if the VM is then as it was.
+// Patient returns a Proxmox that waits, and says so, while another task, such as a backup, locks a
+// VM that is to be changed. Afterwards it makes the change only if the VM is as it was.
 func Patient(px cluster.Proxmox, poll time.Duration, say func(text string)) cluster.Proxmox {
 	return patient{Access: px, Inventory: px, Tasks: px, HA: px, px: px, poll: poll, say: say}
 }
@@ -37,9 +36,9 @@ type patient struct {
 
 var _ cluster.Proxmox = patient{}
 
-// VM waits for the end of a backup that has started the VM for its own purpose:
-// one that was off runs then, without a guest (pve-manager's vzdump, in
-// qemu-server, PVE/VZDump/QemuServer.pm, enforce_vm_running_for_backup).
+// VM waits for the end of a backup that started the VM: while a stopped VM is backed up, it runs
+// without a guest (pve-manager's vzdump, in qemu-server, PVE/VZDump/QemuServer.pm,
+// enforce_vm_running_for_backup).
 func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := p.px.VM(ctx, id)
 	if err != nil || !forBackup(vm) {
@@ -51,7 +50,7 @@ func (p patient) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	return p.px.VM(ctx, id)
 }
 
-// VMState does as VM where it may be a backup that the VM runs for.
+// VMState waits like VM if the VM may run only for a backup.
 func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 	s, err := p.px.VMState(ctx, id)
 	if err != nil || s.QMP != "prelaunch" {
@@ -63,7 +62,7 @@ func (p patient) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState,
 
 func forBackup(vm cluster.VM) bool { return vm.Running && vm.Lock == "backup" && vm.QMP == "prelaunch" }
 
-// free waits until a VM is held by nobody; waited is false if it was not.
+// free waits while held is true of a VM; waited is false if it never was.
 func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM) bool) (waited bool, err error) {
 	w := wait.For{Name: fmt.Sprintf("VM %d free", id), Every: p.poll, Timeout: lockWait, Seen: func(seen string) { p.say(fmt.Sprintf("waiting for VM %d: %s", id, seen)) }}
 	err = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -80,10 +79,9 @@ func (p patient) free(ctx context.Context, id cluster.VMID, held func(cluster.VM
 	return waited, fault.WithHint(fault.VMLocked.Of(err), "see which task of VM %d runs; where none does any more, qm unlock %d takes the lock away: that is for you to decide. Then run the same command again", id, id)
 }
 
-// change makes a change of a VM, and of others that it is about. One that is
-// refused because of somebody's lock, which is part of the configuration and so
-// of the digest too, is made again when the lock is gone. The digest is not that
-// of the others: whether they are as they were is asked here.
+// change makes a change of vm that also involves others. If Proxmox refuses it because of a lock,
+// change tries again after the lock ends. A lock is part of the configuration and so changes its
+// digest. The digest does not cover the others, so change checks that they are as they were.
 func (p patient) change(ctx context.Context, vm cluster.VM, others []cluster.VMID, do func(cluster.VM) error) error {
 	ids := append([]cluster.VMID{vm.ID}, others...)
 	for start := time.Now(); ; {
@@ -112,14 +110,14 @@ func (p patient) change(ctx context.Context, vm cluster.VM, others []cluster.VMI
 		}
 		for i, was := range append([]cluster.VM{vm}, before...) {
 			switch {
-			case sameButLock(was, now[i]) && (i == 0 || !now[i].Running): // a target that runs would be given the disk hot
+			case sameButLock(was, now[i]) && (i == 0 || !now[i].Running): // a running target would get the disk by hot-plug
 			case i == 0 && errors.Is(err, cluster.ErrChanged):
 				return err
 			default:
 				return fmt.Errorf("%w; then %s was %w", err, now[i], cluster.ErrChanged)
 			}
 		}
-		if !waited { // it came and went
+		if !waited { // the lock had already ended
 			select {
 			case <-ctx.Done():
 				return err
@@ -145,7 +143,7 @@ func (p patient) look(ctx context.Context, ids []cluster.VMID) ([]cluster.VM, er
 	return vms, nil
 }
 
-// sameButLock says whether a VM is as it was when the change was decided upon.
+// sameButLock reports whether a VM is as it was when the change was decided, apart from its lock.
 func sameButLock(a, b cluster.VM) bool {
 	without := func(vm cluster.VM) map[string]string {
 		config := maps.Clone(vm.Config)
@@ -155,8 +153,8 @@ func sameButLock(a, b cluster.VM) bool {
 	return a.Host == b.Host && maps.Equal(without(a), without(b)) && slices.Equal(a.Pending, b.Pending)
 }
 
-// lasting is the refusal with the lock that it is due to, if that is one which
-// no task takes away; nil if it is not.
+// lasting returns the refusal with the lock that caused it, if no task will release that lock, else
+// nil.
 func (p patient) lasting(ctx context.Context, ids []cluster.VMID, refused error) error {
 	for _, id := range ids {
 		vm, err := p.px.VM(ctx, id)
@@ -189,7 +187,7 @@ func (p patient) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	return p.change(ctx, vm, []cluster.VMID{to}, func(vm cluster.VM) error { return p.px.MoveDisk(ctx, vm, key, to, toKey) })
 }
 
-// SetFirewall is no change of a configuration: no lock of the VM holds it up.
+// SetFirewall does not change the configuration, so no lock of the VM delays it.
 func (p patient) SetFirewall(ctx context.Context, vm cluster.VM, want firewall.Config) error {
 	return p.px.SetFirewall(ctx, vm, want)
 }

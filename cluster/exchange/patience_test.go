@@ -16,11 +16,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// lockedVM is a Proxmox with one VM that somebody else has locked until some time.
+// lockedVM is a Proxmox with one VM that another task has locked.
 type lockedVM struct {
 	cluster.Proxmox
 	vm       cluster.VM
-	until    time.Time // the lock goes then
+	until    time.Time // when the lock ends
 	leaves   map[string]string
 	noQuorum bool
 	done     int
@@ -62,19 +62,19 @@ func TestPatience(t *testing.T) {
 		before   bool // the VM was read before it was locked
 		leaves   map[string]string
 		noQuorum bool
-		took     time.Duration // less than a poll more
+		took     time.Duration // at least; at most a poll more
 		err      string
 		hint     string
 		said     []string
 	}{
-		"free":                       {before: true},
-		"locked since":               {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
-		"locked already":             {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
-		"changed under the lock":     {lock: "snapshot", lasts: minute, before: true, leaves: map[string]string{"parent": "theirs"}, took: minute, err: "changed by someone else", said: []string{"waiting for VM 101: it is locked (snapshot)"}},
-		"quorum is lost meanwhile":   {lock: "backup", lasts: minute, before: true, noQuorum: true, took: minute, err: "no quorum", hint: "pvecm status", said: []string{"waiting for VM 101: it is locked (backup)"}},
-		"for too long":               {lock: "backup", lasts: 24 * time.Hour, before: true, took: lockWait, err: "VM 101 free: gave up after 15m0s; last seen: it is locked (backup)", hint: "qm unlock 101", said: []string{"waiting for VM 101: it is locked (backup)"}},
-		"a lock that no task has":    {lock: "suspended", lasts: 24 * time.Hour, before: true, err: `VM 101 "wk1" on pve1 is locked (suspended)`, hint: "qm unlock 101"},
-		"such a lock from before it": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "throws the saved state away"},
+		"free":                        {before: true},
+		"locked since":                {lock: "backup", lasts: 3 * minute, before: true, took: 3 * minute, said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"locked already":              {lock: "snapshot-delete", lasts: minute, took: minute, said: []string{"waiting for VM 101: it is locked (snapshot-delete)"}},
+		"changed under the lock":      {lock: "snapshot", lasts: minute, before: true, leaves: map[string]string{"parent": "theirs"}, took: minute, err: "changed by someone else", said: []string{"waiting for VM 101: it is locked (snapshot)"}},
+		"quorum is lost meanwhile":    {lock: "backup", lasts: minute, before: true, noQuorum: true, took: minute, err: "no quorum", hint: "pvecm status", said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"for too long":                {lock: "backup", lasts: 24 * time.Hour, before: true, took: lockWait, err: "VM 101 free: gave up after 15m0s; last seen: it is locked (backup)", hint: "qm unlock 101", said: []string{"waiting for VM 101: it is locked (backup)"}},
+		"a lock that no task has":     {lock: "suspended", lasts: 24 * time.Hour, before: true, err: `VM 101 "wk1" on pve1 is locked (suspended)`, hint: "qm unlock 101"},
+		"such a lock before the read": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "throws the saved state away"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -108,8 +108,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestPatienceWithABackupOfAStoppedVM: one that is off runs while it is backed
-// up, and is not taken for one that somebody has started.
+// TestPatienceWithABackupOfAStoppedVM: a stopped VM runs while it is backed up. It is not mistaken
+// for a VM that someone started.
 func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	t.Parallel()
 	whole := func(px cluster.Proxmox, ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
@@ -129,7 +129,7 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 				if err != nil || vm.Running {
 					t.Errorf("%+v, %v", vm, err)
 				}
-				f.vm.QMP = "running" // a guest's own
+				f.vm.QMP = "running" // now its guest runs
 				f.until = time.Now().Add(time.Hour)
 				if vm, err := read(px, t.Context(), 101); err != nil || !vm.Running {
 					t.Errorf("%+v, %v", vm, err)
@@ -139,12 +139,11 @@ func TestPatienceWithABackupOfAStoppedVM(t *testing.T) {
 	}
 }
 
-// pairedVMs is a Proxmox with a source that somebody has locked, and the VM that
-// is to be given its disk.
+// pairedVMs is a Proxmox with a locked source VM, and the VM that is to get its disk.
 type pairedVMs struct {
 	lockedVM
 	to    cluster.VM
-	later func(to *cluster.VM) // when the lock is gone
+	later func(to *cluster.VM) // changes the target when the lock ends
 	moved int
 }
 
@@ -171,17 +170,17 @@ func (f *pairedVMs) MoveDisk(ctx context.Context, vm cluster.VM, _ string, _ clu
 	return err
 }
 
-// TestPatienceWithATarget: what is to be given a disk must be what it was, too.
+// TestPatienceWithATarget: the VM that is to get a disk must be unchanged, too.
 func TestPatienceWithATarget(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		later func(to *cluster.VM)
 		moved int
 	}{
-		"as it was":           {func(*cluster.VM) {}, 1},
-		"another VM by now":   {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
-		"on another host":     {func(to *cluster.VM) { to.Host = "pve2" }, 0},
-		"started by somebody": {func(to *cluster.VM) { to.Running = true }, 0},
+		"as it was":         {func(*cluster.VM) {}, 1},
+		"another VM":        {func(to *cluster.VM) { to.Config["smbios1"] = "uuid=b" }, 0},
+		"on another host":   {func(to *cluster.VM) { to.Host = "pve2" }, 0},
+		"started meanwhile": {func(to *cluster.VM) { to.Running = true }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

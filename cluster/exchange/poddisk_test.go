@@ -8,8 +8,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// A drive that a running VM has besides is a pod's if Kubernetes says so; where it can't be asked, nothing goes on.
-func TestAddedDisksAreAskedFor(t *testing.T) {
+// TestAddedDisksAreLookedUp: an added drive of a running VM is a pod's only if Kubernetes lists it.
+// If Kubernetes does not answer, the comparison fails.
+func TestAddedDisksAreLookedUp(t *testing.T) {
 	t.Parallel()
 	before := cluster.VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0"}}
 	now := before
@@ -18,13 +19,13 @@ func TestAddedDisksAreAskedFor(t *testing.T) {
 	cases := map[string]struct {
 		handles []string
 		err     error
-		alone   bool // there is nobody to ask
+		alone   bool // Pods is nil
 		pod     bool
 	}{
-		"a pod's":         {handles: []string{"lab/pve1/fast/vm-9999-media"}, pod: true},
-		"nobody's":        {handles: []string{"lab/pve1/fast/vm-9999-other"}},
-		"no answer":       {err: silent},
-		"nobody is asked": {handles: []string{"lab/pve1/fast/vm-9999-media"}, alone: true},
+		"a pod's":     {handles: []string{"lab/pve1/fast/vm-9999-media"}, pod: true},
+		"not a pod's": {handles: []string{"lab/pve1/fast/vm-9999-other"}},
+		"no answer":   {err: silent},
+		"Pods is nil": {handles: []string{"lab/pve1/fast/vm-9999-media"}, alone: true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

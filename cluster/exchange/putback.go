@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Steps gives a VM that is off every disk back, the old system disk too.
+// Steps returns every disk, including the old system disk, to a VM that is off.
 func (r PutBack) Steps() []step.Step {
 	attach := r.KeptFirewall.steps()
 	for _, d := range r.Disks {
@@ -28,7 +28,7 @@ func (r PutBack) Steps() []step.Step {
 	}
 }
 
-// StandsStill says whether disks may be moved: the VM is off, or has them all.
+// StandsStill returns why disks may be moved: the VM is off, or it already has every disk.
 func (r PutBack) StandsStill(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -37,7 +37,7 @@ func (r PutBack) StandsStill(ctx context.Context) (string, error) {
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
-		return "", r.stranger(vm)
+		return "", r.uuidMismatch(vm)
 	case !vm.Running && !vm.HA:
 		return vm.String() + " is off", nil
 	}
@@ -65,7 +65,7 @@ func (r PutBack) createOld(ctx context.Context) error {
 	return r.System.create(ctx, config)
 }
 
-// isProtected is so for a VM that no delete can meet: one that runs, or is protected.
+// isProtected is the goal of protect: no delete can succeed, because the VM is protected or runs.
 func (r PutBack) isProtected(ctx context.Context) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -79,13 +79,14 @@ func (r PutBack) isProtected(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// protect has Proxmox refuse a delete of the VM that was meant for it when it
-// owned nothing, and comes late. Its own setting comes back when its node runs.
+// protect makes Proxmox refuse a late delete, which was sent when the VM owned nothing. The VM's
+// own setting is restored once its node runs.
 func (r PutBack) protect(ctx context.Context) error {
 	return r.System.set(ctx, map[string]string{"protection": "1"})
 }
 
-// asBefore are the settings that a replacement changes on a VM that stays.
+// asBefore returns the settings to set back, of those that a replacement changes on a VM that
+// stays.
 func (r PutBack) asBefore(vm cluster.VM) (map[string]string, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {

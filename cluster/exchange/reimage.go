@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// blanked is the goal of giving a VM that stays a blank system disk.
+// blanked is the goal of giving a blank system disk to a VM that stays.
 func (r NewSystem) blanked(ctx context.Context) (string, error) {
 	vm, disk, there, err := r.SystemNow(r.Current(ctx))
 	if err != nil || !there || disk.Option("serial") != r.Serial || vm.MadeBy() != r.Run {
@@ -18,8 +18,8 @@ func (r NewSystem) blanked(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is blank or was installed by this run", disk.Key, vm), nil
 }
 
-// GiveBlank puts the boot ISO in first and allocates the disk after it, together
-// with the run's mark: whatever of this a crash cuts off is done again.
+// GiveBlank inserts the boot ISO first. Then it allocates the disk and sets the run's mark in one
+// request, so a second run redoes whatever a crash interrupted.
 func (r NewSystem) GiveBlank(ctx context.Context) error {
 	iso, err := r.ISO(ctx)
 	if err != nil {
@@ -47,7 +47,7 @@ func (r NewSystem) GiveBlank(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A boot order may only name what is there, or comes with the same request
+	// A boot order may only name devices that exist or that the same request adds
 	// (qemu-server, API2/Qemu.pm, update_vm_api).
 	set := map[string]string{"description": description, "boot": bootOrder(r.VM.Config["boot"], system.Key, cd)}
 	if r.Strategy == cluster.Recreate { // dropDangling may have lifted it
@@ -80,12 +80,12 @@ func (r NewSystem) restored(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
 }
 
-// NothingKept is the error of a rollback to a disk that is not there.
+// NothingKept is the error of a rollback whose record names no kept disk.
 func (r NewSystem) NothingKept() error {
 	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
 }
 
-// restore gives a VM that stays a kept system disk.
+// restore gives a kept system disk to a VM that stays.
 func (r NewSystem) restore(ctx context.Context) error {
 	if r.Restore == nil {
 		return r.NothingKept()
@@ -112,8 +112,8 @@ func (r NewSystem) restore(ctx context.Context) error {
 	return r.set(ctx, map[string]string{"boot": bootOrder(r.VM.Config["boot"], system.Key, "")})
 }
 
-// SystemNow is what the VM, as it was read, has at the system disk's place; there
-// is false while that is empty.
+// SystemNow returns the disk in the system disk's place on the VM as read; there is false while
+// that place is empty.
 func (r NewSystem) SystemNow(now cluster.VM, found bool, errRead error) (vm cluster.VM, disk cluster.Disk, there bool, err error) {
 	vm, err = now, errRead
 	if err != nil || !found {
@@ -141,7 +141,7 @@ func (r NewSystem) set(ctx context.Context, set map[string]string) error {
 	case !found:
 		return fault.ParkedHalf.Refusedf("VM %d is gone", r.VM.ID)
 	case vm.UUID() != r.VM.UUID():
-		return r.stranger(vm)
+		return r.uuidMismatch(vm)
 	case vm.Running:
 		return startedMeanwhile(vm)
 	}

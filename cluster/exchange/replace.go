@@ -32,32 +32,33 @@ type Replace struct {
 	SystemGiB int                                       // wanted size of the new system disk; 0 or less than before: as before
 	Serial    string                                    // of the blank system disk
 
-	// Firewall tells the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it had none.
+	// Firewall is the sum of the VM's firewall, which a new VM gets (firewall.Config.Sum); "": it
+	// had none.
 	Firewall string
 
-	// Blank is a setting of the VM that is another one until finish; nil: none.
+	// Blank is a setting of the VM that has another value until finish; nil: none.
 	Blank *reach.Setting
 
 	HostArch string // see Ties.HostArch
 
-	ha   *cluster.HAResource // that the VM was; nil: not managed
-	old  parking.KeptDisk    // what the old system disk is kept as, but for where
+	ha   *cluster.HAResource // the VM's HA resource before; nil: not managed
+	old  parking.KeptDisk    // entry of the old system disk, without its place
 	Made parking.KeptDisk    // what is known of the system on the new one
 
-	// Asks looks, right before a system disk leaves the VM, whether anything is on
-	// it that nobody has said may be lost; nil: nobody can tell.
+	// Asks refuses, right before a system disk leaves the VM, if the disk has data that nobody has
+	// agreed to lose; nil: this can't be checked.
 	Asks func(ctx context.Context) error
 
-	// AloneAtStart says that whoever starts the VM sees first that nobody else has its disks.
+	// AloneAtStart says that whatever starts the VM first checks that no other VM uses its disks.
 	AloneAtStart bool
 
-	// Pods lists the handles of pods' volumes; nil: nobody can be asked.
+	// Pods lists the handles of pods' volumes; nil: Kubernetes can't be asked.
 	Pods func(ctx context.Context) ([]string, error)
 
 	Frees []parking.FreePlan // kept disks that are superseded once this one is parked
 
-	Late *Late                 // those that may still come
-	Say  func(id, text string) // what a step waits for; nil: nobody listens
+	Late *Late                 // requests that may still come
+	Say  func(id, text string) // reports what a step waits for; may be nil
 
 	handOvers    handOver   // one disk from one VM to another
 	moves        diskMoves  // every disk to the parking VM and back
@@ -71,7 +72,7 @@ type Replace struct {
 	Lost         LostDisks  // where the disks are, for an error
 }
 
-// Copy is a second value of the same exchange: setting its fields leaves r as it is.
+// Copy returns a copy of the exchange: setting its fields leaves r as it is.
 func (r *Replace) Copy() *Replace { return WiredReplace(new(*r)) }
 
 // WiredReplace gives r its parts.
@@ -89,7 +90,7 @@ func WiredReplace(r *Replace) *Replace {
 	return r
 }
 
-// The parts of an exchange, each over the exchange itself.
+// The parts of an exchange. Each embeds the exchange itself.
 type (
 	handOver   struct{ *Replace }
 	diskMoves  struct{ *Replace }
@@ -103,9 +104,8 @@ type (
 	LostDisks  struct{ *Replace }
 )
 
-// changedSince lists the settings of the old VM that are no longer as they were
-// remembered, apart from what the exchange itself changes. Nothing that may be
-// secret is in it.
+// changedSince lists the settings of the old VM that have changed since they were remembered, apart
+// from those that the exchange itself changes. It includes no values, which may be secret.
 func (r Deletion) changedSince(vm cluster.VM) []string {
 	ours := append([]string{"boot", "onboot", "protection"}, cluster.NeverCarried...)
 	var changed []string
@@ -150,7 +150,7 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 		return fault.UUIDMismatch.Refusedf("%s (UUID %s) is not the VM that was planned: %s (UUID %s)", vm, vm.UUID(), r.VM, r.VM.UUID())
 	case vm.Running:
 		return startedMeanwhile(vm)
-	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses to delete it under any; see Patient
+	case vm.Lock != "" && !cluster.Locked(vm): // Proxmox refuses a delete under any lock; see Patient
 		return fault.VMLocked.Refusedf("%s is locked (%s)", vm, vm.Lock)
 	case len(owned) > 0:
 		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
@@ -185,8 +185,8 @@ func (r Deletion) deleteVM(ctx context.Context) error {
 	return r.Sending(ctx, SentDelete, LateQueue, r.deleteSame)
 }
 
-// emptied is the goal of parking: what has to leave the VM has left it. For a
-// VM that is to be deleted that is everything but the cloud-init drive.
+// emptied is the goal of parking: every disk that must leave the VM has left it. For a VM that is
+// to be deleted, that is every disk but the cloud-init drive.
 func (r diskMoves) emptied(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
@@ -228,15 +228,15 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():
-		return "", r.stranger(vm)
+		return "", r.uuidMismatch(vm)
 	case vm.MadeBy() == r.Run:
 		return fmt.Sprintf("VM %d was renewed by this run", r.VM.ID), nil
 	}
 	return "", nil
 }
 
-// notParked names the first disk that is not where it is to be kept meanwhile.
-// That a VM has lost a drive is no proof that the parking VM has it.
+// notParked returns the first disk that is not where the exchange keeps it. If a VM has lost a
+// drive, that does not prove that the parking VM has it.
 func (r diskMoves) notParked(ctx context.Context, vm cluster.VM, found bool) (key string, err error) {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
@@ -256,13 +256,13 @@ func (r diskMoves) notParked(ctx context.Context, vm cluster.VM, found bool) (ke
 	return "", nil
 }
 
-// Powered is current, with whether the VM is on.
+// Powered is Current, and also tells whether the VM is on.
 func (r *Replace) Powered(ctx context.Context) (vm cluster.VM, found bool, err error) {
 	return r.found(r.Proxmox.VM(ctx, r.VM.ID))
 }
 
-// replaced is the goal of take-down: the VM as it was is gone. A VM that stays
-// carries the run's mark from then on.
+// replaced is the goal of take-down: the old VM no longer exists. A VM that stays carries the run's
+// mark from then on.
 func (r Deletion) replaced(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
@@ -271,15 +271,15 @@ func (r Deletion) replaced(ctx context.Context) (string, error) {
 	return r.isReplaced(vm, found)
 }
 
-// stranger is the error of a VM that has the number of ours and another UUID.
-func (r *Replace) stranger(vm cluster.VM) error {
+// uuidMismatch is the error of a VM that has our VMID but another UUID.
+func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	if cluster.Forming(vm) {
 		return cluster.HalfMade(vm)
 	}
 	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 }
 
-// TakenDown is the goal of take-down, whichever way the VM goes.
+// TakenDown is the goal of take-down for every strategy.
 func (r Deletion) TakenDown(ctx context.Context) (string, error) {
 	if r.Strategy == cluster.Recreate {
 		return r.replaced(ctx)
@@ -295,7 +295,7 @@ func (r Deletion) unprotect(ctx context.Context) error {
 	return LiftProtection(ctx, r.Proxmox, vm)
 }
 
-// unprotected is so for a VM that may be deleted.
+// unprotected is the goal of unprotect: the VM may be deleted.
 func (r Deletion) unprotected(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {
@@ -310,13 +310,13 @@ func (r Deletion) unprotected(ctx context.Context) (string, error) {
 	return "it is not protected", nil
 }
 
-// LiftProtection allows drives to leave a VM, and the VM to be deleted. Finish
-// sets a node's own again; the next write of its record, a parking VM's.
+// LiftProtection allows Proxmox to remove drives from a VM, and to delete it. Finish protects a
+// node's VM again, and the next write of its record protects a parking VM again.
 func LiftProtection(ctx context.Context, px cluster.Editor, vm cluster.VM) error {
 	return fault.Prefix("lift the protection of "+vm.String(), px.SetConfig(ctx, vm, map[string]string{"protection": "0"}, nil))
 }
 
-// ownedDisks lists what Proxmox would free with the VM, the cloud-init drive aside.
+// ownedDisks lists what Proxmox would free with the VM, except the cloud-init drive.
 func ownedDisks(vm cluster.VM) ([]cluster.Disk, error) {
 	disks, err := vm.Disks()
 	return slices.DeleteFunc(disks, func(d cluster.Disk) bool { return d.CloudInit() || d.CDROM && d.Owner != vm.ID }), err
@@ -325,7 +325,7 @@ func ownedDisks(vm cluster.VM) ([]cluster.Disk, error) {
 // sameSetting compares two values of a setting; Proxmox ends a description with a line break.
 func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == strings.TrimRight(b, "\n") }
 
-// stillThere is the error of drives that keep a VM from being deleted, with where they can go.
+// stillThere adds to err, for each drive that prevents the VM's deletion, where the drive can go.
 func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
 	for _, d := range drives {
 		err = fault.WithHint(err, "%s", takeOut(vm, d))

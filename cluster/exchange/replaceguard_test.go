@@ -56,7 +56,7 @@ func (g *guarded) recorded() {
 	}
 }
 
-// on has a VM changed.
+// on changes settings of a VM.
 func on(id cluster.VMID, config kv) func(*guarded) { return func(g *guarded) { g.Set(id, config) } }
 
 func vm(change func(*cluster.VM)) func(*guarded) { return func(g *guarded) { g.Change(101, change) } }
@@ -65,7 +65,7 @@ func park(change func(*cluster.VM)) func(*guarded) {
 	return func(g *guarded) { g.Change(9900, change) }
 }
 
-// late does something when that many changes are done.
+// late calls do after that many changes.
 func late(changes int, do func(*guarded)) func(*guarded) {
 	return func(g *guarded) {
 		g.At = func() {
@@ -85,11 +85,11 @@ func all(changes ...func(*guarded)) func(*guarded) {
 	}
 }
 
-// call is what is done, of an exchange that is that far.
+// call is an operation on an exchange, and the state that it starts from.
 type call struct {
 	do    func(g *guarded, ctx context.Context) error
 	ready func(*guarded)
-	done  string // by it, where nothing is in the way
+	done  string // what it does if nothing is in the way
 }
 
 const intended = "set 9900 map[description:record protection:1] delete []\n"
@@ -97,11 +97,11 @@ const intended = "set 9900 map[description:record protection:1] delete []\n"
 var (
 	running   = func(vm *cluster.VM) { vm.Running = true }
 	elsewhere = func(vm *cluster.VM) { vm.Host = "pve2" }
-	gone      = func(g *guarded) { delete(g.Guests, 101) }
+	deleted   = func(g *guarded) { delete(g.Guests, 101) }
 	other     = on(101, kv{"smbios1": "uuid=other"})
-	mute      = func(g *guarded) { g.NoQuorum = true }
+	noQuorum  = func(g *guarded) { g.NoQuorum = true }
 	was       = func(config kv) func(*guarded) { return func(g *guarded) { maps.Copy(g.r.VM.Config, config) } }
-	bad       = kv{"scsi5": ","} // no drive
+	bad       = kv{"scsi5": ","} // not a valid drive
 	here      = all(on(101, kv{"scsi0": "fast:vm-101-disk-0", "scsi1": "fast:vm-101-disk-1,serial=data"}), on(9900, kv{"scsi30": "", "scsi1": ""}))
 	parked    = all(on(101, kv{"scsi0": "", "scsi1": ""}), on(9900, kv{"scsi30": "fast:vm-9900-disk-0,backup=0", "scsi1": "fast:vm-9900-disk-1,serial=data,backup=0"}))
 	held      = parking.ParkedDisk{Key: "scsi2", Volid: "fast:vm-200-disk-0", Holder: 200}
@@ -115,7 +115,7 @@ var (
 	record    = func(change func(*parking.Record)) func(*guarded) { return func(g *guarded) { change(&g.rec) } }
 	note      = func(text string) func(*guarded) { return on(9900, kv{"description": text}) }
 	kept      = KeptRef{Cluster: "c1", Node: "wk1", Parking: 9900, Key: "scsi20", Run: "r0", Volid: "fast:vm-9900-disk-7"}
-	// cutOff is a hand-over of scsi1 in which the volume was renamed and nothing else.
+	// cutOff is a hand-over of scsi1 that was interrupted after the volume was renamed.
 	cutOff = all(here, begun, func(g *guarded) { g.Volumes = []string{"fast:vm-101-disk-0", "fast:vm-9900-disk-1"} })
 )
 
@@ -126,7 +126,7 @@ func said(why string, err error) error {
 	return err
 }
 
-// calls are all that destroys, creates, or gives disks to another VM.
+// calls are all operations that destroy or create something, or give a disk to another VM.
 var calls = map[string]call{
 	"delete":        {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteSame(ctx) }, nil, "delete 101"},
 	"delete late":   {func(g *guarded, ctx context.Context) error { return g.r.Deletion.deleteVM(ctx) }, nil, intended + "delete 101\n" + intended},
@@ -145,8 +145,8 @@ var calls = map[string]call{
 	"park new":      {func(g *guarded, ctx context.Context) error { return g.r.Spare.ParkNew(ctx) }, all(blank, asks), intended + intended + "move scsi0 of 101 to scsi29 of 9900\nset 9900 map[scsi29:fast:vm-9900-moved-disk-5,serial=blank,backup=0] delete []"},
 	"blank":         {func(g *guarded, ctx context.Context) error { return g.r.System.GiveBlank(ctx) }, reimage, "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []\nset 101 map[boot:order=scsi0;ide2 description:recast: run=r1 build=b scsi0:fast:0,serial=blank,wwn=" + cluster.WWN("blank") + "] delete []"},
 	"restore":       {func(g *guarded, ctx context.Context) error { return g.r.System.restore(ctx) }, restoring, "set 101 map[description:recast: run=r1 build=b onboot:0] delete []\n" + intended + "move scsi20 of 9900 to scsi0 of 101\nset 101 map[boot:order=scsi0] delete []"},
-	"create":        {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, gone, "create 101"},
-	"create old":    {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, gone, "create 101"},
+	"create":        {func(g *guarded, ctx context.Context) error { return g.r.System.createVM(ctx) }, deleted, "create 101"},
+	"create old":    {func(g *guarded, ctx context.Context) error { return g.r.PutBack.createOld(ctx) }, deleted, "create 101"},
 	"keep off":      {func(g *guarded, ctx context.Context) error { _, err := g.r.KeepOff(ctx); return err }, all(on(101, kv{"onboot": "1"}), func(g *guarded) { g.HA = &cluster.HAResource{} }), intended + "remove HA of 101\n" + intended + "set 101 map[onboot:0] delete []"},
 	"stay off":      {func(g *guarded, ctx context.Context) error { return g.r.stayOff(ctx) }, nil, ""},
 	"stands still":  {func(g *guarded, ctx context.Context) error { return said(g.r.PutBack.StandsStill(ctx)) }, all(here, vm(running), on(101, kv{"scsi1": ""})), ""},
@@ -162,22 +162,22 @@ var calls = map[string]call{
 	}, remembering, ""},
 	"open":       {open, here, "create 9901"},
 	"open again": {open, all(here, earlier), strings.TrimSpace(intended)},
-	"go on": {
+	"finish hand-over": {
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]",
 	},
-	"go on protected": {
+	"finish hand-over, protected": {
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, intent) }, all(cutOff, on(101, kv{"protection": "1"})),
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[protection:0] delete []\nset 101 map[] delete [scsi1]",
 	},
-	"go on after another": {
+	"hand over after another": {
 		func(g *guarded, ctx context.Context) error { return g.r.handOvers.once(ctx, systemIntent) }, cutOff,
 		"set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []\nset 101 map[] delete [scsi1]\n" + intended + "move scsi0 of 101 to scsi30 of 9900",
 	},
 }
 
-// TestReplaceCalls: with nothing in the way each does what it is for, and fails where any
-// call to Proxmox does.
+// TestReplaceCalls: if nothing is in the way, each call does its work; if any call to Proxmox
+// fails, so does it.
 func TestReplaceCalls(t *testing.T) {
 	t.Parallel()
 	for name, c := range calls {
@@ -196,7 +196,8 @@ func TestReplaceCalls(t *testing.T) {
 	}
 }
 
-// run does it, with something in the way perhaps, or with one call to Proxmox failing.
+// run makes the call, after change if it is not nil. If failAt is not 0, that call to Proxmox
+// fails.
 func (c call) run(t *testing.T, change func(*guarded), failAt int) (*guarded, error) {
 	g := newGuarded()
 	for _, change := range []func(*guarded){c.ready, change} {
@@ -209,7 +210,7 @@ func (c call) run(t *testing.T, change func(*guarded), failAt int) (*guarded, er
 	return g, c.do(g, t.Context())
 }
 
-// guard is a call that is refused, or not, once something has changed.
+// guard is a call after a change: it is refused, or it is not.
 type guard struct {
 	do     string
 	change func(*guarded)
@@ -217,8 +218,7 @@ type guard struct {
 	done   string
 }
 
-// TestReplaceGuards: what is destroyed, or taken for a disk that changes hands, is
-// looked at right before.
+// TestReplaceGuards: recast checks what it destroys or hands over right before it does so.
 func TestReplaceGuards(t *testing.T) {
 	t.Parallel()
 	for _, row := range slices.Concat(deletionRows(), diskRows(), systemRows(), recordRows(), handOverRows(), keptRows(), openRows()) {
@@ -235,7 +235,7 @@ func TestReplaceGuards(t *testing.T) {
 	}
 }
 
-func loses(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }
+func hasData(g *guarded) { g.r.Asks = func(context.Context) error { return errors.New("it has data") } }
 
 func asks(g *guarded) { g.r.Asks = func(context.Context) error { return g.Call("asked") } }
 
@@ -245,7 +245,7 @@ func restoring(g *guarded) {
 	g.Set(9900, kv{"scsi20": "fast:vm-9900-disk-7"})
 }
 
-// holder has a disk of VM 200 on the VM, as it had before.
+// holder attaches a disk of VM 200 to the VM, as before the exchange.
 func holder(g *guarded) {
 	g.Guests[200] = cluster.VM{ID: 200, Name: "holder", Host: "pve1", Config: kv{"scsi0": held.Volid}}
 	g.r.Disks = append(g.r.Disks, held)
@@ -253,7 +253,7 @@ func holder(g *guarded) {
 	g.Set(101, kv{"scsi2": held.Volid})
 }
 
-// keeping has an old system disk on the parking VM, and no replacement that is open.
+// keeping gives the parking VM an old system disk and a closed record.
 func keeping(g *guarded) {
 	g.rec.Open, g.rec.Kept = false, []parking.KeptDisk{{Key: "scsi20", Run: "r0", Slot: "scsi0"}}
 	g.Set(9900, kv{"scsi20": kept.Volid + ",backup=0"})

@@ -13,30 +13,30 @@ import (
 // systemIntent is the next hand-over after that of scsi1.
 var systemIntent = parking.Intent{From: 101, Key: "scsi0", Volid: "fast:vm-101-disk-0", To: 9900, ToKey: "scsi30"}
 
-// volumes are all that the storages have.
+// volumes sets what volumes the storages have.
 func volumes(volids ...string) func(*guarded) { return func(g *guarded) { g.Volumes = volids } }
 
 // handOverRows are about a hand-over that was cut off.
 func handOverRows() []guard {
 	const attached = "set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []"
-	const anew = intended + "move scsi1 of 101 to scsi1 of 9900"
+	const movedAgain = intended + "move scsi1 of 101 to scsi1 of 9900"
 	return []guard{
-		{"go on", park(running), "was started by somebody else", ""},
-		{"go on", mute, "has no quorum", attached},
-		{"go on", volumes(), "has no volume that could be it", ""},
-		{"go on", volumes("fast:vm-9900-disk-1", "fast:vm-9900-disk-2"), "2 volumes could be it", ""},
-		{"go on", volumes("fast:vm-101-disk-1", "fast:vm-9900-disk-1"), "2 volumes could be it", ""},
-		{"go on", volumes("fast:vm-101-disk-1"), "", anew},
-		{"go on", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=data"})), "not fast:vm-101-disk-1 as planned", ""},
-		{"go on", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=other"})), "has no volume that could be it", ""},
-		{"go on", record(func(rec *parking.Record) {
+		{"finish hand-over", park(running), "was started by somebody else", ""},
+		{"finish hand-over", noQuorum, "has no quorum", attached},
+		{"finish hand-over", volumes(), "has no volume that could be it", ""},
+		{"finish hand-over", volumes("fast:vm-9900-disk-1", "fast:vm-9900-disk-2"), "2 volumes could be it", ""},
+		{"finish hand-over", volumes("fast:vm-101-disk-1", "fast:vm-9900-disk-1"), "2 volumes could be it", ""},
+		{"finish hand-over", volumes("fast:vm-101-disk-1"), "", movedAgain},
+		{"finish hand-over", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=data"})), "not fast:vm-101-disk-1 as planned", ""},
+		{"finish hand-over", all(volumes("fast:vm-101-disk-8"), on(101, kv{"scsi1": "fast:vm-101-disk-8,serial=other"})), "has no volume that could be it", ""},
+		{"finish hand-over", record(func(rec *parking.Record) {
 			rec.Intent = &parking.Intent{From: 101, Key: "scsi", To: 9900, ToKey: "scsi1", Volid: "x"}
 		}), "is not a drive", ""},
-		{"go on", on(101, kv{"scsi1": ""}), "", attached},
-		{"go on", late(1, volumes("fast:vm-101-disk-1")), "", attached},
-		{"go on", on(9900, kv{"scsi1": "fast:vm-9900-disk-1"}), "", "set 101 map[] delete [scsi1]"},
-		{"go on", all(note("recast-record: {"), func(g *guarded) { g.FailAt = 3 }), "can't be read", ""},
-		{"go on after another", mute, "has no quorum", attached},
+		{"finish hand-over", on(101, kv{"scsi1": ""}), "", attached},
+		{"finish hand-over", late(1, volumes("fast:vm-101-disk-1")), "", attached},
+		{"finish hand-over", on(9900, kv{"scsi1": "fast:vm-9900-disk-1"}), "", "set 101 map[] delete [scsi1]"},
+		{"finish hand-over", all(note("recast-record: {"), func(g *guarded) { g.FailAt = 3 }), "can't be read", ""},
+		{"hand over after another", noQuorum, "has no quorum", attached},
 	}
 }
 
@@ -56,7 +56,7 @@ func keptRows() []guard {
 		{"free", func(g *guarded) { g.Tied.Snapshots = []string{"daily"} }, "has snapshots (daily)", ""},
 		{"free", on(101, kv{"scsi9": kept.Volid}), "refers to it as well", ""},
 		{"free", on(9900, kv{"protection": ""}), "", "free fast:vm-9900-disk-7,backup=0 of 9900\n" + intended},
-		{"free", mute, "has no quorum", lifted},
+		{"free", noQuorum, "has no quorum", lifted},
 		{"free", late(1, on(9900, kv{"scsi20": "fast:vm-9900-disk-8,backup=0"})), "not fast:vm-9900-disk-7 as shown", lifted + "set 9900 map[protection:1] delete []"},
 		{"forget", record(func(rec *parking.Record) { rec.Open = true }), "holds the unfinished replacement", ""},
 		{"free", late(2, func(g *guarded) { g.rec.Open = true; g.Set(9900, kv{"description": ""}); g.recorded() }), "its record is open", lifted + "free fast:vm-9900-disk-7,backup=0 of 9900"},
@@ -73,7 +73,7 @@ func open(g *guarded, ctx context.Context) error {
 	return err
 }
 
-// earlier has the parking VM of an exchange that is over.
+// earlier gives the node the parking VM of a finished exchange.
 func earlier(g *guarded) { g.rec.Memory, g.rec.Open, g.rec.Disks = "earlier", false, nil }
 
 // openRows are about an exchange that is to begin.
@@ -118,37 +118,37 @@ func deletionRows() []guard {
 		{"delete", on(101, kv{"memory": "1024"}), "memory is new", ""},
 		{"delete", func(g *guarded) { g.Firewalls[101] = wall }, "the firewall of", ""},
 		{"delete all", func(g *guarded) { delete(g.Firewalls, 9900) }, "the firewall of VM 9900", ""},
-		{"delete", mute, "has no quorum", ""},
-		{"delete", gone, "", ""},
+		{"delete", noQuorum, "has no quorum", ""},
+		{"delete", deleted, "", ""},
 		{"delete", was(kv{"tags": ""}), "tags is gone", ""},
 		{"emptied", all(parked, on(101, bad)), "no volume", ""},
 		{"emptied", all(parked, on(101, kv{"scsi5": "fast:vm-101-disk-5"})), "which was not there when it was remembered", ""},
 		{"emptied", all(parked, reimage), "said its system disk is parked", ""},
 		{"emptied", on(101, kv{"description": "recast: run=r1 build=b"}), "was renewed by this run", ""},
-		{"emptied", gone, "said VM 101 is deleted", ""},
-		{"emptied", all(gone, reimage), "was deleted by somebody else", ""},
+		{"emptied", deleted, "said VM 101 is deleted", ""},
+		{"emptied", all(deleted, reimage), "was deleted by somebody else", ""},
 		{"emptied", other, "it is not the VM that was planned", ""},
 	}
 }
 
-// diskRows are about disks that change hands.
+// diskRows are about disks that are handed over.
 func diskRows() []guard {
 	return []guard{
-		{"attach", gone, "is not the one that run r1 made", ""},
-		{"attach", all(gone, putBack, was(kv{"smbios1": ""})), "is not the one that run r1 made", ""},
+		{"attach", deleted, "is not the one that run r1 made", ""},
+		{"attach", all(deleted, putBack, was(kv{"smbios1": ""})), "is not the one that run r1 made", ""},
 		{"attach held", vm(running), "was started by somebody else", ""},
 		{"attached held", on(101, kv{"scsi2": "fast:vm-200-disk-9"}), "which is not the disk that it had there", ""},
 		{"attach", other, "is not the one that run r1 made", ""},
 		{"attach", on(101, kv{"description": "recast: run=r2 build=b"}), "is not the one that run r1 made", ""},
 		{"attach", vm(running), "was started by somebody else", ""},
 		{"attach", on(101, kv{"scsi1": "fast:vm-101-disk-7"}), "only one of them is the disk", ""},
-		{"attach", late(2, gone), "was deleted by somebody else when it had just got its scsi1", intended + "move scsi1 of 9900 to scsi1 of 101"},
+		{"attach", late(2, deleted), "was deleted by somebody else when it had just got its scsi1", intended + "move scsi1 of 9900 to scsi1 of 101"},
 		{"attach", late(2, on(101, kv{"scsi1": ","})), "after its disk was moved back", intended + "move scsi1 of 9900 to scsi1 of 101"},
 		{"attached", on(101, kv{"scsi1": "fast:vm-7-disk-1,serial=data"}), "which is not the disk that it had there", ""},
 		{"attached", on(101, kv{"scsi1": ","}), "no volume", ""},
 		{"attached", on(101, kv{"scsi1": "fast:vm-101-disk-1,serial=data"}), "said scsi1 is fast:vm-101-disk-1 again", ""},
 		{"attached", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "", ""},
-		{"attached", gone, "", ""},
+		{"attached", deleted, "", ""},
 		{"park", on(9900, kv{"scsi1": "fast:vm-9900-disk-1,serial=data"}), "only one of them is the disk", ""},
 		{"park", vm(running), "was started by somebody else", ""},
 		{"park", park(running), "was started by somebody else", ""},
@@ -158,21 +158,21 @@ func diskRows() []guard {
 		{"park", on(101, kv{"scsi1": ","}), "no volume", ""},
 		{"park", on(101, kv{"scsi1": "fast:vm-101-disk-6"}), "not fast:vm-101-disk-1 as planned", ""},
 		{"park", func(g *guarded) { g.r.Disks[1].Volid = ""; g.Set(101, kv{"scsi1": "fast:vm-7-disk-1"}) }, "belongs to VM 7", ""},
-		{"park", mute, "has no quorum", intended},
+		{"park", noQuorum, "has no quorum", intended},
 		{"park", late(1, vm(running)), "was started by somebody else", intended},
 		{"park", late(2, on(9900, kv{"scsi1": ""})), "Proxmox reported it moved", intended + "move scsi1 of 101 to scsi1 of 9900"},
 		{"park", note("recast-record: {"), "can't be read", ""},
 		{"park", note("mine"), "no longer says so", ""},
 		{"park", record(func(rec *parking.Record) { rec.Open = false }), "no longer has an open record of run r1", ""},
 		{"park", record(func(rec *parking.Record) { rec.Run = "r2" }), "no longer has an open record of run r1", ""},
-		{"park system", loses, "it has data", ""},
-		{"detach", gone, "", ""},
+		{"park system", hasData, "it has data", ""},
+		{"detach", deleted, "", ""},
 		{"detach", vm(running), "was started by somebody else", ""},
 		{"detach", on(101, kv{"scsi2": ","}), "no volume", ""},
 		{"detach", on(101, kv{"scsi2": "fast:vm-200-disk-1"}), "not fast:vm-200-disk-0 of VM 200 as planned", ""},
 		{"detach", on(101, kv{"scsi2": "fast:vm-101-disk-0"}), "not fast:vm-200-disk-0 of VM 200 as planned", ""},
 		{"detach", func(g *guarded) { g.held.Holder = 201 }, "not fast:vm-200-disk-0 of VM 201 as planned", ""},
-		{"detach", mute, "has no quorum", ""},
+		{"detach", noQuorum, "has no quorum", ""},
 	}
 }
 
@@ -181,11 +181,11 @@ func systemRows() []guard {
 	return []guard{
 		{"spare", on(101, kv{"scsi0": "fast:vm-101-disk-6,serial=theirs"}), "not the disk blank that run r1 made", ""},
 		{"spare", vm(running), "runs, or is not of run r1", ""},
-		{"spare", gone, "runs, or is not of run r1", ""},
+		{"spare", deleted, "runs, or is not of run r1", ""},
 		{"spare", on(101, kv{"description": "recast: run=r2 build=b"}), "runs, or is not of run r1", ""},
 		{"spare", on(9900, kv{"scsi30": ""}), "is not on parking VM 9900", ""},
 		{"park new", on(101, kv{"scsi0": ""}), "", ""},
-		{"park new", loses, "it has data", ""},
+		{"park new", hasData, "it has data", ""},
 		{"park new", note("mine"), "no longer says so", ""},
 		{"blank", on(101, kv{"scsi0": "fast:vm-101-disk-6,serial=theirs"}), "somebody else put it there", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
 		{"blank", on(101, kv{"scsi0": "fast:vm-7-disk-6"}), "which is not its own", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
@@ -195,9 +195,9 @@ func systemRows() []guard {
 			}, "",
 			strings.NewReplacer("scsi0;ide2 description:recast: run=r1 build=b", "scsi0;ide2 description:recast: run=r1 build=b ipconfig0:ip=dhcp protection:1").Replace(calls["blank"].done),
 		},
-		{"blank", mute, "has no quorum", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
+		{"blank", noQuorum, "has no quorum", "set 101 map[ide2:isos:iso/x.iso,media=cdrom onboot:0] delete []"},
 		{"blank", other, "it is not the VM that was planned", ""},
-		{"blank", gone, "VM 101 is gone", ""},
+		{"blank", deleted, "VM 101 is gone", ""},
 		{"blank", vm(running), "was started by somebody else", ""},
 		{"blank", was(bad), "no volume", ""},
 		{"blank", was(kv{"scsi0": ""}), "no volume", ""},
@@ -207,17 +207,17 @@ func systemRows() []guard {
 		{"restore", was(bad), "no volume", "set 101 map[description:recast: run=r1 build=b onboot:0] delete []"},
 		{"restore", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
 		{"restore", func(g *guarded) { g.r.Disks[0].System = false }, "its record names no system disk", "set 101 map[description:recast: run=r1 build=b onboot:0] delete []"},
-		{"create", mute, "has no quorum", ""},
+		{"create", noQuorum, "has no quorum", ""},
 		{"create", was(bad), "no volume", ""},
 		{"create", was(kv{"description": strings.Repeat("x", cluster.MaxDescription)}), "Proxmox allows", ""},
 		{"create", func(g *guarded) { g.r.Disks[0].System = false }, "its record names no system disk", ""},
-		{"create old", mute, "has no quorum", ""},
+		{"create old", noQuorum, "has no quorum", ""},
 		{"keep off", other, "it is not the VM that was planned", ""},
 		{"keep off", vm(elsewhere), "was on pve1 when its replacement was begun", ""},
 		{"stay off", vm(running), "is running", ""},
-		{"stay off", gone, "", ""},
+		{"stay off", deleted, "", ""},
 		{"stands still", other, "it is not the VM that was planned", ""},
-		{"stands still", gone, "said VM 101 is deleted", ""},
+		{"stands still", deleted, "said VM 101 is deleted", ""},
 		{"stands still", vm(func(vm *cluster.VM) { vm.Running = false }), "is off", ""},
 		{"stands still", vm(func(vm *cluster.VM) { vm.Running, vm.HA = false, true }), "", ""},
 		{"stands still", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "has every disk", ""},
@@ -228,7 +228,7 @@ func systemRows() []guard {
 // recordRows are about the drives and the record.
 func recordRows() []guard {
 	return []guard{
-		{"compare", gone, "VM 101 is gone", ""},
+		{"compare", deleted, "VM 101 is gone", ""},
 		{"compare", was(bad), "no volume", ""},
 		{"compare", on(101, bad), `=VM 101 "wk1" on pve1: scsi5: no volume in ","=`, ""},
 		{"compare", all(vm(running), on(101, kv{"scsi5": "fast:vm-9999-x"}), func(g *guarded) {

@@ -10,8 +10,8 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 )
 
-// TestEverySettingIsCarried: a setting that is not in the way is given to the new VM, or is made
-// anew there; none turns out to be lost, or not to be writable, when the old VM is gone.
+// TestEverySettingIsCarried: the new VM gets every setting that recreate allows, or Proxmox
+// generates it again. No setting turns out to be lost, or read-only, after the old VM is deleted.
 func TestEverySettingIsCarried(t *testing.T) {
 	t.Parallel()
 	for key, setting := range vmsetting.Every {
@@ -90,8 +90,8 @@ func TestTheNewBootOrder(t *testing.T) {
 	}
 }
 
-// driveOptions is every option that a disk can have (qemu-server,
-// PVE/QemuServer/Drive.pm, $alldrive_fmt), but file, size, serial, wwn and format.
+// driveOptions is every option that a disk can have (qemu-server, PVE/QemuServer/Drive.pm,
+// $alldrive_fmt), except file, size, serial, wwn and format.
 const driveOptions = "aio=native,backup=0,bps=1048576,bps_max_length=2,bps_rd=1,bps_rd_max_length=2,bps_wr=1,bps_wr_max_length=2,cache=writeback,cyls=1," +
 	"detect_zeroes=0,discard=on,heads=1,iops=10,iops_max=20,iops_max_length=2,iops_rd=5,iops_rd_max=6,iops_rd_max_length=2,iops_wr=5,iops_wr_max=6," +
 	"iops_wr_max_length=2,iothread=1,mbps=1.5,mbps_max=2,mbps_rd=1,mbps_rd_max=2,mbps_wr=1,mbps_wr_max=2,media=disk,model=DISK%201,product=disk one," +

@@ -8,9 +8,9 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// Source gives the exchange when a step runs: in a roll it is known only once
-// the VM was remembered. Before something is done the record says again that it is
-// ours; what is to be looked at does not change with it.
+// Source returns the exchange when a step runs: a roll knows it only after the VM is recorded. Read
+// checks again that the record is ours; steps that change something use it. Known may reuse what
+// was last read; goals use it.
 type Source struct {
 	Read  func(ctx context.Context) (*Replace, error)
 	Known func(ctx context.Context) (*Replace, error)
@@ -25,7 +25,7 @@ func (get Source) Unprotect() step.Step {
 	}
 }
 
-// Park gives every disk that leaves the VM a name on the parking VM.
+// Park moves every disk that leaves the VM to the parking VM.
 func (get Source) Park() step.Step {
 	return step.Step{
 		ID: "park", Code: fault.ParkedHalf, Title: "park its disks on the parking VM", Risk: step.Disruptive,
@@ -34,7 +34,7 @@ func (get Source) Park() step.Step {
 	}
 }
 
-// DeleteVM deletes the VM, once it owns no disk any more.
+// DeleteVM deletes the VM once it owns no disk.
 func (get Source) DeleteVM() step.Step {
 	return step.Step{
 		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
@@ -43,7 +43,7 @@ func (get Source) DeleteVM() step.Step {
 	}
 }
 
-// NewSystem gives the VM its other system disk: that of a new VM, the kept one, or a blank one.
+// NewSystem gives the VM its new system disk: that of a new VM, the kept one, or a blank one.
 func (get Source) NewSystem(s cluster.Strategy) step.Step {
 	switch s {
 	case cluster.Recreate:
@@ -66,7 +66,7 @@ func (get Source) NewSystem(s cluster.Strategy) step.Step {
 	}
 }
 
-// Attach gives the persistent disks back.
+// Attach returns the persistent disks to the VM.
 func (get Source) Attach() step.Step {
 	return step.Step{
 		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
@@ -104,5 +104,5 @@ func (get Source) steps(f func(*Replace) []step.Step) func(context.Context) ([]s
 	}
 }
 
-// goal says why there is nothing to do, or "".
+// goal returns why there is nothing to do, or "".
 type goal = func(context.Context) (string, error)

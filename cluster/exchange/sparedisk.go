@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// IsBlank says whether the VM's system disk is the one that this replacement made.
+// IsBlank reports whether the VM's system disk is the one that this replacement made.
 func (r SpareDisk) IsBlank(vm cluster.VM) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool {
 		disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
@@ -20,8 +20,8 @@ func (r SpareDisk) IsBlank(vm cluster.VM) bool {
 	})
 }
 
-// newParked says whether the new system disk has left the VM, and whether the
-// parking VM has it as its record says.
+// newParked is the goal of ParkNew: the new system disk has left the VM, and if the parking VM has
+// it, it is there as the record says.
 func (r SpareDisk) newParked(ctx context.Context) (string, error) {
 	vm, _, err := r.Current(ctx)
 	if err != nil || r.IsBlank(vm) {
@@ -45,8 +45,8 @@ func (r SpareDisk) newParked(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s is %s of %s", disk.Volid, disk.Key, park), nil
 }
 
-// newToPark reads the VM afresh, and refuses unless what it has as its system
-// disk is what this replacement made, and the old one is on the parking VM.
+// newToPark reads the VM again. It refuses unless this replacement made the VM's system disk and
+// the old one is on the parking VM.
 func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.Disk, err error) {
 	for _, d := range r.Disks {
 		if !d.System {
@@ -74,8 +74,8 @@ func (r SpareDisk) newToPark(ctx context.Context) (vm cluster.VM, disk cluster.D
 	return vm, disk, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
 }
 
-// noteSpare writes down what the new system disk is kept as before it is moved,
-// so that it is never on the parking VM without anybody knowing what it is.
+// noteSpare records the new system disk before it is moved, so that it is never on the parking VM
+// without an entry.
 func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry parking.KeptDisk, err error) {
 	park, rec, err := r.parkingNow(ctx)
 	if err != nil {
@@ -90,9 +90,8 @@ func (r SpareDisk) noteSpare(ctx context.Context, disk cluster.Disk) (entry park
 	return entry, r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) })
 }
 
-// ParkNew parks the system disk that this replacement has made: it has come to
-// something else than a way back, and only recast prune frees it, or the end of a
-// later roll of the node.
+// ParkNew parks the system disk that this replacement made. A rollback never uses it; only recast
+// prune, or the end of a later roll of the node, frees it.
 func (r SpareDisk) ParkNew(ctx context.Context) error {
 	vm, _, err := r.Current(ctx)
 	if err != nil {
@@ -123,7 +122,7 @@ func (r SpareDisk) ParkNew(ctx context.Context) error {
 	return r.setSpare(ctx)
 }
 
-// parkingNow reads the parking VM and its record afresh.
+// parkingNow reads the parking VM and its record again.
 func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, parking.Record, error) {
 	park, err := r.Proxmox.VMConfig(ctx, r.Parking)
 	if err != nil {
@@ -136,8 +135,7 @@ func (r SpareDisk) parkingNow(ctx context.Context) (cluster.VM, parking.Record, 
 	return park, rec, err
 }
 
-// setSpare sees to it that the new system disk, which the parking VM has, is
-// there with its entry and its options.
+// setSpare makes sure that the new system disk on the parking VM has its entry and its options.
 func (r SpareDisk) setSpare(ctx context.Context) error {
 	park, rec, err := r.parkingNow(ctx)
 	if err != nil {
@@ -148,7 +146,7 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 		return err
 	}
 	entry, known := rec.SpareEntry(r.Run, disk.Key)
-	if !known { // somebody has put it there by hand, as the record says
+	if !known { // it was moved there by hand, to the key in the record
 		entry = r.Made
 		entry.Key, entry.Run, entry.Slot, entry.Options, entry.GivenUp = disk.Key, r.Run, r.old.Slot, cluster.OptionString(disk), true
 		if err := r.updateRecord(ctx, func(rec *parking.Record) { rec.AddSpare(entry) }); err != nil {
@@ -161,8 +159,8 @@ func (r SpareDisk) setSpare(ctx context.Context) error {
 	return r.moves.setOptions(ctx, park, disk, entry.ParkedOptions())
 }
 
-// spareOn is the new system disk on the parking VM, told by the key that was kept
-// free for it and by the serial that recast has made up.
+// spareOn returns the new system disk on the parking VM, identified by the key that was reserved
+// for it and the serial that recast generated.
 func (r SpareDisk) spareOn(park cluster.VM, rec parking.Record) (disk cluster.Disk, there bool, err error) {
 	value, there := park.Config[rec.SpareKey]
 	if !there {

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// elsewhere finds a disk that neither of the two has: by its volid where it is a
-// holder's, by its serial where it has one that nobody else has.
+// elsewhere finds a disk that neither VM has: by its volid, or by its serial unless another VM owns
+// it. More than one match makes the answer uncertain.
 func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
 	serial := (cluster.Disk{Options: cluster.SplitOptions(d.Options)}).Option("serial")
 	var found []string
@@ -40,7 +40,7 @@ func (r LostDisks) elsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid 
 	return "perhaps one of " + strings.Join(found, ", "), d.Volid
 }
 
-// explained is a tree of the exchange whose failures say where the disks are.
+// explained returns a tree of the exchange whose failures say where the disks are.
 func (r LostDisks) explained(s step.Step) step.Step {
 	return OnFailure(s, func(ctx context.Context, err error) error {
 		if err == nil || !Tellable(ctx, err) {
@@ -52,7 +52,7 @@ func (r LostDisks) explained(s step.Step) step.Step {
 	})
 }
 
-// Located adds to a failure where each disk is, as far as Proxmox tells.
+// Located adds to a failure where each disk is, as far as Proxmox shows.
 func (r LostDisks) Located(ctx context.Context, err error) error {
 	vm, errVM := r.Proxmox.VM(ctx, r.VM.ID)
 	park, errPark := r.Proxmox.VM(ctx, r.Parking)
@@ -61,7 +61,7 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 	}
 	for _, e := range []error{errVM, errPark} {
 		if e != nil && !errors.Is(e, cluster.ErrNotFound) {
-			return err // no more can be told than that
+			return err // Proxmox can't be read: there is nothing to add
 		}
 	}
 	var gone []string
@@ -82,7 +82,7 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 	for _, d := range r.Disks {
 		at, volid := r.whereabouts(d, vm, park)
 		if at == "" && others == nil {
-			others, _ = r.Proxmox.VMs(ctx) // what can't be read can't help
+			others, _ = r.Proxmox.VMs(ctx) // best effort: a VM that can't be read is not searched
 		}
 		if at == "" {
 			at, volid = r.elsewhere(d, others)
@@ -98,7 +98,7 @@ func (r LostDisks) Located(ctx context.Context, err error) error {
 	return fault.WithHint(err, "where the disks of VM %d are: %s", r.VM.ID, strings.Join(gone, "; "))
 }
 
-// whereabouts says which of the two VMs of an exchange has a disk; at is "" if neither.
+// whereabouts returns which of the two VMs of an exchange has a disk; at is "" if neither has it.
 func (r LostDisks) whereabouts(d parking.ParkedDisk, vm, park cluster.VM) (at, volid string) {
 	for _, place := range []struct {
 		vm  cluster.VM
@@ -116,11 +116,11 @@ func (r LostDisks) whereabouts(d parking.ParkedDisk, vm, park cluster.VM) (at, v
 
 var errUndone = errors.New("it was done, but is not so now: somebody else may have changed it at the same time")
 
-// LookAround bounds how long a failure is looked into.
+// LookAround bounds the look-up after a failure.
 const LookAround = 30 * time.Second
 
-// OnFailure has every failure in a tree of steps explained. A goal that is unmet
-// right after the work was done is one.
+// OnFailure lets explain add to every failure in a tree of steps. A goal that is unmet right after
+// its work was done is a failure, too.
 func OnFailure(s step.Step, explain func(context.Context, error) error) step.Step {
 	done := false
 	if skip := s.Skip; skip != nil {
@@ -153,8 +153,8 @@ func OnFailure(s step.Step, explain func(context.Context, error) error) step.Ste
 	return s
 }
 
-// Tellable says whether there is anything to be told about a failure: not after
-// an interruption, nor for a run that may no longer look after the node.
+// Tellable reports whether a failure can be explained: not after an interruption, nor after the run
+// has lost its claim on the node.
 func Tellable(ctx context.Context, err error) bool {
 	kind := fault.KindOf(err)
 	return ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted
