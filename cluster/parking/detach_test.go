@@ -13,7 +13,7 @@ func TestLostMetadata(t *testing.T) {
 		want            bool
 	}{
 		"the same Node":                  {"u1", "u1", false},
-		"another one":                    {"u1", "u2", true},
+		"another Node":                   {"u1", "u2", true},
 		"remembered by an older release": {"", "u2", true},
 	}
 	for name, c := range cases {

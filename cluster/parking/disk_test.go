@@ -6,8 +6,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestBlankDiskIsToldFromTheOthers: also one that was made without a WWN.
-func TestBlankDiskIsToldFromTheOthers(t *testing.T) {
+// TestBlankDiskIsIdentified, even if it was created without a WWN.
+func TestBlankDiskIsIdentified(t *testing.T) {
 	t.Parallel()
 	const lun0 = "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:0"
 	mem := func(key, scsihw string) Memory {

@@ -28,8 +28,8 @@ func (f FreePlan) String() string {
 	return fmt.Sprintf("%s of VM %d: %s that run %s %s, Talos %s", f.Key, f.Parking, what, f.Run, WasDone(f.GivenUp), words.OrNone(f.Talos))
 }
 
-// Freeable is the drive of a kept disk, none where that is gone, and what is
-// against freeing it. An open record is not: it is closed by then.
+// Freeable returns the drive of a kept disk, the zero Disk if it no longer exists, and what
+// prevents freeing it. An open record does not: it is closed before.
 func (p Parking) Freeable(k KeptDisk, vms []cluster.VM) (disk cluster.Disk, against []string) {
 	p.Record.Open = false
 	against = p.Untouchable(nil)
@@ -43,7 +43,7 @@ func (p Parking) Freeable(k KeptDisk, vms []cluster.VM) (disk cluster.Disk, agai
 	return disk, append(against, NamedBeside(p.VM, disk, UsesOf(vms))...)
 }
 
-// NamedBeside lists what names a volume beside its one key of its parking VM.
+// NamedBeside lists what names a volume, apart from its one key of its parking VM.
 func NamedBeside(park cluster.VM, disk cluster.Disk, uses []cluster.Use) []string {
 	var by []string
 	for _, user := range cluster.ReferencedBy(disk.Volid, []cluster.VM{park}) {
@@ -59,8 +59,8 @@ func NamedBeside(park cluster.VM, disk cluster.Disk, uses []cluster.Use) []strin
 	return by
 }
 
-// KeptDisk is the drive that an entry of the record is about. It is an error
-// unless everything about it is as recast left it.
+// KeptDisk returns the drive that an entry of the record describes. It fails unless the drive is
+// exactly as recast left it.
 func (p Parking) KeptDisk(k KeptDisk) (cluster.Disk, error) {
 	disk, err := cluster.ParseDisk(k.Key, p.VM.Config[k.Key])
 	entries := 0
@@ -121,7 +121,7 @@ func UsesOf(vms []cluster.VM) []cluster.Use {
 	return uses
 }
 
-// WasDone says what the run has to do with a kept disk.
+// WasDone says what the run did with a kept disk.
 func WasDone(givenUp bool) string {
 	if givenUp {
 		return "had made and which was given up"
@@ -129,7 +129,7 @@ func WasDone(givenUp bool) string {
 	return "replaced"
 }
 
-// namesVolume says whether a configuration's value has the volume as a drive's.
+// namesVolume reports whether a value of a configuration names the volume as a drive's.
 func namesVolume(value, volid string) bool {
 	for option := range strings.SplitSeq(value, ",") {
 		if name, named, is := strings.Cut(option, "="); option == volid || is && (name == "file" || name == "volume") && named == volid {

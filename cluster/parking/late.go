@@ -18,8 +18,8 @@ func (p Parking) LateOne(what string) string {
 	return fmt.Sprintf("Proxmox has not yet answered the %s of VM %d that run %s sent, and may still carry it out", words[what], p.Record.VMID, p.Record.Run)
 }
 
-// Unanswered says of each request of a record that has no answer what may come
-// of it, and for how long that is waited for.
+// Unanswered says of each unanswered request of a record what it may still do, and how long recast
+// waits for it.
 func (p Parking) Unanswered() []string {
 	var out []string
 	for _, what := range slices.Sorted(maps.Keys(p.Record.Sent)) {
@@ -29,7 +29,7 @@ func (p Parking) Unanswered() []string {
 	return out
 }
 
-// guards says what waits for a request.
+// guards says which work waits for a request.
 func (r Record) guards(what string, within time.Duration) string {
 	switch {
 	case slices.Contains(cluster.TakesDown, what) && !r.ControlPlane:
@@ -44,16 +44,15 @@ func (r Record) guards(what string, within time.Duration) string {
 	return fmt.Sprintf("so recast waits up to %s before it moves disks of that VM", within)
 }
 
-// Sent are the requests without a digest that were sent and that have no answer:
-// Proxmox may carry them out late, whoever has sent them, and whatever VM has the
-// number then. The value is for how many seconds after anybody has seen them here
-// that can happen. A request is written down before it is sent; its answer
-// takes it out again, and nothing else but that time does: a VM that is off, or
-// runs anew, may be so for another reason, and would still be hit. docs/notes/proxmox.md
+// Sent are the requests without a digest that were sent and are unanswered: Proxmox may carry them
+// out late, whichever process sent them, and on whatever VM has the VMID then. The value is for how
+// many seconds after a process first sees the request here that can happen. A request is recorded
+// before it is sent. Only its answer, or the end of that time, removes it: the VM may be off, or
+// run again, for another reason, and the late request would still hit it. docs/notes/proxmox.md
 // says of every request what a late one could do.
 type Sent map[string]int
 
-// With is s with one more request.
+// With returns s with one more request.
 func (s Sent) With(what string, within time.Duration) Sent {
 	out := Sent{}
 	maps.Copy(out, s)
@@ -61,7 +60,7 @@ func (s Sent) With(what string, within time.Duration) Sent {
 	return out
 }
 
-// Without is s without a request; nil if there is no other.
+// Without returns s without a request; nil if there is no other.
 func (s Sent) Without(what string) Sent {
 	out := maps.Clone(s)
 	delete(out, what)

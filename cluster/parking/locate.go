@@ -15,22 +15,22 @@ type DiskPlace string
 const (
 	OnVM      DiskPlace = "vm"
 	OnParking DiskPlace = "parking"
-	Detached  DiskPlace = "holder"  // with the VM that owns it, not on the node's
-	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was cut off
+	Detached  DiskPlace = "holder"  // with the VM that owns it, detached from the node's
+	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was interrupted
 	Lost      DiskPlace = "unknown" // somebody moved it
 )
 
 // DiskNow is where a disk is now.
 type DiskNow struct {
 	Place DiskPlace
-	Volid string // its name; as last known where it has none, or is lost
-	Size  string // "20G"; "" where that is not known
+	Volid string // its name; the last known one if it has none, or is lost
+	Size  string // "20G"; "" if unknown
 	Where string // in words: "scsi1 of VM 9090"
 }
 
-// Locate finds a disk by the names that Proxmox has for it now: each hand-over
-// gives it another one, and its old one to whatever comes next. vm is the zero VM
-// while there is none; dangling is what Dangling says.
+// Locate finds a disk by its present name in Proxmox: each hand-over renames its volume, and the
+// old name may go to another volume. vm is the zero VM if there is none; dangling is the result of
+// Dangling.
 func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow {
 	if d.Holder != 0 {
 		return r.locateHeld(d, vm)
@@ -53,7 +53,7 @@ func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow
 	return DiskNow{Place: Lost, Volid: d.Volid, Where: fmt.Sprintf("neither on VM %d nor on parking VM %d: somebody moved it", r.VMID, park.ID)}
 }
 
-// locateHeld finds a disk of a holder, which keeps its name.
+// locateHeld finds a holder's disk, whose volume keeps its name.
 func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 	if now, ok := drive(vm, d.Key); ok && now.Volid == d.Volid {
 		return DiskNow{OnVM, now.Volid, now.Option("size"), fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, vm.ID, d.Holder)}
@@ -61,8 +61,8 @@ func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 	return DiskNow{Place: Detached, Volid: d.Volid, Where: fmt.Sprintf("with VM %d, which owns it; detached from VM %d", d.Holder, r.VMID)}
 }
 
-// Dangling says whether the source of the hand-over that was begun last still
-// names a volume that Proxmox has already given another name.
+// Dangling reports whether the source of the last hand-over still names a volume that Proxmox has
+// already renamed.
 func (r Record) Dangling(ctx context.Context, px cluster.StorageReader, vm, park cluster.VM) (bool, error) {
 	in := r.Intent
 	if in == nil {
@@ -85,8 +85,8 @@ func drive(vm cluster.VM, key string) (cluster.Disk, bool) {
 	return d, err == nil
 }
 
-// sameSerial tells an old system disk from the one that took its place: a new
-// one has a serial that recast made up for it.
+// sameSerial distinguishes an old system disk from its replacement, which has a serial that recast
+// generated.
 func sameSerial(now cluster.Disk, was ParkedDisk) bool {
 	old, err := cluster.ParseDisk(was.Key, cmp.Or(was.Volid, now.Volid)+","+was.Options)
 	return err == nil && now.Option("serial") == old.Option("serial")

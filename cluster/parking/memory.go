@@ -15,39 +15,38 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Memory is what the world can no longer tell once the VM is gone. It is in the
-// journal before anything is taken down and, without Metadata, in the record.
+// Memory is what can no longer be read once the VM is deleted. It is in the journal before anything
+// is taken down and, without Metadata, in the record.
 type Memory struct {
 	VM         cluster.VM // as it was; its Config is what a new VM gets
 	SystemKey  string
-	BootID     string               // of the boot that ends here
+	BootID     string               // of the boot before the exchange
 	Volumes    []cluster.Volume     // partitions and filesystems on persistent disks
-	Persistent []PersistentDisk     `json:",omitempty"` // those disks; none where an older recast remembered it
-	Pools      []cluster.PoolMember `json:",omitzero"`  // of LVM and ZFS; on the system disk where they are on no other
+	Persistent []PersistentDisk     `json:",omitempty"` // those disks; none in a memory of an older recast
+	Pools      []cluster.PoolMember `json:",omitzero"`  // of LVM and ZFS; on the system disk if they are on no other
 	DiskSerial string               // of the blank system disk to come
 	SystemGiB  int                  // its wanted size; 0 or less than before: as before
 	HA         *cluster.HAResource  // nil: not managed
 	Firewall   string               `json:",omitempty"` // see Replace.Firewall
 
-	// Metadata of the Kubernetes Node, for the case that somebody deletes it
-	// meanwhile. It is too large for the record: without the journal the Node
-	// itself has to do.
+	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large
+	// for the record: without the journal, recast reads the Node itself.
 	Metadata cluster.NodeMetadata
-	NodeUID  string // of that Node; "" where an older recast remembered it
+	NodeUID  string // of that Node; "" in a memory of an older recast
 
 	ControlPlane bool
 	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
 	EtcdID       uint64 // of the member; 0 if there was none
 	EtcdMembers  int    // with this one
 
-	// Kubernetes is what the node ran. The one that comes back runs the same,
-	// whatever a configuration from a file names: a roll never changes it.
+	// Kubernetes is what the node ran. The restored node runs the same, whatever a configuration
+	// from a file names: a roll never changes it.
 	Kubernetes cluster.KubernetesImages `json:",omitzero"`
 
-	Old KeptDisk // what the old system disk is kept as, but for where
+	Old KeptDisk // entry of the old system disk, without its place
 
-	// Blank is what of the VM is another than before until the node is healthy, so
-	// that its blank machine has the node's address; nil: nothing.
+	// Blank is the setting of the VM that differs until the node is healthy, so that its blank
+	// machine has the node's address; nil: none.
 	Blank *reach.Setting `json:",omitempty"`
 
 	HostArch string `json:",omitempty"` // see Ties.HostArch
@@ -55,8 +54,7 @@ type Memory struct {
 	ConfigSum string `json:",omitempty"` // see Record.Config
 }
 
-// maxMemory bounds a packed memory once it is unpacked: it is read from a
-// description that anybody may have edited.
+// maxMemory bounds an unpacked memory: it is read from a description that anyone may have edited.
 const maxMemory = 1 << 20
 
 // Pack makes a memory small enough for a VM's description.
@@ -110,7 +108,7 @@ func (m Memory) Disks() ([]cluster.Disk, error) {
 	return slices.DeleteFunc(all, func(d cluster.Disk) bool { return d.CDROM }), err
 }
 
-// VMWith is the VM with those options for its system disk.
+// VMWith returns the VM with those options for its system disk.
 func (m Memory) VMWith(options []string) cluster.VM {
 	vm := m.VM
 	vm.Config = maps.Clone(vm.Config)
@@ -122,19 +120,19 @@ func (m Memory) VMWith(options []string) cluster.VM {
 	return vm
 }
 
-// BlankVM is the VM with the blank system disk, known by its names and address
-// alone. One that an older recast made has no WWN, which is then not looked for.
+// BlankVM returns the VM with the blank system disk, identified only by its names and address. A
+// disk that an older recast made has no WWN, which is then not looked for.
 func (m Memory) BlankVM() cluster.VM {
 	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
 }
 
-// LostMetadata says whether a Node is not the one that was remembered, as far as
-// that can be told.
+// LostMetadata reports whether a Node is not, or can't be proven to be, the one that was
+// remembered.
 func (m Memory) LostMetadata(now cluster.KubeNode) bool {
 	return m.NodeUID == "" || m.NodeUID != now.UID
 }
 
-// BlankDisks are the machine's disks that are the blank system disk: one.
+// BlankDisks returns the machine's disks that match the blank system disk: normally one.
 func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
 	vm := mem.BlankVM()
 	drives, err := vm.Bootable()

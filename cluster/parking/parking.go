@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// NextNth counts the replacements of a node's system disk. The machines on which
-// runs begin need not agree on the time, so that the IDs of runs give no order.
+// NextNth returns the number of the next replacement of a node's system disk. The IDs of runs give
+// no order, because the clocks of the machines on which runs begin may differ.
 func NextNth(parkings []Parking) int {
 	last := 0
 	for _, p := range parkings {
@@ -24,9 +24,9 @@ func NextNth(parkings []Parking) int {
 	return last + 1
 }
 
-// ParkedOptions are the drive's options while it is parked: a backup of the
-// parking VM must not copy, or lock, what is only passing through. EFI
-// variables, TPM state and detached volumes have no such option.
+// ParkedOptions are the drive's options while it is parked: a backup of the parking VM must not
+// copy, or lock, a disk that is there only for a time. EFI variables, TPM state and detached
+// volumes have no such option.
 func ParkedOptions(d ParkedDisk) []string {
 	if !(cluster.Disk{Key: d.Key}).Bootable() {
 		return cluster.SplitOptions(d.Options)
@@ -34,7 +34,7 @@ func ParkedOptions(d ParkedDisk) []string {
 	return cluster.Disk{Options: cluster.SplitOptions(d.Options)}.With("backup", "0")
 }
 
-// Parked are the node's keys whose disks its open record has handed over.
+// Parked lists the node's keys whose disks were handed over to the parking VM.
 func (p Parking) Parked() []string {
 	var keys []string
 	for _, d := range p.Record.Disks {
@@ -45,10 +45,9 @@ func (p Parking) Parked() []string {
 	return keys
 }
 
-// Opened completes the record of a replacement. It maps the drives that have to
-// leave the remembered VM to free keys of the parking VM (nil: one yet to be
-// made): their own where that is free, else the lowest free SCSI key. The system
-// disk stays parked for long, so it is kept out of the way at the other end. A
+// Opened completes the record of a replacement. It maps the drives that must leave the remembered
+// VM to free keys of the parking VM (nil: not yet created): their own key if it is free, else the
+// lowest free SCSI key. The system disk stays parked for long, so it gets the highest free key. A
 // holder's disks are only detached.
 func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	rec.Open, rec.VMID, rec.UUID, rec.VMName, rec.ControlPlane = true, mem.VM.ID, mem.VM.UUID(), mem.VM.Name, mem.ControlPlane
@@ -59,7 +58,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 		for key := range park.VM.Config {
 			taken[key] = true
 		}
-		for _, k := range rec.Kept { // somebody may have taken its drive away
+		for _, k := range rec.Kept { // someone may have removed its drive
 			taken[k.Key] = true
 		}
 	}
@@ -88,7 +87,7 @@ func (rec Record) Opened(mem Memory, park *Parking) (Record, error) {
 	}
 	rec.Config = mem.ConfigSum
 	if rec.Stage = firstStage(rec.Strategy); rec.Stage != "" {
-		// Where none is free now, one is by the time that disks have gone back.
+		// If no key is free now, one is free once disks have left the parking VM.
 		rec.SpareKey, _ = parkingKey(mem.SystemKey, true, taken)
 	}
 	rec.Memory, err = mem.Pack()
@@ -119,8 +118,8 @@ type Parking struct {
 	Record Record
 }
 
-// Parkings finds the parking VMs of a cluster among all VMs, but for those that came
-// too late for anybody to use them.
+// Parkings finds the parking VMs of a cluster among all VMs, except those that were created too
+// late to be used.
 func Parkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	all, err := AllParkings(vms, cluster)
 	return slices.DeleteFunc(slices.Clone(all), func(p Parking) bool { return p.CameLate(all) }), err
@@ -141,9 +140,9 @@ func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return out, errors.Join(problems...)
 }
 
-// CameLate says whether Proxmox made the parking VM when the run that asked for it had ended and
-// another one was there: every run takes the one that its node has on the host. Of two that
-// nobody has used either would do; which run began later is not asked, as that is a matter of clocks.
+// CameLate reports whether Proxmox created the parking VM after the run that asked for it had ended
+// and another one existed: every run uses the one that its node has on the host. Of two unused
+// ones, either would do. Which run began later does not count, because clocks may differ.
 func (p Parking) CameLate(all []Parking) bool {
 	return p.unused() && slices.ContainsFunc(all, func(q Parking) bool {
 		same := q.VM.ID != p.VM.ID && q.VM.Host == p.VM.Host && q.Record.Node == p.Record.Node && q.Record.VMID == p.Record.VMID && q.Record.UUID == p.Record.UUID
@@ -151,10 +150,10 @@ func (p Parking) CameLate(all []Parking) bool {
 	})
 }
 
-// unused says whether nothing was done with the parking VM since it was created.
+// unused reports whether the parking VM was never used since it was created.
 func (p Parking) unused() bool { return p.Empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
 
-// Empty says whether nothing was ever handed over to the parking VM of a replacement.
+// Empty reports whether no disk was ever handed over to the parking VM of a replacement.
 func (p Parking) Empty() bool {
 	drives := slices.ContainsFunc(slices.Collect(maps.Keys(p.VM.Config)), cluster.IsDiskKey)
 	return p.Record.Open && p.Record.Intent == nil && !drives

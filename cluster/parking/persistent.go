@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Displaced says which persistent disks are not in their places in the blank machine,
-// or not as they were. Once the machine may have had a configuration, Talos may have
-// put a volume on a disk that had none.
+// Displaced lists the persistent disks that are not in their places in the blank machine, or not as
+// they were. Once the machine may have had a configuration, Talos may have put a volume on a disk
+// that had none.
 func (mem Memory) Displaced(m cluster.Machine, configured bool) (problems []error) {
 	vm := mem.BlankVM()
 	drives, err := vm.Bootable()
@@ -47,7 +47,7 @@ func (mem Memory) Displaced(m cluster.Machine, configured bool) (problems []erro
 	return problems
 }
 
-// Elsewhere says which volume of a persistent disk is not on it, but on another disk.
+// Elsewhere says which volume of a persistent disk is on another disk instead.
 func (mem Memory) Elsewhere(m cluster.Machine, was PersistentDisk, now cluster.MachineDisk) string {
 	for _, want := range mem.volumesOf(was) {
 		at := ""
@@ -63,8 +63,8 @@ func (mem Memory) Elsewhere(m cluster.Machine, was PersistentDisk, now cluster.M
 	return ""
 }
 
-// knownByContent says whether what is on a persistent disk tells it from the others,
-// whatever its size: somebody may have enlarged it since.
+// knownByContent reports whether the content of a persistent disk distinguishes it from the others.
+// Its size may differ: someone may have enlarged it since.
 func (mem Memory) knownByContent(p PersistentDisk) bool {
 	before := cluster.Machine{Volumes: mem.Volumes}
 	is := before.Identity(p.Device)
@@ -80,18 +80,18 @@ func (mem Memory) volumesOf(was PersistentDisk) (out []cluster.Volume) {
 	return out
 }
 
-// PersistentDisk is a drive that outlives the system, as the machine showed it
-// before the exchange. By that it is known again: the new VM has to show, where
-// that drive is, a disk of that size with what was on it.
+// PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange.
+// It is identified by that: the new VM must show, in that drive's place, a disk of that size with
+// the same content.
 type PersistentDisk struct {
 	Key       string
-	Device    string // the machine's disk that it was: its volumes name it
+	Device    string // the machine's disk, as its volumes name it
 	SizeBytes uint64
-	Blank     bool // there was nothing on it that Talos knows
+	Blank     bool // it held nothing that Talos recognizes
 }
 
-// PersistentDisks are the VM's persistent drives that are one disk of the machine each;
-// unknown are those of which that can't be told. The disks of pods are none of them.
+// PersistentDisks returns the VM's persistent drives that match exactly one disk of the machine
+// each. unknown are those that do not. Pods' disks are in neither.
 func PersistentDisks(vm cluster.VM, m cluster.Machine, system string) (known []PersistentDisk, unknown []cluster.Disk, err error) {
 	drives, err := vm.Bootable()
 	if err != nil {
@@ -111,10 +111,9 @@ func PersistentDisks(vm cluster.VM, m cluster.Machine, system string) (known []P
 	return known, unknown, nil
 }
 
-// Unprovable says which persistent disks a new VM could not be proven to have got
-// back, each in its place. A volume of the VM's own gets another name on its way; it is
-// known again by the options of its drive, its size and its content together. A
-// holder's keeps its name.
+// Unprovable lists the persistent disks for which a new VM could not prove that each came back to
+// its place. A volume that the VM owns is renamed on its way; its drive's options, its size and its
+// content together identify it. A holder's volume keeps its name.
 func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obstacle, error) {
 	known, unknown, err := PersistentDisks(vm, m, system)
 	if err != nil {
@@ -157,7 +156,7 @@ func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obst
 	return out, nil
 }
 
-// nameIsUnique says whether the drive's options tell it from all others.
+// nameIsUnique reports whether the drive's serial or WWN distinguishes it from all others.
 func nameIsUnique(drives []cluster.Disk, d cluster.Disk) bool {
 	for _, option := range []string{"serial", "wwn"} {
 		if name := d.Option(option); name != "" && !slices.ContainsFunc(drives, func(o cluster.Disk) bool { return o.Key != d.Key && o.Option(option) == name }) {

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestPersistentDisksWithoutASerialAreProven or refused: what the plan says of them.
+// TestPersistentDisksWithoutASerialAreProven, or the plan refuses them.
 func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 	t.Parallel()
 	lun := func(n string) string { return "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:" + n }
@@ -54,8 +54,8 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 		"LVM, by its label": {
 			virtio, machine(full, full, cluster.Volume{Device: "sdb", Disk: "sdb", Format: cluster.FormatLVM, FilesystemLabel: "a"}, cluster.Volume{Device: "sdc", Disk: "sdc", Format: cluster.FormatLVM, FilesystemLabel: "b"}), "",
 		},
-		"a copy that is a holder's": {with("scsi2", "f:vm-200-disk-2,size=20G"), machine(blank, blank), ""},
-		"where nothing tells them apart": {
+		"a copy that a holder owns": {with("scsi2", "f:vm-200-disk-2,size=20G"), machine(blank, blank), ""},
+		"nothing distinguishes them": {
 			sata,
 			cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
 			"which of the machine's disks is sata1 or sata2 can't be told: qm set 1 --sata1 f:vm-1-disk-1,size=20G,serial=1-sata1,wwn=0x3684fdee2bb900a9, " +

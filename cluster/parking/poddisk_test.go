@@ -8,7 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// What a new VM gets is what was no pod's, and a run in another process knows the same.
+// TestPodVolumesAreRememberedAndDropped: a new VM gets no pod's volume, and a run in another
+// process knows which volumes were pods'.
 func TestPodVolumesAreRememberedAndDropped(t *testing.T) {
 	t.Parallel()
 	vm := cluster.VM{ID: 9031, Host: "pve1", Pods: []string{"fast:vm-9999-media"}, Config: map[string]string{

@@ -19,7 +19,7 @@ func prunePark(id cluster.VMID, host, node string, kept ...string) Parking {
 	}
 	for i, k := range kept {
 		key, run, _ := strings.Cut(k, " ")
-		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 where it does not say
+		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 if run has no number
 		p.Record.Kept = append(p.Record.Kept, KeptDisk{Key: key, Run: run, Nth: nth, Slot: "scsi0", Options: "serial=s" + run + ",size=10G", Talos: "v1.13.8"})
 		p.VM.Config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,backup=0,serial=s%s,size=10G", id, i, run)
 	}
@@ -30,8 +30,8 @@ func parkWK1(kept ...string) Parking { return prunePark(9900, "pve1", "wk1", kep
 
 func editedPark(p Parking, edit func(*Parking)) Parking { edit(&p); return p }
 
-// TestStaleEntriesKeepTheirKeys: while the record has an entry for a drive that
-// somebody took away, nothing else is parked under its key.
+// TestStaleEntriesKeepTheirKeys: while the record has an entry for a drive that someone removed,
+// nothing else is parked under its key.
 func TestStaleEntriesKeepTheirKeys(t *testing.T) {
 	t.Parallel()
 	p := parkWK1("scsi30 r1", "scsi29 r2")

@@ -12,15 +12,15 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// DescriptionChanged is the error of a parking VM whose record is gone.
+// DescriptionChanged is the error of a parking VM that has lost its record.
 func DescriptionChanged(vm cluster.VM, node string) error {
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
 		"somebody edited the description of VM %d, whose last line says where disks are: put it back as it was; nothing can go on without it", vm.ID)
 }
 
-// Intent is written before a disk is handed over. Proxmox renames the volume,
-// then writes the source's configuration, then the target's: whoever finds this
-// after a crash can tell the volume that lost its name from all others.
+// Intent is written before a disk is handed over. Proxmox renames the volume, then writes the
+// source's configuration, then the target's: after a crash, the intent identifies the volume that
+// lost its name.
 type Intent struct {
 	From    cluster.VMID `json:"from"`
 	Key     string       `json:"key"`
@@ -28,10 +28,10 @@ type Intent struct {
 	To      cluster.VMID `json:"to"`
 	ToKey   string       `json:"toKey"`
 	Options string       `json:"options,omitempty"` // on the target
-	Unnamed []string     `json:"unnamed,omitempty"` // volumes of either VM that nobody named before
+	Unnamed []string     `json:"unnamed,omitempty"` // volumes of either VM that no configuration named before
 }
 
-// KeptDisk is an old system disk that stays parked: the way back.
+// KeptDisk is an old system disk that stays parked, for a rollback.
 type KeptDisk struct {
 	Key        string `json:"key"`               // on the parking VM
 	Run        string `json:"run"`               // the run that replaced it
@@ -44,13 +44,13 @@ type KeptDisk struct {
 	Config     string `json:"config,omitempty"`     // SHA-256 of its machine configuration
 	Kubernetes string `json:"kubernetes,omitempty"` // version of the kubelet then
 	Etcd       string `json:"etcd,omitempty"`       // version of etcd then; "" on a worker
-	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds the data of etcd
-	Left       bool   `json:"left,omitempty"`       // which is empty: the node had left
+	EtcdOn     bool   `json:"etcdOn,omitempty"`     // it holds etcd's data
+	Left       bool   `json:"left,omitempty"`       // that data is empty: the node had left etcd
 	Going      bool   `json:"going,omitempty"`      // superseded by the roll that has ended: it is about to be freed
-	GivenUp    bool   `json:"givenUp,omitempty"`    // that run had made it, and was given up or made another: it is no way back
+	GivenUp    bool   `json:"givenUp,omitempty"`    // that run made it, and was cancelled or made another: not for a rollback
 }
 
-// ParkedOptions are those of a kept disk's drive on the parking VM.
+// ParkedOptions are the options of a kept disk's drive on the parking VM.
 func (k KeptDisk) ParkedOptions() []string {
 	return ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
 }
@@ -96,16 +96,15 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
-// Record is the durable account of one replacement. It lives in the
-// description of the node's parking VM, so that anybody who can read Proxmox
-// can see what is where; nothing in it is secret.
+// Record is the durable account of one replacement. It is in the description of the node's parking
+// VM, so that anyone who can read Proxmox can see which disk is where; nothing in it is secret.
 type Record struct {
 	Cluster  string           `json:"cluster"`
 	Node     string           `json:"node"`
 	Run      string           `json:"run"`
 	Parking  cluster.VMID     `json:"parking,omitempty"`  // the parking VM that it was written into
-	Written  int              `json:"written,omitempty"`  // how often it was written anew: see writeRecord
-	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml; a recast from before has not written it
+	Written  int              `json:"written,omitempty"`  // how often it was rewritten: see exchange.WriteRecord
+	VMIDs    string           `json:"vmids,omitempty"`    // proxmox.vmids of its recast.yaml; an older recast did not write it
 	Build    string           `json:"build"`              // build ID the node is being brought to
 	Strategy cluster.Strategy `json:"strategy,omitempty"` // how: recreate, reimage or rollback
 	VMID     cluster.VMID     `json:"vmid"`
@@ -113,14 +112,14 @@ type Record struct {
 	VMName   string           `json:"name"`
 	Addr     netip.Addr       `json:"address,omitzero"`
 	Open     bool             `json:"open"`              // the replacement is not finished
-	PutBack  bool             `json:"putBack,omitempty"` // it was given up: the old system disk goes back
+	PutBack  bool             `json:"putBack,omitempty"` // it was cancelled: the old system disk is put back
 	Left     bool             `json:"left,omitempty"`    // the node has left etcd: the old system disk holds no data of it
-	// ControlPlane says of what node it is, where that is known.
+	// ControlPlane says that the node is a control plane; false if unknown.
 	ControlPlane bool    `json:"controlPlane,omitempty"`
 	Intent       *Intent `json:"intent,omitempty"` // the hand-over of a disk that was begun last
 	Stage        Stage   `json:"stage,omitempty"`  // how far the system on the new disk has come
-	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is given up
-	// Sent are the requests that have no answer yet: see Sent.
+	SpareKey     string  `json:"spare,omitempty"`  // on the parking VM: for the new system disk if the replacement is cancelled
+	// Sent are the unanswered requests: see the type.
 	Sent    Sent         `json:"sent,omitempty"`
 	Disks   []ParkedDisk `json:"disks,omitempty"`   // of the open replacement
 	Nth     int          `json:"nth,omitempty"`     // replacement of the node's system disk, from 1
@@ -128,8 +127,8 @@ type Record struct {
 	Kept    []KeptDisk   `json:"kept,omitempty"`    // old system disks, newest last
 	Memory  string       `json:"memory,omitempty"`  // what else was remembered, packed; no secret is in it
 	// Config is the SHA-256 of the machine configuration in the run's journal, in hex;
-	// "" where the journal has none, or an older recast wrote the record. Anybody may
-	// see it: a configuration holds private keys, so nobody can find it by guessing.
+	// "" if the journal has none, or an older recast wrote the record. Anyone may see it: a
+	// configuration holds private keys, so it can't be found by guessing.
 	Config string `json:"config,omitempty"`
 }
 
@@ -139,15 +138,14 @@ func (r *Record) AddSpare(entry KeptDisk) {
 	r.Kept = append(r.Kept, entry)
 }
 
-// Close ends a replacement. What is kept stays, and so does what was sent and has
-// no answer yet.
+// Close ends a replacement. Kept disks and unanswered requests stay in the record.
 func (r *Record) Close() {
 	r.Open, r.PutBack, r.Left, r.Intent, r.Disks, r.Restore, r.Memory, r.Config = false, false, false, nil, nil, nil, "", ""
 	r.Stage, r.SpareKey = "", ""
 }
 
-// Description renders the record for people and, on its last line, for recast.
-// While it is open, people find in it how to undo the replacement without recast.
+// Description renders the record for people and, on its last line, for recast. An open record also
+// tells people how to undo the replacement without recast.
 func (r Record) Description() (string, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -159,7 +157,7 @@ func (r Record) Description() (string, error) {
 	}
 	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
 		state, r.Node, r.VMID, r.Cluster)
-	// Proxmox before 9 takes %41 in a description for an encoded letter (pve-common, Tools.pm, encode_text).
+	// Proxmox before 9 decodes %41 in a description as a letter (pve-common, Tools.pm, encode_text).
 	last := RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
 	text := head + r.wayBack(cluster.MaxDescription-len(head)-len(last)) + last
 	if len(text) > cluster.MaxDescription {
@@ -168,8 +166,8 @@ func (r Record) Description() (string, error) {
 	return text, nil
 }
 
-// SpareDrive is where the new system disk goes on the parking VM: to the key that
-// was kept free for it, or on its way to which it was cut off, else to another one.
+// SpareDrive returns the key for the new system disk on the parking VM: the reserved key, or the
+// key of an interrupted hand-over, else another one.
 func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 	taken := map[string]bool{}
 	for key := range park.Config {
@@ -185,14 +183,14 @@ func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 		return r.SpareKey, nil
 	}
 	if r.Strategy != cluster.PutBack && !r.PutBack {
-		for _, d := range r.Disks { // they come back there if it is given up later
+		for _, d := range r.Disks { // a later cancellation still needs these keys
 			taken[d.ParkKey] = true
 		}
 	}
 	return parkingKey(key, true, taken)
 }
 
-// SpareEntry is what the record keeps the new system disk of a run as.
+// SpareEntry returns the record's entry for the new system disk of a run.
 func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
 	i := slices.IndexFunc(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
 	if i < 0 {
@@ -203,8 +201,7 @@ func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
 
 const RecordMark = "recast-record: "
 
-// IsOver says whether nothing of a hand-over between two VMs, in either
-// direction, is left to be done.
+// IsOver reports whether a hand-over between two VMs, in either direction, is complete.
 func (in Intent) IsOver(from, to cluster.VM) bool {
 	if from.ID != in.From {
 		from, to = to, from
@@ -213,13 +210,13 @@ func (in Intent) IsOver(from, to cluster.VM) bool {
 	return arrived && len(cluster.UsersOf(in.Volid, from)) == 0
 }
 
-// Same says whether it is the same hand-over.
+// Same reports whether both are the same hand-over.
 func (in Intent) Same(as Intent) bool {
 	return in.From == as.From && in.Key == as.Key && in.To == as.To && in.ToKey == as.ToKey
 }
 
-// Remembered is the node's VM as it was before the replacement that the record
-// is about. What it had in its drives is needed to put it back.
+// Remembered returns the node's VM as it was before the replacement that the record describes. The
+// media in its drives are needed to put them back.
 func (r Record) Remembered() (cluster.VM, error) {
 	m, err := UnpackMemory(r.Memory)
 	if err != nil {
@@ -228,8 +225,8 @@ func (r Record) Remembered() (cluster.VM, error) {
 	return m.VM, nil
 }
 
-// CheckConfig compares a machine configuration from the journal with the sum in the
-// record. A record of an older recast has none, and then any is accepted.
+// CheckConfig compares a machine configuration from the journal with the sum in the record. The
+// record of an older recast has no sum; then any configuration is accepted.
 func (r Record) CheckConfig(config []byte) error {
 	if r.Config == "" || cluster.ConfigSum(config) == r.Config {
 		return nil

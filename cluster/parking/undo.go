@@ -7,11 +7,10 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// undo writes the commands that give a node's VM its old self back without
-// recast, for a root shell of the host that it and its parking VM are on. Each
-// line says by what qm config shows whether there is anything to do, so that
-// the whole can be run from every state that an exchange may be cut off in, and
-// be run again. recast itself never reads them. docs/notes/proxmox.md explains them.
+// undo renders the commands that restore a node's VM without recast, for a root shell on the host
+// of the VM and its parking VM. Each line checks with qm config whether there is anything to do. So
+// the whole can be run from every state in which an exchange may be interrupted, and can be run
+// again. recast itself never reads them. docs/notes/proxmox.md explains them.
 type undo struct {
 	rec Record
 	mem Memory
@@ -21,20 +20,20 @@ type undo struct {
 	read []string        // the settings that new reads
 }
 
-// undoForm is how much is spelled out. The less that is, the more is read from
-// the packed memory, which has it all.
+// undoForm is how much the lines spell out. They read the rest from the packed memory, which has
+// everything.
 type undoForm struct {
-	long   int  // longer values are read
-	tight  bool // so are the options of drives, and what repeats is a function
+	long   int  // longer values are read from it
+	tight  bool // so are the options of drives; repeated commands become functions
 	leaves bool // the new system disk stays with the VM, as an unusedN
 }
 
 var undoForms = []undoForm{{long: cluster.MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
 
-// shellFunctions are what the lines call, in the order in which they are defined.
-// lost asks for volumes that no configuration names without writing anything
-// (qm.pm, rescan); of one storage; what follows that was without a name before, a line each. old unpacks
-// the record. They are for bash or dash with what every Proxmox host has.
+// shellFunctions are what the lines call, in the order of their definition. lost lists the volumes
+// of one storage that no configuration names, without writing anything (qm.pm, rescan). Its last
+// argument lists, a line each, those that had no name before. old unpacks the record. They need
+// bash or dash and what every Proxmox host has.
 var shellFunctions = []struct{ name, body string }{
 	{"has", `has() { qm config $1 2>/dev/null | grep -q "^$2"; }`},
 	{"lacks", `lacks() { ! has "$@"; }`},
@@ -49,15 +48,15 @@ var shellFunctions = []struct{ name, body string }{
 	{"same", `same() { for k; do set -- "$@" --$k "$(vol VMID $k),$(old $k | cut -d, -f2-)"; shift; done; qm set VMID "$@"; }`},
 }
 
-// wayBack is the part of an open record's description that an administrator
-// follows; "" where there is nothing to say. It takes no more than room bytes.
+// wayBack returns the commands in an open record's description that an administrator runs to undo
+// it; "" if there are none. It returns at most room bytes.
 func (r Record) wayBack(room int) string {
 	if !r.Open || r.Parking == 0 || r.Memory == "" {
 		return ""
 	}
 	mem, err := UnpackMemory(r.Memory)
 	if err != nil {
-		return "" // somebody edited it; what reads it says so
+		return "" // someone edited it; the code that needs it says so
 	}
 	for _, form := range undoForms {
 		u := undo{rec: r, mem: mem, undoForm: form, used: map[string]bool{}}
@@ -93,8 +92,8 @@ func (u *undo) text() string {
 
 func (u *undo) vm() cluster.VMID { return u.mem.VM.ID }
 
-// line adds a command behind conditions, "has 9011 scsi1:". What is in
-// conditions and arguments must be quoted already.
+// line adds a command after conditions such as "has 9011 scsi1:". The caller quotes what is in
+// conditions and arguments.
 func (u *undo) line(parts ...string) {
 	for _, p := range parts {
 		name, _, _ := strings.Cut(p, " ")
@@ -103,7 +102,7 @@ func (u *undo) line(parts ...string) {
 	u.out = append(u.out, strings.Join(parts, " && "))
 }
 
-// use notes that a line calls a function, and what that calls.
+// use notes that a line calls a function, and which functions that calls.
 func (u *undo) use(name string) {
 	u.used[name] = true
 	switch name {

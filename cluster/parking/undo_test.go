@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// undoRecord is the open record of a VM's recreation, with what is remembered of it.
+// undoRecord returns the open record of a VM's recreation, with its memory.
 func undoRecord(t *testing.T, vm cluster.VM, in *Intent) Record {
 	t.Helper()
 	rec, err := Record{Cluster: "c1", Node: vm.Name, Run: "20261121-0421-3f2a", Build: strings.Repeat("3f2a", 16), Strategy: cluster.Recreate, Parking: 9900}.
@@ -79,7 +79,8 @@ func TestWayBack(t *testing.T) {
 	}
 }
 
-// manyDrives is a VM with ten disks, four network cards and all that a VM may have.
+// manyDrives returns a VM with ten disks, four network cards and everything else that a VM may
+// have.
 func manyDrives(keys, description int) cluster.VM {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) string {
@@ -110,8 +111,8 @@ func manyDrives(keys, description int) cluster.VM {
 	return vm
 }
 
-// TestWayBackFits: what an administrator needs is there for a VM that has a lot,
-// and never keeps a record from being written.
+// TestWayBackFits: the commands fit for a VM with many settings, and never prevent a record from
+// being written.
 func TestWayBackFits(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -120,8 +121,8 @@ func TestWayBackFits(t *testing.T) {
 	}{
 		"a big VM":            {1, 200, true},
 		"with three SSH keys": {3, 60, true},
-		"with a description that leaves no room for anything": {1, 3000, false},
-		"nor for a word about that":                           {1, 3340, false},
+		"with a description that leaves no room for commands": {1, 3000, false},
+		"nor for a reference to the document":                 {1, 3340, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -149,7 +150,7 @@ func TestWayBackFits(t *testing.T) {
 	}
 }
 
-// TestShellFunctionsAreExplained: the document has each of them word for word.
+// TestShellFunctionsAreExplained: the document shows each of them word for word.
 func TestShellFunctionsAreExplained(t *testing.T) {
 	t.Parallel()
 	doc, err := os.ReadFile("../../docs/notes/proxmox.md")

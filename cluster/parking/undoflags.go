@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// flags writes settings of the remembered VM as qm takes them, in order.
+// flags renders settings of the remembered VM as flags of qm, in order.
 func (u *undo) flags(settings map[string]string) string {
 	var b strings.Builder
 	for _, key := range slices.SortedFunc(maps.Keys(settings), cluster.CompareKeys) {
@@ -22,8 +22,8 @@ func (u *undo) flags(settings map[string]string) string {
 	return b.String()
 }
 
-// value is a setting of the remembered VM: as it is, or where that is too long,
-// read from the record.
+// value renders a setting of the remembered VM: literally, or if that is too long, as a command
+// that reads it from the record.
 func (u *undo) value(key string) string {
 	quoted := words.Quote(strings.TrimRight(u.mem.VM.Config[key], "\n"))
 	if len(quoted) <= u.long {

@@ -11,18 +11,18 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// switchOff sees to it that nobody starts the VM, and clears away one whose
-// creation was cut off: it is locked and names nothing yet. What must not fail
-// stands last in its line: sh -e goes on after any other that does.
+// switchOff makes sure that nothing starts the VM. It removes a VM whose creation was interrupted:
+// that is locked and names no volume yet. A command that must not fail comes last in its line: sh
+// -e continues after a failure of any other.
 func (u *undo) switchOff() {
 	id := u.vm()
 	if u.rec.Strategy != cluster.Reimage && u.rec.Strategy != cluster.Rollback {
 		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
 	}
-	if uuid := (cluster.Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another one may have taken the number
+	if uuid := (cluster.Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another VM may have taken the VMID
 		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, words.Quote("smbios1:.*"+uuid)), "exit 1")
 	}
-	if u.mem.HA != nil { // its manager would start the VM again until its next round has noticed
+	if u.mem.HA != nil { // the HA manager would start the VM again until its next round
 		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id))
 		u.line("sleep 30")
 	}
@@ -30,15 +30,15 @@ func (u *undo) switchOff() {
 	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
 }
 
-// make creates the VM where it is gone, on the host of the parking VM. A VM that
-// a run made anew has all of this already.
+// make creates the VM if it no longer exists, on the host of the parking VM. A VM that a run
+// created again already has all of this.
 func (u *undo) make() {
 	if u.rec.Strategy == cluster.Reimage || u.rec.Strategy == cluster.Rollback {
 		return
 	}
 	config := cluster.OldSettings(u.mem.VM)
 	for _, key := range []string{"boot", "description", "onboot", "protection", "sshkeys", "cipassword"} {
-		delete(config, key) // set afterwards, or known to nobody
+		delete(config, key) // set afterwards, or unknown
 	}
 	id := u.vm()
 	create := fmt.Sprintf("qm create %d", id)
@@ -55,16 +55,16 @@ func (u *undo) make() {
 	if u.mem.Firewall != "" {
 		give := fmt.Sprintf("cp /etc/pve/firewall/%d.fw /etc/pve/firewall/%d.fw", u.rec.Parking, id)
 		u.line(fmt.Sprintf("test ! -e /etc/pve/firewall/%d.fw", id), give)
-		u.line(fmt.Sprintf("has %d description:.*%s", id, u.rec.Run), give) // it may have got only a part of it
+		u.line(fmt.Sprintf("has %d description:.*%s", id, u.rec.Run), give) // an interrupted run may have copied only a part
 	}
 	if _, ok := u.mem.VM.Config["sshkeys"]; ok {
-		// qm takes the name of a file for these keys, and encodes what is in it (qm.pm, param_mapping).
+		// qm takes a file name for these keys and encodes the file's content (qm.pm, param_mapping).
 		u.line(fmt.Sprintf("lacks %d sshkeys:", id), fmt.Sprintf("pvesh set /nodes/localhost/qemu/%d/config --sshkeys %s", id, u.value("sshkeys")))
 	}
 }
 
-// moveBack gives every disk but the system disk back. Detached volumes go first:
-// to take a drive away from the VM makes an unusedN of it.
+// moveBack returns every disk but the system disk. Detached volumes go first: removing a drive from
+// the VM makes an unusedN of it.
 func (u *undo) moveBack() {
 	in := u.rec.Intent
 	detached := in != nil && strings.HasPrefix(in.Key, "unused")
@@ -99,9 +99,8 @@ func (u *undo) move(d ParkedDisk) {
 		fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.rec.Parking, d.ParkKey, u.vm(), d.Key))
 }
 
-// finishMove finishes the hand-over that was begun last, if Proxmox has renamed
-// the volume and not written both configurations: the source's name for it, which
-// nothing has any more, is dropped, and the target gets the volume.
+// finishMove finishes the last hand-over if Proxmox has renamed the volume but not written both
+// configurations: it drops the old name from the source and attaches the volume to the target.
 func (u *undo) finishMove(in Intent) {
 	drop := func(key, line string) {
 		parts := []string{fmt.Sprintf("has %d %s", in.From, words.Quote(key+": "+in.Volid+`\b`)), "gone " + words.Quote(in.Volid)}
@@ -126,7 +125,7 @@ func (u *undo) finishMove(in Intent) {
 	options := optionSuffix(in.Options)
 	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy != cluster.Rollback {
 		u.use("old")
-		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, if it is still to be parked
+		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, even if it was on its way to be parked
 	}
 	u.line(append(cut, fmt.Sprintf(`qm set %d --%s "$(%s)"%s`, in.To, in.ToKey, lost, options))...)
 }
@@ -138,8 +137,8 @@ func optionSuffix(options string) string {
 	return words.Quote("," + options)
 }
 
-// restoreSystem takes the system disk of the exchange away, without freeing it,
-// and gives the old one back.
+// restoreSystem removes the system disk of the exchange without freeing it, and returns the old
+// one.
 func (u *undo) restoreSystem() {
 	id := u.vm()
 	for _, d := range u.rec.Disks {
@@ -159,9 +158,9 @@ func (u *undo) restoreSystem() {
 	}
 }
 
-// parkNew takes the new system disk of the exchange to the key of the parking VM
-// that was kept free for it. Where that is taken, or the Notes have no room to say
-// so, it becomes an unusedN of the VM. Nothing frees it.
+// parkNew moves the new system disk of the exchange to the reserved key of the parking VM. If that
+// key is taken, or the Notes have no room for that command, the disk becomes an unusedN of the VM.
+// Nothing frees it.
 func (u *undo) parkNew(key string) {
 	ours := fmt.Sprintf("has %d %s", u.vm(), words.Quote(key+":.*serial="+u.mem.DiskSerial))
 	move := fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.vm(), key, u.rec.Parking, u.rec.SpareKey)
@@ -176,9 +175,9 @@ func (u *undo) parkNew(key string) {
 	u.line(ours, fmt.Sprintf("qm set %d --delete %s", u.vm(), key))
 }
 
-// setUp sets what parking changed in the drives' options, then the settings that
-// an exchange changes. Drives come before the boot order: a CD drive that it
-// lacks is appended to it (Qemu.pm, update_vm_api).
+// setUp sets back the drives' options that parking changed, then the settings that an exchange
+// changes. Drives come before the boot order: Proxmox appends a CD drive that the order lacks
+// (Qemu.pm, update_vm_api).
 func (u *undo) setUp() {
 	id := u.vm()
 	u.setOptions()
@@ -209,7 +208,7 @@ func (u *undo) setUp() {
 	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
 }
 
-// setOptions gives the drives that have come back the options that they had.
+// setOptions sets the options of the returned drives back.
 func (u *undo) setOptions() {
 	spelled, keys := "", ""
 	for _, d := range u.rec.Disks {
@@ -231,7 +230,7 @@ func (u *undo) setOptions() {
 func (u *undo) setCDs() {
 	disks, err := u.mem.VM.Disks()
 	if err != nil {
-		return // it was refused when it was remembered
+		return // such a VM was refused when it was recorded
 	}
 	id := u.vm()
 	cds := map[string]string{}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// proxmoxCommands are what a Proxmox host's commands print, by name.
+// proxmoxCommands are stand-ins for the commands of a Proxmox host, by name.
 var proxmoxCommands = map[string]string{
 	"qm": `case "$1 $2" in
 "config 9011") printf '%s\n' 'description: a%3A b' 'scsi1: data:9011/vm-9011-disk-1.raw,serial=a' 'scsi10: data:9011/vm-9011-disk-5.raw' 'unused0: data:9011/vm-9011-disk-7.raw' ;;
@@ -25,7 +25,7 @@ echo 'Volid                         Format  Type             Size VMID'
 	"ha-manager": `printf 'vm:9011\n\tstate started\n\nvm:90112\n\tstate stopped\n'`,
 }
 
-// TestShellFunctions runs the functions of the way back in a real shell.
+// TestShellFunctions runs the functions of the undo commands in a real shell.
 func TestShellFunctions(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
@@ -41,7 +41,7 @@ func TestShellFunctions(t *testing.T) {
 	const volumes = "data:9011/vm-9011-disk-"
 	tests := map[string]struct {
 		want string // what it prints
-		no   bool   // it is not true
+		no   bool   // it fails
 	}{
 		"has 9011":                               {},
 		"has 404":                                {no: true},
@@ -62,7 +62,7 @@ func TestShellFunctions(t *testing.T) {
 		"gone " + volumes + "1.raw":  {no: true},
 		"gone " + volumes + "10.raw": {},
 		"gone empty:9011/a.raw":      {},
-		"gone away:9011/a.raw":       {no: true}, // nobody knows
+		"gone away:9011/a.raw":       {no: true}, // the storage can't be read
 		"ha 9011":                    {},
 		"ha 901":                     {no: true},
 		"back scsi30 scsi0":          {want: "qm disk move 9900 scsi30 --target-vmid 9011 --target-disk scsi0"},
