@@ -7,17 +7,16 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// AdviceForLearner is what makes a voter of a member that stays a learner. Talos
-// promotes the member that it has added in this very start of etcd, and gives that
-// up after ten minutes (learnerMemberID and promoteMember in
-// internal/app/machined/pkg/system/services/etcd.go).
+// AdviceForLearner says how a member that stays a learner becomes a voter. Talos promotes a member
+// only in the start of etcd in which it added the member, and stops trying after ten minutes
+// (learnerMemberID and promoteMember in internal/app/machined/pkg/system/services/etcd.go).
 func AdviceForLearner(addr netip.Addr, m *cluster.Machine) string {
 	return fmt.Sprintf("Talos makes a member a voter within ten minutes of the start in which it joined: if %s has started again since, or that time is over, it stays a learner "+
 		"until it joins anew with empty data: %s, which also wipes whatever else that volume holds", addr, ResetEtcd(addr, m))
 }
 
-// ResetEtcd is the command that empties what a control plane has of etcd, so that
-// it joins anew; m may be nil.
+// ResetEtcd returns the command that wipes a control plane's etcd data, so that it joins again; m
+// may be nil.
 func ResetEtcd(addr netip.Addr, m *cluster.Machine) string {
 	label := "EPHEMERAL"
 	if m != nil && len(m.DisksWith("ETCD")) > 0 {

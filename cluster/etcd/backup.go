@@ -13,10 +13,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// BackUp saves a snapshot of the most up-to-date of the members at these
-// addresses: the leader, else another voting member that follows one. What is
-// wrong with the others is a warning; members that do not agree on the data have
-// none to be trusted.
+// BackUp saves a snapshot of the most up-to-date of the members at these addresses: the leader,
+// else another voting member that follows one. Problems of the others are warnings. It refuses if
+// members do not agree on the data, because no snapshot can then be trusted.
 func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
 	v, at, problems := atEndpoints(ctx, etcd, ask)
 	if err := ctx.Err(); err != nil {
@@ -53,7 +52,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 	return Backup{}, errors.Join(append(failed, errors.New("no member gave a snapshot of etcd that can be used; none was saved"))...)
 }
 
-// Backup is a snapshot of etcd that was saved.
+// Backup is a saved snapshot of etcd.
 type Backup struct {
 	File    string     `json:"file"`
 	Taken   time.Time  `json:"taken"`
@@ -63,9 +62,9 @@ type Backup struct {
 	Warnings []string `json:"warnings,omitempty"` // what is wrong with etcd, and members that gave no usable snapshot
 }
 
-// atEndpoints asks whatever is at the addresses for its own status, the first
-// that can for all members, and members that are at none of them where they say
-// that they are.
+// atEndpoints asks each address for the status of its member, and the first that can answer for the
+// list of members. It asks members that are at none of these addresses at the one that they
+// publish.
 func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr) (v View, at map[uint64]netip.Addr, problems []error) {
 	v = View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	at = map[uint64]netip.Addr{}
@@ -105,18 +104,18 @@ func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr)
 	return v, at, problems
 }
 
-// counted tells how far a stream has come.
+// counted reports the progress of a stream.
 type counted struct {
 	w        io.Writer
 	n, of    int64
-	lastTold int64
+	lastSaid int64
 	say      func(string)
 }
 
 func (c *counted) Write(b []byte) (int, error) {
 	n, err := c.w.Write(b)
-	if c.n += int64(n); c.n-c.lastTold >= saidEvery {
-		c.lastTold = c.n
+	if c.n += int64(n); c.n-c.lastSaid >= saidEvery {
+		c.lastSaid = c.n
 		c.say(fmt.Sprintf("%d of about %d MiB", c.n>>20, c.of>>20))
 	}
 	return n, err
@@ -129,5 +128,5 @@ func leads(s cluster.EtcdStatus) string {
 	return "a follower"
 }
 
-// saidEvery is after how many bytes of a snapshot its progress is told.
+// saidEvery is the number of bytes of a snapshot between two progress reports.
 const saidEvery = 64 << 20

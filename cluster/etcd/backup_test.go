@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// etcdOfThree is etcd as its members cp1, cp2 and cp3 (IDs 1 to 3) say that it is.
+// etcdOfThree is etcd as its members cp1, cp2 and cp3 (IDs 1 to 3) report it.
 type etcdOfThree struct {
 	status map[netip.Addr]cluster.EtcdStatus
 	bad    map[netip.Addr]bool // their snapshots are cut off
@@ -50,7 +50,7 @@ func (e *etcdOfThree) EtcdSnapshot(_ context.Context, addr netip.Addr, _ uint64,
 	return err
 }
 
-func TestBackUpEtcdToNoRoom(t *testing.T) {
+func TestBackUpEtcdWithoutRoom(t *testing.T) {
 	t.Parallel()
 	e := &etcdOfThree{whole: snapshotOf(t, 1), status: map[netip.Addr]cluster.EtcdStatus{}}
 	for i, addr := range addrsOfThree {
@@ -91,7 +91,7 @@ func TestBackUpEtcd(t *testing.T) {
 			status: []cluster.EtcdStatus{member(1, 2), {}, member(3, 2)}, asked: []string{"127.0.0.1"},
 			warnings: []string{"cp2 does not answer: 127.0.0.2: no answer"},
 		},
-		"the leader's is cut off": {
+		"the leader's snapshot is cut off": {
 			status: []cluster.EtcdStatus{member(1, 2), member(2, 2), member(3, 2)}, bad: []int{1}, asked: []string{"127.0.0.2", "127.0.0.1"},
 			warnings: []string{"snapshot of etcd from cp2: snapshot has "},
 		},
@@ -102,11 +102,11 @@ func TestBackUpEtcd(t *testing.T) {
 		"followers before a learner": {
 			status: []cluster.EtcdStatus{{}, {}, learner}, kind: fault.Refused, err: []string{"no member of etcd that answers follows a leader"},
 		},
-		"corrupt":          {status: []cluster.EtcdStatus{corrupt, member(2, 2), member(3, 2)}, kind: fault.Refused, err: []string{"do not hold the same data", "CORRUPT on member cp3"}},
-		"two etcds":        {status: []cluster.EtcdStatus{member(1, 1), member(9, 9), {}}, kind: fault.Refused, err: []string{"runs etcd member 9, which the others (cp1, cp2, cp3) do not know"}},
-		"nobody leads":     {status: []cluster.EtcdStatus{member(1, 0), {}, {}}, kind: fault.Refused, err: []string{"follows a leader"}},
-		"nobody is there":  {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig says how etcd is"}},
-		"none can be used": {status: []cluster.EtcdStatus{member(1, 1), member(2, 1), member(3, 1)}, bad: []int{0, 1, 2}, asked: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, kind: fault.Failed, err: []string{"from cp3: snapshot has", "none was saved"}},
+		"corrupt":        {status: []cluster.EtcdStatus{corrupt, member(2, 2), member(3, 2)}, kind: fault.Refused, err: []string{"do not hold the same data", "CORRUPT on member cp3"}},
+		"two etcds":      {status: []cluster.EtcdStatus{member(1, 1), member(9, 9), {}}, kind: fault.Refused, err: []string{"runs etcd member 9, which the others (cp1, cp2, cp3) do not know"}},
+		"no leader":      {status: []cluster.EtcdStatus{member(1, 0), {}, {}}, kind: fault.Refused, err: []string{"follows a leader"}},
+		"no answer":      {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig says how etcd is"}},
+		"none is usable": {status: []cluster.EtcdStatus{member(1, 1), member(2, 1), member(3, 1)}, bad: []int{0, 1, 2}, asked: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, kind: fault.Failed, err: []string{"from cp3: snapshot has", "none was saved"}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -16,18 +16,18 @@ import (
 	"github.com/recast-sh/recast/internal/etcddb"
 )
 
-// Snapshot is a snapshot of etcd that was found to be whole.
+// Snapshot is a snapshot of etcd that was verified to be complete.
 type Snapshot struct {
 	SizeBytes int64    `json:"sizeBytes"` // of the file
 	SHA256    string   `json:"sha256"`    // of the database, hexadecimal
 	Revision  uint64   `json:"revision"`  // of its last change; 0: it was never written to
 	Members   []string `json:"members"`   // of etcd when it was taken, by name
 
-	Peers map[string][]string `json:"-"` // where the others reached each: URLs
+	Peers map[string][]string `json:"-"` // URLs at which the others reached each
 }
 
-// SaveSnapshot streams a snapshot of etcd into a file, which appears under its
-// name only when it is whole, verified and on disk.
+// SaveSnapshot streams a snapshot of etcd into a file. The file gets its name only when it is
+// complete, verified and on disk.
 func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error) (found Snapshot, err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return found, err
@@ -35,7 +35,7 @@ func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error
 	if err := removeParts(filepath.Dir(file)); err != nil {
 		return found, err
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), partial) // for the owner alone
+	f, err := os.CreateTemp(filepath.Dir(file), partial) // readable by the owner only
 	if err != nil {
 		return found, err
 	}
@@ -57,11 +57,11 @@ func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error
 	return found, syncDir(filepath.Dir(file))
 }
 
-// partial is how a snapshot is called that is not whole yet.
+// partial is the name pattern of an incomplete snapshot.
 const partial = ".etcd-*.part"
 
-// removeParts removes what killed processes have left, all secrets of Kubernetes
-// in it: what nobody has written to for so long is nobody's.
+// removeParts removes the part files of killed processes, which hold all secrets of Kubernetes. A
+// part file untouched for an hour has no owner.
 func removeParts(dir string) error {
 	parts, err := filepath.Glob(filepath.Join(dir, partial))
 	for _, part := range parts {
@@ -80,7 +80,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// smallestDatabase is a page, as the smallest machines have them.
+// smallestDatabase is one page, of the smallest size that a machine has.
 const smallestDatabase = 4096
 
 // ReadSnapshot checks what etcd itself checks before a restore: a database,

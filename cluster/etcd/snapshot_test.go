@@ -36,12 +36,12 @@ func snapshotOf(t testing.TB, keys int) []byte {
 func TestReadSnapshot(t *testing.T) {
 	t.Parallel()
 	members := []string{"cp1", "cp2"}
-	large := snapshotOf(t, 3000) // its keys take a tree three pages high
+	large := snapshotOf(t, 3000) // its keys need a tree three pages high
 	flipped := bytes.Clone(large)
 	flipped[len(flipped)/2] ^= 1
 	body := large[:len(large)-sha256.Size]
 	overwritten := bytes.Clone(body)
-	copy(overwritten[2*4096:], bytes.Repeat([]byte{0xff}, len(body)-2*4096)) // all but the two pages that describe it
+	copy(overwritten[2*4096:], bytes.Repeat([]byte{0xff}, len(body)-2*4096)) // all but the two meta pages
 	cases := map[string]struct {
 		bytes  []byte
 		copied bool
@@ -95,7 +95,8 @@ func TestReadSnapshotOfADirectory(t *testing.T) {
 	}
 }
 
-// What a killed process left, with every secret in it, goes with the next snapshot there.
+// TestSaveSnapshotClearsLeftovers: the next snapshot in a directory removes the part files of killed
+// processes, which hold every secret.
 func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -118,7 +119,7 @@ func TestSaveSnapshotClearsLeftovers(t *testing.T) {
 	}
 }
 
-func TestSaveSnapshotLeavesNothingHalf(t *testing.T) {
+func TestSaveSnapshotIsAtomic(t *testing.T) {
 	t.Parallel()
 	whole := snapshotOf(t, 10)
 	errLost := errors.New("connection lost")

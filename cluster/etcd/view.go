@@ -21,12 +21,12 @@ type View struct {
 	Errs     map[uint64]error
 }
 
-// Fit are the members whose snapshot is worth having, the best first.
+// Fit returns the members whose snapshot is usable, the best first.
 func (v View) Fit() ([]cluster.EtcdMember, error) {
 	var fit []cluster.EtcdMember
-	strangers := maps.Clone(v.Statuses)
+	unknown := maps.Clone(v.Statuses)
 	for _, m := range v.Members {
-		delete(strangers, m.ID)
+		delete(unknown, m.ID)
 		s, ok := v.Statuses[m.ID]
 		if ok && s.Corrupt {
 			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("etcd's members do not hold the same data, so no snapshot of it can be trusted: %v", s.Errors),
@@ -36,7 +36,7 @@ func (v View) Fit() ([]cluster.EtcdMember, error) {
 			fit = append(fit, m)
 		}
 	}
-	for id := range strangers {
+	for id := range unknown {
 		if len(v.Members) > 0 {
 			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.Names()),
 				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
@@ -50,7 +50,7 @@ func (v View) Fit() ([]cluster.EtcdMember, error) {
 	return fit, nil
 }
 
-// Has says whether a control plane is a member, if only one that was added and has not started yet.
+// Has reports whether a control plane is a member, even one that was added but has not started.
 func (v View) Has(e cluster.Endpoint) bool {
 	return slices.ContainsFunc(v.Members, func(m cluster.EtcdMember) bool {
 		addr, err := m.Address(nil)
@@ -74,7 +74,7 @@ func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) 
 	return m, found, nil
 }
 
-// Names lists the members but the ones named in without.
+// Names lists the members except those named in without.
 func (v View) Names(without ...string) string {
 	var out []string
 	for _, m := range v.Members {
@@ -85,8 +85,8 @@ func (v View) Names(without ...string) string {
 	return words.OrNone(strings.Join(out, ", "))
 }
 
-// SilentOr is the refusal of what is wrong with members, which may be asked again
-// where that is only that they gave no answer.
+// SilentOr returns the refusal. If every problem is only a member that did not answer, it returns a
+// SilentError, so that the caller may ask again.
 func (v View) SilentOr(refusal error, wrong []string) error {
 	silent := 0
 	for _, err := range v.Errs {
@@ -100,11 +100,11 @@ func (v View) SilentOr(refusal error, wrong []string) error {
 	return &cluster.SilentError{Err: refusal}
 }
 
-// Unhealthy lists what is wrong with every member but the one named except.
+// Unhealthy lists the problems of every member but the one named except.
 func (v View) Unhealthy(except string) []string {
 	var out []string
-	leaders := map[uint64][]string{} // who says so, by leader
-	told := map[string]bool{}
+	leaders := map[uint64][]string{} // the members that follow it, by leader
+	seen := map[string]bool{}
 	for _, m := range v.Members {
 		if m.Name == except {
 			continue
@@ -120,8 +120,8 @@ func (v View) Unhealthy(except string) []string {
 			out = append(out, m.Label()+" knows no leader")
 		}
 		for _, e := range s.Errors {
-			if text := m.Label() + ": " + e; !told[e] {
-				told[e] = true // every member tells all alarms
+			if text := m.Label() + ": " + e; !seen[e] {
+				seen[e] = true // every member reports all alarms
 				out = append(out, text)
 			}
 		}
@@ -144,7 +144,7 @@ func (v View) nameOf(id uint64) string {
 	return fmt.Sprintf("%x", id)
 }
 
-// rank orders members: the leader has all that was ever agreed upon.
+// rank orders members: the leader comes first, because it has everything that was committed.
 func (v View) rank(m cluster.EtcdMember) int {
 	if v.Statuses[m.ID].Leader == m.ID {
 		return 0
@@ -152,9 +152,8 @@ func (v View) rank(m cluster.EtcdMember) int {
 	return 1
 }
 
-// skew says whether members are more than one minor version apart, which etcd
-// does not support: it is upgraded one minor version after the other, and so one
-// is what a roll passes through.
+// skew reports members that are more than one minor version apart, which etcd does not support.
+// etcd is upgraded one minor version at a time, so a roll passes through a difference of one.
 func (v View) skew(except string) []string {
 	var oldest, newest cluster.EtcdStatus
 	for _, m := range v.Members {
@@ -177,8 +176,8 @@ func (v View) skew(except string) []string {
 		v.nameOf(oldest.MemberID), oldest.Version, v.nameOf(newest.MemberID), newest.Version)}
 }
 
-// Look asks the first of the control planes that answers for the list of
-// members, then every member but the ones named in without for its own status.
+// Look asks the first control plane that answers for the list of members. Then it asks every
+// member, except those named in without, for its own status.
 func Look(ctx context.Context, talos cluster.Talos, ask []cluster.Endpoint, without ...string) (View, error) {
 	v := View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	var errs []error
@@ -214,7 +213,7 @@ func Look(ctx context.Context, talos cluster.Talos, ask []cluster.Endpoint, with
 	return v, nil
 }
 
-// camps says who takes whom for the leader.
+// camps says which members follow which leader.
 func camps(leaders map[uint64][]string) string {
 	var out []string
 	for leader, by := range leaders {
@@ -231,6 +230,6 @@ func (v etcdVersion) before(o etcdVersion) bool {
 }
 
 func versionOf(s cluster.EtcdStatus) (v etcdVersion) {
-	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v.major, &v.minor) // what is none counts as 0.0
+	_, _ = fmt.Sscanf(s.Version, "%d.%d", &v.major, &v.minor) // an invalid version counts as 0.0
 	return v
 }

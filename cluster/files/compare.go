@@ -22,8 +22,8 @@ func (f LockedFile) fingerprint() string {
 	return kindOf(f.Mode, f.Link)
 }
 
-// compareFiles lists first, which is cheap, and then reads every regular file
-// that has a counterpart: only bytes prove anything.
+// compareFiles first lists the files, which is cheap. Then it reads every regular file that has a
+// locked counterpart: only the content proves anything.
 func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (FileCheck, error) {
 	c := &fileComparison{target: t, owners: map[string][]int{}, found: map[string]cluster.MachineFile{}}
 	c.plan()
@@ -39,13 +39,13 @@ func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (File
 	return c.check, nil
 }
 
-// emptyFingerprint is that of a file without content.
+// emptyFingerprint is the fingerprint of an empty file.
 const emptyFingerprint = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 // fileComparison compares one machine.
 type fileComparison struct {
 	target FileTarget
-	owners map[string][]int // of a path: indices into target.Content
+	owners map[string][]int // by path: indices into target.Content
 	found  map[string]cluster.MachineFile
 	check  FileCheck
 }
@@ -99,7 +99,7 @@ func (c *fileComparison) judge(name, found string) {
 	c.differs(FileDiff{Path: name, Extension: last.Extension.Title(), Found: found, Wanted: last.Files[name].fingerprint()})
 }
 
-// list keeps what the machine has at the locked paths, and all files below local.
+// list records what the machine has at the locked paths, and all files below local.
 func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) error {
 	dirs, running := map[string]bool{local: true}, map[string]int{}
 	for name := range c.owners {
@@ -110,7 +110,7 @@ func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) e
 	for _, dir := range sortedKeys(dirs) {
 		err := files.List(ctx, dir, dirs[dir], func(f cluster.MachineFile) error {
 			_, ours := c.owners[f.Path]
-			extra := !ours && dirs[dir] && !f.Mode.IsDir() && !c.ofNobody(f)
+			extra := !ours && dirs[dir] && !f.Mode.IsDir() && !c.expected(f)
 			switch {
 			case extra && strings.HasPrefix(f.Path, services):
 				name, _, _ := strings.Cut(strings.TrimPrefix(f.Path, services), "/")
@@ -130,8 +130,9 @@ func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) e
 	return nil
 }
 
-// ofNobody says whether a file below local belongs to no extension image by right.
-func (c *fileComparison) ofNobody(f cluster.MachineFile) bool {
+// expected reports whether a file below local is as it should be although no extension image has
+// it.
+func (c *fileComparison) expected(f cluster.MachineFile) bool {
 	switch {
 	case path.Dir(f.Path) == local+"/share/schematic": // the schematic's own entry
 		return true
@@ -141,8 +142,8 @@ func (c *fileComparison) ofNobody(f cluster.MachineFile) bool {
 	return c.target.EmbedsConfig && f.Path == local+"/etc/talos/config.yaml" // constants.EmbeddedConfigDirectory
 }
 
-// plan finds out whose each file is. Where several extensions have the same
-// file, one lies over the others: any of them will do.
+// plan finds the owners of each file. If several extensions have the same file, one hides the
+// others, so any of them may match.
 func (c *fileComparison) plan() {
 	for i, content := range c.target.Content {
 		hidden := map[string]int{}
@@ -160,7 +161,7 @@ func (c *fileComparison) plan() {
 	slices.Sort(c.check.NotCompared)
 }
 
-// read is the fingerprint of a file on the machine.
+// read returns the fingerprint of a file on the machine.
 func (c *fileComparison) read(ctx context.Context, files cluster.MachineFiles, f cluster.MachineFile) (string, error) {
 	if !f.Mode.IsRegular() {
 		return kindOf(f.Mode, f.Link), nil
@@ -183,14 +184,14 @@ func kindOf(mode fs.FileMode, link string) string {
 	return "neither a file nor a link"
 }
 
-// local is where extensions put nearly all that they bring. It is read-only while
-// a node runs, but for services, and Talos itself has no file there but one link.
+// local is where extensions install nearly all their files. It is read-only while a node runs,
+// except for services, and Talos itself has only one link there.
 const local = "/usr/local"
 
-// services is where the services of extensions run. Each has a writable overlay
-// over its files, in which containerd makes mount points, and the service files of
-// its own, if its container.security.writeableRootfs is set (PreFunc and
-// getOCIOptions of Talos' internal/app/machined/pkg/system/services/extension.go).
+// services is where the services of extensions run. Each has a writable overlay over its files.
+// containerd makes mount points there. The service may write files there if its
+// container.security.writeableRootfs is set (PreFunc and getOCIOptions of Talos'
+// internal/app/machined/pkg/system/services/extension.go).
 const services = local + "/lib/containers/"
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -202,9 +203,8 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// unseen says why a file of an extension image is not to be seen on a node as
-// the image has it; "" for all others. See Compress and
-// GenerateKernelModuleDependencyTreeExtension of Talos' internal/pkg/extensions.
+// unseen says why a node does not show a file as its extension image has it; "" if the node does.
+// See Compress and GenerateKernelModuleDependencyTreeExtension of Talos' internal/pkg/extensions.
 func unseen(name string) string {
 	rest, lib := strings.CutPrefix(strings.TrimPrefix(name, "/usr"), "/lib/")
 	if !lib {

@@ -39,7 +39,7 @@ func TestCompareFiles(t *testing.T) {
 	}
 }
 
-// TestCompareFilesOfMany: one machine that can't be read is no reason not to read the others.
+// TestCompareFilesOfMany: if one machine can't be read, the others still are.
 func TestCompareFilesOfMany(t *testing.T) {
 	t.Parallel()
 	locked := []LockedContent{content("tool", map[string]string{"/usr/local/a": "good"})}
@@ -135,7 +135,7 @@ func (f *fakeFiles) Read(_ context.Context, name string, sizeBytes int64, w io.W
 	return err
 }
 
-// fileCases are what is locked and what is on the node, and what the comparison comes to.
+// fileCases are locked files, the files on the node, and the expected result.
 var fileCases = map[string]struct {
 	locked []LockedContent
 	node   map[string]string
@@ -269,7 +269,7 @@ var fileCases = map[string]struct {
 	},
 }
 
-// many are more files than are named.
+// many is more files than a result names.
 var many = func() map[string]string {
 	files := map[string]string{}
 	for i := range 12 {

@@ -23,19 +23,19 @@ type LockedFile struct {
 	HardLink  bool // imager may have left it empty: see File of internal/bootimage
 }
 
-// LockedContent is what a locked extension brings onto a node, by absolute path.
+// LockedContent is what a locked extension installs on a node, by absolute path.
 type LockedContent struct {
 	Extension cluster.LockedExtension
 	Files     map[string]LockedFile
 }
 
-// FileTarget is a machine whose files are compared, and with what.
+// FileTarget is a machine whose files are compared, and the content that they are compared with.
 type FileTarget struct {
 	Node         string
 	Addr         netip.Addr
 	UUID         string
 	Content      []LockedContent
-	EmbedsConfig bool // the image has a machine configuration in it, which is a file of its own
+	EmbedsConfig bool // the image contains a machine configuration, as an extra file
 }
 
 // FileCheck is how the files of one machine compare with the locked images'.
@@ -47,7 +47,7 @@ type FileCheck struct {
 	NotCompared []string   `json:"notCompared,omitempty"` // in words, with the reason
 }
 
-// Same says that no difference was found.
+// Same reports whether no difference was found.
 func (c FileCheck) Same() bool { return len(c.Differ) == 0 && c.More == 0 }
 
 // FileDiff is one file that is not as locked.
@@ -70,7 +70,7 @@ func (d FileDiff) String() string {
 	return fmt.Sprintf("%s of extension %s: %s → %s", d.Path, d.Extension, shortPrint(d.Found), shortPrint(d.Wanted))
 }
 
-// shortPrint is short for a digest; a link is told by the whole of its target.
+// shortPrint shortens a digest; a link keeps its whole target.
 func shortPrint(fingerprint string) string {
 	if strings.HasPrefix(fingerprint, "sha256:") {
 		return words.Short(fingerprint)
@@ -78,15 +78,15 @@ func shortPrint(fingerprint string) string {
 	return fingerprint
 }
 
-// maxFileDiffs is how many files of one node are named; the others are counted.
+// maxFileDiffs is how many files of one node are named; the others are only counted.
 const maxFileDiffs = 8
 
 // fileReads bounds how many machines are read at once.
 const fileReads = 4
 
-// Compare reads the files of locked extensions back from each target and
-// compares them. Errors are by target: a machine that can't be read is no reason
-// not to read the others. say gets a line about a node, one at a time.
+// Compare reads the files of locked extensions back from each target and compares them. Errors are
+// by target: if a machine can't be read, the others still are. say gets one line about each node;
+// its calls do not overlap.
 func Compare(ctx context.Context, r cluster.FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
 	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
 	var saying sync.Mutex

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// TestAParkingVMThatCameLate: a request whose sender has died is carried out when the node has
-// another parking VM. That nothing is in it, and nothing was ever written into it, tells it apart.
-func TestAParkingVMThatCameLate(t *testing.T) {
+// TestParkingVMCreatedLate: Proxmox carries out the request of a dead process when the node already
+// has another parking VM. The late one is empty and was never written to: that identifies it.
+func TestParkingVMCreatedLate(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, run string, edit func(*parking.Parking)) parking.Parking {
 		p := clustertest.Park(id, "pve1", "wk1")
@@ -32,8 +32,8 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 		other, late parking.Parking
 		want        []cluster.VMID
 	}{
-		"another one is done":        {park(9001, "r2", done), park(9002, "r1", nil), []cluster.VMID{9001}},
-		"another one is at work":     {park(9001, "r2", func(p *parking.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
+		"the other is done":          {park(9001, "r2", done), park(9002, "r1", nil), []cluster.VMID{9001}},
+		"the other is in use":        {park(9001, "r2", func(p *parking.Parking) { p.Record.Written = 1 }), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"neither was used":           {park(9002, "r2", nil), park(9001, "r1", nil), []cluster.VMID{9001}},
 		"neither, of one run":        {park(9001, "r1", nil), park(9002, "r1", nil), []cluster.VMID{9001}},
 		"a disk is in it":            {park(9001, "r2", done), park(9002, "r1", func(p *parking.Parking) { p.VM.Config["scsi1"] = "fast:vm-9002-disk-0" }), []cluster.VMID{9001, 9002}},

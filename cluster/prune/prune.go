@@ -15,22 +15,23 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// ParkingPruner frees the old system disks that can go, and deletes the parking
-// VMs that own nothing then.
+// ParkingPruner frees the old system disks that need not stay, and deletes the parking VMs that
+// then own nothing.
 type ParkingPruner struct {
 	Proxmox cluster.Proxmox // checks that the claim is ours before each change: see Held.Guard
 	Cluster string
-	Kept    []KeptVerdict    // those that are gone are marked
-	VMs     []ParkingVerdict // the same
-	// Say is told what is waited for; nil: nobody is.
+	Kept    []KeptVerdict    // those that were freed are marked
+	VMs     []ParkingVerdict // those that were deleted are marked
+	// Say reports what the pruner waits for; may be nil.
 	Say func(text string)
-	// Uses are all VMs and snapshots of the Proxmox cluster, provably.
+	// Uses returns the uses by all VMs and snapshots of the Proxmox cluster, and fails if some
+	// can't be read.
 	Uses func(ctx context.Context) ([]cluster.Use, error)
 	// Storages lists the storages for disks that a host sees.
 	Storages func(ctx context.Context, host string) ([]string, error)
 }
 
-// Steps are one for each disk and VM, in the order in which they have to go.
+// Steps returns a step for each disk and VM, in the order in which they are removed.
 func (p ParkingPruner) Steps() []step.Step {
 	var steps []step.Step
 	for i := range p.Kept {
@@ -81,8 +82,7 @@ func (p ParkingPruner) deleteStep(v *ParkingVerdict) step.Step {
 	}
 }
 
-// delete deletes a parking VM that provably owns nothing: Proxmox frees every
-// volume of a VM with it.
+// delete deletes a parking VM that provably owns nothing: Proxmox frees a VM's volumes with the VM.
 func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	vm, err := p.empty(ctx, v)
 	if err == nil {
@@ -108,8 +108,8 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	return nil
 }
 
-// answered waits until nothing that the record of an empty parking VM has without
-// an answer can come any more: nobody would know of it without that record.
+// answered waits until no unanswered request in the record of an empty parking VM can come any
+// more: without that record, no run would know of it.
 func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVerdict) (cluster.VM, error) {
 	rec, _, err := parking.ReadRecord(vm)
 	if err != nil || len(rec.Sent) == 0 {
@@ -122,8 +122,8 @@ func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVer
 	return p.empty(ctx, v)
 }
 
-// empty reads a parking VM afresh and refuses unless it is the one that was
-// shown, at rest, and owns nothing, with or without a name.
+// empty reads a parking VM again. It refuses unless the VM is the one that was shown, is at rest,
+// and owns no volume, named or unnamed.
 func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM, error) {
 	vm, err := p.Proxmox.VM(ctx, v.VMID)
 	if err != nil {
@@ -137,7 +137,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	if err != nil {
 		return vm, fmt.Errorf("list VMs: %w", err)
 	}
-	all, _ := parking.AllParkings(vms, p.Cluster) // what can't be read is no other one of the node
+	all, _ := parking.AllParkings(vms, p.Cluster) // an unreadable record is not one of this node
 	park := parking.Parking{VM: vm, Record: rec}
 	park.Record.Open = rec.Open && !park.CameLate(all)
 	against := park.Untouchable(nil)
@@ -147,7 +147,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	case len(rec.Kept) > 0:
 		against = append(against, fmt.Sprintf("its record keeps %s", rec.Kept[0].Key))
 	}
-	against = append(against, strange(vm, nil)...)
+	against = append(against, unrecorded(vm, nil)...)
 	ties, err := p.Proxmox.Ties(ctx, vm)
 	if err != nil {
 		return vm, err
@@ -165,9 +165,8 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	return vm, nil
 }
 
-// Unnamed lists, in words, the volumes that carry a VM's number and that its
-// configuration does not name. Proxmox leaves them behind when it deletes the VM,
-// and whoever takes its number next would own them.
+// Unnamed lists, in words, the volumes that carry a VM's VMID and that its configuration does not
+// name. Proxmox does not delete them with the VM, and the next VM with its VMID would own them.
 func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, error) {
 	storages, err := p.Storages(ctx, vm.Host)
 	if err != nil {
@@ -188,7 +187,7 @@ func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, er
 	return slices.Compact(out), nil
 }
 
-// KeepUnnamed keeps each parking VM that owns volumes without a name.
+// KeepUnnamed keeps each parking VM that owns unnamed volumes.
 func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error {
 	for i := range p.VMs {
 		v := &p.VMs[i]

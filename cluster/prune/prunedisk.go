@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// strange lists the drives of a parking VM that are in no record.
-func strange(vm cluster.VM, known map[string]bool) []string {
+// unrecorded lists the drives of a parking VM that no record mentions.
+func unrecorded(vm cluster.VM, known map[string]bool) []string {
 	var out []string
 	for key, value := range vm.Config {
 		if cluster.IsDiskKey(key) && !known[key] {

@@ -8,10 +8,10 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// letGo judges a disk that was given up, and says whether it is one: nothing
-// boots it, so it can go where nothing speaks against it. It stays while the node
-// has an unfinished replacement, or belongs to another recast.yaml.
-func (j *judgement) letGo(i int) bool {
+// judgeGivenUp judges a disk of a cancelled replacement, and reports whether it is one. Nothing
+// boots it, so it can be freed if nothing prevents that. It stays while the node has an unfinished
+// replacement, or if it belongs to another recast.yaml.
+func (j *judgement) judgeGivenUp(i int) bool {
 	v := &j.kept[i]
 	if !v.GivenUp {
 		return false
@@ -29,7 +29,7 @@ func (j *judgement) letGo(i int) bool {
 	return true
 }
 
-// notOurs says why a disk stays whose node is in no recast.yaml, though its VM is there.
+// notOurs says why a disk stays if recast.yaml does not have its node but the node's VM exists.
 func (j *judgement) notOurs(node string, vm cluster.VM) string {
 	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
 }

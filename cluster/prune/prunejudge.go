@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// JudgeParked says of each old system disk of the cluster, and of each parking
-// VM, whether it can go. What is not provably a system disk that a finished
-// replacement has kept stays, with the reason.
+// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be
+// removed. Whatever is not provably a system disk that a finished replacement kept stays, with the
+// reason.
 func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
 	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
 	parks := []ParkingVerdict{}
@@ -94,13 +94,13 @@ func (v ParkingVerdict) String() string {
 // Retention says which old system disks stay parked.
 type Retention struct {
 	Cluster string
-	Nodes   []string       // of the configuration: the disks of all others go
-	Keep    int            // of each of them, the newest; 0: none, recast rollback is not possible then
+	Nodes   []string       // in the configuration; the disks of all others are freed
+	Keep    int            // how many of each node's newest stay; 0: none, so recast rollback is impossible
 	Holders []cluster.VMID // VMs that the configuration names as holders
 	Except  cluster.VMID   // the claim
 }
 
-// judgement is a judgement of all parking VMs in progress.
+// judgement is the state while all parking VMs are judged.
 type judgement struct {
 	Retention
 	vms      []cluster.VM
@@ -108,11 +108,11 @@ type judgement struct {
 	parkings []parking.Parking
 	kept     []KeptVerdict
 	nth      []int        // of kept, as in their records
-	vouched  map[int]bool // indexes of kept: it is what its record says
+	vouched  map[int]bool // by index of kept: the disk is what its record says
 }
 
-// copies keeps what two parking VMs say that they have: a clone or a restored
-// backup has the same record, and which one is real can't be told.
+// copies keeps each disk that two parking VMs claim: a clone or a restored backup has the same
+// record, and nothing shows which one is real.
 func (j *judgement) copies() {
 	at := map[string][]int{}
 	for i, v := range j.kept {
@@ -131,7 +131,7 @@ func (j *judgement) copies() {
 	}
 }
 
-// judge looks at one disk by itself; vouched says that it is what its record says.
+// judge judges one disk by itself; vouched reports whether it is what its record says.
 func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict, vouched bool) {
 	v = KeptVerdict{Node: p.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos, Parking: p.VM.ID, Host: p.VM.Host, Key: k.Key}
 	v.Keep = p.Untouchable(j.Holders)
@@ -154,7 +154,7 @@ func (j *judgement) judge(p parking.Parking, k parking.KeptDisk) (v KeptVerdict,
 	return v, true
 }
 
-// judgeVM lets a parking VM go that owns nothing, or will own nothing.
+// judgeVM decides that a parking VM can be deleted if it owns nothing, or will own nothing.
 func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	late := p.CameLate(j.parkings)
 	p.Record.Open = p.Record.Open && !late
@@ -173,7 +173,7 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 		v.Keep = append(v.Keep, fmt.Sprintf("it keeps %d old system %s of node %s", staying, words.Plural(staying, "disk"), v.Node))
 	}
 	if !p.Record.Open {
-		for _, d := range strange(p.VM, known) {
+		for _, d := range unrecorded(p.VM, known) {
 			v.Keep = append(v.Keep, d+" is in no record of recast: not ours, look at it")
 		}
 	}
@@ -186,8 +186,8 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	}
 }
 
-// lastOnItsHost says whether none of the newer ones is on the host where the
-// node's VM and this one are: disks change hands on one host only.
+// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer ones
+// is: disks can be handed over on one host only.
 func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
 		return false
@@ -195,9 +195,9 @@ func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	return !slices.ContainsFunc(newer, func(n int) bool { return j.kept[n].Host == j.kept[i].Host })
 }
 
-// newerThan lists those that are known to have been replaced later than one: by
-// their number, or their place in the same record. What the IDs of runs say of the
-// time does not count: each has it from the machine that it began on.
+// newerThan lists the disks that were provably replaced later than disk i: by their number, or by
+// their place in the same record. The time in a run's ID does not count: it comes from the clock of
+// the machine that began the run.
 func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	for _, n := range list {
 		if j.kept[n].Parking == j.kept[i].Parking && n > i || j.kept[n].Parking != j.kept[i].Parking && j.nth[n] > j.nth[i] {
@@ -207,10 +207,10 @@ func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	return newer
 }
 
-// retain keeps the newest disks of each node. Those that are not what their
-// record says, or were given up, are no ways back, so they do not count.
+// retain keeps the newest disks of each node. Disks that are not what their record says, or of a
+// cancelled replacement, do not count: recast can't roll back to them.
 func (j *judgement) retain() {
-	type machine struct{ node, uuid string } // two clusters may go by one name
+	type machine struct{ node, uuid string } // two clusters may have the same name
 	byNode := map[machine][]int{}
 	for i, v := range j.kept {
 		if j.vouched[i] {
@@ -220,7 +220,7 @@ func (j *judgement) retain() {
 	}
 	for m, list := range byNode {
 		node := m.node
-		list = slices.DeleteFunc(list, func(i int) bool { return j.letGo(i) })
+		list = slices.DeleteFunc(list, func(i int) bool { return j.judgeGivenUp(i) })
 		open := slices.IndexFunc(j.parkings, func(p parking.Parking) bool { return p.Record.Node == node && p.Record.Open })
 		for _, i := range list {
 			v, newer := &j.kept[i], j.newerThan(i, list)
@@ -246,7 +246,7 @@ func (j *judgement) retain() {
 	}
 }
 
-// vmOf is the VM whose disks a parking VM keeps; nil if it is gone.
+// vmOf returns the VM whose disks a parking VM keeps; nil if it no longer exists.
 func (j *judgement) vmOf(parking cluster.VMID) *cluster.VM {
 	rec := parkingWith(j.parkings, parking).Record
 	at := slices.IndexFunc(j.vms, func(vm cluster.VM) bool { return vm.ID == rec.VMID && vm.UUID() == rec.UUID })

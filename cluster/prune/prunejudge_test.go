@@ -21,16 +21,16 @@ func TestJudgeParked(t *testing.T) {
 		"three disks, two stay":   {keep: 2, parkings: []parking.Parking{clustertest.ParkWK1(threeKept...)}, want: []string{"9900 scsi30 goes: node wk1 has 2 newer", "9900 scsi29 stays: node wk1 has only 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1"}},
 		"none stays":              {keep: -1, parkings: []parking.Parking{clustertest.ParkWK1("scsi30 r1")}, want: []string{"9900 scsi30 goes: none is to stay: the way back of node wk1 is a roll to the previous lock then", "9900 goes: it owns nothing any more"}},
 		"nothing is parked there": {parkings: []parking.Parking{clustertest.ParkWK1()}, want: []string{"9900 goes: it owns nothing any more"}},
-		"a node that is gone":     {parkings: []parking.Parking{clustertest.Park(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{"9901 scsi30 goes: recast.yaml has no node wk9 any more", "9901 goes: it owns nothing any more"}},
+		"a removed node":          {parkings: []parking.Parking{clustertest.Park(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{"9901 scsi30 goes: recast.yaml has no node wk9 any more", "9901 goes: it owns nothing any more"}},
 		"a node of another recast.yaml": {others: []cluster.VM{{ID: 101, Name: "wk9", Host: "pve1", Config: map[string]string{"smbios1": "uuid=u-wk9"}}}, parkings: []parking.Parking{clustertest.Park(9901, "pve1", "wk9", "scsi30 r1")}, want: []string{
 			`9901 scsi30 stays: recast.yaml has no node wk9, but its VM is there: VM 101 "wk9" on pve1. Another recast.yaml may say cluster: c1 as well`, "9901 stays: it keeps 1 old system disk of node wk9",
 		}},
 		"a node of that name twice": {parkings: []parking.Parking{clustertest.ParkWK1("scsi30 r1"), clustertest.Edited(clustertest.Park(9901, "pve2", "wk1", "scsi30 r2"), func(p *parking.Parking) { p.Record.UUID = "u-other" })}, want: []string{
 			"9900 scsi30 " + newestKept, "9901 scsi30 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1", "9901 stays: it keeps 1 old system disk of node wk1",
 		}},
-		"another cluster":    {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) { p.Record.Cluster = "c2" })}},
-		"the claim":          {parkings: []parking.Parking{clustertest.Park(9999, "pve1", "wk1", threeKept...)}},
-		"a VM of somebody's": {others: []cluster.VM{{ID: 7, Name: "db", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-7-disk-0", "description": "mine"}}}},
+		"another cluster":   {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) { p.Record.Cluster = "c2" })}},
+		"the claim":         {parkings: []parking.Parking{clustertest.Park(9999, "pve1", "wk1", threeKept...)}},
+		"someone else's VM": {others: []cluster.VM{{ID: 7, Name: "db", Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-7-disk-0", "description": "mine"}}}},
 		"a later run on a machine whose clock is a day behind": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) {
 			p.Record.Kept[0].Run, p.Record.Kept[1].Run = "20260102-0000-aaaa", "20260101-0000-bbbb"
 		})}, want: []string{"9900 scsi30 goes: node wk1 has 1 newer", "9900 scsi29 " + newestKept, "9900 stays: it keeps 1 old system disk of node wk1"}},
@@ -59,7 +59,7 @@ func TestJudgeParked(t *testing.T) {
 	}
 }
 
-// TestJudgeParkedNotAsLeft: what is not provably as recast left it stays.
+// TestJudgeParkedNotAsLeft: a disk or VM that is not provably as recast left it stays.
 func TestJudgeParkedNotAsLeft(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]judgeCase{
@@ -73,7 +73,7 @@ func TestJudgeParkedNotAsLeft(t *testing.T) {
 		"another disk under the key": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-5,serial=data,size=10G" })}, want: []string{
 			"9900 scsi30 stays: it has the options serial=data,size=10G, its record says serial=sr1,size=10G,backup=0: somebody changed it, look at it", "9900 scsi29 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
-		"the newest is not what it was: it is no way back": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { p.VM.Config["scsi29"] = "fast:vm-9900-disk-1,size=10G" })}, want: []string{
+		"the newest has changed, so it is not for a rollback": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { p.VM.Config["scsi29"] = "fast:vm-9900-disk-1,size=10G" })}, want: []string{
 			"9900 scsi30 " + newestKept, "9900 scsi29 stays: it has the options size=10G, its record says serial=sr2,size=10G,backup=0: somebody changed it, look at it", "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
 		"two entries for one drive": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) {
@@ -126,12 +126,12 @@ const atRest = `VM 9900 "recast-parking-wk1" on pve1 is locked (backup); VM 9900
 	`VM 9900 "recast-parking-wk1" on pve1 is managed by Proxmox HA; VM 9900 "recast-parking-wk1" on pve1 has snapshots; ` +
 	`VM 9900 "recast-parking-wk1" on pve1 has pending changes: memory; VM 9900 "recast-parking-wk1" on pve1 is a holder in recast.yaml`
 
-// judgeCase is what there is, and what is to become of it.
+// judgeCase is a set of parking VMs, and the expected verdicts.
 type judgeCase struct {
 	keep     int // 0: 1; -1: none
 	parkings []parking.Parking
 	others   []cluster.VM
-	uses     []cluster.Use // beside the VMs' own
+	uses     []cluster.Use // in addition to the VMs' own
 	holders  []cluster.VMID
 	want     []string
 }
