@@ -127,7 +127,7 @@ func (r Deletion) changedSince(vm cluster.VM) []string {
 	return changed
 }
 
-// Current reads the VM's configuration afresh; found is false once it is deleted.
+// Current reads the VM's configuration again; found is false once the VM is deleted.
 func (r *Replace) Current(ctx context.Context) (vm cluster.VM, found bool, err error) {
 	return r.found(r.Proxmox.VMConfig(ctx, r.VM.ID))
 }

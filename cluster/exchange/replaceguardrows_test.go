@@ -16,7 +16,7 @@ var systemIntent = parking.Intent{From: 101, Key: "scsi0", Volid: "fast:vm-101-d
 // volumes sets what volumes the storages have.
 func volumes(volids ...string) func(*guarded) { return func(g *guarded) { g.Volumes = volids } }
 
-// handOverRows are about a hand-over that was cut off.
+// handOverRows are about an interrupted hand-over.
 func handOverRows() []guard {
 	const attached = "set 9900 map[scsi1:fast:vm-9900-disk-1,serial=data,backup=0] delete []"
 	const movedAgain = intended + "move scsi1 of 101 to scsi1 of 9900"

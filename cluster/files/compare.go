@@ -130,8 +130,7 @@ func (c *fileComparison) list(ctx context.Context, files cluster.MachineFiles) e
 	return nil
 }
 
-// expected reports whether a file below local is as it should be although no extension image has
-// it.
+// expected reports whether a file below local belongs there although no extension image has it.
 func (c *fileComparison) expected(f cluster.MachineFile) bool {
 	switch {
 	case path.Dir(f.Path) == local+"/share/schematic": // the schematic's own entry
