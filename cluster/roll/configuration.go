@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// MachineConfigKey is where the journal of a run keeps a node's machine configuration.
+// MachineConfigKey is the journal key of a node's machine configuration.
 func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
 
 const machineConfigKey = "machine-config"
@@ -77,8 +77,8 @@ func (n savedConfig) remember(ctx context.Context, kubernetes cluster.Kubernetes
 	return cluster.ConfigSum(config), nil
 }
 
-// thenForget runs do, which closes the node's record, then deletes the node's machine configuration
-// from the journal: the node has it again.
+// thenForget returns a function that runs do, which closes the node's record, and then deletes the
+// node's machine configuration from the journal: the node has it again.
 func (n savedConfig) thenForget(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := do(ctx); err != nil {

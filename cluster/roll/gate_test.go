@@ -157,10 +157,10 @@ func etcdRows() []row {
 		return func(s *scene) { s.Status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
 	}
 	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
-	gone := all(without("cp1"), mute)
+	left := all(without("cp1"), mute)
 	return []row{
 		{Do: "may leave", Change: dead, Err: "etcd must be healthy for cp1 to leave it"},
-		{Do: "may leave", Change: all(gone, dead)},
+		{Do: "may leave", Change: all(left, dead)},
 		{Do: "may leave", Change: silentMembers, Err: "no answer just now"},
 		{Do: "may leave", Change: twins, Err: "etcd has two members named cp1"},
 		{Do: "may leave", Change: runs(7), Err: "but is not what runs on 10.0.0.11"},

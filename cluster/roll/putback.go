@@ -89,7 +89,7 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 }
 
 // step cancels an unfinished replacement: every disk goes back to where it was, the old system disk
-// too, and the node runs its old system again. This needs no secrets, so any machine can do it.
+// too, and the node runs its old system again. This needs no secrets, so it works from any machine.
 func (n putBack) step() step.Step {
 	return step.Step{
 		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.Plan.Node + " back", Risk: step.Destructive,

@@ -136,8 +136,8 @@ func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Dis
 	return known, err
 }
 
-// remember writes the journal first, then opens the record. Either is enough to finish on any
-// machine, except for the machine configuration: it is secret, so only the journal has it.
+// remember writes the journal first, then opens the record. What both contain is enough to finish
+// on any machine. The machine configuration is secret, so only the journal has it.
 func (n recall) remember(ctx context.Context) error {
 	if park, err := n.Parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
 		mem, err := n.Memory(ctx)

@@ -19,7 +19,7 @@ type Roller struct {
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
 	VMIDs        cluster.VMIDRange // from recast.yaml; it is written into the records
 	DrainForce   bool
-	DrainDeletes bool                // pods whose eviction is refused until the drain times out
+	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string              // where snapshots of etcd are saved
 	History      cluster.History

@@ -165,8 +165,8 @@ func (n *upgrade) install(ctx context.Context) error {
 
 // installed says whether the wanted build is installed beside the running system: the boot loader's
 // default has changed since the mark was set. The mark itself counts only if there is no default to
-// read. It does not count on a machine that reboots by itself: that one is marked before it has
-// even pulled the installer, which ends with the call. The build must not be installed twice:
+// read, and not on a machine that reboots by itself: that one is marked before it has even pulled
+// the installer, and its installer ends with the call. The build must not be installed twice:
 // before Talos 1.14 an installer keeps the default entry and removes the others, the running one
 // too.
 func (n *upgrade) installed(ctx context.Context) (string, error) {
