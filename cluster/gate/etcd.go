@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// RequireEtcd refuses to take a control plane out unless etcd goes on without it.
+// RequireEtcd refuses to take out a control plane unless etcd survives without it.
 func (n Gate) RequireEtcd(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
@@ -27,7 +27,7 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	}
 	except := n.Plan.Node
 	if member && len(v.Members) == 1 {
-		except = "" // nobody else tells what is wrong with it
+		except = "" // no other member reports what is wrong with it
 	}
 	if wrong := v.Unhealthy(except); len(wrong) > 0 {
 		return v.SilentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.Plan.Node, strings.Join(wrong, "; ")),
@@ -35,7 +35,7 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	}
 	voters := len(v.Members)
 	if !member {
-		voters++ // it is out already: the others are all there are
+		voters++ // it has already left: the members are the others
 	}
 	if err := errors.Join(n.RequireSameEtcd(ctx, v, m), n.requireAllMembers(v, voters)); err != nil {
 		return err
@@ -52,9 +52,9 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	return nil
 }
 
-// RequireSameEtcd refuses where the member of the node's name is not the one
-// that runs on the node: when it joins again Talos would remove another
-// machine's member, and what it has now would be another cluster's data.
+// RequireSameEtcd refuses if the member with the node's name is not the one that runs on the node:
+// when the replaced node joined, Talos would remove another machine's member, and the data that the
+// node has now would belong to another cluster.
 func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]
@@ -70,13 +70,13 @@ func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 	case err != nil && m.ID != 0:
 		return n.Identity.requireOwnMember(ctx, m)
 	default:
-		return nil // that it does not answer is no reason not to replace it
+		return nil // a member that does not answer may be replaced
 	}
 	return fault.WithHint(err, "talosctl get members and talosctl etcd members, asked of each control plane, show who is who")
 }
 
-// requireAllMembers refuses where a control plane has no part in the etcd that
-// was looked at. A resumed run may not see them all.
+// requireAllMembers refuses if a control plane is not a member of the etcd that answered. A resumed
+// run may not see all of them.
 func (n Gate) requireAllMembers(v etcd.View, voters int) error {
 	if n.Plan.Resume || voters == len(n.Plan.ControlPlanes) {
 		return nil
@@ -87,9 +87,8 @@ func (n Gate) requireAllMembers(v etcd.View, voters int) error {
 			"talosctl reset -n NODE --graceful=false --reboot --system-labels-to-wipe EPHEMERAL (ETCD where the machine has that volume), which also wipes whatever else that volume holds")
 }
 
-// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a
-// member that is gone: etcd would crash-loop on it for ever ("the member has
-// been permanently removed from the cluster").
+// requireOldEtcd refuses to boot an old system disk whose etcd data belongs to a removed member:
+// etcd would crash-loop on it forever ("the member has been permanently removed from the cluster").
 func (n Gate) requireOldEtcd(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {

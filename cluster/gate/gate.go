@@ -34,9 +34,9 @@ func Of(n *rolling.Node) Gate {
 	return Gate{Node: n, Earlier: lateGate{n}, Identity: identity{n}, Losses: losses{n}}
 }
 
-// Check is the last look before the node is taken out. Before it looks, it waits for
-// what may still come; but for forgetting that, it only reads. From then on this
-// roll counts the node as out.
+// Check is the final check before the node is taken out. First it waits for late requests; apart
+// from removing those from the records, it only reads. From then on this roll counts the node as
+// out.
 func (n Gate) Check(ctx context.Context) error {
 	if err := n.Earlier.AwaitLate(ctx); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (n Gate) look(ctx context.Context) error {
 	var problems []error
 	switch {
 	case n.Plan.Strategy == cluster.InPlace && (n.Plan.Resume || n.Plan.Drift.Tidy()):
-		return nil // it is out already, or is not taken out at all
+		return nil // it is already out, or is never taken out
 	case n.Plan.Strategy == cluster.Configure:
 		return n.Identity.RequireNameFree(ctx)
 	case n.Plan.Strategy != cluster.InPlace:
@@ -80,19 +80,19 @@ func (n Gate) look(ctx context.Context) error {
 	if !n.Plan.Resume {
 		problems = append(problems, n.Identity.RequireOneMachine(ctx), n.requireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
 	} else if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && n.IsOldBoot(ctx, m) {
-		problems = append(problems, n.RequireEtcd(ctx)) // it still serves
+		problems = append(problems, n.RequireEtcd(ctx)) // the node still serves
 	}
 	return errors.Join(problems...)
 }
 
-// requireFallback refuses an upgrade in place whose way back, as the plan shows
-// it, is not there: the ISO of the build that the node runs.
+// requireFallback refuses an upgrade in place if the fallback that the plan shows is not available:
+// the ISO of the build that the node runs.
 func (n Gate) requireFallback(ctx context.Context) error {
 	if n.Plan.Strategy != cluster.InPlace || n.Plan.Previous == nil {
 		return nil
 	}
 	f := Of(n.AsReimage())
-	if err := f.Losses.Require(ctx); err != nil { // asked again where it can be, before the disk leaves
+	if err := f.Losses.Require(ctx); err != nil { // asked again, if possible, before the disk leaves
 		return fmt.Errorf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err)
 	}
 	if err := f.requireISO(ctx); err != nil {
@@ -107,8 +107,8 @@ func (n Gate) requireISO(ctx context.Context) error {
 	return err
 }
 
-// requireStorages asks each storage that has a disk of the VM for something: one
-// that is out of reach is found before the VM is off, not when the disks are to be moved.
+// requireStorages reads each storage that has a disk of the VM. So an unavailable storage is found
+// before the VM is off, not when the disks are moved.
 func (n Gate) requireStorages(ctx context.Context) error {
 	disks, err := n.Plan.Found.VM.Disks()
 	if err != nil {
@@ -154,9 +154,9 @@ func (n Gate) MovedSince(vm cluster.VM) error {
 		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
 }
 
-// requireReplaceable looks again at what the VM's digest does not show, and what
-// may have come since the plan was made: data that moved here when another node
-// was drained, a backup that is due by now, a firewall rule.
+// requireReplaceable checks again what the VM's digest does not show and what may be new since the
+// plan was made: data that moved here when another node was drained, a backup that is now due, a
+// firewall rule.
 func (n Gate) requireReplaceable(ctx context.Context) error {
 	c := strategy.Candidate{Wanted: n.Plan.Wanted, VM: *n.Plan.Found.VM, Found: n.Plan.Found}
 	var errTies, errLocal, errMachine error
@@ -180,7 +180,7 @@ func (n Gate) requireReplaceable(ctx context.Context) error {
 		n.Plan.Strategy, n.Plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
 }
 
-// requireSoleOwner refuses where somebody else would undo what the roll does.
+// requireSoleOwner refuses if another tool would undo what the roll does.
 func (n Gate) requireSoleOwner(ctx context.Context) error {
 	owners, err := n.Kube.OtherOwners(ctx)
 	if err != nil {
@@ -198,8 +198,8 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 
-// RequireUnpaused looks at the mark again: it may have come since the plan was
-// made. What was begun is finished all the same.
+// RequireUnpaused reads the pause mark again: it may have been set since the plan was made. A node
+// whose roll has already begun is finished in any case.
 func (n Gate) RequireUnpaused(ctx context.Context) error {
 	if n.Plan.Resume || n.Plan.Strategy == cluster.Configure {
 		return nil
@@ -211,8 +211,8 @@ func (n Gate) RequireUnpaused(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.Plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.Plan.Node))
 }
 
-// requireOthersReady refuses to take a node out while another one is down that
-// this roll has not taken out itself.
+// requireOthersReady refuses to take a node out while another node is down that this roll did not
+// take out.
 func (n Gate) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
@@ -225,8 +225,8 @@ func (n Gate) requireOthersReady(ctx context.Context) error {
 	return nil
 }
 
-// requireRoom looks again whether the new system disk of this node alone can be
-// made: what the plan counted may have been taken by others since.
+// requireRoom checks again that there is room for this node's new system disk: others may have
+// taken what the plan counted.
 func (n Gate) requireRoom(ctx context.Context) error {
 	if n.Plan.Space == nil {
 		return nil

@@ -51,7 +51,7 @@ func TestGateRows(t *testing.T) {
 	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), etcdRows(), identityRows(), lossRows(), lateRows()))
 }
 
-// gateCalls are by the name that rows have for them.
+// gateCalls are the calls by the name that rows use.
 var gateCalls = map[string]rollingtest.Call{
 	"recreate":       {Do: check, Deaf: []string{"Identity"}},
 	"reimage":        {Do: check, Ready: is(cluster.Reimage), Deaf: []string{"Identity"}},
@@ -91,9 +91,9 @@ func digest(change func(*scene)) func(*scene) {
 
 func tidies(s *scene) { s.Plan.Drift.Reasons = []cluster.Reason{{Code: "cordoned"}} }
 
-// lookRows are about the last look before a node is taken out.
+// lookRows test the final check before a node is taken out.
 func lookRows() []row {
-	const gone, lost = "which a delete would drop", "would be lost"
+	const dropped, lost = "which a delete would drop", "would be lost"
 	tied := func(s *scene) { s.PX.Tied.Dropped = []string{"a firewall"} }
 	busy := func(s *scene) { s.PX.Tied.Snapshots = []string{"daily"} }
 	full := func(s *scene) {
@@ -118,7 +118,7 @@ func lookRows() []row {
 		{Do: "resume", Change: full},
 		{Do: "recreate", Change: all(full, fails("Room", cluster.ErrNotNow)), Err: "read the room on pve1"},
 		{Do: "recreate", Change: all(full, fails("Room", cluster.ErrNotFound)), Err: "no room for the new system disk"},
-		{Do: "recreate", Change: tied, Err: gone},
+		{Do: "recreate", Change: tied, Err: dropped},
 		{Do: "reimage", Change: tied},
 		{Do: "reimage", Change: busy, Err: "has snapshots (daily)"},
 		{Do: "in place", Change: busy},
@@ -145,7 +145,7 @@ func lookRows() []row {
 	}
 }
 
-// etcdRows are about a control plane's part in etcd.
+// etcdRows test the membership of a control plane in etcd.
 func etcdRows() []row {
 	without := func(name string) func(*scene) {
 		return func(s *scene) {
@@ -167,10 +167,10 @@ func etcdRows() []row {
 		s.Plan.ControlPlanes, s.Members, s.Plan.EtcdKept = s.Plan.ControlPlanes[:1], s.Members[:1], true
 	}
 	two := all(without("cp3"), func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:2]; delete(s.Nodes, "cp3") })
-	away := func(s *scene) { s.Members[0].Peers = []string{"https://10.0.0.98:2380"}; s.UUIDs[addr(98)] = "other" }
+	elsewhere := func(s *scene) { s.Members[0].Peers = []string{"https://10.0.0.98:2380"}; s.UUIDs[addr(98)] = "other" }
 	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
 	kept := func(s *scene) { s.Plan.EtcdKept = true }
-	gone := all(without("cp1"), mute)
+	left := all(without("cp1"), mute)
 	return []row{
 		{Do: "recreate", Change: dead},
 		{Do: "cp", Change: dead, Err: "etcd would not survive losing cp1: cp2 does not answer"},
@@ -180,8 +180,8 @@ func etcdRows() []row {
 			s.Status[addr(11)] = cluster.EtcdStatus{MemberID: 1, Leader: 1, Version: "3.6.4", Errors: []string{"NOSPACE"}}
 		}), Err: "NOSPACE"},
 		{Do: "cp", Change: alone},
-		{Do: "cp", Change: gone},
-		{Do: "cp", Change: all(gone, kept), Err: "is no member of etcd"},
+		{Do: "cp", Change: left},
+		{Do: "cp", Change: all(left, kept), Err: "is no member of etcd"},
 		{Do: "cp", Change: two, Err: "etcd has two members"},
 		{Do: "cp", Change: without("cp3"), Err: "the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
 		{Do: "cp", Change: all(without("cp1"), runs(2)), Err: "which goes by the name of cp2"},
@@ -198,7 +198,7 @@ func etcdRows() []row {
 			}
 		}, Err: "but is not what runs on 10.0.0.11"},
 		{Do: "cp", Change: mute},
-		{Do: "cp", Change: all(mute, away), Err: "etcd member 1 is named cp1, but runs on 10.0.0.98"},
+		{Do: "cp", Change: all(mute, elsewhere), Err: "etcd member 1 is named cp1, but runs on 10.0.0.98"},
 		{Do: "put back cp", Change: joined, Err: "which is no member any more"},
 		{Do: "put back cp", Change: without("cp1"), Err: "which is no member any more"},
 		{Do: "put back cp", Change: twins, Err: "etcd has two members named cp1"},
@@ -207,7 +207,7 @@ func etcdRows() []row {
 	}
 }
 
-// identityRows are about whose name a node has.
+// identityRows test that a node's name belongs to its machine.
 func identityRows() []row {
 	other := onNode("wk1", func(k *cluster.KubeNode) { k.UUID = "v" })
 	otherCP := onNode("cp1", func(k *cluster.KubeNode) { k.UUID = "v" })
@@ -225,7 +225,7 @@ func identityRows() []row {
 	}
 }
 
-// lossRows are about data that goes with a system disk.
+// lossRows test data that would be lost with a system disk.
 func lossRows() []row {
 	const lost = "would be lost"
 	lonely := func(s *scene) { s.Plan.ControlPlanes = s.Plan.ControlPlanes[:1] }
@@ -255,13 +255,13 @@ func lossRows() []row {
 		{Do: "losses", Change: all(fails("LocalData", cluster.ErrNotNow), func(s *scene) { s.Plan.Found.Node = nil }), Err: "no answer just now"},
 		{Do: "asks", Change: fails("LocalData", cluster.ErrNotNow), Err: "gave up after 1m0s", Took: time.Minute},
 		{Do: "asks", Change: func(s *scene) {
-			s.PX.FailAt = 4 // of the first look: the Node
+			s.PX.FailAt = 4 // the first read of the Node
 			stays(s)
 		}, Err: lost},
 	}
 }
 
-// lateRows are about requests that may come yet.
+// lateRows test requests that Proxmox may still carry out.
 func lateRows() []row {
 	sent := func(what string) func(*scene) {
 		return func(s *scene) { begun(s); s.Rec.Open = false; s.Rec.Sent = parking.Sent{what: 100} }

@@ -11,14 +11,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// What a name stands for its Node in Kubernetes says: it is there on every
-// cluster, as a node is matched to its VM by it. Talos' discovery may be off,
-// knows machines that are gone for half an hour more, and shows of two with one
-// name only one member (controllers/cluster/member.go).
+// The Node in Kubernetes decides which machine has a name: it exists on every cluster, because a
+// node is matched to its VM by it. Talos' discovery may be off, lists a machine for half an hour
+// after it is gone, and shows only one of two members with the same name
+// (controllers/cluster/member.go).
 
-// RequireOneMachine refuses unless who answers at the node's address and who has
-// its name in Kubernetes are one machine, that of its VM. Whether a machine has
-// to answer is for others to say.
+// RequireOneMachine refuses unless the machine at the node's address and the one that has its name
+// in Kubernetes are the same, namely the machine of its VM. It accepts a machine that does not
+// answer: other checks decide whether it must.
 func (n identity) RequireOneMachine(ctx context.Context) error {
 	m, err := n.Talos.Identity(ctx, n.Plan.Addr)
 	switch {
@@ -33,7 +33,7 @@ func (n identity) RequireOneMachine(ctx context.Context) error {
 	return n.RequireOwnName(ctx)
 }
 
-// RequireOwnName refuses where Kubernetes knows another machine by the node's name.
+// RequireOwnName refuses if Kubernetes has another machine under the node's name.
 func (n identity) RequireOwnName(ctx context.Context) error {
 	k, err := n.KubeNode(ctx)
 	if err != nil {
@@ -49,7 +49,7 @@ func (n identity) requireOwn(ctx context.Context, k cluster.KubeNode) error {
 	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.Plan.Node, n.Plan.VMID, n.Plan.UUID))
 }
 
-// otherMachine says who the machine with that UUID is, which goes by the node's name, too.
+// otherMachine adds to err whose machine has that UUID and also uses the node's name.
 func (n identity) otherMachine(ctx context.Context, uuid string, err error) error {
 	vms, errVMs := n.Proxmox.VMs(ctx)
 	for _, vm := range vms {
@@ -61,11 +61,10 @@ func (n identity) otherMachine(ctx context.Context, uuid string, err error) erro
 		"while node %s is out, its Node stays the other one's: kubectl delete node %s; then run the same command again", n.Plan.Node, n.Plan.Node)
 }
 
-// RequireNameFree refuses to bring a machine up under the node's name while
-// another one goes by it: it would take that one's Node and, as it joins etcd,
-// Talos would remove that one's member (addMember in services/etcd.go). An API
-// that does not answer, this may be the only control plane, has nothing to lose:
-// without etcd's quorum nobody joins.
+// RequireNameFree refuses to bring a machine up under the node's name while another machine uses
+// it: the new one would take over the other's Node and, when it joins etcd, Talos would remove the
+// other's member (addMember in services/etcd.go). An API that does not answer is accepted: this may
+// be the only control plane, and without etcd's quorum no member can join.
 func (n identity) RequireNameFree(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
@@ -91,8 +90,8 @@ func (n identity) RequireNameFree(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// requireOwnMember refuses where another machine runs the member of the node's
-// name. One at whose peer address nobody answers us is nobody's, or the node's own.
+// requireOwnMember refuses if another machine runs the member with the node's name. A member whose
+// peer address does not answer is an orphan, or the node's own.
 func (n identity) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error {
 	addr, err := m.Address(nil)
 	if err != nil || addr == n.Plan.Addr {

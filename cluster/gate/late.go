@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// AwaitLate waits, before the node is taken out, until no request that an earlier
-// process had sent can come any more that would meet it while it is out: a start
-// of its own VM, or the shutdown of another control plane.
+// AwaitLate waits, before the node is taken out, until Proxmox can no longer carry out requests of
+// an earlier process that would harm the node while it is out: a start of its own VM, or the
+// shutdown of another control plane.
 func (n lateGate) AwaitLate(ctx context.Context) error {
 	if n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() {
 		return nil // nothing is taken out
@@ -25,13 +25,13 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 	}
 	goesOn := n.Plan.Resume && n.Plan.Strategy != cluster.PutBack
 	which := exchange.SwitchesOn
-	if goesOn { // it may itself have been about to start the VM
+	if goesOn { // the roll that resumes may itself have been starting the VM
 		which = []string{cluster.SentAddHA}
 	}
 	if err := n.Late.Await(ctx, own, which, say); err != nil {
 		return err
 	}
-	if n.Plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and who goes on waits before the delete
+	if n.Plan.Strategy != cluster.PutBack && !goesOn { // a put-back protects the VM, and a resumed roll waits before the delete
 		if err := n.Late.Await(ctx, own, []string{exchange.SentDelete}, say); err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func (n lateGate) AwaitLate(ctx context.Context) error {
 	return n.forget(ctx, others)
 }
 
-// own is the node's own parking VM, whose record has what must be waited for.
+// own returns the node's own parking VM; its record lists the requests to wait for.
 func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 	if n.Plan.Strategy == cluster.InPlace {
 		return nil, nil
@@ -61,8 +61,8 @@ func (n lateGate) own(ctx context.Context) ([]parking.Parking, error) {
 	return []parking.Parking{park}, err
 }
 
-// others are the parking VMs of the cluster's other control planes whose
-// records have requests. On a host that is away nothing is carried out any more.
+// others returns the parking VMs of the cluster's other control planes whose records have requests.
+// An offline host does not carry out any request.
 func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 	if n.Late.None() {
 		return nil, nil
@@ -88,8 +88,8 @@ func (n lateGate) others(ctx context.Context) ([]parking.Parking, error) {
 	return out, nil
 }
 
-// forget takes what can't come any more out of records that are closed. No
-// other control plane is at work, so that nobody else writes them.
+// forget removes requests that can no longer come from closed records. No other control plane is
+// being rolled, so nothing else writes these records.
 func (n lateGate) forget(ctx context.Context, parkings []parking.Parking) error {
 	for _, p := range parkings {
 		before := len(p.Record.Sent)

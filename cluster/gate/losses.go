@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Require asks again for the data of a system disk that is about to leave
-// the node: since the plan was made some may have come.
+// Require checks again which data would be lost with a system disk that is about to leave the node:
+// there may be new data since the plan was made.
 func (n losses) Require(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
 	if err != nil {
@@ -32,10 +32,10 @@ func (n losses) Require(ctx context.Context) error {
 		"that was lifted, the same command again goes on")
 }
 
-// RequireOff is require for a node that is down already, and right
-// before its system disk is handed over. A Kubernetes that is slow to answer is waited for. One that
-// is away together with a control plane is not: nothing can have been bound since
-// that was stopped.
+// RequireOff is Require for a node that is already down, right before its system disk is handed
+// over. It waits for a Kubernetes that is slow to answer, but not for one that is down together
+// with a control plane: nothing can have been bound to the node since that control plane was
+// stopped.
 func (n losses) RequireOff(ctx context.Context) error {
 	err := n.Require(ctx)
 	if err == nil || fault.KindOf(err) != fault.Failed || ctx.Err() != nil {
@@ -53,7 +53,7 @@ func (n losses) RequireOff(ctx context.Context) error {
 	})
 }
 
-// leavingNow is leaving, of what is read now.
+// leavingNow is strategy.Leaving for what is read now.
 func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
 	park, err := n.Parking(ctx)
@@ -87,7 +87,7 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 		}
 		silent = fault.Prefix(fmt.Sprintf("read machine %s", n.Plan.Addr), err)
 	}
-	if f.Machine == nil && !f.Open() { // it was upgraded in place and did not come back
+	if f.Machine == nil && !f.Open() { // the node did not come back from an upgrade in place
 		mem, err := n.Memory(ctx)
 		if err != nil {
 			return c, false, cmp.Or(silent, err)
@@ -101,8 +101,8 @@ func (n losses) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bo
 	return c, leaves, nil
 }
 
-// bindings reads what Kubernetes says of the node. Neither a Node that somebody
-// has deleted nor an API that is away with its control planes is an error.
+// bindings reads what Kubernetes says about the node. A deleted Node is no error, and neither is an
+// API that is down with its control planes.
 func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
@@ -113,7 +113,7 @@ func (n losses) bindings(ctx context.Context, f *observe.Found) error {
 		f.Local, err = n.localData(ctx, k)
 	}
 	if err != nil && n.Plan.Found.Node == nil && n.Plan.Resume {
-		f.Node = nil // it was away when the plan was made, too
+		f.Node = nil // it was already unavailable when the plan was made
 		return nil
 	}
 	return err

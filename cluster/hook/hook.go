@@ -21,11 +21,11 @@ type Call struct {
 	Batch    planning.Phase
 	Node     string
 	Env      []string
-	Say      func(text string)             // is told what they print
-	Keep     func(hr HookRun, i int) error // of the i-th hook, once it has ended; nil: nobody does
+	Say      func(text string)             // receives what they print
+	Keep     func(hr HookRun, i int) error // if set, receives the result of the i-th hook when it has ended
 }
 
-// Run runs one after the other; the first that fails is the last.
+// Run runs the hooks one after the other, and stops at the first that fails.
 func (c Call) Run(ctx context.Context, hooks []cluster.Hook) error {
 	env := append([]string{"RECAST_HOOK=" + string(c.Point)}, c.Env...)
 	for i, h := range hooks {
@@ -62,7 +62,7 @@ func (c Call) one(ctx context.Context, h cluster.Hook, env []string) (HookRun, e
 	return run, fmt.Errorf("hook %q: %w", h.String(), err)
 }
 
-// Step is the step that runs the hooks of one point of a run; none if there are none.
+// Step returns the step that runs the hooks of one point; nil if there are none.
 func (c Call) Step(id, title string, hooks []cluster.Hook, failed func(context.Context, error) error) []step.Step {
 	if len(hooks) == 0 {
 		return nil
@@ -78,7 +78,7 @@ func BeforeRunFailed(ctx context.Context, err error) error {
 	return FailedBefore(ctx, err, "no node was touched; once the hook ends with 0, run the same command again: the hooks before the run run again")
 }
 
-// Points lists the points in the order in which a run comes to them.
+// Points lists the points in the order in which a run reaches them.
 func Points() []cluster.HookPoint {
 	return []cluster.HookPoint{cluster.BeforeRun, cluster.BeforeBatch, cluster.BeforeNode, cluster.AfterNode, cluster.AfterBatch, cluster.AfterRun}
 }
@@ -97,7 +97,7 @@ type HookRun struct {
 	Output      string            `json:"output,omitempty"` // the end of what it printed
 }
 
-// FailedAfter makes the failure of a hook behind what is done a failure, whatever it was.
+// FailedAfter turns the error of a hook after finished work into a failure, whatever its kind.
 func FailedAfter(err error, format string, args ...any) error {
 	if err == nil || fault.KindOf(err) == fault.Interrupted {
 		return err
@@ -105,7 +105,7 @@ func FailedAfter(err error, format string, args ...any) error {
 	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), format, args...)
 }
 
-// FailedBefore makes the failure of a hook before anything was touched a refusal.
+// FailedBefore turns the error of a hook before anything was touched into a refusal.
 func FailedBefore(ctx context.Context, err error, format string, args ...any) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config {
 		return err

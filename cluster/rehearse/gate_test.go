@@ -20,14 +20,14 @@ import (
 
 type kv = map[string]string
 
-// scene is a trial of a node's boot ISO at a fixed address, and whom it talks to.
+// scene is a trial of a node's boot ISO at a fixed address, and everything that it talks to.
 type scene struct {
 	trial
 	px    *clustertest.Proxmox
 	nodes []cluster.KubeNode
-	taken string          // by whom the address is; "": by nobody
+	taken string          // what has the address; "": nothing
 	boots cluster.Machine // what the scratch VM boots; it has that VM's UUID
-	stage func()          // is called once the VM has started
+	stage func()          // called when the VM has started
 }
 
 var errSilent = errors.New("no answer")
@@ -52,7 +52,7 @@ func newScene() *scene {
 	return s
 }
 
-// scenePower has a started VM do what the row says.
+// scenePower makes a started VM do what the row says.
 type scenePower struct {
 	*clustertest.Proxmox
 	*scene
@@ -98,7 +98,7 @@ func boot(s *scene, ctx context.Context) error {
 	return err
 }
 
-// left has a scratch VM that a killed run has left, and which is off.
+// left adds a stopped scratch VM that a killed run has left.
 func left(s *scene) {
 	s.px.Guests[9800] = cluster.VM{ID: 9800, Name: planning.ScratchName(9800), Host: "pve1", Config: kv{"smbios1": "uuid=s", "description": planning.ScratchMark("r1", "c1", "s")}}
 }
@@ -107,25 +107,25 @@ func prune(s *scene, ctx context.Context) error {
 	return s.pruner().deleteStopped(ctx, 9800, "s")
 }
 
-// change is behind the back of whoever looks.
+// change changes a VM's configuration, as someone else would.
 func change(id cluster.VMID, config kv) func(*scene) { return func(s *scene) { s.px.Set(id, config) } }
 
 func once(do func(*scene)) func(*scene) { return func(s *scene) { s.stage = func() { do(s) } } }
 
-// rehearseCalls are what gates come before: whose calls may fail unseen is said.
+// rehearseCalls are the calls that gates guard, with the calls in them that may fail.
 var rehearseCalls = map[string]struct {
 	do    func(*scene, context.Context) error
 	ready func(*scene)
 	done  string
-	last  string   // the call after which none matters; "": each does
-	deaf  []string // calls that are made again
+	last  string   // no call after it matters; "": all do
+	deaf  []string // calls that are repeated
 }{
 	"boot":            {boot, nil, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
 	"prune":           {prune, left, "delete 9800", "DeleteVM", nil},
 	"prune protected": {prune, func(s *scene) { left(s); change(9800, kv{"protection": "1"})(s) }, "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
 }
 
-// TestRehearseCalls: with nothing in the way each goes ahead, and stops where a call fails.
+// TestRehearseCalls: each call succeeds if nothing is in the way, and stops if a port fails.
 func TestRehearseCalls(t *testing.T) {
 	t.Parallel()
 	for name, c := range rehearseCalls {
@@ -150,7 +150,7 @@ func TestRehearseCalls(t *testing.T) {
 	}
 }
 
-// TestRehearseRows: every condition of a gate refuses something that no other one does.
+// TestRehearseRows: every condition of a gate refuses something that no other one refuses.
 func TestRehearseRows(t *testing.T) {
 	t.Parallel()
 	storage := func(change func(*cluster.StorageRoom)) func(*scene) {
@@ -208,7 +208,7 @@ func TestRehearseRows(t *testing.T) {
 	}
 }
 
-// play does it with the row's change, or with one call failing.
+// play runs do with the row's change, or with one failing call.
 func play(t *testing.T, failAt int, do func(*scene, context.Context) error, changes ...func(*scene)) (s *scene, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		s = newScene()

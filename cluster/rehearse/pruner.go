@@ -19,17 +19,16 @@ func (r *Rehearser) pruner() Pruner {
 	return Pruner{Proxmox: r.Proxmox, Cluster: r.Cluster, Timing: r.Timing}
 }
 
-// Pruner deletes scratch VMs: whoever holds the claim knows that no run
-// needs them.
+// Pruner deletes scratch VMs. Its caller holds the claim, so no run needs them.
 type Pruner struct {
 	Proxmox cluster.Proxmox // checks that the claim is ours before each change: see Held.Guard
 	Cluster string
 	Timing  cluster.Timing
-	VMs     []ScratchVerdict // those that are gone are marked
+	VMs     []ScratchVerdict // a deleted one gets Removed
 }
 
-// Judge says of each scratch VM of the cluster whether it can go: one that is not
-// as it was made stays, with the reason.
+// Judge decides for each scratch VM of the cluster whether it can be deleted. A VM that was changed
+// since it was created stays, with the reason.
 func (p *Pruner) Judge(ctx context.Context, vms []cluster.VM) error {
 	for _, s := range planning.ScratchVMs(vms, p.Cluster) {
 		against, err := p.against(ctx, s)
@@ -41,7 +40,7 @@ func (p *Pruner) Judge(ctx context.Context, vms []cluster.VM) error {
 	return nil
 }
 
-// Steps are one for each VM that can go.
+// Steps returns a step for each VM that can be deleted.
 func (p Pruner) Steps() []step.Step {
 	var steps []step.Step
 	for i := range p.VMs {
@@ -52,7 +51,7 @@ func (p Pruner) Steps() []step.Step {
 	return steps
 }
 
-// against says why a scratch VM is not deleted; nothing: it is as it was made.
+// against says why a scratch VM is not deleted; empty if the VM is as it was created.
 func (p Pruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
 	against := s.Strange()
 	ties, err := p.Proxmox.Ties(ctx, s.VM)
@@ -72,8 +71,8 @@ func (p Pruner) awaitOff(ctx context.Context, id cluster.VMID) error {
 	})
 }
 
-// delete deletes a scratch VM and what was made with it: its EFI variables
-// and its cloud-init drive. Where another VM has that number there is nothing to do.
+// delete deletes a scratch VM and what was created with it: its EFI variables and its cloud-init
+// drive. If another VM has that VMID, it does nothing.
 func (p Pruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
 	s, err := p.read(ctx, id, uuid)
 	if err == nil && s.VM.ID != 0 && s.VM.Running {
@@ -111,7 +110,7 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 	if err := cluster.RequireQuorum(ctx, p.Proxmox); err != nil {
 		return err
 	}
-	s, err := p.read(ctx, id, uuid) // as it is right now
+	s, err := p.read(ctx, id, uuid) // read again: it may have changed
 	switch {
 	case err != nil || s.VM.ID == 0:
 		return err
@@ -130,8 +129,8 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 	return err
 }
 
-// read reads a scratch VM afresh and refuses one that is not as it was made;
-// the zero Scratch: it is gone.
+// read reads a scratch VM again, and refuses one that was changed since it was created. It returns
+// the zero Scratch if the VM no longer exists.
 func (p Pruner) read(ctx context.Context, id cluster.VMID, uuid string) (planning.Scratch, error) {
 	vm, err := p.Proxmox.VM(ctx, id)
 	if errors.Is(err, cluster.ErrNotFound) {

@@ -42,29 +42,29 @@ type Rehearser struct {
 
 	Cluster string
 	Run     string         // ID of the run
-	VMIDs   []cluster.VMID // that a scratch VM may take, the last free one first
+	VMIDs   []cluster.VMID // for scratch VMs, the last free one is taken first
 	Timing  cluster.Timing
-	Say     func(path, text string) // is told what a running step is waiting for; never nil
+	Say     func(path, text string) // receives what a running step waits for; never nil
 
 	mu      sync.Mutex
 	results []Rehearsed
 }
 
-// Journal keeps which trials passed. Every write is durable when it returns.
+// Journal records which trials passed. Every write is durable when it returns.
 type Journal interface {
 	Put(key string, v any) error
 	Get(key string, v any) (found bool, err error)
 }
 
-// Results are the boot ISOs that were tried out.
+// Results returns the results of the trials.
 func (r *Rehearser) Results() []Rehearsed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.results)
 }
 
-// Steps are what comes before any node is looked at: scratch VMs of killed runs are
-// deleted, and the boot ISOs are tried out.
+// Steps returns the steps before any node is looked at: scratch VMs of killed runs are deleted, and
+// the boot ISOs are tried out.
 func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	var steps []step.Step
 	if len(p.Scratch) > 0 {
@@ -87,7 +87,7 @@ func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	})
 }
 
-// clear deletes the scratch VMs of killed runs that are as they were made.
+// clear deletes the scratch VMs of killed runs, unless they were changed.
 func (r *Rehearser) clear(left []planning.LeftScratch) step.Step {
 	pruner := r.pruner()
 	for _, l := range left {

@@ -22,8 +22,8 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// create makes the scratch VM under the last free VMID: parking VMs take the
-// first ones. Whoever loses a race for a number takes the next.
+// create creates the scratch VM with the last free VMID: parking VMs take the first ones. If
+// another VM takes the VMID first, it tries the next one.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 	iso, err := t.Model.Wanted.ISOVolume(ctx, t.Proxmox, t.Model.Host)
 	if err != nil {
@@ -59,8 +59,8 @@ func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 	return cluster.VM{}, fault.WithHint(fault.RehearsalFailed.Refusedf("no VMID is free for a scratch VM on %s", t.Host), "widen proxmox.vmids; recast status says what has them")
 }
 
-// scratchMiB bounds the memory of a scratch VM: enough for an image with large
-// extensions, which all are in memory, and little enough beside nodes that all run.
+// scratchMiB limits the memory of a scratch VM: enough for an image with large extensions, all of
+// which are in memory, and little enough to run beside all nodes.
 const scratchMiB = 4096
 
 func (t *trial) memoryMiB() int {
@@ -71,8 +71,8 @@ func (t *trial) memoryMiB() int {
 	return min(mib, scratchMiB)
 }
 
-// scratchCores are two where the node has as many: Proxmox starts no VM with more
-// than its host has.
+// scratchCores is two if the node has that many: Proxmox does not start a VM with more cores than
+// its host has.
 func scratchCores(node cluster.VM) string {
 	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 {
 		return "2"
@@ -80,13 +80,13 @@ func scratchCores(node cluster.VM) string {
 	return "1"
 }
 
-// asNode are the settings that a scratch VM has from the node, with what Proxmox
-// takes where there is none: those that decide how firmware and kernel begin.
+// asNode are the settings that a scratch VM copies from the node, which decide how firmware and
+// kernel start. If the node has none, Proxmox's default applies.
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
 
-// config is the scratch VM: the node's firmware and first network card, and none of
-// its disks. It is protected because another one may have had its number, whose
-// delete Proxmox carries out late.
+// config is the configuration of the scratch VM: the node's firmware and first network card, and
+// none of its disks. The VM is protected, because Proxmox may carry out a late delete of an earlier
+// VM with the same VMID.
 func (t *trial) config(id cluster.VMID, iso string) (map[string]string, error) {
 	node := *t.Model.Found.VM
 	disks, err := node.Disks()
@@ -129,8 +129,8 @@ func (t *trial) config(id cluster.VMID, iso string) (map[string]string, error) {
 	return config, nil
 }
 
-// firstCard is the node's first network card without what is its own: Proxmox
-// makes a MAC where none is given. "": it has no card.
+// firstCard is the node's first network card without its MAC and link state: Proxmox generates a
+// MAC if none is given. "" if the node has no card.
 func firstCard(vm cluster.VM) string {
 	for i := range 32 { // MAX_NETS in QemuServer.pm
 		value := vm.Config["net"+strconv.Itoa(i)]
@@ -145,7 +145,7 @@ func firstCard(vm cluster.VM) string {
 	return ""
 }
 
-// cloudInitKey is a drive beside that CD drive, on a bus that the machine type has.
+// cloudInitKey is another drive on the bus of the CD drive: the machine type has that bus.
 func cloudInitKey(cd string) string {
 	bus := strings.TrimRight(cd, "0123456789")
 	for _, n := range []string{"0", "2"} { // q35 has no other IDE drives
@@ -153,14 +153,14 @@ func cloudInitKey(cd string) string {
 			return bus + n
 		}
 	}
-	return "" // one of the two is another
+	return "" // not reached: one of the two differs from cd
 }
 
-// cloudInitStorage is where the scratch VM's cloud-init drive is made: where the
-// node has its own, else its EFI variables, else its system disk.
+// cloudInitStorage is the storage for the scratch VM's cloud-init drive: that of the node's own,
+// else of its EFI variables, else of its system disk.
 func (t *trial) cloudInitStorage() string {
 	vm := *t.Model.Found.VM
-	disks, _ := vm.Disks() // config has read them already
+	disks, _ := vm.Disks() // config has already read them
 	for _, is := range []func(cluster.Disk) bool{cluster.Disk.CloudInit, func(d cluster.Disk) bool { return d.Key == "efidisk0" }, cluster.Disk.Bootable} {
 		if i := slices.IndexFunc(disks, is); i >= 0 {
 			return disks[i].Storage()
@@ -169,7 +169,7 @@ func (t *trial) cloudInitStorage() string {
 	return ""
 }
 
-// Takes says what trying t out takes: the storages that get volumes, and the settings of the VM.
+// Takes says what a trial of t needs: the storages that get volumes, and the settings of the VM.
 func Takes(t planning.Trial) (storages []string, config map[string]string, err error) {
 	r := &trial{Trial: t, Rehearser: &Rehearser{}}
 	config, err = r.config(0, "none")

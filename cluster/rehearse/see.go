@@ -15,22 +15,22 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// agentExtension tells the addresses of the machine to its host. It does so in
-// maintenance mode as well: nothing that it waits for takes a configuration.
+// agentExtension reports the machine's addresses to its host. It does so in maintenance mode too:
+// none of its dependencies needs a configuration.
 const agentExtension = "qemu-guest-agent"
 
 func (t *trial) hasAgent() bool {
 	return slices.ContainsFunc(t.Model.Wanted.Build.Extensions, func(e cluster.LockedExtension) bool { return e.Name == agentExtension })
 }
 
-// scratchMargin is what a host has to have free beyond the scratch VM's memory.
+// scratchMargin is the memory in bytes that must stay free on the host beside the scratch VM.
 const scratchMargin = 512 << 20
 
-// scratchBytes is more than EFI variables and a cloud-init drive take (528 KiB and 4 MiB).
+// scratchBytes is more than the EFI variables and a cloud-init drive need (528 KiB and 4 MiB).
 const scratchBytes = 16 << 20
 
-// requireScratchRoom refuses where a scratch VM would press the nodes that run:
-// a host without memory kills one of its VMs.
+// requireScratchRoom refuses if a scratch VM would take memory from the running nodes: a host
+// without free memory kills one of its VMs.
 func (t *trial) requireScratchRoom(ctx context.Context) error {
 	host := t.Host
 	need := int64(t.memoryMiB())<<20 + scratchMargin
@@ -56,7 +56,7 @@ func (t *trial) requireScratchRoom(ctx context.Context) error {
 	return nil
 }
 
-// scratchStorages are those on which something of the scratch VM is made.
+// scratchStorages are the storages that get volumes of the scratch VM.
 func (t *trial) scratchStorages() []string {
 	var names []string
 	if d, err := cluster.ParseDisk("efidisk0", t.Model.Found.VM.Config["efidisk0"]); err == nil {
@@ -68,8 +68,8 @@ func (t *trial) scratchStorages() []string {
 	return slices.Compact(names)
 }
 
-// requireFreeAddress refuses a fixed address that a node has, or whoever answers at
-// it, were it with a refusal. Where that can't be told nothing is tried out either.
+// requireFreeAddress refuses a fixed address that a node has, or at which anything answers, even
+// with a refusal. If that can't be checked, nothing is tried out.
 func (t *trial) requireFreeAddress(ctx context.Context) error {
 	if !t.Addr.IsValid() {
 		return nil
@@ -98,8 +98,8 @@ func (t *trial) requireFreeAddress(ctx context.Context) error {
 	return nil
 }
 
-// see waits for the scratch VM in maintenance mode and looks at what it has
-// booted; where nobody can find it, whether it stays on.
+// see waits until the scratch VM is in maintenance mode, and checks what it has booted. If its
+// address can't be found, see only checks that it stays on.
 func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 	var blind error
 	where := func(context.Context) ([]netip.Addr, error) { return []netip.Addr{t.Addr.Addr()}, nil }
@@ -144,7 +144,7 @@ func (t *trial) judge(m cluster.RunningSystem) error {
 	return fault.WithHint(fault.Refusedf("the boot ISO %s on %s: %w", b.ISOName, t.Host, errors.Join(problems...)), "no node was touched")
 }
 
-// foundMachine is a machine and where it answers.
+// foundMachine is a machine and the address at which it answers.
 type foundMachine struct {
 	cluster.BlankMachine
 	at netip.Addr
@@ -183,11 +183,11 @@ func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(con
 	return found, err
 }
 
-// unseenFor is how long a scratch VM has to stay on where nobody can look at it.
+// unseenFor is how long a scratch VM whose address can't be found has to stay on.
 const unseenFor = time.Minute
 
-// staysOn says no more than that Proxmox can start such a VM and that its
-// emulator does not end: what a guest does, Proxmox does not know.
+// staysOn only proves that Proxmox can start such a VM and that its emulator does not end: Proxmox
+// does not know what a guest does.
 func (t *trial) staysOn(ctx context.Context, vm cluster.VM) error {
 	since := time.Now()
 	return t.hint(t.wait(ctx, fmt.Sprintf("scratch VM %d stays on", vm.ID), func(ctx context.Context) (bool, string, error) {
@@ -196,7 +196,7 @@ func (t *trial) staysOn(ctx context.Context, vm cluster.VM) error {
 	}))
 }
 
-// on is what the scratch VM's emulator says; an error that no waiting mends where it is off.
+// on returns the status of the scratch VM's emulator. If the VM is off, the error ends the wait.
 func (t *trial) on(ctx context.Context, id cluster.VMID) (qmp string, err error) {
 	vm, err := t.Proxmox.VM(ctx, id)
 	switch {

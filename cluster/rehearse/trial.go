@@ -20,7 +20,7 @@ type trial struct {
 	planning.Trial
 	*Rehearser
 
-	vmid cluster.VMID // that was asked for; 0: none
+	vmid cluster.VMID // the one that was requested; 0: none
 	uuid string
 }
 
@@ -43,7 +43,7 @@ func (t *trial) do(ctx context.Context) error {
 	was, err := t.boot(ctx)
 	if t.vmid != 0 {
 		after := context.WithoutCancel(ctx)
-		if errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to make it, or to start it
+		if errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil { // Proxmox may be about to create or start it
 			err = errors.Join(err, t.settle(after))
 		}
 		after, cancel := context.WithTimeout(after, scratchTimeout)
@@ -59,7 +59,7 @@ func (t *trial) do(ctx context.Context) error {
 	return fault.Prefix("journal", t.Journal.Put(t.key(), was))
 }
 
-// done asks the journal: of a scratch VM that is deleted, the world tells nothing.
+// done asks the journal: the scratch VM is deleted, so the world can't tell.
 func (t *trial) done(context.Context) (string, error) {
 	var was Rehearsed
 	found, err := t.Journal.Get(t.key(), &was)
@@ -77,8 +77,8 @@ func (t *trial) key() string {
 	return "rehearsed/" + hex.EncodeToString(sum[:6])
 }
 
-// settle waits for the tasks about the scratch VM, and for no others of ours: those
-// may take longer than anybody waits after Ctrl-C.
+// settle waits for the tasks of the scratch VM only. Other tasks of ours may take longer than a
+// user waits after Ctrl-C.
 func (t *trial) settle(ctx context.Context) error {
 	w := wait.For{
 		Name: fmt.Sprintf("tasks of scratch VM %d to end", t.vmid), Every: t.Timing.Poll, Timeout: scratchTimeout,
@@ -89,13 +89,13 @@ func (t *trial) settle(ctx context.Context) error {
 	})
 }
 
-// scratchTimeout bounds each part of what an interruption does not cut off: the wait
-// for what Proxmox does with a scratch VM, and the VM's end.
+// scratchTimeout limits each part that an interruption does not cancel: the wait for the tasks of a
+// scratch VM, and its deletion.
 const scratchTimeout = 2 * time.Minute
 
 func (t *trial) say(text string) { t.Say("roll/rehearse/"+t.Host+"/"+t.ID, text) }
 
-// wait looks until it is so, and tells the display what it sees.
+// wait waits until look succeeds, and shows what it sees.
 func (t *trial) wait(ctx context.Context, name string, look wait.Look) error {
 	return t.Timing.Await(ctx, wait.For{Name: name, Timeout: t.Timing.Boot, Seen: func(seen string) { t.say(name + ": " + seen) }}, look)
 }

@@ -19,14 +19,13 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// EmptyEtcd is how a machine loses its data of etcd, and all else that is in that
-// volume. Without the flags Talos drains it first, for which Kubernetes is needed,
-// leaves etcd, which is not there, and switches the machine off.
+// EmptyEtcd is how a machine deletes its etcd data, and everything else in that volume. Without the
+// flags Talos first drains the node, which needs Kubernetes, and leaves etcd, which is not there;
+// then it switches the machine off.
 const EmptyEtcd = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
-// FindTarget looks for a node at the talosconfig's endpoints: Kubernetes,
-// which would know its address, is down without etcd. All other nodes must be
-// known for workers.
+// FindTarget looks for a node at the talosconfig's endpoints: Kubernetes, which would know its
+// address, is down without etcd. All other nodes must be known to be workers.
 func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t Target, err error) {
 	var problems []error
 	for _, addr := range ask {
@@ -56,7 +55,7 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 	return t, err
 }
 
-// Restore makes etcd of a single control plane anew from a snapshot.
+// Restore restores etcd of a single control plane from a snapshot.
 type Restore struct {
 	Talos    cluster.Talos
 	Restorer cluster.EtcdRestorer
@@ -66,15 +65,16 @@ type Restore struct {
 	Copied   bool // File is a copy of a database, without a checksum
 	Timing   cluster.Timing
 	Say      func(path, text string)
-	// Bootstraps is told before Talos is: from then on data of etcd may be the snapshot's.
+	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd's data may be the
+	// snapshot's.
 	Bootstraps func() error
 
-	ran, waited bool // etcd has been seen to run; the node has been seen healthy
+	ran, waited bool // etcd was seen running; the node was seen healthy
 }
 
-// Steps is what a restore does. The first is safe to cut off anywhere: a snapshot
-// that is not whole does not match its checksum, and is replaced by the next
-// upload (Talos 1.14 does not keep it to begin with); an etcd is begun only where there is none.
+// Steps are the steps of a restore. The first can be interrupted anywhere: an incomplete snapshot
+// does not match its checksum, and the next upload replaces it (Talos 1.14 does not even keep it);
+// etcd is bootstrapped only if it has no data.
 func (r *Restore) Steps() step.Step {
 	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
 		return []step.Step{
@@ -103,7 +103,7 @@ func (r *Restore) bootstrap(ctx context.Context) error {
 	return r.Restorer.EtcdBootstrap(ctx, r.Target.Addr, r.Target.UUID, r.Copied)
 }
 
-// etcdRuns is the goal of recovering: its member leads an etcd of one.
+// etcdRuns is the goal of recoverEtcd: the member leads an etcd of one.
 func (r *Restore) etcdRuns(ctx context.Context) (string, error) {
 	s, err := r.Talos.EtcdStatus(ctx, r.Target.Addr)
 	if err != nil || s.Leader == 0 || s.Leader != s.MemberID {
@@ -112,7 +112,7 @@ func (r *Restore) etcdRuns(ctx context.Context) (string, error) {
 	return fmt.Sprintf("etcd %s runs on %s as member %x", s.Version, r.Target.Node, s.MemberID), nil
 }
 
-// healthy is the goal of waiting; what it still lacks before, the wait says.
+// healthy is the goal of awaitHealthy; before that has ended, only its wait says what is missing.
 func (r *Restore) healthy(ctx context.Context) (string, error) {
 	what, err := r.lacks(ctx)
 	switch {
@@ -124,7 +124,7 @@ func (r *Restore) healthy(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// insist does what a machine may not be ready for yet.
+// insist repeats do while the machine is not ready for it.
 func (r *Restore) insist(ctx context.Context, path, name string, do func(context.Context) error) error {
 	r.Say(path, name)
 	return r.wait(ctx, path, name, func(ctx context.Context) (bool, string, error) {
@@ -160,7 +160,7 @@ func (r *Restore) lacks(ctx context.Context) (string, error) {
 func (r *Restore) recoverEtcd(ctx context.Context) error {
 	const path = "restore/recover-etcd"
 	var lost error
-	if !r.Target.Data { // else it was begun before
+	if !r.Target.Data { // else an earlier run has bootstrapped it
 		if err := r.insist(ctx, path, "upload the snapshot to "+r.Target.Node, r.upload); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 		begin := "make " + r.Target.Node + " begin with the snapshot"
 		if err := r.insist(ctx, path, begin, func(ctx context.Context) error {
 			err := r.bootstrap(ctx)
-			if errors.Is(err, cluster.ErrLostAnswer) { // it is done once: then it is only looked at
+			if errors.Is(err, cluster.ErrLostAnswer) { // never repeated: from here on we only watch
 				lost = fault.Prefix(begin, err)
 				r.Say(path, err.Error())
 				return nil
@@ -198,7 +198,7 @@ func (r *Restore) recoverEtcd(ctx context.Context) error {
 	}))
 }
 
-// recovered is etcdRuns before and after: without etcd there is no answer at first.
+// recovered is etcdRuns. Until etcd has been seen running, no answer is no error.
 func (r *Restore) recovered(ctx context.Context) (string, error) {
 	why, err := r.etcdRuns(ctx)
 	if !r.ran {
@@ -240,9 +240,9 @@ func notSingle(node string, others ...string) error {
 		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
 }
 
-// requireSingle refuses where the cluster has other control planes, or may have:
-// they would go on with the etcd that they have. Talos' discovery forgets a machine
-// that is off within half an hour, and knows none where it is switched off.
+// requireSingle refuses if the cluster has other control planes, or may have: they would continue
+// with their own etcd. Talos' discovery forgets a machine that is off within half an hour, and
+// knows none if discovery is switched off.
 func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// lone is a control plane that never gets an etcd.
+// lone is a single control plane that never gets an etcd.
 type lone struct {
 	cluster.Talos
-	early     int // calls that come too early
+	early     int // number of calls that come too early
 	bootstrap error
 	state     string
 
@@ -54,7 +54,7 @@ func (l *lone) note(what string) error {
 	return nil
 }
 
-func TestRestoreThatComesToNothing(t *testing.T) {
+func TestRestoreFails(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "etcd.db")
 	if err := os.WriteFile(file, []byte("db"), 0o600); err != nil {
@@ -70,8 +70,8 @@ func TestRestoreThatComesToNothing(t *testing.T) {
 		"it fails":              {lone{state: "Failed"}, false, []string{"recover db", "bootstrap"}, fault.Failed, "restoring etcd from the snapshot failed: what it told"},
 		"it is too early twice": {lone{state: "Failed", early: 2}, false, []string{"recover db", "bootstrap"}, fault.Failed, "what it told"},
 		"the answer is lost":    {lone{state: "Preparing", bootstrap: cluster.ErrLostAnswer}, false, []string{"recover db", "bootstrap"}, fault.Failed, "gave up after 1m0s; last seen: Preparing: what it told"},
-		"somebody was faster":   {lone{bootstrap: fault.Refusedf("etcd data directory is not empty")}, false, []string{"recover db", "bootstrap"}, fault.Refused, "not empty"},
-		"it was begun before":   {lone{state: "Preparing"}, true, nil, fault.Failed, "gave up"},
+		"etcd has data already": {lone{bootstrap: fault.Refusedf("etcd data directory is not empty")}, false, []string{"recover db", "bootstrap"}, fault.Refused, "not empty"},
+		"bootstrapped before":   {lone{state: "Preparing"}, true, nil, fault.Failed, "gave up"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

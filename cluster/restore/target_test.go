@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 )
 
-// found is the machine that is asked for, with nothing in its data directory of etcd.
+// found is the requested machine, whose etcd data directory is empty.
 type found struct {
 	cluster.Talos
 	*clustertest.Calls
@@ -37,15 +37,15 @@ func TestFindTarget(t *testing.T) {
 		change func(*found)
 		err    string
 	}{
-		"the only control plane":     {func(*found) {}, ""},
-		"a worker":                   {func(f *found) { f.machine.ControlPlane = false }, "is a worker"},
-		"another worker":             {func(f *found) { f.machine.Nodename, f.machine.ControlPlane = "wk1", false }, "10.0.0.11 is wk1"},
-		"another control plane":      {func(f *found) { f.machine.Nodename = "cp2" }, "is not the only control plane: Talos knows cp2"},
-		"one more that is known":     {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},
-		"a node that is not known":   {func(f *found) { f.members = f.members[:1] }, "does not know wk1"},
-		"its machine is not read":    {func(f *found) { f.FailAt = 1 }, "answers at none"},
-		"its members are not told":   {func(f *found) { f.FailAt = 2 }, "can't be told"},
-		"its data are not looked at": {func(f *found) { f.FailAt = 3 }, "look for data of etcd"},
+		"the only control plane":    {func(*found) {}, ""},
+		"a worker":                  {func(f *found) { f.machine.ControlPlane = false }, "is a worker"},
+		"another worker":            {func(f *found) { f.machine.Nodename, f.machine.ControlPlane = "wk1", false }, "10.0.0.11 is wk1"},
+		"another control plane":     {func(f *found) { f.machine.Nodename = "cp2" }, "is not the only control plane: Talos knows cp2"},
+		"a second known one":        {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},
+		"an unknown node":           {func(f *found) { f.members = f.members[:1] }, "does not know wk1"},
+		"the machine is unreadable": {func(f *found) { f.FailAt = 1 }, "answers at none"},
+		"members are unreadable":    {func(f *found) { f.FailAt = 2 }, "can't be told"},
+		"the data are unreadable":   {func(f *found) { f.FailAt = 3 }, "look for data of etcd"},
 	} {
 		f := &found{
 			Calls: &clustertest.Calls{}, machine: cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u"}, Nodename: "cp1", ControlPlane: true},

@@ -13,11 +13,10 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// bootEntryStep sees that an old system disk that came back boots the entry that
-// it booted before. One that was upgraded in place has two, and which of them the
-// boot loader takes is written in the EFI variables, not on the disk
-// (LoaderEntryDefault): the replacement's install has set that to its own entry,
-// and the older one here may go by the same name.
+// bootEntryStep makes sure that a restored system disk boots the same entry as before. A disk that
+// was upgraded in place has two entries. The EFI variable LoaderEntryDefault, not the disk, says
+// which one the boot loader takes: the replacement's install has set it to its own entry, and the
+// older entry on this disk may have the same name.
 func (n *bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	look := func(ctx context.Context) (m cluster.Machine, want string, err error) {
 		mem, err := n.Memory(ctx)
@@ -37,7 +36,7 @@ func (n *bringUp) bootEntryStep(entry func(parking.Memory) string) step.Step {
 				return "", err
 			case want == "":
 				return "it is not known to have more than one", nil
-			case err == nil && m.FromISO: // whose entry may go by the same name
+			case err == nil && m.FromISO: // the ISO's entry may have the same name
 				return "", nil
 			case err == nil && m.UUID == n.Plan.UUID && m.BootEntry == want:
 				return "it booted " + want, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// BlankAnswers begins what is said once a machine has booted into maintenance mode.
+// BlankAnswers starts the message about a machine that has booted into maintenance mode.
 const BlankAnswers = "it is the blank machine that was made"
 
 func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []error {
@@ -47,7 +47,7 @@ func checkBlankDisks(m cluster.Machine, mem parking.Memory, configured bool) []e
 
 var errNoAnswer = errors.New("no answer with the cluster's certificates yet")
 
-// answers is configured; silent says why the machine does not answer yet.
+// answers does the work of configured; silent says why the machine does not answer yet.
 func (n *bringUp) answers(ctx context.Context) (reason string, silent, err error) {
 	reason = "it answers with the cluster's certificates"
 	if n.answered {
@@ -57,7 +57,7 @@ func (n *bringUp) answers(ctx context.Context) (reason string, silent, err error
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("%w: %w", errNoAnswer, err), nil
-	case m.UUID == "": // it has no more to say yet
+	case m.UUID == "": // it does not report its UUID yet
 		return "", errNoAnswer, nil
 	case m.UUID != n.Plan.UUID:
 		return "", nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
@@ -84,12 +84,12 @@ func (n *bringUp) apply(ctx context.Context, disk cluster.MachineDisk, kubernete
 	return err
 }
 
-// awaitBlank waits for the machine in maintenance mode; nil if it has taken its
-// configuration already.
+// awaitBlank waits until the machine is in maintenance mode. It returns nil if the machine already
+// has its configuration.
 func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, err error) {
 	err = n.Watch(ctx, "bring-up/configure", n.OfMachine(n.Plan.Node+" in maintenance mode", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		if reason, err := n.configured(ctx); err != nil || reason != "" {
-			return err == nil, "", wait.Stop(err) // an earlier attempt had applied it
+			return err == nil, "", wait.Stop(err) // an earlier attempt has applied it
 		}
 		m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
 		if err == nil && m.Stage == "maintenance" && m.Ready {
@@ -101,8 +101,8 @@ func (n *bringUp) awaitBlank(ctx context.Context) (blank *cluster.BlankMachine, 
 	return blank, err
 }
 
-// awaitRenewed is awaitBlank once more, with another blank disk, for a machine
-// that may hang because its installation was cut off.
+// awaitRenewed repeats awaitBlank with another blank disk, for a machine that may hang because its
+// installation was interrupted.
 func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent error) (*cluster.BlankMachine, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
@@ -118,19 +118,18 @@ func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent e
 	return n.awaitBlank(ctx)
 }
 
-// checkBlank compares the machine in maintenance mode with what was remembered and is
-// wanted; configured says that it may have had its configuration once.
+// checkBlank compares the machine in maintenance mode with the memory and the wanted build.
+// configured says that the machine may have received a configuration before.
 func (n *bringUp) checkBlank(m cluster.Machine, mem parking.Memory, configured bool) error {
-	if m.UUID != n.Plan.UUID { // then nothing else of it is ours to judge
+	if m.UUID != n.Plan.UUID { // another machine: the rest does not matter
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 	}
 	return errors.Join(append(n.Want.Build.CheckBooted(m.RunningSystem), checkBlankDisks(m, mem, configured)...)...)
 }
 
-// configure waits for the blank machine, makes sure that it is the right one
-// with the right build and the right disks, and only then applies the
-// configuration. If anything differs the VM is stopped and nothing was applied.
+// configure waits for the blank machine, checks its identity, its build and its disks, and only
+// then applies the configuration. If one of them is wrong, it stops the VM and applies nothing.
 func (n *bringUp) configure(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -157,7 +156,7 @@ func (n *bringUp) configure(ctx context.Context) error {
 	if err := n.record.noteStage(ctx, parking.StageConfigured); err != nil {
 		return err
 	}
-	// A machine that has taken its configuration goes on at once, and may not get to answering.
+	// A machine that accepts its configuration proceeds at once, and may never send its answer.
 	lost := n.apply(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
 	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
 		return lost
@@ -171,9 +170,9 @@ func (n *bringUp) configure(ctx context.Context) error {
 	})))
 }
 
-// configured says whether the machine has answered with the cluster's
-// credentials: it has taken its configuration. It reboots soon after that,
-// once Talos is installed, and then nothing answers for a while.
+// configured returns a reason once the machine has answered with the cluster's credentials, that
+// is, once it has its configuration. Soon after that, when Talos is installed, the machine reboots
+// and does not answer for a while.
 func (n *bringUp) configured(ctx context.Context) (string, error) {
 	reason, _, err := n.answers(ctx)
 	return reason, err
@@ -183,7 +182,7 @@ func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.Kubernet
 	return cluster.ConfigPatch{Installer: n.Want.Build.Installer, Disk: disk, Hostname: n.Plan.Node, Kubernetes: kubernetes, Talos: n.Want.Build.TalosVersion}
 }
 
-// stopMismatch switches a machine off that is not what it should be. Its disks are untouched.
+// stopMismatch stops the VM of a machine that failed its check. The disks are untouched.
 func (n *bringUp) stopMismatch(ctx context.Context, mismatch error) error {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err == nil {

@@ -26,9 +26,9 @@ func (r *rebootingMachine) Standing(context.Context, netip.Addr) (cluster.Machin
 	return cluster.MachineStanding{}, errors.New("connection refused")
 }
 
-// TestConfiguredStaysSo: the reboot that ends an installation may come between
-// the last look of configure and the one at its goal.
-func TestConfiguredStaysSo(t *testing.T) {
+// TestConfiguredStaysTrue: the reboot that ends an installation may come between configure's last
+// check and the check of its goal.
+func TestConfiguredStaysTrue(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
@@ -38,8 +38,8 @@ func TestConfiguredStaysSo(t *testing.T) {
 	}
 }
 
-// TestBlankMachineOfAnotherKind: nothing is installed where the image that was
-// booted does not say that it is for this machine, or keys were not enrolled.
+// TestBlankMachineOfAnotherKind: a machine that reports another architecture, platform or Secure
+// Boot state than wanted is refused. What it does not report is not compared.
 func TestBlankMachineOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u1"}, Want: cluster.Wanted{Build: clustertest.WantedBuild()}})
@@ -48,9 +48,9 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		change func(*cluster.Machine)
 		want   string
 	}{
-		"as wanted":       {func(m *cluster.Machine) { m.SecureBoot = new(true) }, ""},
-		"it does not say": {func(m *cluster.Machine) { m.Arch, m.Platform, m.SecureBoot = "", "", nil }, ""},
-		"everything else": {func(m *cluster.Machine) { m.Arch, m.Platform = "arm64", "metal" }, "what it booted is not what is wanted: architecture arm64 → amd64\n" +
+		"as wanted":    {func(m *cluster.Machine) { m.SecureBoot = new(true) }, ""},
+		"not reported": {func(m *cluster.Machine) { m.Arch, m.Platform, m.SecureBoot = "", "", nil }, ""},
+		"all different": {func(m *cluster.Machine) { m.Arch, m.Platform = "arm64", "metal" }, "what it booted is not what is wanted: architecture arm64 → amd64\n" +
 			"what it booted is not what is wanted: platform metal → nocloud\nwhat it booted is not what is wanted: Secure Boot off → on"},
 	} {
 		m := clustertest.InSync()

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// MachineConfigKey is where the journal of a run keeps a node's machine configuration.
+// MachineConfigKey is the journal key of a node's machine configuration.
 func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
 
 const machineConfigKey = "machine-config"
@@ -19,8 +19,8 @@ func (n savedConfig) forget() error {
 	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.Plan.Node)))
 }
 
-// read is the configuration that the node is to get: from the journal, else
-// the user's file; either must be the one that the record tells of.
+// read returns the configuration to apply: from the journal, else from the user's file. Either must
+// match the checksum in the record; without one, the file must be as the plan showed it.
 func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	park, err := n.Parking(ctx)
 	if err != nil && !errors.Is(err, cluster.ErrNotFound) {
@@ -52,13 +52,12 @@ func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
 	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.Plan.Node, damaged), again, n.Plan.Node)
 }
 
-// remember writes the configuration that the node is to get into the
-// journal, and returns its sum for the record: the user's file as the plan has shown
-// it, else what the node runs.
+// remember writes the configuration that the node will get to the journal, and returns its checksum
+// for the record. It is the user's file as the plan showed it, else what the node runs.
 func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
 	var config cluster.Secret
 	found := false
-	if n.Plan.Strategy != cluster.InPlace { // what does not come back from an upgrade in place gets what it had
+	if n.Plan.Strategy != cluster.InPlace { // a failed upgrade in place gets the old configuration back
 		if config, found, err = n.userConfig(ctx); err != nil {
 			return "", err
 		}
@@ -68,7 +67,7 @@ func (n savedConfig) remember(ctx context.Context, kubernetes cluster.Kubernetes
 			return "", fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 		}
 	}
-	// Prove that it can be applied while the node still runs.
+	// While the node still runs, prove that the configuration can be applied.
 	if _, err := n.Maintenance.PatchConfig(config, n.patch(cluster.MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
 		return "", fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
@@ -78,8 +77,8 @@ func (n savedConfig) remember(ctx context.Context, kubernetes cluster.Kubernetes
 	return cluster.ConfigSum(config), nil
 }
 
-// thenForget does what closes the node's record, and deletes its machine configuration
-// from the journal: the node has it again.
+// thenForget returns a function that runs do, which closes the node's record, and then deletes the
+// node's machine configuration from the journal: the node has it again.
 func (n savedConfig) thenForget(do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := do(ctx); err != nil {
@@ -94,15 +93,15 @@ func (n savedConfig) fileMoved(how string) error {
 		"recast plan --explain %s shows what the file would change now; then roll that", n.Plan.Node)
 }
 
-// showed says whether the plan has shown a file that says the same as this one.
+// showed says whether file has the same content as the one that the plan showed.
 func (n savedConfig) showed(file cluster.Secret) bool {
 	planned, _ := n.Plan.ConfigFile.HashOf()
 	is, err := cluster.Text(file)
 	return err == nil && planned == is
 }
 
-// userConfig is the node's file as it is now. It must say what the plan has shown, of a
-// node that runs what the plan has compared it with.
+// userConfig reads the node's file. It refuses if the file, or the configuration that the node
+// runs, has changed since the plan compared them.
 func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
 	if n.roller.MachineConfig != nil {
 		if text, found, err = n.roller.MachineConfig(n.Plan.Node); err != nil {
@@ -134,8 +133,8 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 	return text, true, nil
 }
 
-// runsKubernetes is what the node runs, and runs again when it comes back. A
-// configuration that names a digest alone is trusted to stay as it is.
+// runsKubernetes returns the images that the node runs, and will run again when it is back. An
+// image that is pinned by digest alone is assumed to stay the same.
 func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImages, error) {
 	m, err := n.Talos.KubernetesImages(ctx, n.Plan.Addr)
 	if err != nil {
@@ -147,9 +146,9 @@ func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImag
 	return m.Images, nil
 }
 
-// kubernetesOfOthers is what a machine that was reset is to run, and can't be
-// asked any more: a kubelet of the version that its Node has had last and, on a
-// control plane, what another one runs. Nothing where nobody tells.
+// kubernetesOfOthers returns the images for a machine that was reset and can't be asked: the
+// kubelet version that its Node last reported and, on a control plane, the images of another
+// control plane. An image is "" if nothing reports it.
 func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages) {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()

@@ -49,7 +49,7 @@ func (n reconfigure) again(ctx context.Context) error {
 	}))
 }
 
-// steps bring a machine back that was reset.
+// steps bring back a machine that was reset.
 func (n reconfigure) steps() []step.Step {
 	return []step.Step{
 		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
@@ -71,7 +71,7 @@ func (n reconfigure) lacks(ctx context.Context) (string, error) {
 	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
-// serves is the goal of bringing a machine back: this process has seen it healthy.
+// serves is the goal of steps: this process has seen the machine healthy.
 func (n reconfigure) serves(context.Context) (string, error) {
 	if n.health.settledAt.IsZero() {
 		return "", nil

@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// DrawnSteps are the steps by which a roll of p would go about n, to be listed only: they have no
-// world to ask what is done already.
+// DrawnSteps are the steps of a roll of p for node n, for display only: they can't ask the world
+// what is already done.
 func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.Step, error) {
 	drawn, err := exchangeOf(n)
 	if err != nil {
@@ -26,8 +26,8 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
 }
 
-// exchangeOf is that of the node's VM as it would be remembered now; nil where its
-// strategy has none.
+// exchangeOf returns the exchange of the node's VM as a roll would plan it now; nil if the strategy
+// has no exchange.
 func exchangeOf(n planning.NodePlan) (*exchange.Replace, error) {
 	switch {
 	case n.Resume && n.Found.Parking != nil && n.Found.Parking.Record.Open:

@@ -15,10 +15,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// left is the goal of leaving: no member of that name is left, and the record says
-// whether the data is gone, too. A machine that is off already stays listed, where the
-// others can do without it; the fresh one takes its place by its name (talos
-// internal/app/machined/pkg/system/services/etcd.go).
+// left is the goal of leave: etcd has no member of this name, and the record says whether its data
+// is gone too. A machine that is already off stays a member if etcd is healthy without it: the new
+// machine replaces that member by name (talos internal/app/machined/pkg/system/services/etcd.go).
 func (n *etcdMember) left(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	if err != nil {
@@ -48,8 +47,8 @@ func (n *etcdMember) left(ctx context.Context) (string, error) {
 	return n.Plan.Node + " is off, and etcd goes on without it", nil
 }
 
-// rejoined says whether a node that has left etcd is a member again: Talos joins anew
-// with the next boot, whoever makes the machine reboot.
+// rejoined says whether a node that left etcd is a member again: Talos rejoins etcd on the next
+// boot, whatever caused it.
 func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	switch {
@@ -70,10 +69,10 @@ func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 	return member, err
 }
 
-// leaves says whether the node's vote goes with its system disk.
+// leaves says whether the node loses its etcd data, and so its vote, with its system disk.
 func (n *etcdMember) leaves() bool { return n.Plan.Role == cluster.ControlPlane && !n.Plan.EtcdKept }
 
-// leaveAgain makes a node leave etcd that has joined again, as it was reset on its way out.
+// leaveAgain makes a node leave etcd again if it was reset while it shut down and has rejoined.
 func (n *etcdMember) leaveAgain(ctx context.Context) error {
 	if !n.leaves() {
 		return nil
@@ -84,8 +83,8 @@ func (n *etcdMember) leaveAgain(ctx context.Context) error {
 	return n.leave(ctx)
 }
 
-// staysOut starts a node again that is off while etcd still needs it: it was reset after it had
-// left, and had joined again before it was off. out gives the reason why etcd does without it, or "".
+// staysOut restarts a VM that is off although etcd still needs its member: the VM was reset after
+// it left etcd, and rejoined before it stopped. out returns why etcd does not need it, or "".
 func (n *etcdMember) staysOut(ctx context.Context, vm cluster.VM, id string, out func(context.Context) (string, error)) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error {
 		reason, err := out(ctx)
@@ -111,8 +110,8 @@ func (n *etcdMember) offBeforeItLeft(ctx context.Context) error {
 	return fault.WithHint(err, "start %s in Proxmox and wait until etcd is healthy, then run the same command again; its system disk holds data that etcd needs", vm)
 }
 
-// leave makes the node leave etcd while the others can still agree to it:
-// its data goes with the system disk, and a member without data is a vote lost.
+// leave removes the node from etcd while the other members can still agree to that: its data is
+// lost with the system disk, and a member without data is a lost vote.
 func (n *etcdMember) leave(ctx context.Context) error {
 	off, err := n.eviction.isOff(ctx)
 	switch {
@@ -128,7 +127,7 @@ func (n *etcdMember) leave(ctx context.Context) error {
 	})
 	switch {
 	case err != nil && serves:
-		return rolling.Final(errors.Join(err, n.eviction.backOut(ctx))) // it goes on
+		return rolling.Final(errors.Join(err, n.eviction.backOut(ctx))) // the node keeps serving
 	case err != nil:
 		return err
 	}
@@ -162,9 +161,9 @@ func (n *etcdMember) leave(ctx context.Context) error {
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Left = true })
 }
 
-// mayLeave refuses where the others could not go on without the node, or who it
-// is is not proven; serves says that it goes on as a member then. member says
-// whether it is one at all.
+// mayLeave refuses if etcd is not healthy without the node, or if the node's identity is not
+// proven. member says whether the node is a member. serves says that it keeps serving if it is
+// refused.
 func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err error) {
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd(), n.Plan.Node)
 	if err != nil {
@@ -184,10 +183,10 @@ func (n *etcdMember) mayLeave(ctx context.Context) (member, serves bool, err err
 	return member, true, nil
 }
 
-// emptied says whether the data of the member that is gone is gone, too. Talos
-// removes the member, stops etcd and empties its directory, and answers then; a
-// call that is cut off may end in between (LeaveCluster in internal/pkg/etcd/etcd.go).
-// What a removed member leaves never joins again: that disk is no way back.
+// emptied says whether the data of the removed member is gone too. Talos removes the member, stops
+// etcd, empties its directory, and then answers; an interrupted call may end in between
+// (LeaveCluster in internal/pkg/etcd/etcd.go). The data of a removed member can never rejoin, so a
+// disk that has it can't be rolled back to.
 func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	const id = "take-down/leave-etcd"
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
@@ -204,7 +203,7 @@ func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	return err == nil, err
 }
 
-// learnerStill is a member that does not vote yet.
+// learnerStill is what lacks returns for a member that does not vote yet.
 const learnerStill = "its etcd member is a learner still"
 
 // lacks names what the node's own member still lacks after the roll.
@@ -235,8 +234,8 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 	return "", nil
 }
 
-// blame adds to a wait for a control plane that was in vain what etcd lacks:
-// the machine itself only says that it is not ready.
+// blame adds to a timed-out wait for a control plane what etcd lacks: the machine itself only says
+// that it is not ready.
 func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	if !errors.Is(waited, context.DeadlineExceeded) || ctx.Err() != nil {
 		return waited
@@ -265,7 +264,7 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	return waited
 }
 
-// remember notes which member the node is, to know it again.
+// remember notes which member the node is, to recognize it later.
 func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
@@ -289,5 +288,5 @@ func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 // etcdMember is the membership of a control plane in etcd.
 type etcdMember struct {
 	*node
-	outOfIt bool // etcd was seen without it during its take-down
+	outOfIt bool // etcd was seen without this member during the take-down
 }

@@ -52,7 +52,7 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.Attach
 	return k.attached, k.call("attached")
 }
 
-// bootedTalos is a machine in its boot b1.
+// bootedTalos is a machine whose boot ID is b1.
 type bootedTalos struct{ cluster.Talos }
 
 func (bootedTalos) Identity(context.Context, netip.Addr) (cluster.MachineIdentity, error) {
@@ -70,14 +70,14 @@ func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VMState, 
 	return cluster.VMState{ID: id, Running: true}, nil
 }
 
-// drainedNode is wk1, wanted with build "new", and its API.
+// drainedNode is the node wk1, whose wanted build is "new".
 func drainedNode(k *drainedKube) *node {
 	r := &Roller{Roll: &rolling.Roll{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
 	return r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, Want: cluster.Wanted{Build: cluster.Build{ID: "new"}}})
 }
 
-// TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: a drain that fails once the
-// other system is installed leaves the node cordoned, for its mark tells of it.
+// TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem: if a drain fails after the new system is
+// installed, the node stays cordoned, because only its mark says so.
 func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 	t.Parallel()
 	begun := cluster.Mark{Run: "r1", Strategy: cluster.InPlace, Build: "new", BootID: "b1"}
@@ -109,7 +109,7 @@ func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 	}
 }
 
-// TestEvictBacksOutOfACordon: one that fails may have been made all the same.
+// TestEvictBacksOutOfACordon: a cordon that failed may still have taken effect.
 func TestEvictBacksOutOfACordon(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -132,14 +132,14 @@ func TestEvictBacksOutOfACordon(t *testing.T) {
 	}
 }
 
-// TestAwaitDetached: volumes of pods that a drain leaves on purpose are not waited for.
+// TestAwaitDetached: we don't wait for volumes of pods that a drain leaves in place.
 func TestAwaitDetached(t *testing.T) {
 	t.Parallel()
 	stays := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Claim: "csi/agent", Driver: "csi.example.com", User: "DaemonSet pod csi/agent-x"}
 	goes := cluster.AttachedVolume{Attachment: "csi-2b", Volume: "pv-2", Claim: "shop/data", Driver: "csi.example.com"}
 	for name, c := range map[string]struct {
 		attached []cluster.AttachedVolume
-		want     string // "": it is not waited
+		want     string // "": there is no wait
 	}{
 		"none":        {nil, ""},
 		"one stays":   {[]cluster.AttachedVolume{stays}, ""},
@@ -157,8 +157,8 @@ func TestAwaitDetached(t *testing.T) {
 	}
 }
 
-// TestDisksStay names the pod that keeps a disk, and only for what no pod keeps
-// says that its driver lost track.
+// TestDisksStay: the hint names the pod that uses a disk, and blames the driver only for disks that
+// no pod uses.
 func TestDisksStay(t *testing.T) {
 	t.Parallel()
 	used := cluster.AttachedVolume{Attachment: "csi-1a", Volume: "pvc-0b5f", Driver: "csi.proxmox.sinextra.dev", Handle: "cluster-1/pve1/fast/vm-9999-pvc-0b5f", User: "DaemonSet pod csi/agent-x"}
@@ -172,12 +172,12 @@ func TestDisksStay(t *testing.T) {
 		keep     bool
 		lost     bool
 	}{
-		"nobody's":            {nil, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
-		"a DaemonSet's":       {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, false},
-		"in a file":           {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")}, true, false},
-		"one of each":         {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi6", "fast:vm-9999-pvc-77"), disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, true},
-		"of another storage":  {[]cluster.AttachedVolume{other}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
-		"of who goes as told": {[]cluster.AttachedVolume{{Handle: used.Handle}}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"used by no pod":     {nil, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"a DaemonSet's":      {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, false},
+		"in a file":          {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi7", "fast:9999/vm-9999-pvc-0b5f.raw")}, true, false},
+		"one of each":        {[]cluster.AttachedVolume{used}, []cluster.Disk{disk("scsi6", "fast:vm-9999-pvc-77"), disk("scsi7", "fast:vm-9999-pvc-0b5f")}, true, true},
+		"of another storage": {[]cluster.AttachedVolume{other}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
+		"of a drained pod":   {[]cluster.AttachedVolume{{Handle: used.Handle}}, []cluster.Disk{disk("scsi7", "fast:vm-9999-pvc-0b5f")}, false, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

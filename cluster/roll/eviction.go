@@ -16,8 +16,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// awaitDetached waits until Kubernetes counts no volume as attached to the node
-// but those of pods that a drain leaves there, which never go.
+// awaitDetached waits until Kubernetes counts no volume as attached to the node, except those of
+// pods that a drain leaves in place: these are never detached.
 func (n eviction) awaitDetached(ctx context.Context, id string, within time.Duration) error {
 	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.WatchDetached}}, func(ctx context.Context) (bool, string, error) {
 		volumes, err := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
@@ -36,9 +36,9 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 	return err
 }
 
-// awaitDisksGone waits until the VM has none but the disks that it is remembered
-// with: stopped now, it would be recreated without the others, or take along what a
-// pod writes to elsewhere by now.
+// awaitDisksGone waits until the VM has only the disks that were remembered. If it were stopped
+// now, it would be recreated without the others, or it would keep a disk that a pod already writes
+// to on another node.
 func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Memory, within time.Duration) error {
 	var foreign []cluster.Disk
 	err := n.Wait(ctx, id, fmt.Sprintf("disks of pods to leave VM %d", n.Plan.VMID), within, func(ctx context.Context) (bool, string, error) {
@@ -55,8 +55,8 @@ func (n eviction) awaitDisksGone(ctx context.Context, id string, mem parking.Mem
 	return err
 }
 
-// disksStay says what to do about disks of pods that a VM still has: a pod that a
-// drain leaves uses them, or nobody does.
+// disksStay adds hints about pods' disks that the VM still has. Either a pod that a drain leaves in
+// place uses such a disk, or no pod does.
 func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err error) error {
 	volumes, lost := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 	if lost != nil {
@@ -81,10 +81,10 @@ func (n eviction) disksStay(ctx context.Context, foreign []cluster.Disk, err err
 
 func (n eviction) drain(ctx context.Context) error {
 	if off, err := n.isOff(ctx); err != nil || off {
-		return err // nothing runs there any more, and no kubelet would tell of an end
+		return err // nothing runs there, and no kubelet would report that a pod ended
 	}
 	if parked, err := n.systemParked(ctx); err != nil || parked {
-		return err // somebody has started what is left of it; the only control plane's API went with that disk
+		return err // the VM was started without that disk; without it a single control plane has no API
 	}
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -96,17 +96,17 @@ func (n eviction) drain(ctx context.Context) error {
 		if err := n.awaitDisksGone(ctx, id, mem, max(n.Timing.Poll, time.Until(by))); err != nil {
 			return err
 		}
-		return n.gate.Losses.Require(ctx) // nothing can be bound to it any more
+		return n.gate.Losses.Require(ctx) // no pod or volume can be bound to the node any more
 	}
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
 
-// evict cordons the node and empties it of pods and of their volumes, for which
-// empty may wait longer. If that fails and the roll goes on living, backOut leaves
-// the node as it was.
+// evict cordons and drains the node, then waits until its volumes are detached; empty may wait for
+// more. If that fails, backOut puts the node back into service, unless the run was cancelled or has
+// lost its claim.
 func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.gate.Identity.RequireOneMachine)
-	if err == nil { // a cordon that fails may have been made all the same
+	if err == nil { // a failed cordon may still have taken effect
 		err = fault.Prefix("cordon "+n.Plan.Node, n.Repeat(ctx, id, rolling.RepeatBefore, func(ctx context.Context) error { return n.Kube.Cordon(ctx, n.Plan.Node, why) }))
 	}
 	if err == nil {
@@ -115,7 +115,7 @@ func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty 
 			if _, notBegun := errors.AsType[*cluster.UnprovenError](err); notBegun {
 				return err
 			}
-			return rolling.Final(err) // it has been patient for as long as a drain may take
+			return rolling.Final(err) // it has waited as long as a drain may take
 		})
 	}
 	by := time.Now().Add(n.Timing.Drain)
@@ -134,9 +134,9 @@ func (n eviction) evict(ctx context.Context, id string, why cluster.Mark, empty 
 	return fault.Prefix("drain "+n.Plan.Node, err)
 }
 
-// backOut leaves a node that could not be drained as it was: it still runs, with
-// all its disks, so a cordon of ours must not outlive the failure, nor a record
-// that says it is out. A record that a disk needs to get back stays open.
+// backOut undoes the preparations on a node that could not be drained. The node still runs with all
+// its disks, so neither our cordon nor an open record may remain. A record that is needed to return
+// a parked disk stays open.
 func (n eviction) backOut(ctx context.Context) error {
 	park, err := n.Parking(ctx)
 	if err != nil {
@@ -155,7 +155,7 @@ func (n eviction) backOut(ctx context.Context) error {
 	return n.savedConfig.forget()
 }
 
-// takesPods takes our cordon back. A Node that somebody deleted has none.
+// takesPods removes our cordon. A deleted Node has none.
 func (n eviction) takesPods(ctx context.Context) error {
 	err := n.Kube.Uncordon(ctx, n.Plan.Node)
 	if err == nil || errors.Is(err, cluster.ErrNotFound) {
@@ -164,8 +164,8 @@ func (n eviction) takesPods(ctx context.Context) error {
 	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.Plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.Plan.Node)
 }
 
-// systemParked says whether the node's system disk is parked, so that whatever runs
-// in its VM is not the node. No disk is taken from a VM that runs.
+// systemParked says whether the node's system disk is parked. Then whatever runs in the VM is not
+// the node: a disk is never taken from a running VM.
 func (n eviction) systemParked(ctx context.Context) (bool, error) {
 	park, err := n.Parking(ctx)
 	if err != nil {

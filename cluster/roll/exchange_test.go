@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// leaves are the IDs of the steps that do something, in order.
+// leaves returns the IDs of the steps without substeps, in order.
 func leaves(t *testing.T, list []step.Step) (ids []string) {
 	t.Helper()
 	for _, s := range list {
@@ -29,11 +29,11 @@ func leaves(t *testing.T, list []step.Step) (ids []string) {
 	return ids
 }
 
-// TestExchangeAloneIsThatOfARoll: what the contract suite and the matrix run of an exchange, without
-// a node around it, is what a roll runs of it, step by step in the same order.
+// TestExchangeAloneIsThatOfARoll: the contract suite and the matrix run an exchange without a node
+// around it. A roll runs the same steps in the same order.
 func TestExchangeAloneIsThatOfARoll(t *testing.T) {
 	t.Parallel()
-	alone := []string{"gate", "keep-firewall", "keep-off"} // which a roll does as it remembers and stops the node
+	alone := []string{"gate", "keep-firewall", "keep-off"} // a roll does these when it remembers and stops the node
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.PutBack} {
 		t.Run(string(strategy), func(t *testing.T) {
 			t.Parallel()

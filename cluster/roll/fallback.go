@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// step reimages a node that did not come back, and then fails: the node
-// serves again, but it is not what was wanted.
+// step reimages a node that did not come back from its upgrade, and then fails: the node serves
+// again, but not with the wanted build.
 func (n fallback) step() step.Step {
 	return step.Step{
 		ID: "fallback", Title: "install the build that it had on a blank system disk", Risk: step.Destructive,
@@ -47,7 +47,7 @@ func (n fallback) step() step.Step {
 	}
 }
 
-// remember is what a reimage will need, read while the machine can still be asked.
+// remember saves what a reimage would need, while the machine can still be asked.
 func (n fallback) remember(ctx context.Context) error {
 	kubernetes, err := n.savedConfig.runsKubernetes(ctx)
 	if err != nil {

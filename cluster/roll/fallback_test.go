@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
-// TestWayBackIsPublished: what a node is upgraded to in place is what the failure of
-// the next upgrade would reimage it to.
-func TestWayBackIsPublished(t *testing.T) {
+// TestFallbackISOIsPublished: if a later upgrade in place fails, the node is reimaged to the build
+// that this upgrade installs, so the ISO of that build must be published.
+func TestFallbackISOIsPublished(t *testing.T) {
 	t.Parallel()
 	for policy, want := range map[cluster.BootFailure]int{cluster.StopOnBootFailure: 0, cluster.RollbackOnBootFailure: 0, cluster.ReimageOnBootFailure: 1} {
 		wanted, o := observetest.World()

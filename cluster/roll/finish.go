@@ -20,8 +20,8 @@ func (n finish) kept(ctx context.Context) (string, error) {
 	return fmt.Sprintf("the old system disk is on %s", park.VM), nil
 }
 
-// steps put back what was taken away for the time of the roll, and close
-// the record last: until then the replacement is unfinished.
+// steps restore what was changed for the roll, and then close the record: until then the
+// replacement is unfinished.
 func (n finish) steps(ctx context.Context) ([]step.Step, error) {
 	r, err := n.record.read(ctx)
 	if err != nil {
@@ -42,7 +42,7 @@ func (n finish) uncordon(ctx context.Context) error {
 	return fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node))
 }
 
-// uncordoned is so once the mark is gone: somebody else's cordon stays.
+// uncordoned holds once our mark is removed: a cordon by someone else stays.
 func (n finish) uncordoned(ctx context.Context) (string, error) {
 	k, err := n.KubeNode(ctx)
 	switch {
@@ -56,9 +56,9 @@ func (n finish) uncordoned(ctx context.Context) (string, error) {
 	return "it takes pods", nil
 }
 
-// restoreMetadata gives a Node back what people had put on it, if it is another
-// object than before: a person or a cloud controller deleted that, and the kubelet
-// registered anew. On the same one whatever changed meanwhile was changed on purpose.
+// restoreMetadata restores the metadata that users had set, if the Node is a new object: a person
+// or a cloud controller deleted the old one, and the kubelet registered again. On the same object,
+// every later change was intentional and stays.
 func (n finish) restoreMetadata(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -74,8 +74,8 @@ func (n finish) restoreMetadata(ctx context.Context) error {
 	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }
 
-// free frees a superseded disk. The node is healthy, so one that can't be freed
-// does not fail its roll: it stays for recast prune.
+// free frees a superseded disk. If that fails, the roll goes on, because the node is healthy: the
+// disk stays for recast prune.
 func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) error {
 	err := ref.Free(ctx, n.Proxmox, func(ctx context.Context) ([]cluster.Use, error) {
 		vms, err := n.Proxmox.VMs(ctx)
@@ -94,7 +94,7 @@ func (n finish) free(ctx context.Context, ref exchange.KeptRef, path string) err
 	return nil
 }
 
-// freeSteps free what the plan showed, once the record of the replacement is closed.
+// freeSteps free the disks that the plan showed, once the record of the replacement is closed.
 func (n finish) freeSteps(path string) []step.Step {
 	var steps []step.Step
 	for _, f := range n.Plan.Frees {

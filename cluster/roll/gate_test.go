@@ -51,7 +51,7 @@ func TestGateRows(t *testing.T) {
 	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()))
 }
 
-// gateCalls are by the name that rows have for them.
+// gateCalls are the calls by the name that rows use.
 var gateCalls = map[string]rollingtest.Call{
 	"may leave": {Do: func(s *scene, ctx context.Context) error { _, _, err := nodeOf(s).etcd.mayLeave(ctx); return err }, Ready: asCP, Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
 	"record": {Do: func(s *scene, ctx context.Context) error {
@@ -76,22 +76,22 @@ var gateCalls = map[string]rollingtest.Call{
 	}, Ready: all(asCP, begun, swapped, joined), Done: "forfeit\nleave", Deaf: []string{"Identity", "EtcdMembers", "EtcdStatus"}},
 	"is out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
-			return told(n.putBack.replacementOut(ctx, r))
+			return reasonAsError(n.putBack.replacementOut(ctx, r))
 		})
 	}, Ready: all(asCP, begun, swapped, joined), Deaf: []string{"EtcdMembers", "EtcdStatus"}},
 	"back out": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.backOut(ctx) }, Ready: begun, Done: "uncordon\nset 9900 map[description:record protection:1] delete []"},
 	"drain":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).eviction.drain(ctx) }, Ready: begun, Done: "cordon\ndrain", Deaf: []string{"Identity", "VM", "Machine", "AttachedVolumes"}},
 	"uncordon": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).finish.uncordon(ctx) }, Ready: begun, Done: "uncordon"},
-	"down":     {Do: func(s *scene, ctx context.Context) error { return told(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
+	"down":     {Do: func(s *scene, ctx context.Context) error { return reasonAsError(nodeOf(s).takeDown.done(ctx)) }, Ready: begun},
 	"hooks":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).hookPoints.before()[0].Do(ctx) }},
 	"prove":    {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).recall.proveReplace(ctx, s.Mem, *s.Rec) }, Ready: begun},
 	"reboot":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {Do: func(s *scene, ctx context.Context) error {
-		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("in vain"))
+		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("timed out"))
 	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 }
 
-// nodeOf is the scene's node, with its file and one hook where the scene has them.
+// nodeOf returns the scene's node with one hook, and with its configuration file if it has one.
 func nodeOf(s *scene) *node {
 	r := &Roller{Roll: s.Roll, Files: sceneFiles{}, Commands: sceneCommands{px: s.PX}}
 	if s.Plan.ConfigFile != nil || s.Config["file"] != nil {
@@ -122,7 +122,7 @@ func (sceneFiles) Files(context.Context, netip.Addr, string, func(context.Contex
 
 const started = "set 9900 map[description:record protection:1] delete []\nstart 101\nset 9900 map[description:record protection:1] delete []"
 
-func told(why string, err error) error {
+func reasonAsError(why string, err error) error {
 	if err == nil && why != "" {
 		return errors.New("said " + why)
 	}
@@ -138,7 +138,7 @@ func replaced(s *scene, ctx context.Context, do func(context.Context, *node, *ex
 	return do(ctx, n, r)
 }
 
-// etcdRows are about a control plane's part in etcd.
+// etcdRows test the membership of a control plane in etcd.
 func etcdRows() []row {
 	without := func(name string) func(*scene) {
 		return func(s *scene) {
@@ -157,10 +157,10 @@ func etcdRows() []row {
 		return func(s *scene) { s.Status[addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
 	}
 	silentMembers := fails("EtcdMembers", cluster.ErrNotNow)
-	gone := all(without("cp1"), mute)
+	left := all(without("cp1"), mute)
 	return []row{
 		{Do: "may leave", Change: dead, Err: "etcd must be healthy for cp1 to leave it"},
-		{Do: "may leave", Change: all(gone, dead)},
+		{Do: "may leave", Change: all(left, dead)},
 		{Do: "may leave", Change: silentMembers, Err: "no answer just now"},
 		{Do: "may leave", Change: twins, Err: "etcd has two members named cp1"},
 		{Do: "may leave", Change: runs(7), Err: "but is not what runs on 10.0.0.11"},
@@ -182,7 +182,7 @@ func etcdRows() []row {
 	}
 }
 
-// identityRows are about whose name a node has.
+// identityRows test that a node's name belongs to its machine.
 func identityRows() []row {
 	other := onNode("wk1", func(k *cluster.KubeNode) { k.UUID = "v" })
 	return []row{
@@ -194,7 +194,7 @@ func identityRows() []row {
 	}
 }
 
-// lossRows are about data that goes with a system disk.
+// lossRows test data that would be lost with a system disk.
 func lossRows() []row {
 	const lost = "would be lost"
 	return []row{
@@ -203,7 +203,7 @@ func lossRows() []row {
 	}
 }
 
-// configRows are about the machine that is given a configuration, and about that.
+// configRows test the machine that gets a configuration, and the configuration.
 func configRows() []row {
 	labelled := func(devices ...string) func(*scene) {
 		return func(s *scene) {
@@ -256,7 +256,7 @@ func configRows() []row {
 	}
 }
 
-// otherRows are about the VM, its record and the hooks.
+// otherRows test the VM, its record and the hooks.
 func otherRows() []row {
 	record := func(change func(*parking.Record)) func(*scene) { return func(s *scene) { change(s.Rec) } }
 	return []row{

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// healthy is the goal of waiting: the machine runs the wanted build from its
-// own disk with every volume back, and Kubernetes has seen this very boot.
+// healthy is the goal of waitHealthy: the machine runs the wanted build from its own disk with
+// every volume back, and Kubernetes has seen this boot.
 func (n *health) healthy(ctx context.Context) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -24,7 +24,7 @@ func (n *health) healthy(ctx context.Context) (string, error) {
 	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) })
 }
 
-// inVain adds what can be done about a machine that was waited for in vain.
+// inVain adds a hint to the error of a wait that timed out.
 func (n *health) inVain(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.installs() {
 		return err
@@ -80,9 +80,9 @@ func (n *health) lacks(ctx context.Context, mem parking.Memory) (string, error) 
 	return rolling.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
-// lacksPlace says which persistent volume is on another disk than before. A disk that
-// can't be told any more, because pods have got disks of the same size, is none: a
-// blank machine has shown all of them, and a disk that does not move is in its place.
+// lacksPlace says which persistent volume is on another disk than before. It skips a disk that
+// can't be identified because pods have disks of the same size: checkBlank has already found a
+// moved disk in its place, and a disk that was not moved is still in its place.
 func (n *health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
@@ -99,7 +99,7 @@ func (n *health) lacksPlace(m cluster.Machine, mem parking.Memory) string {
 	return ""
 }
 
-// lacksSystem compares what the machine booted, and from where, with what it should.
+// lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
 func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if n.Plan.Strategy == cluster.PutBack || n.Plan.Strategy == cluster.Rollback {
 		if n.Plan.Strategy == cluster.Rollback && m.Schematic.LockHash() != n.Plan.Restore.Build {
@@ -113,7 +113,7 @@ func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if reasons := cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
 	}
-	if m.FromISO { // however healthy: a disk on which the installer failed counts as the system disk, too
+	if m.FromISO { // even if healthy: a disk on which the installer failed is reported as the system disk too
 		return "it runs from its boot ISO still, not from its new disk"
 	}
 	if !n.runsFromIts(m, mem) {
@@ -122,7 +122,7 @@ func (n *health) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	return ""
 }
 
-// runsFromIts says whether the machine's system disk is the one that it is to have.
+// runsFromIts says whether the machine runs from the system disk that it should have.
 func (n *health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	vm := n.vmToBe(mem)
 	drives, err := vm.Bootable()
@@ -133,9 +133,9 @@ func (n *health) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
 	return len(disks) == 1 && disks[0].Device == m.SystemDisk
 }
 
-// sentBack ends the wait for a machine that is in maintenance mode again. Where
-// an installation fails, machined ends with it, and the machine boots its ISO
-// anew, without a configuration (main.go in machined).
+// sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails,
+// machined exits, and the machine boots its ISO again without a configuration (main.go in
+// machined).
 func (n *health) sentBack(ctx context.Context, silent error) error {
 	if silent == nil || !n.installs() || ctx.Err() != nil {
 		return silent
@@ -150,11 +150,11 @@ func (n *health) sentBack(ctx context.Context, silent error) error {
 		n.Plan.VMID, n.Plan.Node))
 }
 
-// settle waits until the node has lacked nothing for the settling time. A
-// node that came back as its old system ends it.
+// settle waits until the node has lacked nothing for the settling time. A node that came back as
+// its old system ends the wait.
 func (n *health) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
-	watched := true     // what it lacks is something that a watch tells of
+	watched := true     // a watch reports when what it lacks changes
 	w := wait.For{
 		Name: fmt.Sprintf("%s healthy for %s", n.Plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
 		Watches: []wait.Watch{n.WatchMachine, n.WatchNode},
@@ -189,9 +189,9 @@ func (n *health) settle(ctx context.Context, id string, within time.Duration, la
 	return n.etcd.blame(ctx, err)
 }
 
-// settled is the goal of settle: this process has seen the node settle, however
-// healthy it looks, and has seen nothing missing since. A reading that fails takes
-// nothing back.
+// settled is the goal of settle: this process has seen the node settle, and has seen nothing
+// missing since. That the node looks healthy now is not enough. A failed read does not revoke the
+// result.
 func (n *health) settled(ctx context.Context, lacks func(context.Context) (string, error)) (string, error) {
 	switch {
 	case n.settledAt.IsZero():
@@ -205,7 +205,7 @@ func (n *health) settled(ctx context.Context, lacks func(context.Context) (strin
 	return n.isHealthy(), nil
 }
 
-// vmToBe is the VM that is being brought up.
+// vmToBe is the VM as it will be once it is up.
 func (n *health) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.Plan.Strategy {
 	case cluster.Recreate, cluster.Reimage:
@@ -224,7 +224,7 @@ func (n *health) waitHealthy(ctx context.Context) error {
 	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
 }
 
-// health is whether the node runs what is wanted, and Kubernetes has seen it.
+// health checks that the node runs what is wanted, and that Kubernetes has seen it.
 type health struct {
 	*node
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet

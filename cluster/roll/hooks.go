@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// The IDs of the steps that run hooks. Those of a batch stand beside its nodes,
-// and have an underscore, which no name of a node has.
+// The IDs of the steps that run hooks. The steps of a batch are siblings of its nodes; their IDs
+// have an underscore, which a node name can't have.
 const (
 	hooksBefore      = "run-hooks"
 	hooksAfter       = "run-hooks-again"
@@ -22,8 +22,8 @@ const (
 	hooksAfterBatch  = "hooks_after"
 )
 
-// before is the step right before the last look: the node has the gates'
-// leave by then. A hook of a node that stays where it is would have no counterpart.
+// before returns the step right before the final gate check; the user's gates have already passed.
+// A node that is never taken out runs no hooks.
 func (n hookPoints) before() []step.Step {
 	if n.staysIn() {
 		return nil
@@ -39,7 +39,7 @@ func (n hookPoints) before() []step.Step {
 	for i, s := range steps {
 		steps[i].Do = func(ctx context.Context) error {
 			if err := n.gate.RequireUnpaused(ctx); err != nil {
-				return err // the last look would say so as well, with the hooks run for nothing
+				return err // the final gate check refuses this too, but the hooks would have run for nothing
 			}
 			return s.Do(ctx)
 		}
@@ -47,9 +47,9 @@ func (n hookPoints) before() []step.Step {
 	return yielding(steps)
 }
 
-// after is the step behind a node that is back: the gates are asked after it,
-// because a hook may undo what keeps them from holding, such as a flag of Ceph.
-// It does not yield, as the next run would not run it for a node that is done.
+// after returns the step for a node that is back. It comes before the user's gates are asked,
+// because a hook may clear what keeps them closed, such as a Ceph flag. It does not yield, because
+// the next run would not run it for a node that is done.
 func (n hookPoints) after() []step.Step {
 	if n.staysIn() {
 		return nil
@@ -63,8 +63,8 @@ func (n hookPoints) after() []step.Step {
 		})
 }
 
-// batchLeftOpen is the error of a node that is done, with a hint where that may
-// have been the last of its batch: then no run comes to the hooks after that.
+// batchLeftOpen adds a hint to the error of a node that is done. The node may have been the last of
+// its batch, and then no later run runs the hooks after the batch.
 func (n hookPoints) batchLeftOpen(err error) error {
 	if err == nil || len(n.hooks.AfterBatch) == 0 {
 		return err
@@ -73,7 +73,7 @@ func (n hookPoints) batchLeftOpen(err error) error {
 	return fault.WithHint(err, "the hooks after the batch %s were not run, and the next run runs them only if it still has a node to roll in it: else do by hand what they had to do", phase)
 }
 
-// staysIn says whether the node is only cleared up behind, and never was out.
+// staysIn says whether the node is only cleaned up, and was never taken out.
 func (n hookPoints) staysIn() bool { return n.userGates.isTidied() && !n.userGates.wasCordoned() }
 
 func yielding(steps []step.Step) []step.Step {
@@ -91,7 +91,7 @@ func (n hookPoints) call(p cluster.HookPoint, id string) hook.Call {
 	}
 }
 
-// env is what hooks are told of the node; "" of what is not known.
+// env describes the node to hooks; an unknown value is "".
 func (n hookPoints) env(p cluster.HookPoint) []string {
 	build, talos := n.Want.Build.ID, n.Want.Build.TalosVersion
 	switch n.Plan.Strategy {
@@ -112,7 +112,7 @@ func (n hookPoints) env(p cluster.HookPoint) []string {
 	return append(env, outcomeEnv(p)...)
 }
 
-// withBatchHooks puts the hooks of a batch before and behind its nodes.
+// withBatchHooks puts the hooks of a batch before and after its nodes.
 func (r *Roller) withBatchHooks(p planning.Plan, b planning.Batch, steps []step.Step) []step.Step {
 	phase := b.Phase
 	call := func(point cluster.HookPoint, id string) hook.Call {
@@ -135,7 +135,7 @@ func (r *Roller) withBatchHooks(p planning.Plan, b planning.Batch, steps []step.
 			return hook.FailedAfter(err, "recast roll goes on with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
 		})
 	for i := range after {
-		after[i].Closes = true // nobody else would undo what the hooks before the batch have done
+		after[i].Closes = true // nothing else undoes what the hooks before the batch did
 	}
 	return append(append(yielding(before), steps...), after...)
 }
@@ -144,7 +144,7 @@ func (r *Roller) runEnv(batch planning.Phase) []string {
 	return []string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.Run, "RECAST_BATCH=" + string(batch)}
 }
 
-// outcomeEnv is for hooks behind a node or a batch: they run where that is done, and nowhere else.
+// outcomeEnv is for the hooks after a node or a batch: they run only if it is done.
 func outcomeEnv(p cluster.HookPoint) []string {
 	if p == cluster.AfterNode || p == cluster.AfterBatch {
 		return []string{"RECAST_OUTCOME=done"}
@@ -152,7 +152,7 @@ func outcomeEnv(p cluster.HookPoint) []string {
 	return nil
 }
 
-// keepHook writes how a hook fared to the journal, and tells the report.
+// keepHook writes the result of a hook to the journal, and passes it to the report.
 func (r *Roller) keepHook(key string) func(hook.HookRun, int) error {
 	return func(run hook.HookRun, i int) error {
 		if r.Hooked != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// TestSettledTakesBack: what shows that another system runs takes back that a node
-// has settled; a reading that fails does not.
-func TestSettledTakesBack(t *testing.T) {
+// TestSettledIsRevoked: a sign that another system runs revokes that a node has settled; a failed
+// read does not.
+func TestSettledIsRevoked(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		just  bool // the wait has just ended
@@ -46,7 +46,7 @@ func TestSettledTakesBack(t *testing.T) {
 	}
 }
 
-// configuredMachine is one in maintenance mode that answers so to a configuration.
+// configuredMachine is a machine in maintenance mode that answers a configuration with answer.
 type configuredMachine struct {
 	cluster.Maintenance
 	answer error
@@ -67,7 +67,8 @@ func (keptConfig) Get(string, any) (bool, error) { return false, nil }
 
 func (keptConfig) Secret(string) ([]byte, bool, error) { return []byte("machine: {}"), true, nil }
 
-// TestApplyHints: that a machine waits for a configuration is only said where it has refused one.
+// TestApplyHints: the hint that a machine waits for a configuration is given only if it has refused
+// one.
 func TestApplyHints(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -25,15 +25,15 @@ func (c *countedTalos) Booted(context.Context, netip.Addr) (cluster.BootedMachin
 	return c.machine, nil
 }
 
-// markedNode is a Node without a mark.
-type markedNode struct{ cluster.Kube }
+// unmarkedNode is a Node without a mark.
+type unmarkedNode struct{ cluster.Kube }
 
-func (markedNode) Node(context.Context, string) (cluster.KubeNode, error) {
+func (unmarkedNode) Node(context.Context, string) (cluster.KubeNode, error) {
 	return cluster.KubeNode{Name: "wk1"}, nil
 }
 
-// TestRunsWantedIsSeenOnce: that a machine runs what is wanted is not looked at
-// twice in a row; that it does not is, for the next look may be after a change.
+// TestRunsWantedIsSeenOnce: a positive result is reused for a moment; a negative one is not,
+// because the next check may follow a change.
 func TestRunsWantedIsSeenOnce(t *testing.T) {
 	t.Parallel()
 	b := clustertest.WantedBuild()
@@ -54,7 +54,7 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				machine := &countedTalos{machine: c.machine}
-				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: markedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
+				r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) ([]cluster.LockedExtension, bool) { return nil, false }}
 				n := r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})
 				for range 2 {
 					if reason, err := n.upgrade.runsWanted(t.Context()); err != nil || (reason != "") != c.want {

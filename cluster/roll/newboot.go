@@ -21,9 +21,9 @@ func (n *newBoot) healthy(ctx context.Context) (string, error) {
 	return n.health.settled(ctx, n.lacks)
 }
 
-// waitHealthy ends well, or with a node that came back as its old system
-// (by itself: that build is never tried in place again), or at our own boot
-// deadline: Talos' automatic rollback can't be relied upon.
+// waitHealthy ends when the node is healthy, when it came back as its old system (that build is
+// then never tried in place again), or at our own boot deadline, because Talos' automatic rollback
+// is not reliable.
 func (n *newBoot) waitHealthy(ctx context.Context) error {
 	err := n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks)
 	switch {
@@ -36,7 +36,7 @@ func (n *newBoot) waitHealthy(ctx context.Context) error {
 			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
 		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.Plan.Node)))
 	}
-	// Nothing boots in a VM that is off, so there is nothing to give up on.
+	// A VM that is off boots nothing, so the upgrade has not failed yet.
 	if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
 	}
@@ -76,20 +76,20 @@ func (n *newBoot) lacks(ctx context.Context) (string, error) {
 	return rolling.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
 }
 
-// inPlaceMemory is what tells whether etcd is whole again around a machine that keeps its disks.
+// inPlaceMemory is what etcdMember.lacks needs to judge a machine that keeps its disks.
 func (n *newBoot) inPlaceMemory() parking.Memory {
 	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
 }
 
-// isOther says whether a machine runs another system than before the upgrade; a
-// run that is resumed does not know that one.
+// isOther says whether a machine runs another system than before the upgrade. A resumed run does
+// not know the earlier system, so it says no.
 func (n *newBoot) isOther(m cluster.RunningSystem) bool {
 	was := n.Plan.Found.Machine
 	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
-// rolledBack leaves a node that serves again with its old system, and remembers
-// on its Node that this build is not to be tried in place again.
+// rolledBack uncordons a node that serves again with its old system, and records on its Node that
+// this build must not be tried in place again.
 func (n *newBoot) rolledBack(ctx context.Context, cause error) error {
 	err := errors.Join(
 		n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID),
@@ -110,7 +110,7 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
 			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.Plan.Addr)
 		}
-		// asked to roll back it would boot the new one again
+		// a rollback request would make it boot the new system again
 		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
 	}
 	if policy == cluster.StopOnBootFailure {
@@ -130,8 +130,8 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 	return n.rolledBack(ctx, fmt.Errorf("%w, and was rolled back", cause))
 }
 
-// requireToReboot refuses to take a machine down again that etcd lives on: what it
-// waits for may be another member. One whose own etcd does not answer costs nothing.
+// requireToReboot refuses to reboot a machine that etcd needs: the cause of the wait may be another
+// member. A machine whose own etcd does not answer is not needed.
 func (n *newBoot) requireToReboot(ctx context.Context) error {
 	if n.Plan.Role != cluster.ControlPlane {
 		return nil
@@ -142,8 +142,8 @@ func (n *newBoot) requireToReboot(ctx context.Context) error {
 	return n.gate.RequireEtcd(ctx)
 }
 
-// cannotRollBack gives a machine up for a reimage if one is planned, unless it is
-// only we that do not reach it.
+// cannotRollBack leaves the machine to a reimage if one is planned, unless the machine is up and
+// only we can't reach it.
 func (n *newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	both := errors.Join(cause, why)
 	k, err := n.KubeNode(ctx)
@@ -169,10 +169,10 @@ func (n *newBoot) awaitOldSystem(ctx context.Context) error {
 	})
 }
 
-// crossCheck sees that a machine runs what this upgrade has installed, although it
-// says that it has booted the entry of before: it has rebooted since, and its
-// schematic is the wanted one. Names of entries with the same version do not tell, and
-// until its next boot nothing else does: its Node remembers it.
+// crossCheck handles a machine that runs what this upgrade installed but reports the previous boot
+// entry: it has rebooted, and its schematic is the wanted one. Entries of the same version may have
+// the same name, and nothing else tells them apart until the next boot, so its Node records the
+// entry.
 func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
 	mark := k.Mark
 	if m.RunningSystem = k.Corrected(m.RunningSystem, m.BootID); !m.PendingReboot() || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
@@ -182,7 +182,7 @@ func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k clu
 	return n.Kube.SetBooted(ctx, n.Plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
 }
 
-// newBoot is whether an upgrade in place came up, or fell back.
+// newBoot checks whether an upgrade in place came up, or fell back.
 type newBoot struct {
 	*node
 	gaveUp error // why a node that was upgraded in place is to be reimaged

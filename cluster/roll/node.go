@@ -6,9 +6,9 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
-// node is one node in a roll (DESIGN §9): what the plan says of it, and what only this process can
-// know. Each of its parts is a small type over the node itself, so that a part calls another one
-// by name: n.etcd.leave, n.power.stop.
+// node is one node in a roll (DESIGN §9): what the plan says about it, and what only this process
+// knows. Each of its parts is a small type that embeds the node, so that parts call each other by
+// name: n.etcd.leave, n.power.stop.
 type node struct {
 	*rolling.Node
 	roller *Roller
@@ -26,18 +26,18 @@ type node struct {
 	bringUp     *bringUp    // the blank machine: checked, then configured
 	renewal     *renewal    // another blank disk after an interrupted installation
 	health      *health     // whether it runs what is wanted, and Kubernetes has seen it
-	finish      finish      // what was changed for the time of the roll
+	finish      finish      // restores what was changed for the roll
 	upgrade     *upgrade    // the upgrade in place
 	newBoot     *newBoot    // whether that upgrade came up, or fell back
 	fallback    fallback    // a reimage after an upgrade in place that did not come up
 	reconfigure reconfigure // a machine that was reset
-	putBack     putBack     // an interrupted replacement is cancelled
+	putBack     putBack     // cancels an interrupted replacement
 	hookPoints  hookPoints  // the user's hooks
 	userGates   userGates   // the user's gates
 	record      *record     // the record on the parking VM, and the exchange that it describes
 }
 
-// node is one node of this roll, with its parts.
+// node returns a node of this roll, with its parts.
 func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
 	n := &node{Node: &h, roller: r}

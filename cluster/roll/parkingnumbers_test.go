@@ -14,13 +14,13 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// parkingPlace has some VMs and makes others.
+// parkingPlace is a Proxmox that has some VMs and creates more.
 type parkingPlace struct {
 	cluster.Proxmox
 	taken  []cluster.VMID
-	late   map[cluster.VMID]string // records of parking VMs that are created before we create them
+	late   map[cluster.VMID]string // records of parking VMs that an earlier request creates before we do
 	ready  time.Time               // when a late one is created: until then it is locked
-	killed bool                    // the task that creates it was
+	killed bool                    // the task that creates it was killed
 	looked int
 }
 
@@ -55,8 +55,8 @@ func (p *parkingPlace) SetConfig(_ context.Context, vm cluster.VM, set map[strin
 	return nil
 }
 
-// TestNumbersOfParkingVMs: what was taken when one parking VM was made is not
-// looked at again for the next, unless nothing else is left.
+// TestNumbersOfParkingVMs: a VMID that was taken for one parking VM is not tried again for the
+// next, unless no other is left.
 func TestNumbersOfParkingVMs(t *testing.T) {
 	t.Parallel()
 	px := &parkingPlace{taken: []cluster.VMID{9001, 9003}}
@@ -80,9 +80,9 @@ func TestNumbersOfParkingVMs(t *testing.T) {
 
 func noted(cluster.VMID) error { return nil }
 
-// TestParkingVMsThatCameLate: a parking VM which an earlier request has made after all,
-// when another node's was about to be made under its number, is that of its node.
-func TestParkingVMsThatCameLate(t *testing.T) {
+// TestLateParkingVMs: an earlier request may create a parking VM late, just when another node is
+// about to use its VMID. The VM stays with its own node.
+func TestLateParkingVMs(t *testing.T) {
 	t.Parallel()
 	record := func(node string) parking.Record {
 		return parking.Record{Cluster: "lab", Node: node, Run: "r2", Build: "b", VMID: 9032, UUID: "u", Open: true}
@@ -107,9 +107,9 @@ func TestParkingVMsThatCameLate(t *testing.T) {
 	}
 }
 
-// TestAParkingVMThatTakesLong: it is waited for while its task runs, so that the node
-// gets no second one; a while only where that was killed.
-func TestAParkingVMThatTakesLong(t *testing.T) {
+// TestSlowParkingVM: while the task that creates it runs, we wait, so that the node does not get a
+// second one. If the task was killed, we wait only briefly.
+func TestSlowParkingVM(t *testing.T) {
 	t.Parallel()
 	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true}
 	text, err := rec.Description()

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// TestTouchedBy: an earlier run's tasks are about its own cluster's VMs.
+// TestTouchedBy: tasks of an earlier run concern only VMs of its own cluster.
 func TestTouchedBy(t *testing.T) {
 	t.Parallel()
 	held := clustertest.Edited(clustertest.Park(9901, "pve1", "wk2"), func(p *parking.Parking) {

@@ -12,7 +12,8 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
-// TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever it calls its entry.
+// TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever entry
+// it reports.
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
 	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// TestABlankMachineShowsEachPersistentDiskInItsPlace: else it gets no configuration.
+// TestABlankMachineShowsEachPersistentDiskInItsPlace: otherwise it gets no configuration.
 func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 	t.Parallel()
 	lun := func(n string) string { return "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:" + n }
@@ -50,11 +50,11 @@ func TestABlankMachineShowsEachPersistentDiskInItsPlace(t *testing.T) {
 		"as it was":                {m: blank(a, b)},
 		"swapped":                  {m: blank(on("sdc", a), on("sdb", b)), want: swapped},
 		"another LVM member":       {m: blank(a, cluster.Volume{Device: "sdc", Disk: "sdc", Format: cluster.FormatLVM, FilesystemLabel: "other"}), want: "the persistent volume pv with partition UUID none, filesystem UUID none is missing"},
-		"one that is not there":    {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[3].BusPath = lun("7") }), want: "0 disks of the machine are the persistent disk scsi3, expected one"},
+		"a missing disk":           {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[3].BusPath = lun("7") }), want: "0 disks of the machine are the persistent disk scsi3, expected one"},
 		"blank, of another size":   {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[3].SizeBytes = 31 << 30 }), want: "the persistent disk scsi3 is sdd with 33285996544 bytes, and had 32212254720 before"},
-		"one that was enlarged":    {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[1].SizeBytes = 31 << 30 })},
-		"blank no more":            {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Label: "u-x"})), func(d []cluster.MachineDisk) { d[3].Blank = false }), want: "the persistent disk scsi3 is sdd, and had no volume before: now it has u-x with partition UUID none, filesystem UUID none"},
-		"used since, by its own":   {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Label: "u-x"})), func(d []cluster.MachineDisk) { d[3].Blank = false }), configured: true},
+		"an enlarged disk":         {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[1].SizeBytes = 31 << 30 })},
+		"no longer blank":          {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Label: "u-x"})), func(d []cluster.MachineDisk) { d[3].Blank = false }), want: "the persistent disk scsi3 is sdd, and had no volume before: now it has u-x with partition UUID none, filesystem UUID none"},
+		"used by its own node":     {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Label: "u-x"})), func(d []cluster.MachineDisk) { d[3].Blank = false }), configured: true},
 		"only now known":           {m: disks(blank(a, b, on("sdd", cluster.Volume{Device: "sdd", Format: "btrfs"})), func(d []cluster.MachineDisk) { d[3].Blank = false })},
 		"a partition table on one": {m: disks(blank(a, b), func(d []cluster.MachineDisk) { d[3].Blank = false }), want: "the persistent disk scsi3 is sdd, which is not as it was: blank false, before true"},
 	} {

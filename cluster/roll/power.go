@@ -21,8 +21,8 @@ func (n eviction) isOff(ctx context.Context) (bool, error) {
 	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.Plan.VMID), err)
 }
 
-// keepServing leaves a node that was drained but could not be stopped as it was,
-// unless its machine is no longer what it was: etcd left for good, or it does not answer.
+// keepServing puts a drained node that could not be stopped back into service, unless its machine
+// has changed: it has left etcd for good, has rebooted, or does not answer.
 func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error) error {
 	park, err := n.Parking(ctx)
 	if err != nil || park.Record.Left || n.etcd.outOfIt || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed {
@@ -43,9 +43,9 @@ func (n power) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	return errors.Join(cause, n.eviction.backOut(ctx))
 }
 
-// off stops the VM; beforePull is asked where the guest does not do it by itself.
+// off shuts the VM down. If the guest does not shut down, it calls beforePull and stops the VM.
 func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
-	var refused error // by the guest; what is wrong with the record is no reason to pull the plug
+	var refused error // by the guest; an error about the record is no reason to pull the plug
 	err := r.Sending(ctx, cluster.SentShutdown, n.Timing.Stop+exchange.LateQueue, func(ctx context.Context) error {
 		refused = n.Proxmox.Shutdown(ctx, vm, n.Timing.Stop)
 		return refused
@@ -68,8 +68,8 @@ func (n power) off(ctx context.Context, r *exchange.Replace, id string, vm clust
 	})
 }
 
-// stop keeps a rebooting host and Proxmox HA from starting the VM again, then
-// asks the guest, then pulls the plug. It waits for the VM, not for the task.
+// stop keeps a rebooting host and Proxmox HA from starting the VM again, asks the guest to shut
+// down, then pulls the plug. It waits for the VM, not for the task.
 func (n power) stop(ctx context.Context) error {
 	r, err := n.record.read(ctx)
 	if err != nil {
@@ -110,7 +110,7 @@ func (n power) stopped(ctx context.Context) (string, error) {
 	return fmt.Sprintf("VM %d is stopped", vm.ID), nil
 }
 
-// stoppedFor is the goal of stop: etcd does not need the node either, where it has left.
+// stoppedFor is the goal of stop: the VM is off, and etcd does not need a node that leaves it.
 func (n power) stoppedFor(ctx context.Context) (string, error) {
 	reason, err := n.stopped(ctx)
 	if err != nil || reason == "" || !n.etcd.leaves() {
@@ -135,7 +135,7 @@ func (n power) start(ctx context.Context) error {
 	if err := n.record.requireAlone(ctx, vm); err != nil {
 		return err
 	}
-	if !n.installs() { // what it boots has the name already
+	if !n.installs() { // the system that it boots already has the name
 		if err := n.gate.Identity.RequireNameFree(ctx); err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (n power) started(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	// status says "running" for a VM that hangs in its own emulator, too.
+	// Proxmox reports "running" also for a VM whose emulator hangs.
 	if !vm.Running || vm.QMP != "running" {
 		return "", nil
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// leaveAsReplacement makes a replacement that has joined etcd leave it again.
-// One that does not answer is displaced by its name when the old system joins.
+// leaveAsReplacement makes a replacement that has joined etcd leave it again. If it does not
+// answer, the old system replaces its member by name when it joins.
 func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) error {
 	if out, err := n.replacementOut(ctx, r); err != nil || out != "" {
 		return err
@@ -30,9 +30,9 @@ func (n putBack) leaveAsReplacement(ctx context.Context, r *exchange.Replace) er
 	))
 }
 
-// replacementOut is the goal of taking the replacement out of etcd: it is no member, or it is off
-// and the others go on without it; the old system displaces that member by its name when it joins.
-// A member of another ID on the old disk is the old system's own, which has joined anew.
+// replacementOut is the goal of leaveAsReplacement: the replacement is no member, or it is off and
+// etcd is healthy without it. The old system then replaces that member by name when it joins. With
+// the old disk in the VM, a member with another ID is the old system itself, which has rejoined.
 func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -67,9 +67,9 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	return "", nil
 }
 
-// standsStill says whether the VM may be left as it is. One that runs its old
-// system still, but has left etcd, has to be started anew: machined does not
-// start etcd again within the same boot (Talos' EtcdLeaveCluster stops the service).
+// standsStill says whether the VM may be left as it is. A VM that still runs its old system but has
+// left etcd must be restarted: machined does not start etcd again within the same boot (Talos'
+// EtcdLeaveCluster stops the service).
 func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, error) {
 	reason, err := r.PutBack.StandsStill(ctx)
 	if err != nil || reason == "" {
@@ -88,9 +88,8 @@ func (n putBack) standsStill(ctx context.Context, r *exchange.Replace) (string, 
 	return reason, nil // off, or in a later boot
 }
 
-// step gives an unfinished replacement up: every disk goes back to where
-// it was, the old system disk too, and the node runs its old system again.
-// Nothing secret is needed for that, so it can be done from anywhere.
+// step cancels an unfinished replacement: every disk goes back to where it was, the old system disk
+// too, and the node runs its old system again. This needs no secrets, so it works from any machine.
 func (n putBack) step() step.Step {
 	return step.Step{
 		ID: "put-back", Code: fault.ParkedHalf, Title: "put the old system disk of " + n.Plan.Node + " back", Risk: step.Destructive,
@@ -130,11 +129,11 @@ func (n putBack) stopNew(ctx context.Context, r *exchange.Replace) error {
 		if err := r.Sending(ctx, cluster.SentRemoveHA, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.RemoveHA(ctx, vm.ID) }); err != nil {
 			return fmt.Errorf("take %s out of Proxmox HA: %w", vm, err)
 		}
-		if vm, found, err = r.Powered(ctx); err != nil || !found { // what carries a shutdown out is another task now
+		if vm, found, err = r.Powered(ctx); err != nil || !found { // without HA, another task carries out a shutdown
 			return err
 		}
 	}
-	const id = "put-back/stop" // it may have been reset since it left etcd, and have joined again
+	const id = "put-back/stop" // it may have been reset after it left etcd, and have rejoined
 	if vm.Running {
 		if err := n.power.off(ctx, r, id, vm, func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) }); err != nil {
 			return err

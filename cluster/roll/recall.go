@@ -34,7 +34,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	if m.UUID != vm.UUID() {
 		return parking.Memory{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, but %s has %s", n.Plan.Addr, m.UUID, vm, vm.UUID())
 	}
-	if vm.Host != n.Plan.Host { // where the plan's parking VM is
+	if vm.Host != n.Plan.Host { // the parking VM is on the planned host
 		return parking.Memory{}, n.gate.MovedSince(vm)
 	}
 	if n.Plan.Found.VM != nil {
@@ -100,7 +100,7 @@ func (n recall) observe(ctx context.Context) (parking.Memory, error) {
 	return mem, err
 }
 
-// proveReplace finds out what would stop the exchange later, while the node still runs.
+// proveReplace finds, while the node still runs, what would stop the exchange later.
 func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parking.Record) error {
 	r := n.record.of(mem, rec, 0)
 	if n.Plan.Strategy == cluster.Rollback {
@@ -120,8 +120,8 @@ func (n recall) proveReplace(ctx context.Context, mem parking.Memory, rec parkin
 	return err
 }
 
-// provenDisks are the persistent disks. The plan has refused those that could not be
-// proven in a new VM; what is on them may have changed since.
+// provenDisks returns the persistent disks. The plan has refused disks that could not be proven in
+// a new VM, but what is on them may have changed since.
 func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Disk) ([]parking.PersistentDisk, error) {
 	if n.Plan.Strategy == cluster.Recreate {
 		problems, err := parking.Unprovable(vm, m, system.Key)
@@ -136,16 +136,15 @@ func (n recall) provenDisks(vm cluster.VM, m cluster.Machine, system cluster.Dis
 	return known, err
 }
 
-// remember writes the journal first and opens the record after it. What is in
-// both is enough to finish anywhere; the machine configuration, which is
-// secret, is in the journal only.
+// remember writes the journal first, then opens the record. What both contain is enough to finish
+// on any machine. The machine configuration is secret, so only the journal has it.
 func (n recall) remember(ctx context.Context) error {
 	if park, err := n.Parking(ctx); err == nil && park.Record.Open && park.Record.Run == n.Run {
 		mem, err := n.Memory(ctx)
 		if err != nil {
 			return err
 		}
-		// Only that is missing or damaged: the journal was lost.
+		// Only the machine configuration is missing or damaged: the journal was lost.
 		sum, err := n.savedConfig.remember(ctx, mem.Kubernetes)
 		if err == nil && sum != park.Record.Config {
 			err = n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Config = sum })
@@ -208,7 +207,7 @@ func (n recall) remembered(ctx context.Context) (string, error) {
 	return fmt.Sprintf("remembered by %s", park.VM), nil
 }
 
-// done is the goal of take-down. Before the record is open nothing is.
+// done is the goal of take-down. It does not hold until this run's record is open.
 func (n takeDown) done(ctx context.Context) (string, error) {
 	park, err := n.Parking(ctx)
 	switch {
@@ -226,8 +225,8 @@ func (n takeDown) done(ctx context.Context) (string, error) {
 	return r.Deletion.TakenDown(ctx)
 }
 
-// reachBlank is what of the VM must be set, while its machine still says where its
-// address comes from.
+// reachBlank returns the VM setting by which the blank machine gets its address, while its machine
+// still says where that address comes from.
 func (n recall) reachBlank(vm cluster.VM, m cluster.Machine) (*reach.Setting, error) {
 	if n.Plan.Strategy == cluster.Rollback {
 		return nil, nil // the system that comes back has its configuration

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// known is replace as it was read last, if it was: which disks go where is
-// written once, when the record is opened.
+// known returns the exchange as it was last read, if it was. Where each disk goes is written once,
+// when the record is opened.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)
@@ -30,8 +30,8 @@ func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *
 	return r
 }
 
-// open makes the parking VM, or uses the one of an earlier roll, and
-// writes the open record into it. From here on the replacement is unfinished.
+// open creates the parking VM, or uses the one of an earlier roll, and writes the open record to
+// it. From here on the replacement is unfinished.
 func (n *record) open(ctx context.Context, mem parking.Memory) error {
 	var earlier *parking.Parking
 	park, err := n.Parking(ctx)
@@ -43,14 +43,13 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 		return err
 	}
 	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
-		// Known before it exists: a crash in between must not lose track of it.
+		// Noted before the VM exists, so that a crash in between does not orphan it.
 		return fault.Prefix("journal", n.Journal.Put(n.Key("parking"), id))
 	})
 	return err
 }
 
-// opening is the record of this node's replacement as far as it is known before
-// anything of it is done.
+// opening is the record of this node's replacement with what is known before it begins.
 func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
@@ -58,7 +57,7 @@ func (n *record) opening() parking.Record {
 	}
 }
 
-// read gathers what was remembered into the exchange of this node's VM.
+// read builds the exchange of this node's VM from the memory and the record.
 func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 	if n.drawn != nil {
 		return n.drawn.Copy(), nil
@@ -72,7 +71,7 @@ func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 
 func (n *record) source() exchange.Source { return exchange.Source{Read: n.read, Known: n.known} }
 
-// with is replace, with the parking VM as it was read.
+// with is read for a parking VM that was already read.
 func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -85,7 +84,7 @@ func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Repl
 	return n.opened.Copy(), nil
 }
 
-// sending is that of the node's open record.
+// sending calls Sending on the node's exchange.
 func (n *record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
 	r, err := n.read(ctx)
 	if err != nil {
@@ -94,7 +93,7 @@ func (n *record) sending(ctx context.Context, what string, within time.Duration,
 	return r.Sending(ctx, what, within, send)
 }
 
-// requireAlone refuses to start a VM with a disk that another one could write to.
+// requireAlone refuses to start a VM with a disk that another VM could write to.
 func (n *record) requireAlone(ctx context.Context, vm cluster.VM) error {
 	disks, err := vm.Disks()
 	if err != nil {
@@ -104,8 +103,8 @@ func (n *record) requireAlone(ctx context.Context, vm cluster.VM) error {
 	return errors.Join(append(problems, err)...)
 }
 
-// noteStage writes down how far the system on the new disk may come from here on.
-// A record of an older recast tells nothing of it, and goes on to tell nothing.
+// noteStage records how far the system on the new disk may get from here on. A record of an older
+// recast has no stage, and gets none.
 func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
 	if n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return nil
@@ -117,10 +116,10 @@ func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }
 
-// record is the record on the parking VM, and the exchange that it describes. Which disks go where
-// is written once, when the record is opened, so what was read then stays true.
+// record is the record on the parking VM, and the exchange that it describes. Where each disk goes
+// is written once, when the record is opened, so an earlier read of that stays valid.
 type record struct {
 	*node
-	drawn  *exchange.Replace // set where the steps are only listed; nil: the record is read
+	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
 	opened *exchange.Replace // as the record was read last; nil: not yet
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// work is what is done to the node, in order, by its strategy.
+// work returns what is done to the node by its strategy, in order.
 func (n order) work() []step.Step {
 	last := step.Step{ID: "gate", Code: fault.GateClosed, Title: "check that it is safe to take " + n.Plan.Node + " out", Do: n.gate.Check}
 	switch n.Plan.Strategy {
@@ -23,10 +23,11 @@ func (n order) work() []step.Step {
 	return append([]step.Step{last}, n.recreate()...)
 }
 
-// recreate is the whole way of a node to another system disk, in order: in a new VM (recreate),
-// or in the VM that it has (reimage and rollback). Every Skip asks the world whether its step is
-// done, so an interrupted roll resumes by running the same list again. What must hold before any
-// of it is in package gate (Gate.look); what must hold before the VM is deleted, in exchange.Deletion.deleteSame.
+// recreate moves a node to another system disk, in order: in a new VM (recreate), or in the VM that
+// it has (reimage and rollback). Every Skip asks the world whether its step is done, so an
+// interrupted roll resumes by running the same list again. What must hold before any of it is in
+// package gate (Gate.look); what must hold before the VM is deleted, in
+// exchange.Deletion.deleteSame.
 func (n order) recreate() []step.Step {
 	x, s, vm := n.record.source(), n.Plan.Strategy, n.Plan.VMID
 	rollback := s == cluster.Rollback

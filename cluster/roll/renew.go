@@ -13,9 +13,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// stillOn adds to the error of a machine that does not answer what Proxmox says
-// of its VM. One that is off stays so: a host that went down does not start it,
-// since onboot is unset, and neither does Proxmox HA.
+// stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM
+// that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
+// does Proxmox HA.
 func (n *renewal) stillOn(ctx context.Context, err error) error {
 	if err == nil || n.Plan.Strategy == cluster.InPlace || ctx.Err() != nil {
 		return err
@@ -31,10 +31,10 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 	return err
 }
 
-// cutOff says whether the machine may hang because an installation of an earlier
-// process of ours was cut off, by a power failure of its host, say: a boot ISO
-// that finds Talos on a disk halts (talos.halt_if_installed). Nothing but that is
-// on the disk: the node has not been given back, and etcd has no member of it.
+// cutOff says whether the machine may hang because an earlier process of this run was interrupted
+// during the installation, for example by a power failure of the host: a boot ISO that finds Talos
+// on a disk halts (talos.halt_if_installed). It also requires that the disk holds nothing else: the
+// node still has our mark, and etcd has no member of it.
 func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memory) bool {
 	if !n.Plan.Resume || n.done || n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage {
 		return false
@@ -44,7 +44,7 @@ func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.M
 		return false
 	}
 	if k, err := n.KubeNode(ctx); err != nil || k.Ready || !k.HeldBy(n.Run) || k.BootID != mem.BootID {
-		return false // it runs, or a kubelet has been heard of since: it was installed, whoever does not reach it
+		return false // it is Ready, is no longer ours, or its kubelet has reported a new boot: it was installed
 	}
 	if !mem.ControlPlane || mem.EtcdKept {
 		return true
@@ -57,8 +57,8 @@ func (n *renewal) cutOff(ctx context.Context, r *exchange.Replace, mem parking.M
 	return err == nil && !member
 }
 
-// renew gives the VM another blank system disk for the one that this replacement
-// has made, and starts it again.
+// renew replaces the blank system disk that this replacement made with another one, and starts the
+// VM again.
 func (n *renewal) renew(ctx context.Context, r *exchange.Replace, silent error) error {
 	n.done = true
 	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))

@@ -27,8 +27,8 @@ type oneVM struct {
 
 func (p oneVM) VM(context.Context, cluster.VMID) (cluster.VM, error) { return p.vm, nil }
 
-// TestCutOffInstallation: the disk of this very run is freed only where nothing
-// but a cut off installation can be on it.
+// TestCutOffInstallation: a disk of this run is replaced only if nothing but an interrupted
+// installation can be on it.
 func TestCutOffInstallation(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Steps derives the tree of a roll from its plan: a branch per phase, in it one
-// per node, in the plan's order.
+// Steps builds the tree of a roll from its plan: a branch per phase, and in it one per node, in the
+// plan's order.
 func (r *Roller) Steps(p planning.Plan) step.Step {
 	work := p.Work()
 	return step.Step{
@@ -64,16 +64,16 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 	}, nil
 }
 
-// maxAhead is how many nodes, beside those that are rolled, fetch their installer at a
-// time: more would only share the registry's line.
+// maxAhead is the maximum number of nodes that fetch their installer ahead of their turn: more
+// would only compete for the registry's bandwidth.
 const maxAhead = 10
 
 func (n order) branches() []step.Step {
 	return slices.Concat(n.userGates.before(), n.hookPoints.before(), n.RepeatingAll("", n.work()), n.hookPoints.after(), n.userGates.after())
 }
 
-// finished is the goal of the whole branch: the node runs what is wanted and
-// nothing of any run is left.
+// finished is the goal of the whole branch: the node runs what is wanted, and no run has left
+// anything to clean up.
 func (n order) finished(ctx context.Context) (string, error) {
 	if n.Plan.Strategy == cluster.Configure {
 		return n.reconfigure.serves(ctx)
@@ -94,7 +94,7 @@ func (n order) finished(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
 	}
-	ended := n.Out.Has(n.Plan.Node) // asked before its steps it is not out yet
+	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
 	m, err := n.Talos.System(ctx, n.Plan.Addr)
 	switch {
 	case err != nil && ended:

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
-// Roller carries a plan out.
+// Roller carries out a plan.
 type Roller struct {
 	*rolling.Roll
 	Files     cluster.FileReader // of the machines
@@ -17,17 +17,17 @@ type Roller struct {
 	Rehearser *rehearse.Rehearser
 
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
-	VMIDs        cluster.VMIDRange // of the recast.yaml, which the records name
+	VMIDs        cluster.VMIDRange // from recast.yaml; it is written into the records
 	DrainForce   bool
-	DrainDeletes bool                // pods that are refused until the end of a drain
+	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade
 	SnapshotDir  string              // where snapshots of etcd are saved
 	History      cluster.History
 
-	// MachineConfig returns a node's configuration where the user keeps it in
-	// files; found is false where it has to be read from the node before it goes.
+	// MachineConfig returns a node's configuration if the user keeps it in files; found is false if
+	// it must be read from the node before that goes down.
 	MachineConfig func(node string) (config cluster.Secret, found bool, err error)
-	// Hooked is told how each hook fared; nil: nobody is.
+	// Hooked, if set, receives the result of each hook.
 	Hooked func(hook.HookRun)
 
 	parkingNumbers exchange.Numbers

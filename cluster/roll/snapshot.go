@@ -20,7 +20,7 @@ const snapshotKey = "etcd-snapshot"
 
 // snapshotStep saves etcd before the first control plane is touched.
 func (r *Roller) snapshotStep(p planning.Plan) step.Step {
-	all := r.node(rolling.Node{Path: "roll"}) // of the nodes
+	all := r.node(rolling.Node{Path: "roll"}) // stands for all nodes
 	return all.Repeating("snapshot-etcd", step.Step{
 		ID: "snapshot-etcd", Code: fault.EtcdSnapshot, Title: "save a snapshot of etcd to " + r.SnapshotDir,
 		Skip: func(ctx context.Context) (string, error) {

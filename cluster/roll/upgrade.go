@@ -23,15 +23,15 @@ func (n *upgrade) awaitDown(ctx context.Context, id string, timeout time.Duratio
 	})
 }
 
-// awaitInstaller waits for an installer that an earlier attempt had started and
-// that runs on although nobody listens. Whether it succeeded only the boot
-// loader's default tells; if it did not, or there is none to ask, it is run again.
+// awaitInstaller waits for an installer that an earlier attempt started and that still runs. Only
+// the boot loader's default shows whether it succeeded. If it did not, or there is no default to
+// read, the installer is run again.
 func (n *upgrade) awaitInstaller(ctx context.Context, setMark func() error) error {
 	reboots := false
 	err := n.Wait(ctx, "upgrade/install", "the installer that runs on "+n.Plan.Node+" to end", n.Timing.Boot, func(ctx context.Context) (bool, string, error) {
 		reason, err := n.installed(ctx)
 		if err != nil || reason != "" {
-			return err == nil, "", err // a reading that is lost tells nothing of the installer
+			return err == nil, "", err // a failed read says nothing about the installer
 		}
 		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
 		if errors.Is(err, cluster.ErrBusy) {
@@ -71,19 +71,20 @@ func (n *upgrade) drain(ctx context.Context) error {
 	if old, err := n.mark(ctx); err != nil {
 		return err
 	} else if old != nil && old.Begun(why) {
-		why = *old // a crash in between: what was installed stays installed
+		why = *old // after a crash in between, what was installed stays installed
 	}
 	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
 	if !why.Installed {
 		return n.eviction.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.eviction.takesPods(ctx) })
 	}
-	// The mark alone may tell that another system is installed, which the next boot brings.
+	// The mark may be the only sign that another system is installed, and boots next.
 	stays := func() error { return nil }
 	return fault.WithHint(n.eviction.evict(ctx, "upgrade/drain", why, vmStays, stays),
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
 }
 
-// hasPulled is so once this process had the node fetch it, or found that it can't be asked to.
+// hasPulled holds once this process has made the node fetch the installer, or found that it can't
+// be asked to.
 func (n *upgrade) hasPulled(context.Context) (string, error) {
 	if !n.pulled {
 		return "", nil
@@ -91,9 +92,9 @@ func (n *upgrade) hasPulled(context.Context) (string, error) {
 	return n.Plan.Node + " was asked for it", nil
 }
 
-// steps upgrades the system on the node's own disk. What tells one boot from
-// the next, and so a silent rollback from a slow reboot, is the mark on the Node:
-// it is there before anything is touched and goes last.
+// steps upgrade the system on the node's own disk. The mark on the Node distinguishes one boot from
+// the next, and so a silent rollback from a slow reboot: it is set before anything is touched, and
+// removed last.
 func (n *upgrade) steps() []step.Step {
 	return []step.Step{
 		{
@@ -119,8 +120,8 @@ func (n *upgrade) steps() []step.Step {
 	}
 }
 
-// install marks the Node as installed as soon as that is so, or, where the
-// machine goes down by itself, right before.
+// install sets the mark to installed after the installation, or, if the machine reboots by itself,
+// right before it.
 func (n *upgrade) install(ctx context.Context) error {
 	mark, err := n.mark(ctx)
 	switch {
@@ -144,7 +145,7 @@ func (n *upgrade) install(ctx context.Context) error {
 	err = n.Repeat(ctx, "upgrade/install", rolling.RepeatBefore, func(ctx context.Context) error {
 		began := time.Now()
 		reboots, err = n.Talos.Install(ctx, n.Plan.Addr, n.Plan.UUID, n.Want.Build.Installer, func(s string) { n.Tell("upgrade/install", s) })
-		if time.Since(began) > rolling.RepeatBefore { // it was waited for already
+		if time.Since(began) > rolling.RepeatBefore { // it has already waited that long
 			return rolling.Final(err)
 		}
 		return err
@@ -162,12 +163,12 @@ func (n *upgrade) install(ctx context.Context) error {
 	return n.awaitDown(ctx, "upgrade/install", n.Timing.Boot)
 }
 
-// installed says whether the wanted build is installed beside the running
-// system: the boot loader says so, whose default has changed since the mark was
-// made, and only where it has none to tell the mark. A machine that goes down by
-// itself is marked before it has even pulled the installer, which ends with the
-// call. It must not be installed twice: before Talos 1.14 an installer keeps the
-// default entry and removes the others, the running one too.
+// installed says whether the wanted build is installed beside the running system: the boot loader's
+// default has changed since the mark was set. The mark itself counts only if there is no default to
+// read, and not on a machine that reboots by itself: that one is marked before it has even pulled
+// the installer, and its installer ends with the call. The build must not be installed twice:
+// before Talos 1.14 an installer keeps the default entry and removes the others, the running one
+// too.
 func (n *upgrade) installed(ctx context.Context) (string, error) {
 	if reason, err := n.runsWanted(ctx); err != nil || reason != "" {
 		return reason, err
@@ -176,7 +177,7 @@ func (n *upgrade) installed(ctx context.Context) (string, error) {
 	if err != nil || mark == nil || mark.Build != n.Want.Build.ID {
 		return "", err
 	}
-	m, err := n.Talos.Booted(ctx, n.Plan.Addr) // right before whoever installs asks
+	m, err := n.Talos.Booted(ctx, n.Plan.Addr) // a fresh read, right before an installation
 	if err != nil {
 		return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
@@ -186,8 +187,8 @@ func (n *upgrade) installed(ctx context.Context) (string, error) {
 	return "installed, to be booted", nil
 }
 
-// installerSet says whether the configuration names the image that runs: with
-// another one the next reset or install would bring that.
+// installerSet says whether the machine configuration names the running image: the next reset or
+// installation uses the image that it names.
 func (n *upgrade) installerSet(ctx context.Context) (string, error) {
 	image, err := n.Talos.InstallImage(ctx, n.Plan.Addr)
 	if err != nil {
@@ -208,8 +209,8 @@ func (n *upgrade) mark(ctx context.Context) (*cluster.Mark, error) {
 	return k.Mark, nil
 }
 
-// notInstalled leaves a node whose installer failed as it was, if it still runs
-// its old system and nothing says that another one is installed.
+// notInstalled uncordons a node whose installer failed, if it still runs its old system and nothing
+// says that another one is installed.
 func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
 	err := fmt.Errorf("install %s on %s: %w", n.Want.Build.Installer, n.Plan.Node, cause)
 	unknown := errors.Is(cause, cluster.ErrLostAnswer) || errors.Is(cause, context.DeadlineExceeded) || ctx.Err() != nil || fault.KindOf(cause) == fault.Claimed
@@ -224,10 +225,9 @@ func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
 	return errors.Join(err, fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node)))
 }
 
-// pull asks more than once: the registry may be behind a pod that another node's
-// drain has just sent elsewhere.
+// pull retries: the registry may depend on a pod that another node's drain has just evicted.
 func (n *upgrade) pull(ctx context.Context) error {
-	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with what is newer than itself
+	if _, err := n.configForNew(ctx); err != nil { // an older Talos would not boot with settings newer than itself
 		return err
 	}
 	var failed error
@@ -246,7 +246,7 @@ func (n *upgrade) pull(ctx context.Context) error {
 		return false, "", nil
 	})
 	if failed != nil && ctx.Err() == nil {
-		return rolling.Final(failed) // it was tried again here
+		return rolling.Final(failed) // it was already retried here
 	}
 	return err
 }
@@ -267,8 +267,8 @@ func (n *upgrade) pullOnce(ctx context.Context) error {
 	return nil
 }
 
-// pullSteps has the node fetch the installer while it still serves: that it can
-// is known before anything is taken down, and no turn of its own is needed. None where no installer is needed.
+// pullSteps make the node fetch the installer while it still serves: a failure shows before
+// anything is taken down, and the fetch needs no turn of its own. None if no installer is needed.
 func (n *upgrade) pullSteps() []step.Step {
 	switch {
 	case n.Plan.Resume, n.Plan.Drift.Tidy(), n.Plan.Strategy != cluster.Recreate && n.Plan.Strategy != cluster.Reimage && n.Plan.Strategy != cluster.InPlace:
@@ -290,13 +290,13 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 	m, err := n.Talos.Booted(ctx, n.Plan.Addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			return "", err // it was us who did not wait for the answer
+			return "", err // we were cancelled; this says nothing about the machine
 		}
 		k, errNode := n.KubeNode(ctx)
 		switch installed := k.Mark != nil && k.Mark.Installed; {
 		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
-			return "it is away: " + err.Error(), nil // a single control plane takes the mark along
-		case errNode == nil && installed: // its Node is Ready in the old boot: only its API is silent
+			return "it is away: " + err.Error(), nil // without a single control plane the mark can't be read
+		case errNode == nil && installed: // its Node is Ready in the old boot: only its Talos API does not answer
 			return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 		}
 		return "", nil //nolint:nilerr // the steps below say what is wrong
@@ -311,7 +311,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 		}
 		switch {
 		case mark.BootID != m.BootID:
-			return "it has rebooted", nil // into what, the next step sees
+			return "it has rebooted", nil // the next step sees into which system
 		case m.Stage == "rebooting":
 			return "it is rebooting", nil
 		}
@@ -320,9 +320,8 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 	return fmt.Sprintf("runs %s build %s", m.TalosVersion, words.Short(n.Want.Build.ID)), nil
 }
 
-// runsWanted is the goal of the upgrade: the machine has booted the wanted
-// build. A machine that is away after it was told to reboot has reached it as
-// far as this branch can tell: waiting is the next step's.
+// runsWanted is the goal of the upgrade: the machine has booted the wanted build. A machine that
+// does not answer after it was told to reboot counts as done here: the next step waits for it.
 func (n *upgrade) runsWanted(ctx context.Context) (string, error) {
 	if n.reached != "" && cluster.Elapsed(n.reachedAt) < rolling.JustNow {
 		return n.reached, nil
@@ -343,8 +342,8 @@ func (n *upgrade) setInstaller(ctx context.Context) error {
 	return nil
 }
 
-// How often a node is asked to fetch the installer, and after which pause. What
-// took longer to fail than a registry takes to move is not asked for again.
+// How often a node is asked to fetch the installer, and the pause in between. An attempt that took
+// longer than pullQuick to fail is not retried: a registry moves faster than that.
 const (
 	pullTries = 3
 	pullPause = 20 * time.Second
@@ -356,7 +355,7 @@ type upgrade struct {
 	*node
 	pulled    bool      // it was told to fetch the installer
 	rebooted  bool      // this process told it to reboot
-	accepted  bool      // and it answered that it does
-	reached   string    // why what it runs is what is wanted; "": it is not
+	accepted  bool      // it confirmed that it reboots
+	reached   string    // why the wanted build counts as booted; "": it does not
 	reachedAt time.Time // when that was seen
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// after is the last step of a node that is back. The node is done by then,
-// whatever they say. Where a run ends in it, the next one asks them before it
-// takes out another node.
+// after returns the last step of a node that is back: it asks the gates again. The node is done,
+// whatever they say. If a run ends in this step, the next run asks them before it takes out another
+// node.
 func (n userGates) after() []step.Step {
 	after := n.afterwards()
 	if len(after) == 0 || n.Plan.Strategy == cluster.PutBack || n.isTidied() && !n.wasCordoned() {
@@ -24,8 +24,8 @@ func (n userGates) after() []step.Step {
 	return []step.Step{{ID: "ask-gates-again", Code: fault.GateClosed, Title: "ask the gates with " + n.Plan.Node + " back", Yields: true, Do: n.awaitAfter}}
 }
 
-// before are the steps before the last look: to wait is cheap as long as
-// nothing was touched. A node that is out already can't make them hold.
+// before returns the step before the final gate check: waiting is cheap while nothing was touched.
+// If the node is already out, the gates can't be expected to hold.
 func (n userGates) before() []step.Step {
 	switch {
 	case len(n.gates) == 0 || n.Plan.Resume || n.Plan.Strategy == cluster.Configure || n.Plan.Strategy == cluster.PutBack || n.isTidied():
@@ -57,9 +57,9 @@ func (n userGates) awaitBefore(ctx context.Context) error {
 	return nil
 }
 
-// await waits for one gate to hold. What only the configuration can mend
-// ends the wait at once, but not after the node was out: an API that has just
-// come back may not serve every kind yet.
+// await waits until one gate holds. Before the node goes, an error that only a new configuration
+// can fix ends the wait at once. Afterwards it does not: an API that has just come back may not
+// serve every kind yet.
 func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when string) error {
 	ask := usergate.Ask{Objects: n.roller.Objects, Commands: n.roller.Commands, Env: []string{
 		"RECAST_CLUSTER=" + n.Cluster, "RECAST_RUN=" + n.Run, "RECAST_NODE=" + n.Plan.Node,
@@ -67,11 +67,11 @@ func (n userGates) await(ctx context.Context, g cluster.UserGate, id, when strin
 	}}
 	name := fmt.Sprintf("gate %q", g.String())
 	if g.Command != nil {
-		n.Tell(id, name+": running "+g.Command.Args[0]) // which may take long
+		n.Tell(id, name+": running "+g.Command.Args[0]) // it may take long
 	}
 	return n.Wait(ctx, id, name, g.Timeout(), func(ctx context.Context) (bool, string, error) {
 		holds, seen, err := ask.Look(ctx, g)
-		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // a command knows more than that
+		cut := ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) // an error of the command itself says more
 		if cut || when == "before" && fault.KindOf(err) == fault.Refused {
 			err = wait.Stop(err)
 		}
@@ -89,10 +89,11 @@ func (n userGates) afterwards() []cluster.UserGate {
 	return after
 }
 
-// isTidied says whether the node is only cleared up, without being taken out.
+// isTidied says whether the node is only cleaned up, without being taken out.
 func (n userGates) isTidied() bool { return n.Plan.Strategy == cluster.InPlace && n.Plan.Drift.Tidy() }
 
-// wasCordoned says whether an earlier run had it out, and was cut off before the end.
+// wasCordoned says whether an earlier run had taken the node out, and was interrupted before the
+// end.
 func (n userGates) wasCordoned() bool {
 	return slices.ContainsFunc(n.Plan.Drift.Reasons, func(r cluster.Reason) bool { return r.Code == "cordoned" })
 }

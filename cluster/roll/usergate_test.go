@@ -17,8 +17,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// What only the configuration mends is said at once before a node goes. After it
-// is back the API may not be whole yet.
+// TestAwaitGate: before a node goes, an error that only a new configuration can fix is reported at
+// once. After the node is back, the API may not be complete yet.
 func TestAwaitGate(t *testing.T) {
 	t.Parallel()
 	refused := fault.Refusedf("the API has no such kind")
@@ -106,7 +106,7 @@ func TestCommandGateKnowsWhatItIsAskedFor(t *testing.T) {
 	})
 }
 
-// Which nodes are asked about, and when.
+// TestStepsOfGates: for which nodes the gates are asked, and when.
 func TestStepsOfGates(t *testing.T) {
 	t.Parallel()
 	both, before := someObjects, someObjects
@@ -118,16 +118,16 @@ func TestStepsOfGates(t *testing.T) {
 		plan  planning.NodePlan
 		want  string
 	}{
-		"none":                                  {nil, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
-		"recreate":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
-		"in place":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
-		"before only":                           {[]cluster.UserGate{before}, planning.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
-		"rollback":                              {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
-		"what is out already":                   {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
-		"what was reset":                        {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Configure, Drift: stale}, "ask-gates-again"},
-		"what is given up":                      {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.PutBack, Drift: stale}, ""},
-		"what was out, and is to be uncordoned": {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
-		"what never was out":                    {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
+		"none":                             {nil, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, ""},
+		"recreate":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Drift: stale}, "ask-gates ask-gates-again"},
+		"in place":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: stale}, "ask-gates ask-gates-again"},
+		"before only":                      {[]cluster.UserGate{before}, planning.NodePlan{Strategy: cluster.Reimage, Drift: stale}, "ask-gates"},
+		"rollback":                         {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Rollback, Drift: stale}, "ask-gates ask-gates-again"},
+		"already out":                      {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Recreate, Resume: true, Drift: stale}, "ask-gates-again"},
+		"reset":                            {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.Configure, Drift: stale}, "ask-gates-again"},
+		"a cancelled replacement":          {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.PutBack, Drift: stale}, ""},
+		"was out, and is to be uncordoned": {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: cordoned}, "ask-gates-again"},
+		"never out":                        {[]cluster.UserGate{both}, planning.NodePlan{Strategy: cluster.InPlace, Drift: media}, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestStepsOfGates(t *testing.T) {
 	}
 }
 
-// commandFunc knows the environment that it is run with.
+// commandFunc gets the environment of the command.
 type commandFunc func(env []string) (int, string, error)
 
 func (f commandFunc) RunGate(_ context.Context, _ cluster.CommandGate, env []string) (int, string, error) {
@@ -183,7 +183,7 @@ func gatedNode(objects judgeFunc, commands commandFunc, gates ...cluster.UserGat
 	return n
 }
 
-// judgeFunc answers what it likes.
+// judgeFunc is a cluster.ObjectJudge.
 type judgeFunc func() (cluster.Judged, error)
 
 func (f judgeFunc) Judge(context.Context, cluster.ObjectGate) (cluster.Judged, error) { return f() }

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// explained is a step tree of the node whose failures say where its disks are.
+// explained returns s with failures that say where the node's disks are.
 func (n order) explained(s step.Step) step.Step {
 	return exchange.OnFailure(s, func(ctx context.Context, err error) error {
 		if err == nil || !exchange.Tellable(ctx, err) {
@@ -17,12 +17,12 @@ func (n order) explained(s step.Step) step.Step {
 		defer cancel()
 		mem, errMemory := n.Memory(ctx)
 		if errMemory != nil {
-			return err // nothing was begun
+			return err // nothing was started
 		}
 		park, errPark := n.Parking(ctx)
 		rec := park.Record
 		if errPark != nil {
-			// Its record is gone; what was remembered tells as much.
+			// Its record can't be read; the memory says as much.
 			if rec, errMemory = n.record.opening().Opened(mem, nil); errMemory != nil {
 				return err
 			}

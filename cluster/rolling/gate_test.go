@@ -24,7 +24,7 @@ var calls = map[string]rollingtest.Call{
 	"parking": {Do: func(s *scene, ctx context.Context) error { _, err := s.Parking(ctx); return err }, Ready: begun},
 }
 
-// TestGateOfParking: no VM but the one that has the node's record is taken for its parking VM.
+// TestGateOfParking: only the VM that has the node's record is accepted as its parking VM.
 func TestGateOfParking(t *testing.T) {
 	t.Parallel()
 	record := func(change func(*parking.Record)) func(*scene) { return func(s *scene) { change(s.Rec) } }

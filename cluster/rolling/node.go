@@ -14,14 +14,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Journal keeps what the world can no longer tell once a VM is gone. Every
-// write is durable when it returns.
+// Journal keeps what can't be read from the world once a VM is gone. Every write is durable when it
+// returns.
 type Journal interface {
 	Put(key string, v any) error
 	Get(key string, v any) (found bool, err error)
 	PutSecret(key string, b []byte) error
 	Secret(key string) (b []byte, found bool, err error)
-	// Delete removes the fact and the secret of a key; there need be neither.
+	// Delete removes the value and the secret of a key, if there are any.
 	Delete(key string) error
 }
 
@@ -38,15 +38,15 @@ type Roll struct {
 	Cluster      string
 	Run          string // ID of the run
 	Timing       cluster.Timing
-	AcceptOutage bool // of etcd and the Kubernetes API, where two control planes are all there are
-	// Say is told what a running step is waiting for; never nil.
+	AcceptOutage bool // of etcd and the Kubernetes API, in a cluster of two control planes
+	// Say receives what a running step waits for; never nil.
 	Say func(path, text string)
 
-	Out  outNodes // what this roll has out at the moment
+	Out  outNodes // nodes that this roll has taken out and not finished
 	Late exchange.Late
 }
 
-// outNodes are the nodes that this roll has out at the moment.
+// outNodes are the nodes that this roll has taken out and not finished.
 type outNodes struct {
 	mu    sync.Mutex
 	names map[string]bool
@@ -73,8 +73,8 @@ func (o *outNodes) Has(name string) bool {
 	return o.names[name]
 }
 
-// Node is one node in a roll: what the plan says of it, and what its record and the
-// journal remember of it. It keeps nothing in memory.
+// Node is one node in a roll: what the plan says about it, and what its record and the journal
+// remember of it. It caches nothing in memory.
 type Node struct {
 	*Roll
 	Plan planning.NodePlan
@@ -82,10 +82,10 @@ type Node struct {
 	Path string // of its branch in the tree
 }
 
-// Key is where the journal keeps something of the node.
+// Key is the journal key of something about the node.
 func (n *Node) Key(what string) string { return n.Plan.Node + "/" + what }
 
-// Parking reads the node's parking VM afresh; ErrNotFound while there is none.
+// Parking reads the node's parking VM again on each call; ErrNotFound while there is none.
 func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
 	id, err := n.ParkingID(ctx)
 	if err != nil {
@@ -103,13 +103,13 @@ func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
 	case rec.Node == n.Plan.Node && rec.Cluster == n.Cluster:
 		return parking.Parking{VM: vm, Record: rec}, nil
 	case n.Plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.Plan.Node) || ok && rec.Node != n.Plan.Node):
-		// The number was only meant for it; another VM took it first.
+		// The VMID was only reserved for it; another VM took it first.
 		return parking.Parking{}, fmt.Errorf("parking VM of %s: %w", n.Plan.Node, cluster.ErrNotFound)
 	}
 	return parking.Parking{}, parking.DescriptionChanged(vm, n.Plan.Node)
 }
 
-// ParkingID finds the parking VM by its record once, and remembers its number.
+// ParkingID returns the VMID of the parking VM, from the plan or the journal.
 func (n *Node) ParkingID(ctx context.Context) (cluster.VMID, error) {
 	if p := n.Plan.Found.Parking; p != nil {
 		return p.VM.ID, nil
@@ -125,7 +125,7 @@ func (n *Node) ParkingID(ctx context.Context) (cluster.VMID, error) {
 	return id, nil
 }
 
-// Tell says under a step of the node what it is waiting for.
+// Tell shows, under a step of the node, what it is waiting for.
 func (n *Node) Tell(id, text string) { n.Say(n.Path+"/"+id, text) }
 
 // IsOldBoot says whether m is still the boot from before the node was taken down.
@@ -139,7 +139,7 @@ func (n *Node) ISOVolume(ctx context.Context) (string, error) {
 	return n.Want.ISOVolume(ctx, n.Proxmox, n.Plan.Host)
 }
 
-// KubeNode reads the node's Node; one that is gone is a refusal.
+// KubeNode reads the node's Node; a missing Node is a refusal.
 func (n *Node) KubeNode(ctx context.Context) (cluster.KubeNode, error) {
 	k, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
@@ -151,7 +151,7 @@ func (n *Node) KubeNode(ctx context.Context) (cluster.KubeNode, error) {
 	return k, nil
 }
 
-// Memory reads what was remembered of the node: from the journal, else from the record.
+// Memory reads what was remembered about the node: from the journal, else from the record.
 func (n *Node) Memory(ctx context.Context) (parking.Memory, error) {
 	var m parking.Memory
 	found, err := n.Journal.Get(n.Key("memory"), &m)
@@ -177,7 +177,7 @@ func (n *Node) UpdateRecord(ctx context.Context, change func(*parking.Record)) e
 	return exchange.ChangeRecord(ctx, n.Proxmox, park.VM, n.Run, n.Late.Forgetting(park.VM.ID, change))
 }
 
-// AskEtcd lists whom to ask about etcd, the node itself last.
+// AskEtcd lists the endpoints to ask about etcd, the node itself last.
 func (n *Node) AskEtcd() []cluster.Endpoint {
 	return append(n.OtherControlPlanes(), cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr})
 }
@@ -187,7 +187,7 @@ func (n *Node) OtherControlPlanes() []cluster.Endpoint {
 	return slices.DeleteFunc(slices.Clone(n.Plan.ControlPlanes), func(e cluster.Endpoint) bool { return e.Node == n.Plan.Node })
 }
 
-// AsReimage is the same node on its way back to the build that it had.
+// AsReimage returns the node with a plan to reimage it to its previous build.
 func (n *Node) AsReimage() *Node {
 	f := *n
 	f.Plan.Strategy, f.Plan.EtcdKept, f.Plan.Resume = cluster.Reimage, n.Plan.FallbackKept, true

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// LacksNode says what Kubernetes does not know yet of a node's present boot.
+// LacksNode says what Kubernetes does not know yet about a node's current boot.
 func LacksNode(ctx context.Context, kube cluster.NodeReader, node, uuid, bootID string) (string, error) {
 	k, err := kube.Node(ctx, node)
 	switch {
@@ -22,7 +22,7 @@ func LacksNode(ctx context.Context, kube cluster.NodeReader, node, uuid, bootID 
 	return LacksReady(ctx, kube, k, uuid, bootID)
 }
 
-// LacksReady is LacksNode of a Node as it was read after the machine.
+// LacksReady is LacksNode for a Node that was read after the machine.
 func LacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode, uuid, bootID string) (string, error) {
 	switch {
 	case k.UUID != uuid:
@@ -40,12 +40,12 @@ func LacksReady(ctx context.Context, kube cluster.NodeReader, k cluster.KubeNode
 	return "", err
 }
 
-// IsWatched says whether the watches of a machine and of its Node tell when that is mended.
+// IsWatched says whether the watches of a machine and its Node report when the lack is over.
 func IsWatched(lacks string) bool {
 	return strings.HasPrefix(lacks, cluster.StandsIn) || slices.Contains([]string{nodeUnknown, bootUnseen, nodeNotReady}, lacks)
 }
 
-// Settling is what a wait sees of a node that lacks nothing, until that has lasted.
+// Settling is what a wait reports of a node that lacks nothing, until the settling time is over.
 const Settling = "healthy, settling"
 
 const bootUnseen = "Kubernetes has not seen this boot yet"
@@ -54,8 +54,7 @@ const nodeNotReady = "its Node is not Ready"
 
 const nodeUnknown = "Kubernetes does not know it yet"
 
-// Unanswered adds to a wait that was in vain the change that had got no answer:
-// it may be that it never happened.
+// Unanswered adds to a failed wait the change that got no answer: it may never have happened.
 func Unanswered(lost, waited error) error {
 	if lost == nil || waited == nil {
 		return waited

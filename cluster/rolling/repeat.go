@@ -20,11 +20,10 @@ func Final(err error) error {
 	return &cluster.FinalError{Err: err}
 }
 
-// Repeat does something again until its reads are answered, for within at most,
-// and says under the step's ID what it waits for. Every other error ends it, and so
-// does the end of ctx.
+// Repeat repeats do until its reads are answered, at most for within, and says under the step's ID
+// what it waits for. Any other error ends it, and so does the end of ctx.
 func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do func(context.Context) error) (err error) {
-	var since time.Time // the first that was unanswered
+	var since time.Time // the first unanswered attempt
 	w := wait.For{Name: "an answer", Every: max(n.Timing.Poll, time.Second)}
 	w.Seen = func(seen string) {
 		n.Say(path.Join(n.Path, id), fmt.Sprintf("asked again for up to %s: %s", within, seen))
@@ -58,8 +57,8 @@ func (n *Node) RepeatFor(id string) time.Duration {
 	return max(n.Timing.Join, RepeatBefore)
 }
 
-// Repeating has a step of the node, and every step below it, repeated while its
-// reads are unanswered; id is its path below the node.
+// Repeating makes a step of the node, and every step below it, repeat while its reads are
+// unanswered. id is its path below the node.
 func (n *Node) Repeating(id string, s step.Step) step.Step {
 	within := n.RepeatFor(id)
 	skip, do, steps := s.Skip, s.Do, s.Steps
@@ -106,12 +105,11 @@ func (n *Node) RepeatingAll(below string, list []step.Step) []step.Step {
 	return out
 }
 
-// RepeatBefore is for how long a step is repeated while the node still serves.
-// Later the node is away, and ending its roll does not bring it back: then a step
-// is repeated for Timing.Join.
+// RepeatBefore is how long a step is repeated while the node still serves. Later the node is out,
+// and to end its roll does not bring it back: then a step is repeated for Timing.Join.
 const RepeatBefore = 3 * time.Minute
 
-// Repeatable marks the error of a change that is the same when it is made twice.
+// Repeatable marks the error of a change that is idempotent.
 func Repeatable(err error) error {
 	if !errors.Is(err, cluster.ErrLostAnswer) {
 		return err
@@ -119,6 +117,6 @@ func Repeatable(err error) error {
 	return &cluster.RepeatableError{Err: err}
 }
 
-// servesDuring are the steps during which the node still serves, by their path
-// below the node. It serves during a gate only where nothing was begun.
+// servesDuring are the steps during which the node still serves, by their path below the node.
+// During a gate it serves only if its roll had not begun before.
 var servesDuring = []string{"snapshot-etcd", "gate", "pull", "take-down/remember", "take-down/drain", "take-down/leave-etcd", "upgrade/remember", "upgrade/drain"}

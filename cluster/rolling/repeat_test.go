@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// TestStepsAreRepeated: a step whose reads are unanswered is run again, and asked
-// whether it is needed before; every clear answer ends it at once.
+// TestStepsAreRepeated: a step whose reads are unanswered runs again, after its Skip is asked
+// again. Any clear answer ends it at once.
 func TestStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	busy := fmt.Errorf("read it: %w", cluster.ErrNotNow)
@@ -26,19 +26,19 @@ func TestStepsAreRepeated(t *testing.T) {
 		after time.Duration
 		want  error
 	}{
-		"answered":               {did: 1},
-		"busy twice":             {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
-		"a host is away":         {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
-		"a refusal":              {errs: []error{refused}, did: 1, want: refused},
-		"a refusal beside it":    {errs: []error{errors.Join(busy, refused)}, did: 1, want: refused},
-		"a lost claim":           {errs: []error{fault.As(fault.Claimed, fmt.Errorf("lost: %w", errOther))}, did: 1, want: errOther},
-		"a lost change":          {errs: []error{errors.Join(busy, cluster.ErrLostAnswer)}, did: 1, want: cluster.ErrLostAnswer},
-		"a lost one made again":  {errs: []error{Repeatable(errors.Join(busy, cluster.ErrLostAnswer))}, did: 2, after: time.Second},
-		"put back already":       {errs: []error{Final(busy)}, did: 1, want: cluster.ErrNotNow},
-		"silent members alone":   {errs: []error{&cluster.SilentError{Err: refused}}, did: 2, after: time.Second},
-		"not found":              {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
-		"it stays so":            {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
-		"a refusal in the midst": {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
+		"answered":              {did: 1},
+		"busy twice":            {errs: []error{busy, busy}, did: 3, after: 2 * time.Second},
+		"a host is offline":     {errs: []error{&cluster.HostsAway{}}, did: 2, after: time.Second},
+		"a refusal":             {errs: []error{refused}, did: 1, want: refused},
+		"a refusal beside it":   {errs: []error{errors.Join(busy, refused)}, did: 1, want: refused},
+		"a lost claim":          {errs: []error{fault.As(fault.Claimed, fmt.Errorf("lost: %w", errOther))}, did: 1, want: errOther},
+		"a lost change":         {errs: []error{errors.Join(busy, cluster.ErrLostAnswer)}, did: 1, want: cluster.ErrLostAnswer},
+		"a lost one made again": {errs: []error{Repeatable(errors.Join(busy, cluster.ErrLostAnswer))}, did: 2, after: time.Second},
+		"put back already":      {errs: []error{Final(busy)}, did: 1, want: cluster.ErrNotNow},
+		"silent members alone":  {errs: []error{&cluster.SilentError{Err: refused}}, did: 2, after: time.Second},
+		"not found":             {errs: []error{cluster.ErrNotFound}, did: 1, want: cluster.ErrNotFound},
+		"busy for ever":         {errs: slices.Repeat([]error{busy}, 1000), did: 181, after: RepeatBefore, want: cluster.ErrNotNow},
+		"a refusal in between":  {errs: []error{busy, refused}, did: 2, after: time.Second, want: refused},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -69,7 +69,7 @@ func TestStepsAreRepeated(t *testing.T) {
 
 var errOther = errors.New("to another run")
 
-// TestRepeatingEndsWithItsContext: the end of the run, or the loss of its claim, ends it at once.
+// TestRepeatingEndsWithItsContext: the end of the run, or a lost claim, ends it at once.
 func TestRepeatingEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -85,7 +85,7 @@ func TestRepeatingEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// TestHowLongStepsAreRepeated: as long as a node may take to come back, once it may be away.
+// TestHowLongStepsAreRepeated: once the node may be out, as long as a node may take to come back.
 func TestHowLongStepsAreRepeated(t *testing.T) {
 	t.Parallel()
 	n := &Node{Roll: &Roll{Timing: cluster.Timing{Join: time.Hour}}}

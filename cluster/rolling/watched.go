@@ -9,17 +9,16 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// JustNow is how old a look may be that has found all as it should be, for the next
-// step not to repeat it.
+// JustNow is the maximum age of a positive result that the next step may reuse.
 const JustNow = time.Second
 
-// Wait looks until it is so, telling the display what it sees under the step's ID.
-// What is wrong with our own credentials no waiting mends.
+// Wait waits until look succeeds, and shows under the step's ID what it sees. An error about our
+// own credentials ends it at once.
 func (n *Node) Wait(ctx context.Context, id, name string, timeout time.Duration, look wait.Look) error {
 	return n.Watch(ctx, id, wait.For{Name: name, Timeout: timeout}, look)
 }
 
-// Watch is wait with hints when to look.
+// Watch is Wait with control over when to look.
 func (n *Node) Watch(ctx context.Context, id string, w wait.For, look wait.Look) error {
 	w.Seen = func(seen string) { n.Tell(id, w.Name+": "+seen) }
 	return n.Timing.Await(ctx, w, look)
@@ -37,8 +36,8 @@ func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchDetached(ctx, n.Plan.Node, tell)
 }
 
-// Arrived reads a machine that is running and ready; lacks says how far one is that is
-// not, of which little is asked.
+// Arrived reads a machine that is running and ready. For a machine that is not, it asks little, and
+// lacks says how far the machine is.
 func (n *Node) Arrived(ctx context.Context) (m cluster.BootedMachine, lacks string, err error) {
 	if m, err = n.Talos.Arrived(ctx, n.Plan.Addr); err == nil {
 		lacks = n.LacksMachine(m.MachineStanding)
@@ -57,7 +56,7 @@ func (n *Node) LacksMachine(m cluster.MachineStanding) string {
 	return ""
 }
 
-// OfMachine names a wait for what the machine itself shows.
+// OfMachine is a wait for something that the machine itself reports.
 func (n *Node) OfMachine(name string, timeout time.Duration) wait.For {
 	return wait.For{Name: name, Timeout: timeout, Watches: []wait.Watch{n.WatchMachine}}
 }

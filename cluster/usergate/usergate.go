@@ -15,11 +15,11 @@ import (
 type Ask struct {
 	Objects  cluster.ObjectJudge
 	Commands cluster.CommandRunner
-	Env      []string // of commands
+	Env      []string // for commands
 }
 
-// Look asks a gate once. seen says what keeps it from holding. An error of kind
-// fault.Refused is one that only the configuration, or more rights, can mend.
+// Look asks a gate once. seen says what keeps it from holding. An error of kind fault.Refused can
+// be fixed only by the configuration, or by more rights.
 func (a Ask) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen string, err error) {
 	if g.Command != nil {
 		exit, said, err := a.Commands.RunGate(ctx, *g.Command, a.Env)
@@ -39,7 +39,8 @@ func (a Ask) Look(ctx context.Context, g cluster.UserGate) (holds bool, seen str
 	return verdictOf(judged, *g.Objects)
 }
 
-// verdictOf says whether the gate holds: of objects of which there are none nothing is known.
+// verdictOf says whether the gate holds. Without any object it does not hold, unless it is
+// optional.
 func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string, err error) {
 	switch {
 	case j.Unserved != "" && !g.Optional:
@@ -62,5 +63,5 @@ func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string,
 	return false, fmt.Sprintf("%d of %d: %s", len(j.Failing), j.Objects, seen), nil
 }
 
-// shownObjects are as many as a line takes.
+// shownObjects is how many objects fit on a line.
 const shownObjects = 3

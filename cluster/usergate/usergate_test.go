@@ -16,14 +16,14 @@ func TestVerdict(t *testing.T) {
 		seen     string
 		err      string
 	}{
-		"all of them":             {judged: failing(), holds: true},
-		"not one":                 {judged: failing("a/b"), seen: "1 of 12: a/b: status.ok=false"},
-		"not many":                {judged: failing("a", "b", "c", "d", "e"), seen: "5 of 12: a: status.ok=false; b: status.ok=false; c: status.ok=false; and 2 more"},
-		"not even the optional":   {judged: failing("a"), optional: true, seen: "1 of 12: a: status.ok=false"},
-		"none there":              {seen: "there is no such object"},
-		"none needed":             {optional: true, holds: true},
+		"all hold":                {judged: failing(), holds: true},
+		"one fails":               {judged: failing("a/b"), seen: "1 of 12: a/b: status.ok=false"},
+		"many fail":               {judged: failing("a", "b", "c", "d", "e"), seen: "5 of 12: a: status.ok=false; b: status.ok=false; c: status.ok=false; and 2 more"},
+		"an optional one fails":   {judged: failing("a"), optional: true, seen: "1 of 12: a: status.ok=false"},
+		"no object":               {seen: "there is no such object"},
+		"no object, optional":     {optional: true, holds: true},
 		"not installed":           {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, err: "ceph.rook.io is not installed"},
-		"not installed nor asked": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
+		"not installed, optional": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

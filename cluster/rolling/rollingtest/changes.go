@@ -18,7 +18,7 @@ func AsCP(s *Scene) {
 	}
 }
 
-// Begun has the replacement's record open, with the disks where they were.
+// Begun opens the replacement's record; the disks are still where they were.
 func Begun(s *Scene) {
 	s.Rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Disks: []parking.ParkedDisk{
 		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}, {Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1"},
@@ -37,7 +37,7 @@ func All(changes ...func(*Scene)) func(*Scene) {
 
 func Resumed(s *Scene) { s.Plan.Resume = true }
 
-// Swapped has the new system disk on the VM, and the old one parked.
+// Swapped puts the new system disk on the VM, and parks the old one.
 func Swapped(s *Scene) {
 	s.PX.Guests[9900] = cluster.VM{ID: 9900, Host: "pve1", Config: KV{"scsi30": "fast:vm-9900-disk-0,backup=0"}}
 	On(101, KV{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r1 build=b"})(s)
@@ -47,17 +47,17 @@ func On(id cluster.VMID, config KV) func(*Scene) { return func(s *Scene) { s.PX.
 
 func Off(s *Scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) }
 
-// Previous has a build to fall back to.
+// Previous adds a build to fall back to.
 func Previous(s *Scene) {
 	b := s.Want.Build
 	b.ISOName = "old.iso"
 	s.Plan.Previous = &b
 }
 
-// Waiting has another node down.
+// Waiting makes another node not Ready.
 func Waiting(s *Scene) { OnNode("cp3", func(k *cluster.KubeNode) { k.Ready = false })(s) }
 
-// Joined has the new system a member of etcd.
+// Joined makes the new system a member of etcd.
 func Joined(s *Scene) { s.Mem.EtcdID = 9 }
 
 func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
@@ -68,12 +68,12 @@ func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
 	}
 }
 
-// Silent has the machine not answer with the cluster's certificates.
+// Silent makes the machine not answer with the cluster's certificates.
 func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
 
 func Saved(s *Scene) { s.Config["journal"] = cluster.Secret("machine: {}") }
 
-// Filed has the node's configuration in a file that the plan has shown.
+// Filed puts the node's configuration in a file that the plan has shown.
 func Filed(s *Scene) {
 	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
 	s.Config["file"], s.Config["runs"] = text, text
@@ -95,7 +95,7 @@ func Fails(call string, err error) func(*Scene) {
 	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
 }
 
-// hashOf is what a plan says of a file.
+// hashOf is the hash by which a plan knows a file.
 func hashOf(text cluster.Secret) string {
 	hash, err := cluster.Text(text)
 	if err != nil {

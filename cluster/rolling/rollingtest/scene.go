@@ -19,8 +19,8 @@ import (
 
 type KV = map[string]string
 
-// Scene is a node with all that its roll talks to: the worker wk1 on VM 101, or what a
-// row makes of it, beside three control planes.
+// Scene is a node with everything that its roll talks to: the worker wk1 on VM 101, or what a row
+// makes of it, and three control planes.
 type Scene struct {
 	*rolling.Node
 	PX      *clustertest.Proxmox
@@ -28,15 +28,15 @@ type Scene struct {
 	Local   []cluster.LocalData
 	Owners  []string
 	Pods    []string
-	UUIDs   map[netip.Addr]string // of the machines; "": it does not answer
+	UUIDs   map[netip.Addr]string // of the machines; "": the machine does not answer
 	Machine cluster.Machine       // the node's own
-	Blank   cluster.BlankMachine  // that, in maintenance mode
+	Blank   cluster.BlankMachine  // the same machine in maintenance mode
 	Members []cluster.EtcdMember
 	Status  map[netip.Addr]cluster.EtcdStatus
 	Mem     parking.Memory
 	Rec     *parking.Record // on VM 9900, its parking VM; nil: there is none
 	Config  map[string]cluster.Secret
-	Number  cluster.VMID // of the parking VM, by the journal
+	Number  cluster.VMID // VMID of the parking VM in the journal
 	Cancel  func()       // ends the context
 	Applied string       // the UUID with which the machine answers once it has its configuration
 }
@@ -85,7 +85,7 @@ func NewScene() *Scene {
 	return s
 }
 
-// ready writes the record, and what is remembered in it.
+// Ready writes the record and its memory.
 func (s *Scene) Ready() {
 	if s.Rec == nil || s.PX.Guests[9900].Config["description"] != "" {
 		return

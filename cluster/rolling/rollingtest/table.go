@@ -14,15 +14,15 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Call is something that a gate comes before, of a node that is that far.
+// Call is something that gates guard, on a node that Ready has prepared.
 type Call struct {
 	Do    func(*Scene, context.Context) error
 	Ready func(*Scene)
-	Done  string   // by it, where nothing is in the way
-	Deaf  []string // calls that may fail, for what they tell is no reason to refuse, or they are made again
+	Done  string   // what it does if nothing is in the way
+	Deaf  []string // calls that may fail: their answer is no reason to refuse, or they are repeated
 }
 
-// Row is a call that is refused, or not, once something has changed.
+// Row is a call that is refused, or not, after a change.
 type Row struct {
 	Do     string // the name of the call
 	Change func(*Scene)
@@ -31,7 +31,7 @@ type Row struct {
 	Took   time.Duration
 }
 
-// CheckCalls: with nothing in the way each goes ahead, and stops where a call fails.
+// CheckCalls checks that each call succeeds if nothing is in the way, and stops if a port fails.
 func CheckCalls(t *testing.T, calls map[string]Call) {
 	t.Helper()
 	for name, c := range calls {
@@ -53,7 +53,7 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 	}
 }
 
-// CheckRows: every condition of a gate refuses something that no other one does.
+// CheckRows checks that every condition of a gate refuses something that no other one refuses.
 func CheckRows(t *testing.T, calls map[string]Call, rows []Row) {
 	t.Helper()
 	for _, row := range rows {
@@ -74,7 +74,7 @@ func CheckRows(t *testing.T, calls map[string]Call, rows []Row) {
 	}
 }
 
-// play does it with the row's change, or with one call failing.
+// play runs do with the row's change, or with one failing call.
 func play(t *testing.T, failAt int, do func(*Scene, context.Context) error, changes ...func(*Scene)) (s *Scene, took time.Duration, err error) {
 	synctest.Test(t, func(t *testing.T) {
 		s = NewScene()
