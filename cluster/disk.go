@@ -251,8 +251,8 @@ var (
 	}
 	// droppedOptions are dropped by Proxmox 9 ($DROPPED_PROPERTIES there).
 	droppedOptions = []string{"cyls", "heads", "secs", "trans"}
-	// byteRates become megabytes, but parse_drive always makes them 0.000: it uses the test whether
-	// the value is set as the number.
+	// byteRates become megabytes, but always 0.000: parse_drive converts the boolean "is set", not
+	// the number.
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 

@@ -170,8 +170,8 @@ func ImageOf(image string, v Version) (string, error) {
 }
 
 // Retag returns image, as a configuration names it, with the version of like, the image that runs,
-// but in its own repository. It returns like if image is "". Of images with a vendor's tag it
-// returns image if both tags are equal, and like within one repository.
+// but in its own repository. It returns like if image is "". If a tag is a vendor's, it returns
+// image where both tags are equal, and like within one repository.
 func Retag(image, like string) (string, error) {
 	if image == "" || image == like {
 		return like, nil

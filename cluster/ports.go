@@ -68,9 +68,9 @@ type Inventory interface {
 
 // VMReader reads VMs.
 type VMReader interface {
-	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running is
-	// about 10 s late: decide by VM. If hosts do not answer it lists the VMs of the others, and
-	// returns a *HostsAway, too.
+	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running
+	// lags by about 10 s: rely on VM instead. If hosts do not answer, it returns the VMs of the
+	// others and a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if
 	// there is none.
@@ -333,7 +333,7 @@ type EtcdRestorer interface {
 	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
 	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
 	// EtcdBootstrap starts etcd from the uploaded snapshot, and returns when the machine has
-	// accepted that. ErrNotYet if it can be retried; refused if the machine has data of etcd.
+	// accepted that. ErrNotYet if it is too early: retry; refused if the machine has data of etcd.
 	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, copied bool) error
 }
 

@@ -20,7 +20,7 @@ type Took struct {
 	Steps        map[string]int `json:"steps,omitempty"`                 // seconds of those that took any, by path below the node
 }
 
-// tookKey is the suffix of such a key of the journal.
+// tookKey is the suffix of the journal's key for a node's Took.
 const tookKey = "/took"
 
 // TookKey is the journal's key for a node's Took.

@@ -67,7 +67,7 @@ type FinalError struct{ Err error }
 func (e *FinalError) Error() string { return e.Err.Error() }
 func (e *FinalError) Unwrap() error { return e.Err }
 
-// UnprovenError says why something was not done: it is unknown whether the claim is still ours.
+// UnprovenError says why something was not done: it is unknown whether the claim is ours.
 type UnprovenError struct{ Err error }
 
 func (e *UnprovenError) Error() string { return e.Err.Error() }

@@ -62,7 +62,7 @@ func (vm VM) Arch() string {
 }
 
 // FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if none
-// does. Without a cloud-init drive settings have no effect.
+// does. Without a cloud-init drive, these settings have no effect.
 func (vm VM) FixedAddress() string {
 	disks, _ := vm.Disks() // an unreadable drive is no cloud-init drive
 	if !slices.ContainsFunc(disks, Disk.CloudInit) {
