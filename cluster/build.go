@@ -17,8 +17,8 @@ type Reason struct {
 	New  string `json:"new,omitempty"`
 }
 
-// History gives the extensions that a lock hash ("sha256-…") stands for, of the
-// current lock or a past one; known is false for a hash that no lock of ours has.
+// History returns the extensions that a lock hash ("sha256-…") stands for, in the current lock or a
+// past one. known is false for a hash that is in none of our locks.
 type History func(lockHash string) (extensions []LockedExtension, known bool)
 
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
@@ -41,7 +41,7 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	return append(out, DiffExtensions(b, m)...)
 }
 
-// DiffTarget compares what an image is made for, of which the schematic says nothing.
+// DiffTarget compares what the schematic does not state: architecture, platform and Secure Boot.
 func DiffTarget(b Build, m RunningSystem) []Reason {
 	var out []Reason
 	if m.Arch != "" && m.Arch != b.Arch {
@@ -64,7 +64,7 @@ func OnOff(on bool) string {
 	return "off"
 }
 
-// diffDigests names the extensions whose digest moved, where a past lock tells what the found hash stands for.
+// diffDigests names the extensions whose digest changed, if a past lock has the found hash.
 func diffDigests(b Build, found string, past History) []Reason {
 	old, known := past(found)
 	if !known {
@@ -74,7 +74,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 	for _, e := range b.Extensions {
 		i := slices.IndexFunc(old, func(o LockedExtension) bool { return o.Name == e.Name })
 		if i < 0 || old[i].Digest == e.Digest {
-			continue // an added extension shows by its name
+			continue // DiffExtensions reports an added one by its name
 		}
 		out = append(out, Reason{
 			"extension-digest",
@@ -87,8 +87,8 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return out
 }
 
-// ConfigEntry is what imager adds to the list of extensions for a machine
-// configuration that the schematic embeds (pkg/imager/embed.go of Talos).
+// ConfigEntry is the entry that imager adds to the list of extensions if the schematic embeds a
+// machine configuration (pkg/imager/embed.go of Talos).
 const ConfigEntry = "embedded-config"
 
 func DiffExtensions(b Build, m RunningSystem) []Reason {
@@ -120,19 +120,19 @@ func DiffExtensions(b Build, m RunningSystem) []Reason {
 	return out
 }
 
-// BootISO tells a boot ISO of recast by its name.
+// BootISO says whether a drive holds a boot ISO of recast, and returns the ISO's file name.
 func BootISO(d Disk) (name string, ok bool) {
 	_, path, _ := strings.Cut(d.Volid, ":")
 	name = path[strings.LastIndex(path, "/")+1:]
 	return name, d.CDROM && strings.HasPrefix(name, "recast-") && strings.HasSuffix(name, ".iso")
 }
 
-// LockArg is the kernel argument by which a schematic carries the hash of its extension digests.
+// LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
 const LockArg = "recast.lock="
 
-// LockHash is the lock that the image was built from, as its schematic states
-// it: "sha256-…", or "" where recast did not lock it. The kernel's own command
-// line is no evidence: GRUB drops schematic arguments on an upgrade.
+// LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did
+// not lock it. The running kernel's command line is no evidence: GRUB drops schematic arguments on
+// an upgrade.
 func (s SchematicEntry) LockHash() string {
 	for field := range strings.FieldsSeq(s.YAML) {
 		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), LockArg); ok {
@@ -142,16 +142,16 @@ func (s SchematicEntry) LockHash() string {
 	return ""
 }
 
-// IsBeingInstalled says whether the machine may yet leave its boot ISO by itself: one
-// whose installation broke off gets as far as "running".
+// IsBeingInstalled says whether the machine may still leave its boot ISO by itself. After an
+// interrupted installation its stage is "running".
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
-// DiffInstalled compares what the machine would become without anybody's doing:
-// at its next boot, or when it is installed anew from its own configuration.
+// DiffInstalled compares what the machine would become without us: at its next boot, or when it is
+// reinstalled from its own configuration.
 func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	var out []Reason
 	if m.FromISO {
-		// Its installation broke off, and nothing else says so: the phase is "installed".
+		// The installation was interrupted. Nothing else shows it: the phase is "installed".
 		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
 	}
 	if m.PendingReboot() {
@@ -170,9 +170,9 @@ func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	return out
 }
 
-// installs says whether an image reference stands for the build: by digest, or
-// by a tag of the factory, whose repository is named after the schematic. A
-// digest can't be told while the build's own is not known.
+// installs says whether an image reference is the build's installer: by digest, or by the factory's
+// tag, where the repository is named after the schematic. Any digest matches while the build's own
+// is unknown.
 func (b Build) installs(image string) bool {
 	_, digest, pinned := strings.Cut(image, "@")
 	_, want, built := strings.Cut(b.Installer, "@")
@@ -185,6 +185,6 @@ func (b Build) installs(image string) bool {
 
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
-// PreviousLock is the way back that needs no kept disk. A lock is refused unless it is
-// that of recast.yaml and of the schematics beside it.
+// PreviousLock is a way back that needs no kept disk. recast refuses a lock that does not match
+// recast.yaml and the schematics beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// TestEmbeddedConfigIsNoExtension: imager lists it among them, where a schematic embeds one.
+// TestEmbeddedConfigIsNoExtension: imager lists an embedded configuration among the extensions.
 func TestEmbeddedConfigIsNoExtension(t *testing.T) {
 	t.Parallel()
 	m := RunningSystem{Extensions: []ExtensionEntry{{Name: "embedded-config", Version: "beef"}}}

@@ -13,15 +13,15 @@ type Disk struct {
 	Key     string   // "scsi1", "efidisk0", "tpmstate0", "unused0", "ide2"
 	Volid   string   // "fast:9011/vm-9011-disk-1.raw"; "none" and "cdrom" for an empty drive
 	Owner   VMID     // from the volume's name; 0 when it has none (an ISO, a device path)
-	CDROM   bool     // a CD drive, the cloud-init drive among them
+	CDROM   bool     // a CD drive or the cloud-init drive
 	Options []string // everything after the volid, in order, as written
-	Pod     bool     // a PersistentVolume names it: see VM.Pods; false where nobody has looked
+	Pod     bool     // a PersistentVolume names it: see VM.Pods; false if that was not read
 }
 
 var (
 	diskKey = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
-	// fileOwner is for storages of files, where the directory says whose a volume
-	// is, whatever the file is called (Storage/Plugin.pm, parse_volname).
+	// fileOwner is for file storages, where the directory names a volume's owner, whatever the file
+	// is called (Storage/Plugin.pm, parse_volname).
 	fileOwner   = regexp.MustCompile(`^(?:\d+/[^/]+/)?(\d+)/[^/]+$`)
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
@@ -29,9 +29,8 @@ var (
 // IsDiskKey says whether a configuration key names a drive.
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
-// ParseDisk parses a drive's value, "volid,option=value,…". What has no name, or
-// the name file or volume, is the volume, wherever it stands (pve-common,
-// JSONSchema.pm, parse_property_string).
+// ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name,
+// or named file or volume, in any position (pve-common, JSONSchema.pm, parse_property_string).
 func ParseDisk(key, value string) (Disk, error) {
 	if !IsDiskKey(key) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
@@ -71,18 +70,18 @@ func ParseDisk(key, value string) (Disk, error) {
 	return d, nil
 }
 
-// CloudInit says whether this is Proxmox's own cloud-init drive: generated,
-// freed and made anew with the VM.
+// CloudInit says whether this is Proxmox's own cloud-init drive: generated, deleted and recreated
+// with the VM.
 func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 
-// cloudInit is how Proxmox tells its own (PVE/QemuServer/Drive.pm,
-// drive_is_cloudinit): vm-9011-data-cloudinit is somebody's disk.
+// cloudInit is how Proxmox recognises its own (PVE/QemuServer/Drive.pm, drive_is_cloudinit):
+// vm-9011-data-cloudinit is a user's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
 // Storage is the part of the volid before the colon.
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
 
-// Option returns the value of an option, "" if it is not there.
+// Option returns the value of an option; "" if it is not set.
 func (d Disk) Option(name string) string {
 	for _, o := range d.Options {
 		if v, ok := strings.CutPrefix(o, name+"="); ok {
@@ -113,13 +112,14 @@ func (d Disk) With(name, value string) []string {
 // Value is the drive as the configuration writes it.
 func (d Disk) Value() string { return strings.Join(append([]string{d.Volid}, d.Options...), ",") }
 
-// Bootable says whether the drive can be the one that Talos is installed on:
-// a disk on a bus, neither CD, EFI variables, TPM state nor detached.
+// Bootable says whether Talos can be installed on the drive: a disk on a bus, not a CD, EFI
+// variables, TPM state or a detached volume.
 func (d Disk) Bootable() bool {
 	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !d.Detached()
 }
 
-// Detached says whether the drive is an unusedN: a volume that the VM has and its guest has not.
+// Detached says whether the drive is an unusedN: a volume that the VM owns but its guest does not
+// see.
 func (d Disk) Detached() bool { return strings.HasPrefix(d.Key, "unused") }
 
 // SizeBytes is the size= option in bytes; 0 if it is missing or unreadable.
@@ -180,20 +180,20 @@ func FindDrive(disks []Disk, key string) (Disk, bool) {
 	return disks[i], true
 }
 
-// Where a disk is in sysfs, below /devices: the slot of the controller on its PCI
-// bus, and for SCSI the address on the controller, host:channel:target:lun. Disks of
-// SATA, USB and the network have such an address too, but behind something else.
+// A disk's path in sysfs, below /devices: the slot of the controller on its PCI bus, and for SCSI
+// the address on the controller, host:channel:target:lun. SATA, USB and network disks have such an
+// address too, but below other devices.
 var (
 	virtioBlk  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/virtio\d+$`)
 	virtioSCSI = regexp.MustCompile(`/virtio\d+/host\d+/target[0-9:]+/\d+:0:0:(\d+)$`)
 	otherSCSI  = regexp.MustCompile(`/[0-9a-f]{4}:[0-9a-f]{2}:([0-9a-f]{2})\.0/host\d+/target[0-9:]+/\d+:0:(\d+):0$`)
 )
 
-// addressed reads off a disk's address which drive it is, as qemu-server places them
-// (print_drivedevice_full in DriveDevice.pm, get_pci_addr_map in PCI.pm): scsiN is
-// LUN N of target 0 with the virtio controllers, target N with PVSCSI, and one of
-// seven targets of an LSI controller; virtioN has a slot of its own. Two of those
-// are on different buses with one slot. ok is false where the address tells nothing.
+// addressed returns the drives that a disk's bus address can mean, as qemu-server places them
+// (print_drivedevice_full in DriveDevice.pm, get_pci_addr_map in PCI.pm): scsiN is LUN N of target
+// 0 with the virtio controllers, target N with PVSCSI, and one of seven targets of an LSI
+// controller; virtioN has its own slot, but two of them share one on different buses. ok is false
+// if the address shows no drive.
 func addressed(scsihw, busPath string) (keys []string, ok bool) {
 	if at := virtioBlk.FindStringSubmatch(busPath); at != nil {
 		switch slot := slotNumber(at[1]); {
@@ -227,7 +227,7 @@ func addressed(scsihw, busPath string) (keys []string, ok bool) {
 	return nil, false
 }
 
-// firstSCSI is the slot of the first SCSI controller; the second one is in the next.
+// firstSCSI is the slot of the first SCSI controller; the second one has the next slot.
 const firstSCSI = 5
 
 func slotNumber(hex string) int {
@@ -238,9 +238,9 @@ func slotNumber(hex string) int {
 	return int(n)
 }
 
-// What Proxmox makes of a drive's options when it reads them (qemu-server,
-// PVE/QemuServer/Drive.pm; pve-common, JSONSchema.pm, parse_property_string). A
-// configuration keeps them as somebody wrote them until Proxmox writes that drive anew.
+// How Proxmox reads a drive's options (qemu-server, PVE/QemuServer/Drive.pm; pve-common,
+// JSONSchema.pm, parse_property_string). A configuration keeps them as they were written until
+// Proxmox rewrites that drive.
 var (
 	driveSwitches = []string{
 		"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
@@ -249,17 +249,16 @@ var (
 		"bps_rd_length": "bps_rd_max_length", "bps_wr_length": "bps_wr_max_length",
 		"iops_rd_length": "iops_rd_max_length", "iops_wr_length": "iops_wr_max_length",
 	}
-	// droppedOptions are forgotten by Proxmox 9, $DROPPED_PROPERTIES there.
+	// droppedOptions are dropped by Proxmox 9 ($DROPPED_PROPERTIES there).
 	droppedOptions = []string{"cyls", "heads", "secs", "trans"}
-	// byteRates become megabytes, of which parse_drive always makes 0.000: it
-	// takes whether one is set for the number.
+	// byteRates become megabytes, but always 0.000: parse_drive converts the boolean "is set", not
+	// the number.
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 
-// DriveOptions are options of a drive as Proxmox reads them, sorted, so that two
-// drives can be compared. The size is none: it is the volume's, which Proxmox
-// reads anew whenever it writes the drive (API2/Qemu.pm, create_disks), and
-// somebody may resize it.
+// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It
+// leaves out the size: that is the volume's, users can resize it, and Proxmox reads it again
+// whenever it writes the drive (API2/Qemu.pm, create_disks).
 func DriveOptions(options []string) []string {
 	var read []string
 	for _, o := range options {
@@ -295,10 +294,10 @@ func ParseBoolean(s string) (on, ok bool) {
 	return false, false
 }
 
-// Reassigns are the types of storage that can give a volume to another VM:
-// those whose plugin has the feature "rename" (pve-storage, volume_has_feature
-// in PVE/Storage/*Plugin.pm). ZFS over iSCSI ("zfs") and iSCSI itself have not,
-// CephFS holds no disks, and what is not known here can't be relied upon.
+// Reassigns are the storage types that can give a volume to another VM: those whose plugin has the
+// feature "rename" (pve-storage, volume_has_feature in PVE/Storage/*Plugin.pm). ZFS over iSCSI
+// ("zfs") and iSCSI itself do not have it, CephFS holds no disks, and unknown types count as
+// unable.
 var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
 // ReferencedBy lists every place in these VMs that names a volume.
@@ -307,7 +306,7 @@ func ReferencedBy(volid string, vms []VM) []string {
 	for _, vm := range vms {
 		for key, value := range vm.Config {
 			if !strings.Contains(value, volid) {
-				continue // to take every value apart would cost the square of the VMs
+				continue // parsing every value would be quadratic in the number of VMs
 			}
 			if d, err := ParseDisk(key, value); err == nil && d.Volid == volid {
 				out = append(out, PlaceOf(vm.ID, key))
@@ -320,7 +319,7 @@ func ReferencedBy(volid string, vms []VM) []string {
 
 func PlaceOf(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
 
-// OfHost says whether the drive is a device or a file of the host, by its path.
+// OfHost says whether the drive is a device or a file of the host, named by its path.
 func (d Disk) OfHost() bool { return strings.HasPrefix(d.Volid, "/") }
 
 // Use is a VM or a snapshot with the values of its configuration.
@@ -351,10 +350,10 @@ func JoinOptions(volid, options string) string {
 	return volid + "," + options
 }
 
-// OtherMedia are the VM's media that are not there for the blank boot, by drive: any ISO
-// may hold cloud-init data, which would configure the machine before recast does (Talos,
-// platform/nocloud/metadata.go, configFromCD). What is in the drive that the boot ISO
-// takes is among them no more than boot ISOs are.
+// OtherMedia returns the VM's media that are not for the blank boot, by drive. Any ISO may hold
+// cloud-init data, which would configure the machine before recast does (Talos,
+// platform/nocloud/metadata.go, configFromCD). It leaves out boot ISOs, and what is in the drive
+// that the boot ISO takes.
 func (vm VM) OtherMedia() (map[string]Disk, error) {
 	disks, err := vm.Disks()
 	if err != nil {

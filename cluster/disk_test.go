@@ -155,7 +155,7 @@ func TestProveSystemDisk(t *testing.T) {
 	})
 }
 
-// TestProveSystemDiskWhereTalosShowsNoSerial: that is SCSI and SATA, and IDE has it in another form.
+// TestProveSystemDiskWhereTalosShowsNoSerial: that is SCSI and SATA; IDE serials have another form.
 func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 	t.Parallel()
 	const scsi = "virtio-scsi-single"
@@ -193,8 +193,8 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 	})
 }
 
-// TestProveSystemDiskByAddress: what is on another bus, or on another machine's, is
-// not taken for the drive whose number its address has.
+// TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in
+// its address.
 func TestProveSystemDiskByAddress(t *testing.T) {
 	t.Parallel()
 	two := func(scsihw, a, b string) map[string]string {
@@ -289,8 +289,8 @@ func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
 	}
 }
 
-// TestOptionsAsProxmoxReadsThem: two spellings that mean the same drive to
-// Proxmox are the same, and nothing else is.
+// TestOptionsAsProxmoxReadsThem: options are the same only if Proxmox reads the same drive from
+// both spellings.
 func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

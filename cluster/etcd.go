@@ -6,8 +6,8 @@ import (
 	"net/url"
 )
 
-// Address is where the member's machine is reached: at its node's address, for
-// etcd may talk to its peers over a network that is not ours; else by its peer URL.
+// Address returns where to reach the member's machine: its node's address, since etcd's peers may
+// use a separate network; without a known node, the address in its peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	for _, e := range known {
 		if e.Node == m.Name {
@@ -33,5 +33,5 @@ func (m EtcdMember) Label() string {
 	return fmt.Sprintf("%x", m.ID) // added, but not started yet
 }
 
-// IsLearner follows the name of a member that is one.
+// IsLearner is the text after the name of a learner.
 const IsLearner = " is a learner: it does not vote yet"

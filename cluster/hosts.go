@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// HostsAway is the error of a reading that lacks what is on Proxmox hosts that
-// do not answer. A host alone tells the configurations of its VMs; of them the
-// rest of the cluster knows little more than the numbers.
+// HostsAway is the error of a read that lacks what is on unavailable Proxmox hosts. Only a host
+// itself has the configurations of its VMs; the rest of the cluster knows little more than their
+// VMIDs.
 type HostsAway struct {
 	Hosts []AwayHost // by name
 	VMs   []VM       // what is on them, by VMID, without configuration
@@ -23,18 +23,18 @@ type AwayHost struct {
 	Why  string // IsOffline, "does not answer: …"
 }
 
-// IsOffline is what is said of a host that the Proxmox cluster has lost: it is not
-// part of the quorum, so nothing can be written there.
+// IsOffline describes a host that the Proxmox cluster has lost: it is outside the quorum, so
+// nothing can be written there.
 const IsOffline = "is offline"
 
-// Key tells one state of a host from another.
+// Key identifies a host and whether it is offline.
 func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
 
 func (e *HostsAway) Error() string {
 	return fmt.Sprintf("%s, so %s can't be read", e.Who(), Numbers(e.VMs))
 }
 
-// Who names the hosts and what is the matter with each.
+// Who names the hosts and what is wrong with each.
 func (e *HostsAway) Who() string {
 	var parts []string
 	for _, h := range e.Hosts {
@@ -52,7 +52,7 @@ func (e *HostsAway) Names() string {
 	return strings.Join(names, " and ")
 }
 
-// VM is the VM of that number if it is on one of the hosts.
+// VM returns the VM with that VMID if it is on one of the hosts.
 func (e *HostsAway) VM(id VMID) (VM, bool) {
 	if e == nil {
 		return VM{}, false
@@ -64,7 +64,7 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 	return e.VMs[i], true
 }
 
-// Without leaves VMs out, and the hosts that have no other.
+// Without leaves out these VMs, and hosts that have no others.
 func (e *HostsAway) Without(ids []VMID) *HostsAway {
 	rest := &HostsAway{}
 	for _, vm := range e.VMs {
@@ -80,7 +80,7 @@ func (e *HostsAway) Without(ids []VMID) *HostsAway {
 	return rest
 }
 
-// Hinted is the error with what to do about each host.
+// Hinted returns the error with a hint for each host.
 func (e *HostsAway) Hinted() error {
 	err := error(e)
 	for _, h := range e.Hosts {
@@ -101,11 +101,10 @@ func Numbers(vms []VM) string {
 	return "VMs " + strings.Join(ids, ", ")
 }
 
-// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if
-// somebody has moved one of them meanwhile, and what brings it back; "" if they
-// are where the replacement was begun. vm is nil while it is deleted. Proxmox
-// hands disks over on one host only, on shared storages too (qemu-server,
-// API2/Qemu.pm, move_vm_disk).
+// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if one of them
+// was migrated since, and how to move it back; "" if both are on the host where it began. vm is nil
+// while it is deleted. Proxmox moves a disk only between VMs of one host, on shared storages too
+// (qemu-server, API2/Qemu.pm, move_vm_disk).
 func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
 	if there, known := away.VM(id); vm == nil && known {
 		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)
@@ -128,8 +127,8 @@ func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) strin
 		begun, strings.Join(is, " and "), strings.Join(back, "; "))
 }
 
-// MigrateCommand is what somebody types to move a VM. One that is off takes its local
-// disks along unasked (qemu-server, PVE/QemuMigrate.pm).
+// MigrateCommand is the command that migrates a VM. A stopped VM takes its local disks along
+// without an option (qemu-server, PVE/QemuMigrate.pm).
 func MigrateCommand(vm VM, to string) string {
 	command := fmt.Sprintf("qm migrate %d %s", vm.ID, to)
 	if vm.Running {
@@ -138,8 +137,8 @@ func MigrateCommand(vm VM, to string) string {
 	return command
 }
 
-// RequireQuorum is asked right before every call that can destroy: without
-// quorum Proxmox deletes a VM's disks first and fails afterwards.
+// RequireQuorum is checked right before every destructive call: without quorum Proxmox deletes a
+// VM's disks first and fails afterwards.
 func RequireQuorum(ctx context.Context, px HostReader) error {
 	quorate, err := px.Quorate(ctx)
 	if err != nil {

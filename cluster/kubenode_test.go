@@ -29,7 +29,7 @@ func TestAttachedVolumeString(t *testing.T) {
 			AttachedVolume{Attachment: "csi-1a", Volume: "pv-1", Driver: "csi.example.com", Trouble: "can't be detached: disk is busy"},
 			"PersistentVolume pv-1 (driver csi.example.com) can't be detached: disk is busy",
 		},
-		"of its pod alone": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
+		"without a PersistentVolume": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -10,7 +10,8 @@ import (
 type Kube interface {
 	KubeReader
 	NodeWriter
-	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged where it is neither.
+	// SetProxyImage changes the image of kube-proxy's DaemonSet; ErrChanged if it has neither
+	// image.
 	SetProxyImage(ctx context.Context, from, to string) error
 }
 
@@ -21,54 +22,52 @@ type KubeReader interface {
 	ComponentReader
 }
 
-// NodeReader reads Node objects, and what is at work on them.
+// NodeReader reads Node objects, and what else acts on them.
 type NodeReader interface {
 	// Nodes lists the Node objects.
 	Nodes(ctx context.Context) ([]KubeNode, error)
-	// Node reads one of them. ErrNotFound if there is none.
+	// Node reads one Node object. ErrNotFound if there is none.
 	Node(ctx context.Context, name string) (KubeNode, error)
-	// WatchNode tells when the Node becomes Ready, with another boot perhaps: see wait.Watch.
+	// WatchNode reports when the Node becomes Ready, perhaps in another boot: see wait.Watch.
 	WatchNode(ctx context.Context, node string, tell func(look bool)) error
 	// PendingCertificates names the certificate requests of its kubelet that wait for approval.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
-	// OtherOwners lists, in words, what else in the cluster would bring nodes to a
-	// version of its own: upgraders such as tuppr, unless they are suspended.
+	// OtherOwners lists, in words, what else in the cluster would change the versions of nodes:
+	// upgraders like tuppr, unless they are suspended.
 	OtherOwners(ctx context.Context) ([]string, error)
 }
 
 // NodeWriter changes nodes.
 type NodeWriter interface {
-	// Cordon makes the node unschedulable and marks it with why, in one change. A
-	// node that is unschedulable without a mark is somebody else's doing: it gets
-	// the mark with Foreign set.
+	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
+	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
 	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable.
 	Uncordon(ctx context.Context, node string) error
-	// SetFailedBuild remembers on the Node that a build came back from an in-place
-	// upgrade as the old system; "" forgets it.
+	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
+	// system; "" clears it.
 	SetFailedBuild(ctx context.Context, node, build string) error
-	// SetBooted remembers on the Node what its machine runs.
+	// SetBooted records on the Node what its machine runs.
 	SetBooted(ctx context.Context, node string, b Booted) error
-	// Drain evicts the pods of a node that is cordoned, respecting
-	// PodDisruptionBudgets, until none but DaemonSet and mirror pods are left. A
-	// refusal is asked again until the timeout, an API that is away waited for. say
-	// gets a line for each pod and each refusal.
+	// Drain evicts the pods of a cordoned node, respecting PodDisruptionBudgets, until only
+	// DaemonSet and mirror pods are left. Until the timeout it retries refused evictions and waits
+	// for an unavailable API. say gets a line for each pod and each refusal.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
-	// RestoreMetadata gives the node back the labels, annotations and taints it had,
-	// leaving alone keys that Kubernetes and Talos manage themselves.
+	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
+	// Kubernetes and Talos manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
 }
 
-// VolumeReader reads which volumes there are, where, and what is on one node only.
+// VolumeReader reads volumes, where they are, and which data is on one node only.
 type VolumeReader interface {
-	// AttachedVolumes lists what is attached to the node, or still being detached, by
-	// name, and which pod that a drain leaves uses it.
+	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name,
+	// each with the pod that uses it and that a drain leaves.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
-	// WatchDetached tells when a volume was detached from the node: see wait.Watch.
+	// WatchDetached reports when a volume was detached from the node: see wait.Watch.
 	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
-	// LocalData reads for each of the nodes what is bound to it: local and hostPath
-	// PersistentVolumes in use, what its pods write to it, directories of Longhorn and
-	// Rook, pools of LINSTOR. Under "" it has the volumes of Proxmox' CSI driver.
+	// LocalData reads what is bound to each of the nodes: local and hostPath PersistentVolumes in
+	// use, what its pods write to it, directories of Longhorn and Rook, pools of LINSTOR. The key
+	// "" has the volumes of Proxmox' CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)
@@ -76,35 +75,35 @@ type VolumeReader interface {
 
 // ComponentReader reads which Kubernetes the cluster runs.
 type ComponentReader interface {
-	// APIServer asks the API server at that very address for its version. An error says
-	// that it does not serve, or not us.
+	// APIServer asks the API server at this address for its version. An error says that it does not
+	// serve, or refuses us.
 	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
 	StaticPods(ctx context.Context) ([]StaticPod, error)
 	// ProxySet reads the DaemonSet of kube-proxy. ErrNotFound where there is none.
 	ProxySet(ctx context.Context) (ProxySet, error)
-	// RemovedObjects lists, in words, the objects of kinds that Kubernetes to, one
-	// minor version after from, serves no more. Errors are those of RemovedFlags.
+	// RemovedObjects lists, in words, the objects whose kinds version to of Kubernetes, one minor
+	// version after from, no longer serves. Errors are as for RemovedFlags.
 	RemovedObjects(ctx context.Context, from, to string) ([]string, error)
 }
 
 // DrainOptions bound a drain.
 type DrainOptions struct {
 	Timeout time.Duration
-	Force   bool // also delete pods that no controller will bring back
-	// Delete has pods that are still refused when Timeout is over deleted, which
-	// asks no PodDisruptionBudget, and waited for as long again.
+	Force   bool // also delete pods that no controller recreates
+	// Delete deletes pods whose eviction is still refused after Timeout, bypassing
+	// PodDisruptionBudgets, and waits for them for another Timeout.
 	Delete bool
 }
 
-// Judged is what a look at an ObjectGate's objects saw.
+// Judged is what an ObjectJudge found out about an ObjectGate's objects.
 type Judged struct {
 	Unserved string // why there can be no such objects: the kind is not installed; "" if it is
 	Objects  int    // how many were selected
 	Failing  []FailingObject
 }
 
-// FailingObject is one of which the expression is not true, or can't be told.
+// FailingObject is an object for which the expression is not true or can't be evaluated.
 type FailingObject struct {
 	Name string // with its namespace: "longhorn-system/pvc-1a2b"
 	Why  string // what the expression reads of it: "status.robustness=degraded"; or the error of its evaluation
@@ -115,12 +114,12 @@ type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
 
-// CommandRunner runs a program once, with env added to its environment. An error
-// means that it could not be run, or not to its end.
+// CommandRunner runs a program once, with env added to its environment. An error means that it did
+// not start, or was stopped before its end.
 type CommandRunner interface {
-	// RunGate runs that of a gate; said is what it printed last.
+	// RunGate runs a gate's program; said is what it printed last.
 	RunGate(ctx context.Context, g CommandGate, env []string) (exit int, said string, err error)
-	// RunHook runs that of a hook; line is told what it prints, as it prints it.
+	// RunHook runs a hook's program; line gets each line as it is printed.
 	RunHook(ctx context.Context, g CommandGate, env []string, line func(text string)) (HookEnd, error)
 }
 
@@ -134,28 +133,28 @@ type HookEnd struct {
 // HookOutput is how much of what a hook prints is kept.
 const HookOutput = 64 << 10
 
-// Leases keeps the claim of a run whose Proxmox token may not make VMs: as a
-// Lease of Kubernetes, in kube-system.
+// Leases keeps the claim of a run whose Proxmox token can't create VMs: as a Kubernetes Lease in
+// kube-system.
 type Leases interface {
 	// Lease reads the claim's Lease. ErrNotFound if there is none; ErrNoAnswer if
 	// the API can't tell.
 	Lease(ctx context.Context) (Lease, error)
-	// CreateLease makes it. ErrExists if somebody was faster.
+	// CreateLease creates it. ErrExists if another run was faster.
 	CreateLease(ctx context.Context, l Lease) error
-	// UpdateLease writes it if it still is that one, with that revision, else ErrChanged.
+	// UpdateLease writes it if its UID and revision are unchanged, else ErrChanged.
 	UpdateLease(ctx context.Context, l Lease) error
-	// DeleteLease deletes it if it still is that one, with that revision, else ErrChanged.
+	// DeleteLease deletes it if its UID and revision are unchanged, else ErrChanged.
 	DeleteLease(ctx context.Context, l Lease) error
 }
 
 // Lease is a Lease that is a claim.
 type Lease struct {
 	Name     string // as Kubernetes knows it: "kube-system/recast"
-	UID      string // "" while it is to be made
+	UID      string // "" before it is created
 	Revision string
 	Holder   string // for people
 	Duration time.Duration
 	Acquired time.Time
 	Renewed  time.Time
-	Claim    string // what recast reads; "": somebody else's Lease
+	Claim    string // what recast reads; "": not a Lease of recast
 }

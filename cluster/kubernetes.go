@@ -58,26 +58,25 @@ func (k *KubernetesImages) at(c Component) *string {
 // Of is the image of a component.
 func (k KubernetesImages) Of(c Component) string { return *k.at(c) }
 
-// With has another image for a component.
+// With returns k with another image for a component.
 func (k KubernetesImages) With(c Component, image string) KubernetesImages {
 	*k.at(c) = image
 	return k
 }
 
-// MachineKubernetes is what a machine's Talos says of the Kubernetes on it.
+// MachineKubernetes is what a machine's Talos says about the Kubernetes on it.
 type MachineKubernetes struct {
 	UUID         string // SMBIOS UUID, lower-case
 	TalosVersion string // "v1.13.9"
 	BootID       string
-	Images       KubernetesImages // it is to run, as its configuration says or Talos itself where that names none
-	// Revisions are those of the configurations that its static pods are made from:
-	// a pod of a lower one is yet to be replaced.
+	Images       KubernetesImages // that it should run: from its configuration, or Talos' own where that names none
+	// Revisions are the revisions of the configurations that its static pods are made from: a pod
+	// with a lower one has not been replaced yet.
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
 	APIPort        int  // of its API server; 0: it runs none
-	// Pending says that the configuration that runs is not the one that is stored: one
-	// is staged for the next boot, or one is tried. Editing the stored one would make
-	// all of it live.
+	// Pending says that the running configuration is not the stored one: another is staged for the
+	// next boot, or is being tried. Editing the stored one would activate all of it.
 	Pending bool
 }
 
@@ -88,13 +87,13 @@ type StaticPod struct {
 	Image     string
 	Revision  uint64 // of the configuration that it was made from
 	Ready     bool
-	Why       string // it is not, as far as is told
+	Why       string // why it is not ready, if known
 }
 
 // ProxySet is the DaemonSet of kube-proxy.
 type ProxySet struct {
 	Image string
-	// Seen says that its controller has looked at the present image.
+	// Seen says that its controller has observed the present image.
 	Seen                       bool
 	Wanted, Updated, Available int // pods
 }
@@ -105,13 +104,13 @@ var imageSuffixes = []string{"-fat", "-slim"}
 // imageRef is an image reference in its parts.
 type imageRef struct {
 	Repository string
-	Prefix     string // what the tag has before the version: "v" or nothing
+	Prefix     string // of the tag before the version: "v" or nothing
 	Version    Version
-	Suffix     string // of the tag behind the version
+	Suffix     string // of the tag after the version
 	Digest     string
 }
 
-// splitImage takes an image reference apart; tag and digest are "" where it has none.
+// splitImage splits an image reference; tag and digest are "" if it has none.
 func splitImage(image string) (repository, tag, digest string) {
 	rest, digest, _ := strings.Cut(image, "@")
 	i := strings.LastIndex(rest, ":")
@@ -121,7 +120,7 @@ func splitImage(image string) (repository, tag, digest string) {
 	return rest[:i], rest[i+1:], digest
 }
 
-// ParseImage takes an image reference apart whose tag is a version of Kubernetes itself.
+// ParseImage parses an image reference whose tag is an upstream Kubernetes version.
 func ParseImage(image string) (imageRef, error) {
 	repository, tag, digest := splitImage(image)
 	if tag == "" {
@@ -151,8 +150,8 @@ func (r imageRef) String() string {
 	return r.Repository + ":" + r.Prefix + strings.TrimPrefix(r.Version.String(), "v") + r.Suffix
 }
 
-// ImageOf is an image with another version. One that is pinned by a digest has
-// none that could be known.
+// ImageOf returns an image with another version. It fails if the image is pinned by a digest: that
+// of the other version is unknown.
 func ImageOf(image string, v Version) (string, error) {
 	r, err := ParseImage(image)
 	switch {
@@ -170,10 +169,9 @@ func ImageOf(image string, v Version) (string, error) {
 	return r.String(), nil
 }
 
-// Retag is the image with the version of another one, in its own repository: of
-// an image that a configuration names, and of the one that runs. It is the other
-// one where it is "" itself. Tags of a vendor's own stay, and are taken over within
-// one repository.
+// Retag returns image, as a configuration names it, with the version of like, the image that runs,
+// but in its own repository. It returns like if image is "". If a tag is a vendor's, it returns
+// image where both tags are equal, and like within one repository.
 func Retag(image, like string) (string, error) {
 	if image == "" || image == like {
 		return like, nil
@@ -195,8 +193,8 @@ func Retag(image, like string) (string, error) {
 	return retagged, nil
 }
 
-// takesOver says whether an image can stand for another one of its repository:
-// both are of some version, if only of a vendor's own.
+// takesOver says whether like can replace an image of the same repository: both tags are versions,
+// though perhaps a vendor's, and image has no digest.
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
@@ -205,7 +203,7 @@ func takesOver(image, like string) bool {
 	return a == b && digest == "" && errA == nil && errB == nil
 }
 
-// SameVersion says whether two images are of one version of Kubernetes.
+// SameVersion says whether two images have the same version of Kubernetes.
 func SameVersion(a, b string) bool {
 	x, errX := ParseImage(a)
 	y, errY := ParseImage(b)
@@ -218,7 +216,7 @@ func sameTag(a, b string) bool {
 	return tagA != "" && tagA == tagB
 }
 
-// Version is a version of Kubernetes, or of Talos, which counts alike.
+// Version is a version of Kubernetes, or of Talos, whose versions have the same format.
 type Version struct {
 	Major, Minor, patch int
 	pre                 string // "rc.0"; "": it is a release
@@ -226,24 +224,24 @@ type Version struct {
 
 var kubeVersionPattern = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?$`)
 
-// ParseVersion reads "v1.35.4", with or without the letter.
+// ParseVersion reads "v1.35.4", with or without the v.
 func ParseVersion(s string) (Version, error) {
 	m := kubeVersionPattern.FindStringSubmatch(s)
 	if m == nil {
 		return Version{}, fmt.Errorf("%q is no version of Kubernetes: write it like v1.35.4", s)
 	}
-	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // digits, and few of them
+	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // at most six digits: no error
 	return Version{number(1), number(2), number(3), m[4]}, nil
 }
 
-// upstreamPre is what a version of Kubernetes itself has before its release. What
-// else stands there, a vendor has added, and counts up by rules of its own.
+// upstreamPre matches the pre-release part of an upstream Kubernetes version. Anything else there
+// is a vendor's, with an order of its own.
 var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
 
-// ofVendor says whether it is a version that Kubernetes itself never had.
+// ofVendor says whether Kubernetes itself never had this version.
 func (v Version) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
 
-// CheckKubernetesVersion finds out whether that is a version of Kubernetes itself.
+// CheckKubernetesVersion refuses a version that is not one of Kubernetes itself.
 func CheckKubernetesVersion(s string) error {
 	v, err := ParseVersion(s)
 	if err == nil && (v.ofVendor() || strings.Contains(s, "+")) {
@@ -269,7 +267,7 @@ func (v Version) Compare(o Version) int {
 
 func (v Version) Before(o Version) bool { return v.Compare(o) < 0 }
 
-// comparePre puts a release after what came before it, as https://semver.org does.
+// comparePre orders pre-releases before their release, as https://semver.org does.
 func comparePre(a, b string) int {
 	switch {
 	case a == b:

@@ -18,7 +18,7 @@ type Machine struct {
 	RunningSystem
 	BootID       string
 	Hostname     string
-	Nodename     string // by which its kubelet registers; "" before Talos knows it
+	Nodename     string // that its kubelet registers with; "" before Talos knows it
 	ControlPlane bool
 	Disks        []MachineDisk // without CD-ROMs, loop and read-only devices
 	SystemDisk   string        // device name ("sda"); "" in maintenance mode
@@ -27,11 +27,11 @@ type Machine struct {
 	InstallImage string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
 	ConfigHidden bool         // see ComparedMachine
 	Encryption   []Encryption
-	Remembered   bool            // it does not answer: this is what was remembered of it, and nothing of its system disk
-	Addresses    []reach.Address // that it has now; only of StateReader.Machine
+	Remembered   bool            // it does not answer: this was recorded earlier, without its system disk
+	Addresses    []reach.Address // its present ones; read by StateReader.Machine only
 }
 
-// MachineStanding is which machine answers, and how far it is.
+// MachineStanding says which machine answers, and how far it has come.
 type MachineStanding struct {
 	UUID  string // SMBIOS UUID, lower-case
 	Stage string // "maintenance", "installing", "booting", "running", …
@@ -39,13 +39,13 @@ type MachineStanding struct {
 	Unmet []string // conditions that keep it from being ready
 }
 
-// RunningSystem is which system a machine runs, and which it would boot next.
+// RunningSystem says which system a machine runs, and which it would boot next.
 type RunningSystem struct {
 	TalosVersion string // "v1.13.9"
 	Arch         string // of the image that runs: "amd64", "arm64"; "": it does not say
 	Platform     string // of the image that runs: "nocloud", "metal", …; "": it does not say
 	SecureBoot   *bool  // whether the firmware verifies what it boots; nil: it does not say
-	BootEntry    string // boot loader entry it says that it was booted from, lower-case; "" when unknown or booted from an ISO
+	BootEntry    string // boot loader entry that it says it booted, lower-case; "" when unknown or booted from an ISO
 	NextBoot     string // entry that the boot loader takes by default (efivar LoaderEntryDefault), lower-case; "" when it can't be read
 	FromISO      bool   // it runs from a boot ISO, installed or not
 	Schematic    SchematicEntry
@@ -66,7 +66,7 @@ type BootedMachine struct {
 // BlankMachine is a machine in maintenance mode.
 type BlankMachine struct {
 	Machine
-	Fingerprint string // of the certificate that it has shown, as talosctl apply-config --cert-fingerprint takes it
+	Fingerprint string // of the certificate that it presented, as talosctl apply-config --cert-fingerprint takes it
 }
 
 // ComparedMachine is what Diff compares of a machine.
@@ -80,7 +80,7 @@ type ComparedMachine struct {
 	Encryption   []Encryption
 }
 
-// Machine is m for Diff; the rest of the machine is unknown.
+// Machine returns m for Diff; the rest of the machine is unknown.
 func (m ComparedMachine) Machine() Machine {
 	return Machine{
 		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk,
@@ -98,18 +98,18 @@ func (m Machine) Compared() ComparedMachine {
 	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.InstallImage, m.ConfigHidden, m.Encryption}
 }
 
-// StandsIn begins what Standing says of a machine in another stage.
+// StandsIn is how the text of Standing begins.
 const StandsIn = "stage "
 
-// Standing is how far a machine is that does not run, or is not ready.
+// Standing describes a machine that does not run yet, or is not ready.
 func (m MachineStanding) Standing() string {
-	if m.Ready { // it always is while it neither boots nor runs (machine_status.go in machined)
+	if m.Ready { // always true in stages other than booting and running (machine_status.go in machined)
 		return StandsIn + m.Stage
 	}
 	return fmt.Sprintf("%s%s, not ready: %s", StandsIn, m.Stage, words.OrNone(strings.Join(m.Unmet, ", ")))
 }
 
-// CheckBooted compares what a machine has booted from the ISO of a build with that build.
+// CheckBooted compares what a machine booted from a build's ISO with that build.
 func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	if m.Schematic.LockHash() != b.LockHash || m.Schematic.ID != b.SchematicID || m.TalosVersion != b.TalosVersion {
 		problems = append(problems, fault.WithHint(
@@ -132,13 +132,14 @@ func (m RunningSystem) InstallsApart() bool {
 	return major == "1" && err == nil && number >= 13
 }
 
-// Installable says whether the configuration would choose a disk to install on.
+// Installable says whether the machine would install Talos on a disk that its configuration
+// selects.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 
-// PendingReboot says whether another system is installed than the one that runs. The
-// entry that a machine says it has booted may be that of the boot before: after a
-// kexec Talos knows the new one only where the kernel could write an EFI variable
-// (controllers/runtime/booted_entry.go). What runs, the version tells as well.
+// PendingReboot says whether the installed system is another than the running one. The entry that a
+// machine says it booted may be of the previous boot: after a kexec Talos knows the new one only if
+// the kernel could write an EFI variable (controllers/runtime/booted_entry.go). So the running
+// version is compared too.
 func (m RunningSystem) PendingReboot() bool {
 	if m.NextBoot == "" || m.BootEntry == "" || m.NextBoot == m.BootEntry {
 		return false
@@ -160,8 +161,8 @@ type Booted struct {
 	Entry  string `json:"entry"`
 }
 
-// Corrected is the system of the Node's machine, with the entry that it runs in truth.
-// bootID is "" where it was not read.
+// Corrected returns m with the entry that the Node's machine really runs. bootID is "" if it was
+// not read.
 func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	if k.Booted.Entry != "" && k.Booted.BootID == cmp.Or(bootID, k.BootID) {
 		m.BootEntry = k.Booted.Entry
@@ -169,8 +170,8 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	return m
 }
 
-// BlankAddress says how the node's machine will be reached at addr when it boots
-// from the ISO of a build with nothing on its system disk: see reach.Find.
+// BlankAddress says how the node's machine will have addr when it boots from a build's ISO with
+// nothing on its system disk: see reach.Find.
 func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *reach.Setting, against reach.Obstacle) {
 	blank := reach.Blank{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // what can't be read is refused elsewhere

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestPendingReboot: the name of an entry with another version than the one that
-// runs is that of the boot before.
+// TestPendingReboot: an entry whose name has another version than the running one is of the
+// previous boot.
 func TestPendingReboot(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -26,15 +26,15 @@ type ConfigFile struct {
 	Changes []config.Change `json:"changes,omitempty"`
 }
 
-// ConfigPlace is where the machine configuration is that an unfinished replacement
-// gives its node.
+// ConfigPlace says where the machine configuration is that an unfinished replacement gives its
+// node.
 type ConfigPlace string
 
-// The places of it. ConfigNowhere is none but the old system disk.
+// The places. ConfigNowhere: only the old system disk has it.
 const (
 	ConfigNowhere   ConfigPlace = ""
 	ConfigInJournal ConfigPlace = "journal"
-	ConfigInFile    ConfigPlace = "file" // of talos.machineConfigs, with the sum that the record has
+	ConfigInFile    ConfigPlace = "file" // of talos.machineConfigs, with the checksum in the record
 )
 
 // FoundFile is a node's file as it was found.
@@ -44,11 +44,11 @@ type FoundFile struct {
 	Err error  // why it can't be used, or not compared with what the node runs
 }
 
-// NeutralPatch is what recast sets itself, the same in every configuration, so that none
-// differs for it.
+// NeutralPatch sets what recast sets itself to the same values in every configuration, so that no
+// two differ by it.
 var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
-// Text is the hash of what a configuration says.
+// Text returns the hash of a configuration's content.
 func Text(text Secret) (string, error) {
 	docs, err := config.Parse(text)
 	if err != nil {
@@ -57,7 +57,7 @@ func Text(text Secret) (string, error) {
 	return docs.Hash(), nil
 }
 
-// HashOf is what binds a plan to a node's file: "" where there is none that is applied.
+// HashOf returns what binds a plan to a node's file; "" if no file is applied.
 func (f *ConfigFile) HashOf() (file, runs string) {
 	if f == nil || !f.Applied {
 		return "", ""
@@ -65,8 +65,8 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 	return f.Hash, f.Runs
 }
 
-// ErrConfigDamaged is a machine configuration in a journal that is not the one whose
-// sum the record has.
+// ErrConfigDamaged says that the machine configuration in a journal does not match the checksum in
+// the record.
 var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
 
 func ConfigSum(config []byte) string {

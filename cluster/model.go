@@ -28,13 +28,13 @@ type VM struct {
 	Template bool
 	Lock     string            // "backup", "migrate", …; "" when free
 	HA       bool              // managed by Proxmox HA
-	Pool     string            // resource pool, where a list has told; see VMReader.Pool
+	Pool     string            // resource pool, if a list has read it; see VMReader.Pool
 	Digest   string            // of the configuration, for compare-and-swap
 	Config   map[string]string // raw keys and values, pending changes merged; without "digest"
 	Pending  []string          // keys with a pending change, sorted
 
-	// Pods are the volumes in its drives that PersistentVolumes name, as volids, where
-	// that was asked. Proxmox knows nothing of it.
+	// Pods are the volids of its drives that PersistentVolumes name, if that was read. Proxmox does
+	// not know them.
 	Pods []string `json:",omitempty"`
 }
 
@@ -50,7 +50,7 @@ func (vm VM) UUID() string {
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 
-// VMState is whether a VM is on, and where: what a read without its configuration tells.
+// VMState says whether a VM is on, and where: what a read without the configuration returns.
 type VMState struct {
 	ID         VMID
 	Name, Host string
@@ -59,14 +59,14 @@ type VMState struct {
 	HA         bool
 }
 
-// State is what of the VM is not its configuration.
+// State returns the VM without its configuration.
 func (vm VM) State() VMState {
 	return VMState{ID: vm.ID, Name: vm.Name, Host: vm.Host, Running: vm.Running, QMP: vm.QMP, HA: vm.HA}
 }
 
 func (s VMState) String() string { return VM{ID: s.ID, Name: s.Name, Host: s.Host}.String() }
 
-// Container is an LXC container: of no use to recast, but its number is no VM's.
+// Container is an LXC container. recast does not use it, but no VM can have its number.
 type Container struct {
 	ID         VMID
 	Name, Host string
@@ -76,30 +76,31 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
-	// Firewall goes with the VM when it is deleted, and a new VM gets it again.
+	// Firewall is deleted with the VM, and given to the new VM.
 	Firewall firewall.Config
-	// Dropped goes with the VM as well, and no new VM could get it; in words.
+	// Dropped is deleted with the VM, too, and can't be given to a new VM; in words.
 	Dropped   []string
-	ACL       []ACLEntry // at the VM itself, as far as our token sees them; they go with it, too
+	ACL       []ACLEntry // on the VM itself, as far as our token sees them; deleted with it
 	Jobs      []ReplicationJob
-	VNets     []VNet      // networks of the VM's beside the hosts' own bridges
+	VNets     []VNet      // its networks other than the hosts' own bridges
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
-	// Tags are those of the VM's tags that our token could not give to a new VM.
+	// Tags are the VM's tags that our token can't set on a new VM.
 	Tags []string
-	// HostArch is the architecture of the VM's host, as a VM's arch names it, where
-	// the VM has that setting; "": the host does not tell.
+	// HostArch is the architecture of the VM's host, as a VM's arch names it, if the VM has that
+	// setting; "": unknown.
 	HostArch string
-	// Snippets are those of the files in the VM's cicustom that our token sees, by volid.
+	// Snippets are the files in the VM's cicustom that our token sees, by volid.
 	Snippets []string
 }
 
-// VNet is a network of Proxmox' SDN, or a bridge that is not named as the hosts' own are.
+// VNet is a network of Proxmox' SDN, or a bridge without a name like those of the hosts' own
+// bridges.
 type VNet struct {
 	Name   string
 	IPAM   bool // the VNet's zone keeps the addresses of VMs
-	Hidden bool // our token is not shown it
+	Hidden bool // our token can't see it
 }
 
 // TiesRead is a VM's Ties, or why they could not be read.
@@ -117,7 +118,7 @@ type ReplicationJob struct {
 	Disabled bool
 }
 
-// BusyWithin is how far ahead a backup that is due counts as one that runs.
+// BusyWithin is how soon a scheduled backup must start to count as running.
 const BusyWithin = 30 * time.Minute
 
 // HAResource is a VM's resource in Proxmox HA.
@@ -133,10 +134,10 @@ type Storage struct {
 	Type   string // "dir", "lvmthin", "zfspool", "rbd", …
 	Shared bool
 	Thick  bool   // a new disk takes its whole size at once, not what is written to it
-	Pool   string // what it lies on ("pve/data", "rpool/vm"): storages on the same share their room; "": nothing that others use
+	Pool   string // what it is on ("pve/data", "rpool/vm"): storages on the same one share its free space; "": not shared with other storages
 }
 
-// Encryption is how the machine's configuration has one volume encrypted.
+// Encryption says how the machine's configuration encrypts one volume.
 type Encryption struct {
 	Volume      string   // "STATE", "EPHEMERAL", "u-data", …
 	Keys        []string // sorted: "static", "nodeID", "kms", "tpm"
@@ -151,7 +152,7 @@ type EtcdMember struct {
 	Learner bool
 }
 
-// EtcdStatus is how one member says it stands.
+// EtcdStatus is what one member says about itself.
 type EtcdStatus struct {
 	MemberID uint64
 	Leader   uint64 // 0: it knows none
@@ -159,7 +160,7 @@ type EtcdStatus struct {
 	Version  string   // "3.6.4"
 	DBBytes  int64    // size of the database file
 	Errors   []string // its own, and every alarm of the cluster
-	Corrupt  bool     // one of the alarms is that the members do not hold the same data
+	Corrupt  bool     // an alarm says that the data of the members differ
 }
 
 // SchematicEntry is the factory's own entry in the list of extensions; zero when the image carries none.
@@ -176,7 +177,7 @@ type ExtensionEntry struct {
 // MachineDisk is a disk as Talos sees it.
 type MachineDisk struct {
 	Device    string // "sda"
-	Serial    string // as Talos shows it: "" for most SCSI disks, whatever they were given
+	Serial    string // as Talos shows it: "" for most SCSI disks, even if they have one
 	WWID      string // "naa.3…", "t10.ATA …"
 	BusPath   string
 	SizeBytes uint64
@@ -190,25 +191,25 @@ type Volume struct {
 	Label          string // partition label: "EPHEMERAL", "META", …
 	PartitionUUID  string
 	FilesystemUUID string
-	// FilesystemLabel is what tells an LVM or ZFS member, which has no UUID.
+	// FilesystemLabel identifies an LVM or ZFS member, which has no UUID.
 	FilesystemLabel string `json:",omitempty"`
 	Format          string `json:",omitempty"` // "xfs", "ext4", FormatLVM, …; "" where Talos knows none
 	Phase           string // of the Talos volume with that label: "ready", "waiting", …; "" if Talos has none
 	Mount           string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
 }
 
-// What Talos calls a part of an LVM volume group or of a ZFS pool when it finds
-// one on a disk (go-blockdevice, blkid/internal/filesystems).
+// Talos' formats for members of an LVM volume group or of a ZFS pool that it finds on a disk
+// (go-blockdevice, blkid/internal/filesystems).
 const (
 	FormatLVM = "lvm2-pv"
 	FormatZFS = "zfs"
 )
 
-// PoolMember is a disk, partition or other device that an LVM volume group or a
-// ZFS pool has space on.
+// PoolMember is a disk, partition or other device that provides space to an LVM volume group or a
+// ZFS pool.
 type PoolMember struct {
 	Device string   // "sdb", "sdb1", "dm-0"
-	Disks  []string // drives that it lies on; none: unknown, as for a file on a loop device
+	Disks  []string // drives that it is on; none: unknown, as for a file on a loop device
 	Format string   // FormatLVM or FormatZFS
 	Group  string   // its LVM volume group; "" when Talos does not say: before 1.14, and always for ZFS
 }
@@ -224,17 +225,17 @@ type Member struct {
 // KubeNode is a Kubernetes Node.
 type KubeNode struct {
 	Name           string
-	UID            string // of the Node object: another one after somebody deleted it
+	UID            string // of the Node object: changes if that is deleted and created again
 	UUID           string // systemUUID, lower-case
 	BootID         string
 	Ready          bool
 	ControlPlane   bool // by its label
 	Unschedulable  bool
 	Mark           *Mark  // why recast cordoned it; nil if it did not
-	Pause          string // why a person wants it left alone: see PauseMark; "" if nobody does
-	FailedBuild    string // build that came back from an in-place upgrade as the old system
-	Booted         Booted // what its machine runs in that boot, whatever it says itself; "": as it says
-	ProviderID     string // set where a cloud controller looks after the Node
+	Pause          string // why a person paused it: see PauseMark; "" if it is not paused
+	FailedBuild    string // build whose in-place upgrade came back as the old system
+	Booted         Booted // what its machine really runs in that boot; "": what it says itself
+	ProviderID     string // set if a cloud controller manages the Node
 	KubeletVersion string
 	Addresses      []netip.Addr
 	Metadata       NodeMetadata
@@ -253,7 +254,7 @@ type Mark struct {
 	Foreign   bool   `json:"foreign,omitempty"` // somebody else had cordoned it before: it stays so
 }
 
-// NodeMetadata is what people put on a Node and a new Node would lack.
+// NodeMetadata is what users put on a Node and a new Node would lack.
 type NodeMetadata struct {
 	Labels      map[string]string
 	Annotations map[string]string
@@ -285,7 +286,7 @@ type Build struct {
 	SchematicID  string
 	LockHash     string            // the value of the recast.lock kernel argument: "sha256-…"
 	Extensions   []LockedExtension // official ones sorted by name, then those of recast.yaml
-	Installer    string            // by digest, as the node is to pull it; "" until built
+	Installer    string            // by digest, as the node pulls it; "" until built
 	ISOName      string            // file name on Proxmox storage
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it
@@ -309,12 +310,11 @@ const (
 	Reimage  Strategy = "reimage"
 	InPlace  Strategy = "in-place"
 
-	// Rollback and PutBack can't be configured: they bring an old system disk back.
-	// Rollback exchanges the system of a finished node for a kept one; PutBack
-	// gives up a replacement that is not finished.
+	// Rollback and PutBack can't be configured: they restore an old system disk. Rollback replaces
+	// the system of a finished node with a kept one; PutBack cancels an unfinished replacement.
 	Rollback Strategy = "rollback"
 	PutBack  Strategy = "put-back"
-	// Configure can't be either: it gives a machine that was reset its configuration.
+	// Configure can't be configured either: it gives a reset machine its configuration.
 	Configure Strategy = "configure"
 )
 
@@ -326,10 +326,10 @@ type Wanted struct {
 	Build       Build
 	Strategy    Strategy
 	Holder      VMID     // a user's data VM that owns disks of this node; 0: none
-	AcceptLoss  []string // names of data on the system disk that may be lost with it
+	AcceptLoss  []string // names of data on the system disk that may be lost
 	Kubernetes  string   // wanted version, "v1.35.4"; "": none in particular
 	SystemDisk  string   // Proxmox key given by the user ("scsi0"); "": to be proven
-	SystemGiB   int      // wanted size of the system disk; 0: as it is
+	SystemGiB   int      // wanted size of the system disk; 0: unchanged
 	ISOStorages []string // where the boot ISO is, first choice first
 }
 

@@ -25,7 +25,7 @@ type Notice struct {
 // NoticeEvent is what a notice is sent for.
 type NoticeEvent string
 
-// The events of a run. One that ends sends one notice: NoticeFailure unless it is done.
+// The events of a run. At its end a run sends one notice: NoticeFailure unless it is done.
 const (
 	NoticeStart   NoticeEvent = "start"
 	NoticeFailure NoticeEvent = "failure"
@@ -39,8 +39,7 @@ type Fates struct {
 	Left   []string `json:"left"` // not come to, or stopped on the way
 }
 
-// Notifier sends notices. Its error tells of each that did not arrive, without a
-// secret in it.
+// Notifier sends notices. Its error names each that did not arrive, and has no secret in it.
 type Notifier interface {
 	Notify(ctx context.Context, n Notice) error
 }

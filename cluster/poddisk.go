@@ -10,25 +10,24 @@ import (
 	"strings"
 )
 
-// CSI says whether a storage driver of Kubernetes attached this disk for a pod: it
-// comes and goes with the pod, and belongs to nobody's VM. A PersistentVolume says so;
-// the name of a volume proves nothing.
+// CSI says whether a Kubernetes storage driver attached this disk for a pod: it comes and goes with
+// the pod, and belongs to no VM. A PersistentVolume proves it; the volume's name does not.
 func (d Disk) CSI() bool { return d.Pod }
 
-// csiVolume is how sergelogvinov/proxmox-csi-plugin names the volumes that it makes,
-// vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume): none is there twice.
+// csiVolume matches the names that sergelogvinov/proxmox-csi-plugin gives its volumes,
+// vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume). They are unique.
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 
-// LikeCSI says whether the disk is named as that driver names its own.
+// LikeCSI says whether the disk has a name as that driver gives it.
 func (d Disk) LikeCSI() bool {
 	_, name, _ := strings.Cut(d.Volid, ":")
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// PodVolumes are the volumes in the VM's drives that one of these handles means:
-// REGION/ZONE/STORAGE/VOLUME, where ZONE is the host that has the volume, "" on a shared
-// storage (pkg/utils/volume/volume.go there). Older releases wrote the host that it was made on,
-// wherever the VM: with the names that the driver gives, that makes no difference.
+// PodVolumes returns the volumes in the VM's drives that one of these handles means:
+// REGION/ZONE/STORAGE/VOLUME, where ZONE is the host that has the volume, "" on a shared storage
+// (pkg/utils/volume/volume.go there). Older releases wrote the host where the volume was made, even
+// if the VM is on another one: so ZONE does not count for names that the driver gives.
 func (vm VM) PodVolumes(handles []string) []string {
 	if len(handles) == 0 {
 		return nil
@@ -51,12 +50,12 @@ func (vm VM) PodVolumes(handles []string) []string {
 	return out
 }
 
-// Doubtful says whether a drive of the VM may be a pod's, going by whose number it carries.
+// Doubtful says whether a drive of the VM may be a pod's: its volume's name has another VMID.
 func (vm VM) Doubtful(d Disk) bool {
 	return !d.CDROM && !d.OfHost() && !d.Pod && d.Owner != vm.ID
 }
 
-// KnowPods asks for the volumes of pods where a drive of the VM may be one.
+// KnowPods reads the volumes of pods if a drive of the VM may be one, and adds those to Pods.
 func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {
 	disks, err := vm.Disks()
 	if err != nil || !slices.ContainsFunc(disks, vm.Doubtful) {
@@ -74,7 +73,7 @@ func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]str
 	return nil
 }
 
-// DropCSI forgets the disks of pods: they go with the drain, and the new VM gets others.
+// DropCSI removes the disks of pods: they leave with the drain, and the new VM gets others.
 func (vm VM) DropCSI() {
 	maps.DeleteFunc(vm.Config, func(key, value string) bool {
 		d, err := ParseDisk(key, value)
@@ -82,8 +81,8 @@ func (vm VM) DropCSI() {
 	})
 }
 
-// SameButPods says whether a VM is as it was but for disks of pods: those come to a node
-// when another one is drained.
+// SameButPods says whether a VM is unchanged except for disks of pods: a node gets those when
+// another node is drained.
 func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
 	if err := now.KnowPods(ctx, handles); err != nil {
@@ -95,7 +94,8 @@ func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Conte
 	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
 }
 
-// Unclaimed says what to do about a disk that is named as a pod's, and no PersistentVolume has it.
+// Unclaimed says what to do about a disk that has the name of a pod's volume but no
+// PersistentVolume.
 func (d Disk) Unclaimed(vm VM) Obstacle {
 	line := fmt.Sprintf("qm set %d --delete %s", vm.ID, d.Key)
 	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+

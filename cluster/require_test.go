@@ -82,7 +82,8 @@ func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) 
 	return slices.Contains(v.has, host+" "+volid), v.err
 }
 
-// TestRequireISO: the boot ISO is on the first storage that has it, or the node stays.
+// TestRequireISO: the boot ISO is on the first storage that has it; without one the node is
+// refused.
 func TestRequireISO(t *testing.T) {
 	t.Parallel()
 	w := Wanted{Build: Build{ISOName: "new.iso"}, ISOStorages: []string{"a", "b"}}

@@ -10,23 +10,22 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc,
-// of PVE 8 and 9) is in one of the lists here, or is a drive. One that is in none
-// came with a later Proxmox: whether a token may write it is not known, and that
-// must not turn out when the old VM is gone.
+// Every setting that a VM can have (qemu-server, PVE/QemuServer.pm, $confdesc, of PVE 8 and 9) is
+// in one of the lists here, or is a drive. A setting in no list came with a later Proxmox: it is
+// unknown whether a token can write it, and that must not show only after the old VM is deleted.
 var (
-	// RootOnly are those that only the real root@pam user may write, not even its
-	// tokens: those of no group in API2/Qemu.pm, check_vm_modify_config_perm. A VM
-	// that has one can be deleted by a token, but not made again.
+	// RootOnly are the settings that only the user root@pam can change, not even its tokens: those
+	// in no group in API2/Qemu.pm, check_vm_modify_config_perm. A token can delete a VM that has
+	// one, but can't recreate it.
 	RootOnly = []string{
 		"affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages", "spice_enhancements",
 	}
-	// CarriedBuses are numbered, and carried unless rawDevice says otherwise.
+	// CarriedBuses are numbered keys that a new VM keeps unless RawDevice says otherwise.
 	CarriedBuses = []string{"hostpci", "ipconfig", "net", "numa", "parallel", "serial", "usb", "virtiofs"}
 )
 
-// RawDevice tells passed-through devices that are not mapped, and device ROMs:
-// those too are for root@pam alone.
+// RawDevice recognises passed-through devices without a mapping, and device ROMs: only root@pam can
+// set those, too.
 func RawDevice(key, value string) bool {
 	options := Disk{Options: strings.Split(value, ",")}
 	switch bus := NumberedBus(key); bus {
@@ -42,7 +41,7 @@ func RawDevice(key, value string) bool {
 	return false
 }
 
-// NumberedBus is "net" of "net0"; "" for a key that has no number, or is no bus.
+// NumberedBus is "net" of "net0"; "" for a key without a number, or of no bus.
 func NumberedBus(key string) string {
 	bus := strings.TrimRight(key, "0123456789")
 	if bus == key || !slices.Contains(CarriedBuses, bus) {
@@ -51,9 +50,9 @@ func NumberedBus(key string) string {
 	return bus
 }
 
-// ForRoot are a VM's settings that only root@pam may write, sorted: a new VM could
-// not be given them. Without arch it is what its host is (PVE/QemuServer/Helpers.pm,
-// get_vm_arch), which hostArch names, so that one is not needed where it says just that.
+// ForRoot returns a VM's settings that only root@pam can change, sorted: a new VM can't get them.
+// Without arch a VM has its host's architecture (PVE/QemuServer/Helpers.pm, get_vm_arch), hostArch;
+// so an arch that says the same is left out.
 func (vm VM) ForRoot(hostArch string) []string {
 	var keys []string
 	for key, value := range vm.Config {
@@ -67,8 +66,8 @@ func (vm VM) ForRoot(hostArch string) []string {
 	return keys
 }
 
-// RequireRemakeable refuses to recreate a VM that could be deleted but neither made
-// again nor put back. Any of these settings may have come since the plan.
+// RequireRemakeable refuses to recreate a VM that could be deleted but neither recreated nor
+// restored. These settings may be newer than the plan.
 func RequireRemakeable(vm VM, hostArch string) error {
 	keys := vm.ForRoot(hostArch)
 	if len(keys) == 0 {
@@ -78,8 +77,8 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		"take that out of VM %d (qm set %d --delete %s, as root), then run the same command again; reimage keeps such a VM", vm.ID, vm.ID, strings.Join(keys, ","))
 }
 
-// MadeAnew is what Proxmox itself gives a VM that is made again (API2/Qemu.pm,
-// create_vm). A token can't write vmgenid, nobody can write meta.
+// MadeAnew lists what Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A
+// token can't write vmgenid, and no user can write meta.
 func (vm VM) MadeAnew() []string {
 	var out []string
 	switch vm.Config["vmgenid"] {
@@ -98,7 +97,7 @@ func (vm VM) MadeAnew() []string {
 	return out
 }
 
-// BootDevices are those that a boot order names, in order. The old kind ("cdn",
+// BootDevices returns the devices that a boot order names, in order. The old format ("cdn",
 // legacy=cdn) names none (PVE/QemuServer.pm, $boot_fmt).
 func BootDevices(boot string) []string {
 	for part := range strings.SplitSeq(boot, ",") {
@@ -109,17 +108,17 @@ func BootDevices(boot string) []string {
 	return nil
 }
 
-// NeverCarried are the configuration keys that Proxmox makes itself on create, or
-// that belong to the VM object that is gone. A token can't write vmgenid.
+// NeverCarried are the configuration keys that Proxmox sets itself on create, or that belong to the
+// deleted VM. A token can't write vmgenid.
 var NeverCarried = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
 
-// OldSettings is the configuration that a new VM gets in place of an old one:
-// all but what Proxmox makes itself, and no disks.
+// OldSettings returns the configuration that a new VM takes over from an old one: all but the disks
+// and what Proxmox sets itself.
 func OldSettings(vm VM) map[string]string {
 	config := map[string]string{}
 	for key, value := range vm.Config {
 		switch d, err := ParseDisk(key, value); {
-		case slices.Contains(NeverCarried, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key), key == "arch": // see forRoot
+		case slices.Contains(NeverCarried, key), err == nil && !d.CDROM, err != nil && IsDiskKey(key), key == "arch": // see ForRoot
 		case err == nil && d.CloudInit():
 			config[key] = newCloudInit(d)
 		case err == nil:
@@ -134,14 +133,14 @@ func OldSettings(vm VM) map[string]string {
 	return config
 }
 
-// newCloudInit is the value that makes Proxmox make a cloud-init drive like d.
+// newCloudInit is the value that makes Proxmox create a cloud-init drive like d.
 func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }
 
-// WithFormat are the options of d, with the format that its volume's name shows.
-// A storage of files has a default of its own, and cloud-init drives another
-// (API2/Qemu.pm, create_disks); block storages show none, and need none.
+// WithFormat returns the options of d, with the format that its volume's name shows. File storages
+// have a default of their own, and cloud-init drives another (API2/Qemu.pm, create_disks); block
+// storages show no format, and need none.
 func WithFormat(d Disk) []string {
 	for _, format := range []string{"raw", "qcow2", "vmdk"} {
 		if strings.HasSuffix(d.Volid, "."+format) {
@@ -151,7 +150,7 @@ func WithFormat(d Disk) []string {
 	return d.Options
 }
 
-// WithoutOption drops options that only Proxmox may state, or that change.
+// WithoutOption drops options: ones that only Proxmox sets, or that change.
 func WithoutOption(d Disk, names ...string) Disk {
 	d.Options = slices.DeleteFunc(slices.Clone(d.Options), func(o string) bool {
 		name, _, _ := strings.Cut(o, "=")
@@ -160,7 +159,7 @@ func WithoutOption(d Disk, names ...string) Disk {
 	return d
 }
 
-// CDKey picks the CD drive for the boot ISO: an empty one, else the one that is there, else a free key.
+// CDKey picks the CD drive for the boot ISO: an empty one, else an existing one, else a free key.
 func CDKey(config map[string]string, disks []Disk) string {
 	drive := ""
 	for _, d := range disks {
@@ -183,7 +182,7 @@ func CDKey(config map[string]string, disks []Disk) string {
 	return "sata3"
 }
 
-// BootsFirst says whether the firmware looks at that drive before all others.
+// BootsFirst says whether the firmware tries that drive before all others.
 func (vm VM) BootsFirst(key string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(vm.Config["boot"], "order="), ";")
 	return first == key
@@ -194,11 +193,11 @@ var (
 	usbID      = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{4}$`)
 )
 
-// MapDevice is the command that gives the VM by a mapping, which a new VM can have too,
-// the device of the host that it has by its address; "" where none does. The node is
-// restarted by it, since Proxmox plugs nothing into a VM that runs. A mapping must
-// name all that the host shows of a PCI device, or the VM does not start
-// (pve-guest-common, Mapping/PCI.pm, assert_valid); it can't stand for several at once.
+// MapDevice returns the command that gives the VM a host device by a mapping, which a new VM can
+// have too, in place of the device's address; "" if no command can. It restarts the node, since
+// Proxmox does not plug the device into a running VM. A mapping must name all that the host shows
+// of a PCI device, or the VM does not start (pve-guest-common, Mapping/PCI.pm, assert_valid); it
+// can't replace several at once.
 func (vm VM) MapDevice(key, value string) string {
 	options := strings.Split(value, ",")
 	host, rest := "", []string{}
@@ -209,7 +208,7 @@ func (vm VM) MapDevice(key, value string) string {
 			host = o
 		case name == "host":
 			host = of
-		case name == "romfile": // that is root's as well
+		case name == "romfile": // only root@pam can set that, too
 			return ""
 		default:
 			rest = append(rest, o)

@@ -17,7 +17,6 @@ func TestCDKeyIsFree(t *testing.T) {
 	}
 }
 
-// Every setting that a token can't write is one that a create can't carry over.
 func TestRootOnlyIsSorted(t *testing.T) {
 	t.Parallel()
 	if !slices.IsSorted(RootOnly) || !slices.IsSorted(Reassigns) {

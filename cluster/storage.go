@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Room is what room a host has for disks of VMs.
+// Room is the space that a host has for disks of VMs.
 type Room struct {
 	Storages  []StorageRoom // those that take disks of VMs there, by name
-	ThinPools []ThinPool    // of the host, where such a storage lies on one
+	ThinPools []ThinPool    // of the host, if such a storage is on one
 	ErrPools  error         // of reading them
 	Err       error         // why none of this could be read
 }
@@ -26,7 +26,7 @@ type StorageRoom struct {
 // in it fails, not only the one that grew.
 const FullPool = 0.9
 
-// Size writes bytes as people do.
+// Size formats bytes for people.
 func Size(bytes int64) string {
 	if bytes < 10<<30 {
 		return fmt.Sprintf("%d MiB", bytes>>20)
@@ -40,15 +40,15 @@ func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	return room
 }
 
-// Host is a Proxmox node as it says it stands. What could not be read is zero
-// and has its reason in Errs.
+// Host is the state of a Proxmox node, as it says itself. What could not be read is zero and has
+// its reason in Errs.
 type Host struct {
 	Name      string
 	Online    bool
 	Entry     bool   // the one whose API answered: uploads are spooled there
 	Version   string // "9.2.11"
 	Clock     time.Time
-	Asked     time.Time // the moment that Clock is to be held against
+	Asked     time.Time // the time to compare Clock with
 	SpoolFree int64     // bytes free on its root filesystem, which has /var/tmp
 	ThinPools []ThinPool
 	ErrPools  error // of reading them: a host need not have LVM at all
@@ -62,5 +62,5 @@ type ThinPool struct {
 	MetaSize, MetaUsed int64
 }
 
-// CanReassign says whether storages of that type can hand a disk over to another VM.
+// CanReassign says whether storages of that type can give a disk to another VM.
 func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }

@@ -52,12 +52,12 @@ func Texts(obstacles []Obstacle) []string {
 
 // Selector chooses nodes by the labels of their Node objects.
 type Selector struct {
-	Text    string // as it was asked for; "": every node
+	Text    string // as the user gave it; "": every node
 	Matches func(labels map[string]string) bool
 }
 
-// Leavers are the strategies by which a system disk leaves its node. What only
-// that disk has is asked for the same way, whichever of them it is.
+// Leavers are the strategies that remove a system disk from its node. All of them check in the same
+// way what only that disk has.
 var Leavers = []Strategy{
 	Recreate,
 	Reimage,
@@ -65,6 +65,6 @@ var Leavers = []Strategy{
 	PutBack,
 }
 
-// GoneSystemDisk is the name of the system disk of a machine that does not answer:
-// what it was called is not remembered.
+// GoneSystemDisk is the name of the system disk of a machine that does not answer: its device name
+// is not recorded.
 const GoneSystemDisk = "the system disk"

@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// ProveSystemDisk finds the drive that Talos is installed on: by what the
-// running machine says of its system disk (see matchDisk), never by a guess. slot
-// is the user's own word for it ("scsi0", or "" for none) and must agree.
+// ProveSystemDisk finds the drive that Talos is installed on: by what the running machine says
+// about its system disk (see matchDisk), never by a guess. slot is the drive that the user
+// configured ("scsi0", or "" for none), and must agree.
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
 		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
@@ -41,7 +41,7 @@ func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	return found[0], nil
 }
 
-// NameDrives says how a machine's disks are made to show which drives they are.
+// NameDrives says how to make a machine show which of its disks is which drive.
 func NameDrives(vm VM) string {
 	return fmt.Sprintf("give the drive a name of its own that Talos shows: with qm set %d add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, "+
 		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
@@ -62,7 +62,7 @@ func (m Machine) disk(device string) (MachineDisk, bool) {
 	return MachineDisk{}, false
 }
 
-// MachineDisks are the machine's disks that are that drive of the VM, and no other drive.
+// MachineDisks returns the machine's disks that match that drive of the VM and no other.
 func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	var out []MachineDisk
 	for _, disk := range m.Disks {
@@ -73,9 +73,9 @@ func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	return out
 }
 
-// PersistentVolumes are the volumes on the VM's own persistent drives. Disks that
-// a storage system has attached over the network are none of them: they come and
-// go with their pods. Which is which must be known, or nobody would miss one.
+// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that
+// a storage system attached over the network: those come and go with their pods. It fails if it
+// can't tell which is which, or a lost volume would go unnoticed.
 func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
 	known, own := map[string]bool{}, map[string]bool{}
 	var lost []Disk
@@ -101,9 +101,9 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 	return out, nil
 }
 
-// matchDisk finds the drives that can be the machine's disk, and says by what: the
-// name or the bus address that both have, else a size that no other disk has. What
-// another of the machine's disks is by its name or address, this one is not.
+// matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus
+// address that both have, else by a size that no other disk has. It excludes drives that match
+// another of the machine's disks by name or address.
 func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
 	if found, how := tellDisk(vm, drives, disk); how != "" {
 		return found, how
@@ -124,9 +124,9 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 	}), fmt.Sprintf("size %d", disk.SizeBytes)
 }
 
-// tellDisk is matchDisk by what the disk alone shows; how is "" where that is nothing.
-// Talos shows no serial of SCSI and SATA disks: it reads it from sysfs, where
-// only newer kernels have it (GetProperties in go-blockdevice, block/disks.go in machined).
+// tellDisk is matchDisk by the disk's own name or address only; how is "" if it shows neither.
+// Talos shows no serial of SCSI and SATA disks: it reads serials from sysfs, where only newer
+// kernels have them (GetProperties in go-blockdevice, block/disks.go in machined).
 func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk {
 		return slices.DeleteFunc(slices.Clone(drives), func(d Disk) bool { return !match(d) })
@@ -143,8 +143,8 @@ func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string)
 	return nil, ""
 }
 
-// serials are the forms in which Talos may show the drive's serial: as it is, or
-// as udev's ata_id has it, which it asks for IDE drives.
+// serials are the forms in which Talos may show the drive's serial: unchanged, or in the form of
+// udev's ata_id, which Talos uses for IDE drives.
 func (d Disk) serials() []string {
 	serial, err := url.PathUnescape(d.Option("serial")) // as qemu-server reads it (print_drivedevice_full)
 	if err != nil || serial == "" {
@@ -153,8 +153,8 @@ func (d Disk) serials() []string {
 	return []string{serial, "QEMU_HARDDISK_" + serial}
 }
 
-// wwids are what the kernel calls the drive by (scsi_vpd_lun_id in scsi_lib.c):
-// its wwn=, or what libata makes of an ATA drive's model and serial.
+// wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): its wwn=,
+// or what libata makes of an ATA drive's model and serial.
 func (d Disk) wwids() []string {
 	var out []string
 	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
@@ -168,17 +168,16 @@ func (d Disk) wwids() []string {
 
 const naa = "naa."
 
-// contradicts says whether the machine's disk shows a name, and it is not the
-// drive's. One that it does not show says nothing: it may have been given since the start.
+// contradicts says whether the machine's disk shows a name that is not the drive's. A name that it
+// does not show proves nothing: it may have been set after the VM was started.
 func (d Disk) contradicts(disk MachineDisk) bool {
 	serials := d.serials()
 	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
 		disk.Serial != "" && len(serials) > 0 && !slices.Contains(serials, disk.Serial)
 }
 
-// Named are the drive's options with a serial that nobody else has and, where the
-// bus has such a thing, a WWN that is made of it: the serial alone would not be
-// seen in the machine. NAA 3 is for names that nobody has registered.
+// Named returns the drive's options with this unique serial and, if the bus supports it, a WWN made
+// from it: the machine would not show the serial alone. NAA 3 is for locally assigned names.
 func (d Disk) Named(serial string) []string {
 	d.Options = WithoutOption(d, "serial", "wwn").Options
 	d.Options = append(d.Options, "serial="+serial)

@@ -11,20 +11,20 @@ import (
 
 // Timing bounds the waits of a roll.
 type Timing struct {
-	Poll   time.Duration // pause between two looks at the world
+	Poll   time.Duration // pause between two reads
 	Settle time.Duration // how long a node must stay healthy
-	Stop   time.Duration // guest shutdown, then the plug is pulled
+	Stop   time.Duration // guest shutdown, before the VM is switched off
 	Boot   time.Duration // power on to maintenance mode
 	Join   time.Duration // configuration applied to healthy
 	Drain  time.Duration
 }
 
-// rarely is how many pauses long one may get while everything that is waited for
-// is watched: a watch may be silent without being lost.
+// rarely is the factor for the poll interval while a watch is open: a silent watch is not
+// necessarily lost.
 const rarely = 10
 
-// Await looks until it is so, at the pace of t. It does not wait while our own
-// credentials are wrong, which no waiting mends.
+// Await calls look until it is done, at the interval of t. It stops at once if our own credentials
+// are wrong: waiting does not help.
 func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
 	w.Every, w.Watched = t.Poll, rarely*t.Poll
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
@@ -36,7 +36,7 @@ func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
 	})
 }
 
-// AwaitTasks waits until list finds no task that is running.
+// AwaitTasks waits until list finds no running task.
 func AwaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		running, err := list(ctx)

@@ -20,19 +20,19 @@ type Took struct {
 	Steps        map[string]int `json:"steps,omitempty"`                 // seconds of those that took any, by path below the node
 }
 
-// tookKey is the key of the journal under which a node's Took is.
+// tookKey is the suffix of the journal's key for a node's Took.
 const tookKey = "/took"
 
-// TookKey is the key of the journal under which a node's Took is kept.
+// TookKey is the journal's key for a node's Took.
 func TookKey(node string) string { return node + tookKey }
 
-// IsTookKey says whether there is a Took under a key of the journal.
+// IsTookKey says whether a key of the journal is for a Took.
 func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
 
 // Lately is how many earlier rolls an estimate is made from.
 const Lately = 5
 
-// Median is the middle value; of two the larger.
+// Median returns the middle value; of two the larger.
 func Median(values []int) int {
 	slices.Sort(values)
 	return values[len(values)/2]

@@ -10,12 +10,12 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// A server that is busy or restarts says nothing about a node. So the steps of a
-// node are repeated for as long as what they read is left unanswered. A step asks
-// its goal first each time, and may be run again after it was cut off anywhere.
+// A server that is busy or restarts says nothing about a node. So a node's step is retried while
+// its reads get no answer. Each retry checks the step's goal first, and a step can be retried
+// wherever it was interrupted.
 
-// IsUnanswered says whether all that went wrong is that a server gave no clear
-// answer to a read, or to a change that may be made twice. A refusal beside it is a clear answer.
+// IsUnanswered says whether err is only that a server gave no clear answer to a read, or to a
+// change that is safe to repeat. With a refusal beside that it is false.
 func IsUnanswered(err error) bool {
 	if _, isFinal := errors.AsType[*FinalError](err); isFinal || isClear(err) {
 		return false
@@ -27,7 +27,7 @@ func IsUnanswered(err error) bool {
 	return (away || errors.Is(err, ErrNotNow)) && !errors.Is(err, ErrLostAnswer)
 }
 
-// isClear says whether part of err is a refusal that does not come of a missing answer.
+// isClear says whether part of err is a refusal for another reason than a missing answer.
 func isClear(err error) bool {
 	if err == nil {
 		return false
@@ -47,34 +47,34 @@ func isClear(err error) bool {
 	return false
 }
 
-// SilentError is a refusal for the sole reason that somebody gave no answer.
+// SilentError is a refusal for the sole reason that a server gave no answer.
 type SilentError struct{ Err error }
 
 func (e *SilentError) Error() string        { return e.Err.Error() }
 func (e *SilentError) Unwrap() error        { return e.Err }
 func (e *SilentError) Is(target error) bool { return target == ErrNotNow }
 
-// RepeatableError is a change whose answer was lost and that may be made again.
+// RepeatableError is a change whose answer was lost and that is safe to repeat.
 type RepeatableError struct{ Err error }
 
 func (e *RepeatableError) Error() string { return e.Err.Error() }
 func (e *RepeatableError) Unwrap() error { return e.Err }
 
-// FinalError is one after which a step is not repeated: it was repeated for long
-// enough, or the node was put back as it was.
+// FinalError is an error after which a step is not retried: it was retried for long enough, or the
+// node was restored.
 type FinalError struct{ Err error }
 
 func (e *FinalError) Error() string { return e.Err.Error() }
 func (e *FinalError) Unwrap() error { return e.Err }
 
-// UnprovenError is why something was not done: it is not known that the claim is ours.
+// UnprovenError says why something was not done: it is unknown whether the claim is ours.
 type UnprovenError struct{ Err error }
 
 func (e *UnprovenError) Error() string { return e.Err.Error() }
 
 func (e *UnprovenError) Unwrap() error { return e.Err }
 
-// What is sent without a digest.
+// Requests that are sent without a digest.
 const (
 	SentShutdown = "shutdown"
 	SentStop     = "stop"
@@ -83,19 +83,19 @@ const (
 	SentFirewall = "firewall"
 )
 
-// TakesDown are those that switch a node off.
+// TakesDown are the requests that switch a node off.
 var TakesDown = []string{SentShutdown, SentStop}
 
-// NoteUnanswered is called by an adapter that has sent such a request.
+// NoteUnanswered is called by an adapter after it has sent a request that may still be carried out.
 func NoteUnanswered(ctx context.Context) {
 	if noted, is := ctx.Value(unansweredKey{}).(*atomic.Bool); is {
 		noted.Store(true)
 	}
 }
 
-// WithUnanswered gives a context for one call of an adapter that changes something,
-// and a function that says afterwards whether it has sent a request which may still
-// be carried out, with whatever result it has returned (as net/http/httptrace does).
+// WithUnanswered returns a context for one call of an adapter that changes something, and a
+// function that says afterwards whether the call has sent a request that may still be carried out,
+// whatever the call returned (net/http/httptrace works in this way).
 func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 	var noted atomic.Bool
 	return context.WithValue(ctx, unansweredKey{}, &noted), noted.Load
@@ -103,8 +103,8 @@ func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 
 type unansweredKey struct{}
 
-// Elapsed is the time since then by whichever clock says more: a monotonic
-// clock stands still while a machine sleeps, a wall clock can be set back.
+// Elapsed returns the time since then by the clock that shows more: a monotonic clock stops while a
+// machine sleeps, and a wall clock can be set back.
 func Elapsed(then time.Time) time.Duration {
 	now := time.Now()
 	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))

@@ -54,7 +54,7 @@ func (g UserGate) About() string {
 	return about
 }
 
-// line is the program with its arguments on one line, a script among them too.
+// line returns the program with its arguments on one line, even if one is a script.
 func (c CommandGate) line() string {
 	var words []string
 	for _, arg := range c.Args {

@@ -13,7 +13,7 @@ import (
 // VMIDRange is the range of numbers that a recast.yaml gives recast: proxmox.vmids.
 type VMIDRange struct{ First, Last VMID }
 
-// String is as recast.yaml has it, "9000-9099"; "" of no range.
+// String writes the range as recast.yaml does, "9000-9099"; "" if it is empty.
 func (r VMIDRange) String() string {
 	if r == (VMIDRange{}) {
 		return ""
@@ -24,7 +24,7 @@ func (r VMIDRange) String() string {
 // Contains says whether a number is in the range.
 func (r VMIDRange) Contains(id VMID) bool { return r.First <= id && id <= r.Last }
 
-// WithoutCustom is the command that takes parts out of cicustom and leaves its others.
+// WithoutCustom returns the command that removes parts from cicustom and keeps the others.
 func (vm VM) WithoutCustom(parts ...string) string {
 	rest := slices.DeleteFunc(strings.Split(vm.Config["cicustom"], ","), func(part string) bool {
 		name, _, _ := strings.Cut(part, "=")
@@ -36,7 +36,7 @@ func (vm VM) WithoutCustom(parts ...string) string {
 	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
 }
 
-// Omni are the kernel arguments by which Omni looks after the machine.
+// Omni returns the kernel arguments with which Omni manages the machine.
 func (m RunningSystem) Omni() []string {
 	var out []string
 	for _, arg := range m.ConfigArgs {
@@ -61,10 +61,10 @@ func (vm VM) Arch() string {
 	}
 }
 
-// FixedAddress names what of a VM's cloud-init settings gives it an address that
-// DHCP does not; "" if nothing does. They have no effect without a drive.
+// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if none
+// does. Without a cloud-init drive, these settings have no effect.
 func (vm VM) FixedAddress() string {
-	disks, _ := vm.Disks() // what can't be read is no cloud-init drive
+	disks, _ := vm.Disks() // an unreadable drive is no cloud-init drive
 	if !slices.ContainsFunc(disks, Disk.CloudInit) {
 		return ""
 	}
@@ -85,8 +85,8 @@ func (vm VM) FixedAddress() string {
 
 func (m RunningSystem) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
 
-// LacksSecureBoot says why no boot ISO could enrol its keys in the VM's firmware
-// (get_ovmf_files in PVE/QemuServer/OVMF.pm); "" if one could.
+// LacksSecureBoot says why a boot ISO can't enrol its keys in the VM's firmware (get_ovmf_files in
+// PVE/QemuServer/OVMF.pm); "" if it can.
 func (vm VM) LacksSecureBoot() string {
 	efi, err := ParseDisk("efidisk0", vm.Config["efidisk0"])
 	switch {
@@ -132,13 +132,11 @@ func (vm VM) MadeBy() string {
 	return ""
 }
 
-// Forming says whether the VM is being created and has no more than that lock
-// yet: Proxmox writes the configuration proper only at the end of the task
-// (qemu-server, API2/Qemu.pm, create_and_lock_config).
+// Forming says whether the VM is being created and has only its lock yet: Proxmox writes the rest
+// of the configuration at the end of the task (qemu-server, API2/Qemu.pm, create_and_lock_config).
 func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
 
-// HalfMade is the error of a VM that is forming and does not become more. Only
-// root can take that lock away.
+// HalfMade is the error for a VM that stays Forming. Only root can remove its lock.
 func HalfMade(vm VM) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm),
 		"if no task qmcreate of VM %d runs on %s any more, it was killed: remove what it left there, as root, with "+
@@ -147,11 +145,11 @@ func HalfMade(vm VM) error {
 
 func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 
-// passing are the locks of a VM's configuration that go with the task that set
-// them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
+// passing are the locks of a VM's configuration that end with the task that set them (qemu-server,
+// PVE/QemuServer.pm, $confdesc: lock).
 var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
 
-// SwitchedOff adds to what can't be had of a machine that its VM is off, which it was not meant to be.
+// SwitchedOff adds to the error of reading a machine that its VM is off, which was not intended.
 func SwitchedOff(vm VMState, err error) error {
 	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
 }
@@ -184,7 +182,7 @@ func DrivesOf(vm VM) string {
 
 func ParkingName(node string) string { return "recast-parking-" + node }
 
-// Create makes the job again.
+// Create returns the command that recreates the job.
 func (j ReplicationJob) Create() string {
 	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
 	if j.Schedule != "" {

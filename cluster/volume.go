@@ -14,13 +14,13 @@ const (
 	formatMD    = "linux_raid_member" // a disk or partition of a software RAID
 )
 
-// ShownSince is the release of Talos that looks for a format first: with it
-// go-blockdevice 2.0.30 and 2.0.32 (blkid/internal/chain). Older ones show nothing
-// on such a disk, or what lies below a RAID, whose superblock may be at the end.
+// ShownSince is the first release of Talos that detects a format, with go-blockdevice 2.0.30 and
+// 2.0.32 (blkid/internal/chain). Older ones show nothing on such a disk, or what is inside a RAID,
+// whose superblock may be at the end.
 var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
-// Shows says whether the machine's Talos finds such a format. What it does not
-// find can't be missed; the drive that it is on was compared in Proxmox.
+// Shows says whether the machine's Talos detects such a format. What it does not detect can't be
+// found missing; its drive was compared in Proxmox.
 func (m RunningSystem) Shows(format string) bool {
 	since, late := ShownSince[format]
 	if !late {
@@ -30,7 +30,7 @@ func (m RunningSystem) Shows(format string) bool {
 	return err != nil || v.Compare(since) >= 0
 }
 
-// Find is the volume of the machine that a remembered one is now.
+// Find returns the machine's volume that matches a recorded one.
 func (m Machine) Find(want Volume) (Volume, bool) {
 	i := slices.IndexFunc(m.Volumes, want.SameContent)
 	if i < 0 {
@@ -42,14 +42,14 @@ func (m Machine) Find(want Volume) (Volume, bool) {
 	return m.Volumes[i], true
 }
 
-// SameContent compares two volumes by what is written on them, not by where they are plugged in.
+// SameContent compares two volumes by what is on them, not by where they are plugged in.
 func (v Volume) SameContent(o Volume) bool {
 	return v.Label == o.Label && strings.EqualFold(v.PartitionUUID, o.PartitionUUID) && strings.EqualFold(v.FilesystemUUID, o.FilesystemUUID) &&
 		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }
 
-// SamePartition is sameContent of a partition whose format only one of two
-// releases of Talos finds: that of the machine, or the one that remembered it.
+// SamePartition is SameContent for a partition whose format only one of two releases of Talos
+// detects: the machine's, or the one that recorded it.
 func (m Machine) SamePartition(want, have Volume) bool {
 	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
 		return false
@@ -60,13 +60,13 @@ func (m Machine) SamePartition(want, have Volume) bool {
 		have.Format == formatMD && (unknown || want.Format != "" && want.Format != formatMD)
 }
 
-// NameThem says how the machine is made to show which of its disks those drives are.
+// NameThem says how to make the machine show which of its disks those drives are.
 func NameThem(vm VM, drives []Disk) string {
 	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
 }
 
-// NameLines are the commands for that. Where several drives can't be told apart, the
-// last one needs no name once the others have one.
+// NameLines returns the commands for that. Of several drives that can't be told apart, the last one
+// needs no name once the others have one.
 func NameLines(vm VM, drives []Disk) string {
 	var lines []string
 	for _, d := range drives[:max(1, len(drives)-1)] {
@@ -75,8 +75,8 @@ func NameLines(vm VM, drives []Disk) string {
 	return strings.Join(lines, " && ")
 }
 
-// NameLine is the command that gives the drive a name of its own; where the machine has to show it,
-// a WWN too: Talos shows no serial of a SCSI disk.
+// NameLine returns the command that gives the drive a unique serial. If shown, the machine must
+// show it, so it adds a WWN: Talos shows no serial of a SCSI disk.
 func (d Disk) NameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
@@ -86,8 +86,8 @@ func (d Disk) NameLine(vm VM, shown bool) string {
 	return fmt.Sprintf("qm set %d --%s %s", vm.ID, d.Key, words.Quote(Disk{Volid: d.Volid, Options: options}.Value()))
 }
 
-// Identity is what is on one of the machine's disks, as far as it is told from other
-// content by a name; "" where it is not.
+// Identity identifies the content of one of the machine's disks by its labels and UUIDs; "" if it
+// has none.
 func (m Machine) Identity(device string) string {
 	var names []string
 	for _, v := range m.Volumes {
@@ -103,11 +103,11 @@ func (v Volume) String() string {
 	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), words.OrNone(v.PartitionUUID), words.OrNone(v.FilesystemUUID))
 }
 
-// TalosLabels are the partition labels that Talos takes for its own wherever
-// they are (machinery, constants; ETCD and the three after it since 1.14).
+// TalosLabels are the partition labels that Talos treats as its own on any disk (machinery,
+// constants; ETCD and the three after it since 1.14).
 var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
 
-// SystemOnly are those that Talos makes on the system disk and nowhere else.
+// SystemOnly are those that Talos creates on the system disk only.
 var SystemOnly = []string{"EFI", "BIOS", "BOOT", "META", "STATE"}
 
 const (
@@ -119,8 +119,8 @@ const (
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// Document is the kind and name of the document that the volume is made by; "" where
-// it is none of such a kind (machinery, constants, and config/types/block).
+// Document returns the kind and name of the document that defines the volume; "" if no such
+// document does (machinery, constants, and config/types/block).
 func (v Volume) Document() string {
 	for prefix, kind := range map[string]string{UserVolume: "UserVolumeConfig", RawVolume: "RawVolumeConfig", SwapVolume: "SwapVolumeConfig"} {
 		if name, found := strings.CutPrefix(v.Label, prefix); found {
@@ -163,9 +163,9 @@ func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// PoolElsewhere says whether it is proven that a volume group or pool has nothing
-// on the system disk: members of it are found, and the drives of each of them are
-// known to be others. A member whose group is unknown counts as one of every group.
+// PoolElsewhere says whether it is proven that a volume group or pool has nothing on the system
+// disk: its members are found, and all of them are known to be on other drives. A member of an
+// unknown group counts for every group.
 func (m Machine) PoolElsewhere(format, group string) bool {
 	found := false
 	for _, member := range m.PoolMembers {
@@ -180,9 +180,8 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 	return found && m.SystemDisk != ""
 }
 
-// BareSystemDisk says whether the system disk has nothing but what Talos itself
-// can't do without: no data is there, wherever it is. Of a machine that does not answer
-// nobody knows that.
+// BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds
+// no data. That is unknown for a machine that does not answer.
 func (m Machine) BareSystemDisk() bool {
 	for _, v := range m.Volumes {
 		if v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label) {

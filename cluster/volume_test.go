@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestSameVolume: what one release of Talos finds on a disk and another does not
-// is no other content, and everything else is.
+// TestSameVolume: a format that only one of two releases of Talos detects is no difference;
+// everything else is one.
 func TestSameVolume(t *testing.T) {
 	t.Parallel()
 	part := func(format, uuid string) Volume {
@@ -23,16 +23,16 @@ func TestSameVolume(t *testing.T) {
 		"as it was":                         {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "F")}, false},
 		"another filesystem":                {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "g")}, true},
 		"no filesystem any more":            {part("xfs", "f"), "v1.14.1", []Volume{part("", "")}, true},
-		"btrfs that is shown of late":       {part("", ""), "v1.13.9", []Volume{part("btrfs", "b")}, false},
+		"btrfs, newly detected":             {part("", ""), "v1.13.9", []Volume{part("btrfs", "b")}, false},
 		"btrfs where there was xfs":         {part("xfs", "f"), "v1.14.1", []Volume{part("btrfs", "b")}, true},
 		"btrfs where an older record knows": {part("", "b"), "v1.14.1", []Volume{part("btrfs", "c")}, true},
 		"btrfs of another partition":        {part("", ""), "v1.14.1", []Volume{{Label: "u-data", PartitionUUID: "q", Format: "btrfs", FilesystemUUID: "b"}}, true},
-		"btrfs that is shown no more":       {part("btrfs", "b"), "v1.13.4", []Volume{part("", "")}, false},
-		"btrfs that should be shown":        {part("btrfs", "b"), "v1.13.5", []Volume{part("", "")}, true},
+		"btrfs, no longer detected":         {part("btrfs", "b"), "v1.13.4", []Volume{part("", "")}, false},
+		"btrfs that should be detected":     {part("btrfs", "b"), "v1.13.5", []Volume{part("", "")}, true},
 		"ext4 where nothing was shown":      {part("", ""), "v1.14.1", []Volume{part("ext4", "e")}, true},
-		"a RAID that is shown of late":      {part("xfs", "f"), "v1.14.0", []Volume{part("linux_raid_member", "m")}, false},
+		"a RAID, newly detected":            {part("xfs", "f"), "v1.14.0", []Volume{part("linux_raid_member", "m")}, false},
 		"a RAID of others":                  {part("linux_raid_member", "m"), "v1.14.0", []Volume{part("linux_raid_member", "n")}, true},
-		"a RAID that is shown no more":      {part("linux_raid_member", "m"), "v1.13.9", []Volume{part("xfs", "f")}, false},
+		"a RAID, no longer detected":        {part("linux_raid_member", "m"), "v1.13.9", []Volume{part("xfs", "f")}, false},
 		"a disk of btrfs":                   {whole("btrfs", "b"), "v1.12.6", nil, false},
 		"a disk of btrfs that is gone":      {whole("btrfs", "b"), "v1.13.9", nil, true},
 		"a disk of xfs that is gone":        {whole("xfs", "f"), "v1.12.6", nil, true},

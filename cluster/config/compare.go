@@ -27,16 +27,7 @@ const (
 	Reordered Kind = "reordered"
 )
 
-// Compare lists in what wanted differs from found, by document and path. The order
-// of documents and keys, comments and style do not matter, nor whether a key
-// is absent or null.
-//
-// Lists of scalars are compared by their entries; lists of mappings by a key that
-// names each of them, where they have one, else by index. That entries stand in
-// another order is a change of its own: Talos' lists have no common rule for it.
-//
-// What is secret shows as changed, its value never: see package redact. A value that is
-// secret in one place of either configuration is so in every other.
+// Compare lists how wanted differs from found, by document and path.
 func Compare(found, wanted Documents) []Change {
 	c := comparison{screen: newScreen(found, wanted)}
 	was, is := byID(found), byID(wanted)
@@ -88,7 +79,7 @@ func (c *comparison) add(path []part, k Kind, found, wanted string) {
 	c.changes = append(c.changes, Change{Document: c.name(c.document), Path: c.path(path), Kind: k, Found: found, Wanted: wanted})
 }
 
-// at is path with one more step. It shares nothing with other paths.
+// at is path with one more step. It shares no memory with other paths.
 func at(path []part, key string, entry bool) []part {
 	return append(slices.Clip(path), part{key, entry})
 }
@@ -118,7 +109,7 @@ func orNull(v *value) *value {
 	return v
 }
 
-// whole lists the fields of what only one side has.
+// whole lists the fields of a value that only one side has.
 func (c *comparison) whole(path []part, v *value, k Kind) {
 	before := len(c.changes)
 	for _, key := range slices.Sorted(maps.Keys(v.fields)) {
@@ -133,7 +124,7 @@ func (c *comparison) whole(path []part, v *value, k Kind) {
 	}
 }
 
-// one tells of a value that only one side has.
+// one adds a value that only one side has.
 func (c *comparison) one(path []part, v *value, k Kind) {
 	if k == Added {
 		c.add(path, k, "", c.show(path, v))
@@ -199,11 +190,11 @@ func (c *comparison) byIndex(path []part, a, b []*value) {
 	}
 }
 
-// naming are the keys by which entries of Talos' lists are told apart.
+// naming are the keys that identify the entries of Talos' lists.
 var naming = []string{"name", "interface", "path", "network", "endpoint", "ip"}
 
-// keysOf names each entry of two lists, so that no two of one list have the same name;
-// nil where nothing does. Of lists of scalars the entries themselves are the names.
+// keysOf names each entry of two lists, without duplicates in either list; nil if no key does. The
+// entries of lists of scalars are their own names.
 func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	for _, key := range append([]string{""}, naming...) {
 		keysA, okA := entryKeys(a, key)
@@ -215,8 +206,8 @@ func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	return nil, nil, false
 }
 
-// entryKeys are the values of a key in each entry; of "", the entries themselves, which
-// are scalars then.
+// entryKeys returns the values of a key in each entry; for "" the entries themselves, which must be
+// scalars.
 func entryKeys(v *value, key string) ([]string, bool) {
 	keys, seen := []string{}, map[string]bool{}
 	for _, entry := range v.items {

@@ -20,7 +20,7 @@ func parse(t *testing.T, text string) config.Documents {
 	return docs
 }
 
-// TestEqual: what Talos reads the same is the same, and has the same hash.
+// TestEqual: configurations that Talos reads as the same are equal, and have the same hash.
 func TestEqual(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ a, b string }{
@@ -50,7 +50,7 @@ func TestEqual(t *testing.T) {
 	}
 }
 
-// compared are differences, and how they are told.
+// compared are differences, and how they are reported.
 var compared = map[string]struct {
 	found, wanted string
 	want          []config.Change
@@ -120,7 +120,7 @@ var compared = map[string]struct {
 	},
 }
 
-// TestCompare: every difference is told, with where it is.
+// TestCompare: every difference is reported, with its place.
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	for name, c := range compared {
@@ -137,7 +137,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestSecrets: none is shown, where it stands and wherever else its value does.
+// TestSecrets: no secret is shown, neither at its own place nor where its value is repeated.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	const found = `
@@ -194,7 +194,7 @@ pem: "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----"
 	}
 }
 
-// TestNoConfiguration: what can't be read is an error that quotes nothing.
+// TestNoConfiguration: an unreadable configuration is an error that quotes nothing.
 func TestNoConfiguration(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
@@ -228,8 +228,8 @@ func aliases(n int) string {
 	return text.String()
 }
 
-// FuzzCompare: a configuration does not differ from itself, hashes are the same where
-// nothing differs, and what one side has more the other has less.
+// FuzzCompare: a configuration equals itself, equal configurations have equal hashes, and what is
+// added in one direction is removed in the other.
 func FuzzCompare(f *testing.F) {
 	f.Add("machine: {token: abc.def, a: [1, 2], b: [{name: x}]}", "machine: {a: [2, 1], b: [{name: x, y: 1}]}\n---\nkind: A\nname: b")
 	f.Add("a: &x {b: 1}\nc: {<<: *x}", "a: {}\n---\n")

@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// Hash is the SHA-256 of what the documents say: two configurations have the same
-// one exactly where Compare finds nothing.
+// Hash is the SHA-256 of the documents' content: two configurations have the same hash exactly if
+// Compare finds no difference.
 func (d Documents) Hash() string {
 	h := sha256.New()
 	for _, doc := range d.list {
@@ -20,7 +20,7 @@ func (d Documents) Hash() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// say writes a word and a text so that no two sequences of them read the same.
+// say writes a word and a text so that no two sequences of them give the same bytes.
 func say(h hash.Hash, word, text string) { fmt.Fprintf(h, "%s %d %s\n", word, len(text), text) }
 
 func (v *value) write(h hash.Hash) {

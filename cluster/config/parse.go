@@ -44,13 +44,13 @@ const (
 	list
 )
 
-// mainDocument is how the document without a kind is called, as Talos calls it.
+// mainDocument is Talos' name for the document without a kind.
 const mainDocument = "v1alpha1"
 
-// maxValues bounds what aliases can grow to. A large configuration has some thousands.
+// maxValues limits the size that aliases can produce. A large configuration has some thousands.
 const maxValues = 1 << 16
 
-// Parse reads a configuration. Its errors quote nothing of it.
+// Parse reads a configuration. Its errors quote nothing from it.
 func Parse(b []byte) (Documents, error) {
 	var docs Documents
 	seen := map[string]int{}
@@ -71,7 +71,7 @@ func Parse(b []byte) (Documents, error) {
 			return Documents{}, err
 		}
 		if root.kind == null {
-			continue // nothing but comments
+			continue // only comments
 		}
 		if root.kind != mapping {
 			return Documents{}, fmt.Errorf("line %d: a document is not a mapping", n.Line)
@@ -86,7 +86,7 @@ func Parse(b []byte) (Documents, error) {
 
 var lineNumber = regexp.MustCompile(`line \d+`)
 
-// notYAML keeps of the parser's words where it was: the rest may quote a secret.
+// notYAML keeps only the line number of the parser's error: the rest may quote a secret.
 func notYAML(err error) error {
 	if at := lineNumber.FindString(err.Error()); at != "" {
 		return fmt.Errorf("%s: not valid YAML", at)
@@ -94,7 +94,7 @@ func notYAML(err error) error {
 	return errors.New("not valid YAML")
 }
 
-// id is what tells a document from the others: kind and name.
+// id identifies a document: kind and name.
 func (v *value) id() string {
 	text := func(key string) string {
 		if f := v.fields[key]; f != nil {
@@ -153,7 +153,7 @@ func (p *parser) value(n *yaml.Node) (*value, error) {
 	return &value{}, nil // an empty document
 }
 
-// mapping takes the fields of "<<" where the mapping does not have its own.
+// mapping reads a mapping. It takes fields from "<<" if the mapping does not have its own.
 func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	v := &value{kind: mapping, fields: map[string]*value{}}
 	var merged []*value
@@ -185,8 +185,8 @@ func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	return v, nil
 }
 
-// merge gives v the fields of what stands behind "<<": a mapping, or a list of
-// them of which the first goes before the others.
+// merge gives v the fields of the value of "<<": a mapping, or a list of mappings, where earlier
+// ones take precedence.
 func (v *value) merge(from *value) {
 	for key, child := range from.fields {
 		if _, own := v.fields[key]; !own {
@@ -198,11 +198,11 @@ func (v *value) merge(from *value) {
 	}
 }
 
-// decimal is a number that reads the same in a field of texts and in one of numbers.
+// decimal is a number that reads the same in a field of strings and in one of numbers.
 var decimal = regexp.MustCompile(`^-?(?:0|[1-9][0-9]*)$`)
 
-// scalarOf compares by text, as a field of texts would read it: 1 and "1" are the same. So
-// are two spellings of an integer that is not decimal, such as 0644 and 0o644.
+// scalarOf compares by text, as a field of strings would read it: 1 and "1" are the same. So are
+// two spellings of a non-decimal integer, such as 0644 and 0o644.
 func scalarOf(n *yaml.Node) *value {
 	v := &value{kind: scalar, text: n.Value, shown: n.Value}
 	switch tag := n.ShortTag(); {
@@ -217,7 +217,7 @@ func scalarOf(n *yaml.Node) *value {
 	return v
 }
 
-// quoted is a text as it can stand in one line.
+// quoted returns a text in a form that fits on one line.
 func quoted(text string) string {
 	if text == "" || strings.TrimSpace(text) != text || strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		return strconv.Quote(text)

@@ -32,7 +32,7 @@ func bundle(t *testing.T, version string) *secrets.Bundle {
 	return b
 }
 
-// generated is what talosctl gen config makes of the secrets for that version.
+// generated is the configuration that talosctl gen config makes of the secrets for that version.
 func generated(t *testing.T, version string, kind machine.Type, b *secrets.Bundle) talosconfig.Provider {
 	t.Helper()
 	contract, err := talosconfig.ParseContractFromVersion(version)
@@ -64,8 +64,8 @@ var versions = []string{"v1.12", "v1.13", "v1.14"}
 
 var kinds = []machine.Type{machine.TypeControlPlane, machine.TypeWorker}
 
-// TestGenerated: what Talos itself generates is the same with comments and without,
-// and the differences of one version's from the next one's are told.
+// TestGenerated: a configuration that Talos generates equals itself without comments, and its
+// differences from the next version's are reported.
 func TestGenerated(t *testing.T) {
 	t.Parallel()
 	b := bundle(t, "v1.14")
@@ -87,8 +87,7 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// secretsOf are all texts in a bundle that nobody may see: what is no certificate and
-// no time.
+// secretsOf are all secret texts in a bundle: everything but certificates and times.
 func secretsOf(t *testing.T, b *secrets.Bundle) []string {
 	t.Helper()
 	text, err := json.Marshal(b)
@@ -132,9 +131,9 @@ func secretsOf(t *testing.T, b *secrets.Bundle) []string {
 	return out
 }
 
-// TestNoSecretIsShown: of two clusters' configurations every field differs, and nothing
-// that is shown has a secret of either: as they are, with one side missing, and with
-// a secret copied to where nobody would look for it.
+// TestNoSecretIsShown: the configurations of two clusters differ in every field, and what is shown
+// has no secret of either: unchanged, with one side missing, and with a secret copied to an
+// unexpected place.
 func TestNoSecretIsShown(t *testing.T) {
 	t.Parallel()
 	for _, version := range versions {
@@ -161,8 +160,8 @@ func TestNoSecretIsShown(t *testing.T) {
 	}
 }
 
-// everySecret has a value in each field that Talos takes for secret
-// (RedactSecrets, and what its documents do in Redact).
+// everySecret has a value in each field that Talos treats as secret (RedactSecrets, and Redact of
+// its documents).
 const everySecret = `
 version: v1alpha1
 machine:
@@ -274,8 +273,7 @@ config:
         - identity: {}
 `
 
-// TestWhatTalosRedacts: each field that Talos' own RedactSecrets takes out is taken out
-// here, too.
+// TestWhatTalosRedacts: each field that Talos' own RedactSecrets removes is hidden here, too.
 func TestWhatTalosRedacts(t *testing.T) {
 	t.Parallel()
 	cfg, err := configloader.NewFromBytes([]byte(everySecret))

@@ -9,12 +9,12 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// Hidden stands for a value that is secret as a whole. It is not redact.Mark: a journal takes
-// that for a secret that was to be kept, and refuses the fact that has it.
+// Hidden replaces a value that is secret as a whole. It differs from redact.Mark: a journal treats
+// that as a secret that should have been kept, and refuses the fact that has it.
 const Hidden = "[redacted value]"
 
-// screen is between a configuration and whoever looks: it takes secrets out by path, and by
-// value wherever else they are.
+// screen removes secrets from what is shown of a configuration: by path, and by value at every
+// other place.
 type screen struct {
 	secrets map[string]bool // whole values
 	known   redact.Redactor
@@ -32,8 +32,8 @@ func newScreen(of ...Documents) screen {
 	return s
 }
 
-// collect finds the secrets of a value. What another program reads has none that
-// are short enough to be a word of the configuration.
+// collect finds the secrets of a value. In fields that another program reads, texts that are short
+// enough to be a word of the configuration are no secrets.
 func (s *screen) collect(v *value, path []string, foreign *[]string) {
 	for key, child := range v.fields {
 		s.collect(child, append(slices.Clip(path), key), foreign)
@@ -53,9 +53,9 @@ func (s *screen) collect(v *value, path []string, foreign *[]string) {
 	}
 }
 
-// show is a value in one line, without secrets.
+// show writes a value on one line, without secrets.
 func (s screen) show(path []part, v *value) string {
-	if text := s.flow(keysIn(path), v); text != redact.Mark { // which a list of that one word would be
+	if text := s.flow(keysIn(path), v); text != redact.Mark { // a list of that one word would be the mark
 		return text
 	}
 	return Hidden
@@ -106,7 +106,7 @@ func (s screen) scalar(path []string, text string) string {
 	return s.name(text)
 }
 
-// name is a text that is no secret by where it stands, and may be one by what it is.
+// name shows a text that is no secret by its place, but may be one by its value.
 func (s screen) name(text string) string {
 	if s.secrets[text] {
 		return Hidden
@@ -117,7 +117,7 @@ func (s screen) name(text string) string {
 	return quoted(text)
 }
 
-// path is a path as people write it: machine.sysctls["vm.swappiness"].
+// path writes a path for people: machine.sysctls["vm.swappiness"].
 func (s screen) path(path []part) string {
 	var out strings.Builder
 	for _, p := range path {

@@ -20,8 +20,8 @@ type Config struct {
 	Rules   []Entry // "type", "action", "dport" …; the first that matches counts
 }
 
-// Entry is one thing of a firewall by the names that Proxmox' API has for its
-// fields, as text. A field without a value is not in it.
+// Entry is one object of a firewall, by the names that Proxmox' API has for its fields, as text. A
+// field without a value is not in it.
 type Entry map[string]string
 
 // Set is an IP set.
@@ -30,11 +30,11 @@ type Set struct {
 	Members       []Entry // "cidr", "nomatch", "comment"; by address
 }
 
-// settable are the options that the API takes. A file may have others ("ips"), which
-// only an editor writes (pve-firewall, PVE/Firewall.pm, parse_vmfw_option).
+// settable are the options that the API accepts. A file may have others ("ips"), which only an
+// editor can write (pve-firewall, PVE/Firewall.pm, parse_vmfw_option).
 var settable = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
 
-// Unsettable are the options that nobody could give to another VM.
+// Unsettable are the options that can't be given to another VM.
 func (c Config) Unsettable() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
 }
@@ -44,7 +44,7 @@ func (c Config) Empty() bool {
 	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
 }
 
-// String is "2 rules, 1 option"; "" of an empty one.
+// String is "2 rules, 1 option"; "" if there is no firewall.
 func (c Config) String() string {
 	var parts []string
 	for _, part := range []struct {
@@ -66,14 +66,14 @@ func (c Config) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Sum tells two firewalls apart: a SHA-256 in hex; "" of an empty one.
+// Sum identifies a firewall: a SHA-256 in hex; "" if there is none.
 func (c Config) Sum() string {
 	if c.Empty() {
 		return ""
 	}
-	b, err := json.Marshal(c) // with the keys of maps in order
+	b, err := json.Marshal(c) // with the keys of maps sorted
 	if err != nil {
-		panic(err) // it is text all through
+		panic(err) // all of it is text
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])

@@ -11,12 +11,11 @@ import (
 const (
 	// ObserveLimit bounds how many VMs or hosts a server of the cluster is asked about at once.
 	ObserveLimit = 8
-	// MachinesAtOnce bounds how many machines are read at once: each is a server of its own.
+	// MachinesAtOnce bounds how many machines are read at once: each one is its own server.
 	MachinesAtOnce = 64
 )
 
-// NoAddress is the error of a node that neither Kubernetes nor Talos' discovery
-// tells an address of.
+// NoAddress is the error for a node without an address in Kubernetes and in Talos' discovery.
 func NoAddress(node string) error {
 	return fault.WithHint(errors.New("no address known"),
 		"its Node in Kubernetes has none, and Talos' discovery lists no machine of that name: see whether its VM is on and what its console says; "+

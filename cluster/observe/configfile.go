@@ -12,9 +12,9 @@ import (
 	"github.com/recast-sh/recast/cluster/config"
 )
 
-// DropsVolumes tells of the volumes on persistent disks that a file lacks the document of: Talos
-// would not mount them, pods would write to the system disk instead, and the node would never be
-// what it was.
+// DropsVolumes describes volumes on persistent disks whose document is missing in a file: Talos
+// would not mount them, pods would write to the system disk instead, and the node would never be as
+// it was.
 func (f *Found) DropsVolumes(changes []config.Change) []string {
 	if f.Machine == nil {
 		return nil
@@ -33,7 +33,7 @@ func (f *Found) DropsVolumes(changes []config.Change) []string {
 	return out
 }
 
-// NothingToCompare is why there is no configuration to compare a file with.
+// NothingToCompare says why there is no configuration to compare a file with.
 func (f *Found) NothingToCompare() string {
 	switch {
 	case f.Blank != nil:
@@ -44,8 +44,8 @@ func (f *Found) NothingToCompare() string {
 	return "the node is away"
 }
 
-// ObserveFiles reads the files of the nodes that a roll has something to do with, and
-// compares each with what its node runs. That one can't be used is an error of its node alone.
+// ObserveFiles reads the files of the nodes that a roll would change, and compares each with what
+// its node runs. An unusable file is an error of its node only.
 func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
 	if src.MachineConfig == nil || src.Maintenance == nil {
 		return
@@ -64,8 +64,8 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 	_ = g.Wait() // none of them returns an error
 }
 
-// compareConfigs lists in what a file differs from what its node runs, once recast has
-// set in both what it sets itself. The file is read as Talos of that version reads it.
+// compareConfigs lists how a file differs from what its node runs, after recast has set in both
+// what it sets itself. The file is read as Talos of version talos reads it.
 func compareConfigs(m cluster.Maintenance, runs, file cluster.Secret, kubernetes cluster.KubernetesImages, talos string) ([]config.Change, error) {
 	patch := cluster.NeutralPatch
 	patch.Kubernetes = kubernetes

@@ -77,12 +77,12 @@ func (d Drift) Rollable() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return rollable(r.Code) })
 }
 
-// rollable says whether a roll brings what the code of a reason stands for to
-// what is wanted. Kubernetes is upgraded by recast upgrade-k8s.
+// rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades
+// Kubernetes.
 func rollable(code string) bool { return code != kubernetesVersion }
 
-// Tidy says whether the node is right but for what a roll left lying about:
-// that is cleared up without taking the node down.
+// Tidy says whether a node is right except for what a roll left behind: that is cleaned up while
+// the node stays up.
 func (d Drift) Tidy() bool {
 	for _, r := range d.Reasons {
 		switch r.Code {
@@ -96,11 +96,11 @@ func (d Drift) Tidy() bool {
 	return d.Rollable()
 }
 
-// fileDiffers is the code of the reason that a file of an extension is not as
-// locked. Labels say nothing of it: a roll does not see it.
+// fileDiffers is the code of the reason that a file of an extension is not as locked. A roll
+// ignores it: labels say nothing about it.
 const fileDiffers = "extension-file"
 
-// WithFiles adds to how a node stands what the comparison of its files came to.
+// WithFiles adds the result of comparing a node's files.
 func (d Drift) WithFiles(c files.FileCheck, err error) Drift {
 	if err != nil {
 		d.Unread = append(d.Unread, err.Error())

@@ -28,7 +28,7 @@ func TestDiff(t *testing.T) {
 			made("id-old", "- recast.lock="+clustertest.OldHash+"\n"),
 			[]cluster.Reason{{Code: "extension-digest", Text: "extension iscsi-tools v0.2.0: sha256:aaaaaaaaaaaa → sha256:bbbbbbbbbbbb", Old: "sha256:aaaaaaaaaaaaaaaa", New: "sha256:bbbbbbbbbbbbbbbb"}},
 		},
-		"a lock that nobody knows": {
+		"an unknown lock": {
 			made("id-old", "- recast.lock=sha256-other\n"),
 			[]cluster.Reason{{Code: "lock", Text: "extensions of another lock: sha256-other → sha256-new", Old: "sha256-other", New: "sha256-new"}},
 		},
@@ -71,7 +71,7 @@ func TestDiff(t *testing.T) {
 			func(f *Found) { f.VM.Config["ide2"] = "isos:iso/recast-v1-b.iso,media=cdrom" },
 			[]cluster.Reason{{Code: "boot-media", Text: "boot ISO recast-v1-b.iso is still in ide2", Old: "recast-v1-b.iso"}},
 		},
-		"somebody's own ISO is theirs": {func(f *Found) { f.VM.Config["ide2"] = "isos:iso/debian.iso,media=cdrom" }, nil},
+		"a user's own ISO stays": {func(f *Found) { f.VM.Config["ide2"] = "isos:iso/debian.iso,media=cdrom" }, nil},
 		"unfinished": {
 			func(f *Found) {
 				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: parking.Record{Run: "r1", Open: true}}

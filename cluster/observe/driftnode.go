@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// diffKept are old system disks that a roll which has ended was about to free.
+// diffKept lists old system disks that an ended roll was about to free.
 func diffKept(p parking.Parking) []cluster.Reason {
 	var out []cluster.Reason
 	for _, k := range p.Record.Kept {
@@ -21,7 +21,7 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	return out
 }
 
-// diffNode compares what Kubernetes says of the node.
+// diffNode compares what Kubernetes says about the node.
 func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	var out []cluster.Reason
 	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
@@ -38,8 +38,7 @@ func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
 	return out
 }
 
-// diffVM looks at how the VM boots and at what a finished roll leaves behind in
-// it: nothing but its mark.
+// diffVM looks at how the VM boots and at what a finished roll should not leave in it.
 func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	disks, err := f.VM.Disks()
 	if err != nil {
@@ -55,7 +54,7 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	}
 	system, err := cluster.ProveSystemDisk(*f.VM, *f.Machine, w.SystemDisk)
 	if err != nil {
-		return out, []string{err.Error()} // what can't be told is no drift; a roll refuses for it
+		return out, []string{err.Error()} // an unproven disk is no drift; a roll refuses the node
 	}
 	if first := firstBoot(f.VM.Config["boot"]); first != "" && first != system.Key {
 		out = append(out, cluster.Reason{Code: "boot-order", Text: fmt.Sprintf("it boots from %s before its system disk %s", first, system.Key), Old: first, New: system.Key})
@@ -74,8 +73,8 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
-// firstBoot is the first device of a VM's boot order; "" where it has none of
-// the form "order=scsi0;ide2".
+// firstBoot is the first device of a VM's boot order; "" if that is not of the form
+// "order=scsi0;ide2".
 func firstBoot(boot string) string {
 	list, ok := strings.CutPrefix(boot, "order=")
 	if !ok {

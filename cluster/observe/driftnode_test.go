@@ -77,7 +77,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 			[]cluster.Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
 			nil,
 		},
-		"somebody's cordon": {func(_ *cluster.Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
+		"a user's cordon": {func(_ *cluster.Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
 		"a mark of an open replacement": {
 			func(_ *cluster.Wanted, f *Found) {
 				f.Node.Mark = &cluster.Mark{Run: "r1"}
@@ -136,7 +136,7 @@ func TestDiffOfTheInstallImage(t *testing.T) {
 	}
 }
 
-// TestDiffOfAHiddenConfiguration: what a talosconfig may not read is told, and is no drift.
+// TestDiffOfAHiddenConfiguration: what a talosconfig may not read is noted, and is no drift.
 func TestDiffOfAHiddenConfiguration(t *testing.T) {
 	t.Parallel()
 	w, f := rolledNode()

@@ -16,42 +16,44 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Found is what Proxmox, Talos and Kubernetes say about one node. What could
-// not be read is nil, with its reason in Errs.
+// Found is what Proxmox, Talos and Kubernetes say about one node. What could not be read is nil,
+// with its reason in Errs.
 type Found struct {
 	Name    string
 	VM      *cluster.VM           // nil only while an unfinished replacement has deleted it
-	Machine *cluster.Machine      // of ObserveDrift only what Diff compares
-	Blank   *cluster.BlankMachine // where it answers in maintenance mode instead, though nobody is replacing it
+	Machine *cluster.Machine      // from ObserveDrift only what Diff compares
+	Blank   *cluster.BlankMachine // set if it answers in maintenance mode instead, without an unfinished replacement
 	Node    *cluster.KubeNode
 	Addr    netip.Addr       // where its Talos API is expected
-	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if there is one
+	Parking *parking.Parking // its parking VM: the one with an open record, else the one on the VM's host, if any
 	Ties    cluster.Ties
 	Local   []cluster.LocalData
 	handles []string // of all volumes of Proxmox' CSI driver
-	// ConfigKnown says that the machine configuration is at hand although the
-	// node may not answer: in the user's files or in the journal of an unfinished run.
+	// ConfigKnown says that the machine configuration is available even if the node does not
+	// answer: in the user's files or in the journal of an unfinished run.
 	ConfigKnown bool
-	// ConfigDamaged says why the one in the journal is not used; nil: it is not damaged.
+	// ConfigDamaged says why the journal's configuration is not used; nil: it is intact.
 	ConfigDamaged error
-	// Unsupported says why Talos does not support the way from the version that runs to the wanted one.
+	// Unsupported says why Talos does not support the change from the running version to the wanted
+	// one.
 	Unsupported []string
 	Errs        []error
 	// Elsewhere are its other parking VMs, left on Proxmox hosts where its VM was before.
 	Elsewhere []parking.Parking
 
-	ConfigIn cluster.ConfigPlace // where it is then
+	ConfigIn cluster.ConfigPlace // where it is if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
 
 	fit  *kubernetesFit // of what is wanted; nil: Kubernetes is as wanted
 	Away bool           // its VM may be on a host that does not answer
 
-	// dangling says that the source of the hand-over which was cut off names a volume that has another name by now.
+	// Dangling says that the source of an interrupted hand-over names a volume that has been
+	// renamed.
 	Dangling bool
 }
 
-// Host is the Proxmox node that the node's VM is on, or was on before its
-// unfinished replacement deleted it; "" if unknown.
+// Host is the Proxmox node that the node's VM is on, or was on before its unfinished replacement
+// deleted it; "" if unknown.
 func (f *Found) Host() string {
 	switch {
 	case f.VM != nil:
@@ -62,12 +64,12 @@ func (f *Found) Host() string {
 	return ""
 }
 
-// Open says whether a replacement of the node was begun and not finished. It reads
-// f where it is: Observe fills other fields meanwhile.
+// Open says whether the node has an unfinished replacement. It has a pointer receiver because
+// Observe writes other fields of f concurrently.
 func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
-// Unfinished says whether an earlier run left something to finish on the node
-// before anything else can be planned for it.
+// Unfinished says whether an earlier run left something to finish on the node before anything else
+// can be planned.
 func (f *Found) Unfinished() bool {
 	if f.Open() {
 		return true
@@ -94,8 +96,8 @@ func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	return err
 }
 
-// KeptElsewhere says where the node's last system disk is if that is on another
-// host than its VM, and what brings them together.
+// KeptElsewhere says where the node's last system disk is if that is on another host than its VM,
+// and how to bring them together.
 func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 	if on.Host == f.VM.Host {
 		return ""
@@ -108,8 +110,8 @@ func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 		kept.Run, kept.Key, on, *f.VM, together, cluster.PreviousLock)
 }
 
-// LastKept is the system disk that a node had before its present one, and the
-// parking VM that it is on, wherever its VM was then.
+// LastKept is the system disk that a node had before its present one, and the parking VM that has
+// it, on any host.
 func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	for _, p := range f.Parkings() { // the one on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
@@ -125,7 +127,7 @@ func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	return last, on, found
 }
 
-// Pause is why the node is not to be taken out; "" where it may be.
+// Pause is why the node must stay in service; "" if it may be taken out.
 func (f *Found) Pause() string {
 	if f.Node == nil {
 		return ""
@@ -141,7 +143,7 @@ func (f *Found) VMOrZero() cluster.VM {
 	return *f.VM
 }
 
-// observeMoves reads how far the hand-overs that were cut off have come.
+// observeMoves reads how far interrupted hand-overs have come.
 func observeMoves(ctx context.Context, px cluster.StorageReader, found []Found) error {
 	g := errgroup.Group{}
 	g.SetLimit(ObserveLimit)
@@ -166,12 +168,11 @@ func (f *Found) Parkings() []parking.Parking {
 	return append([]parking.Parking{*f.Parking}, f.Elsewhere...)
 }
 
-// parkingsOf are the parking VMs of a node: one on each Proxmox host where it was
-// replaced, since a VM that is moved leaves its old system disks behind. It
-// refuses a copy (a clone, a restored backup), which tells the same story of
-// disks that are not the ones it means. One with the disks of another VM is none
-// of them: of an earlier one of that name, or of a cluster whose recast.yaml was
-// copied from this one. uuid is "" where the node's is not known.
+// parkingsOf returns the parking VMs of a node: one on each Proxmox host where it was replaced,
+// since a VM that is migrated leaves its old system disks behind. It refuses a copy (a clone, a
+// restored backup): its record describes other disks than its own. It leaves out parking VMs with
+// the disks of another VM: of an earlier node of that name, or of a cluster whose recast.yaml was
+// copied from this one. uuid is "" if the node's is unknown.
 func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, error) {
 	mine := slices.DeleteFunc(slices.Clone(all), func(p parking.Parking) bool {
 		return p.Record.Node != node || !p.Record.Open && uuid != "" && p.Record.UUID != uuid
@@ -191,7 +192,8 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 	return mine, nil
 }
 
-// takeParking takes the one that is so out of a node's parking VMs; nil if none is.
+// takeParking takes the first of a node's parking VMs that matches out of the list; nil if none
+// does.
 func takeParking(all []parking.Parking, is func(parking.Parking) bool) (one *parking.Parking, others []parking.Parking) {
 	for _, p := range all {
 		if one == nil && is(p) {
@@ -207,7 +209,7 @@ func (f *Found) applyByHand() string {
 	return fmt.Sprintf("talosctl apply-config --insecure -n %s --file %s.yaml", f.Addr, f.Name)
 }
 
-// silent is what to do about a machine that is on and does not answer at all.
+// silent says what to do about a machine that is on and does not answer at all.
 func (f *Found) silent(w cluster.Wanted) string {
 	look := fmt.Sprintf("look at the console of VM %d", f.VM.ID)
 	disks, err := f.VM.Disks()
@@ -223,7 +225,8 @@ func (f *Found) silent(w cluster.Wanted) string {
 		"in maintenance mode %s %s", look, f.VM.Host, boot, f.VM.ID, f.VM.ID, f.applyByHand(), bySerial)
 }
 
-// withoutConfig is what to do about a machine in maintenance mode that recast can't give its configuration.
+// withoutConfig says what to do about a machine in maintenance mode whose configuration recast does
+// not have.
 func (f *Found) withoutConfig() string {
 	if f.Blank.Installable() {
 		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
@@ -233,8 +236,8 @@ func (f *Found) withoutConfig() string {
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
 
-// readBlank reads the machine of a node that should have been configured but is
-// in maintenance mode; nil if it is not, or is not the VM's.
+// readBlank reads the machine of a node that should have been configured but is in maintenance
+// mode; nil if it is not, or if another machine answers.
 func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
@@ -246,11 +249,11 @@ func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine
 	return &m
 }
 
-// BlankSetting is what of the VM is set for its blank boot; nil: nothing.
+// BlankSetting is the VM's setting for its blank boot; nil if it needs none.
 func (f Found) BlankSetting(b cluster.Build) *reach.Setting {
 	switch {
 	case f.Open():
-		mem, _ := f.Parking.Record.ReadMemory(f.Parking.VM) // what can't be read is refused elsewhere
+		mem, _ := f.Parking.Record.ReadMemory(f.Parking.VM) // an unreadable record is refused elsewhere
 		return mem.Blank
 	case f.VM == nil || f.Machine == nil:
 		return nil

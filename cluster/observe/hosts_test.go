@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// What Proxmox does not list may be shared.
+// A storage that Proxmox does not list may be shared.
 func TestLocalStorages(t *testing.T) {
 	t.Parallel()
 	o := Observation{Storages: []cluster.Storage{{Name: "bulk", Type: "nfs"}, {Name: "fast", Type: "lvmthin", Shared: true}}}
@@ -31,7 +31,7 @@ func TestParkingVMsOfANode(t *testing.T) {
 	other.Record.Node = "wk2"
 	cases := map[string]struct {
 		parkings []parking.Parking
-		want     cluster.VMID // of the one that is taken for a VM on pve1
+		want     cluster.VMID // of the one that is chosen for a VM on pve1
 		last     string
 		err      string
 	}{

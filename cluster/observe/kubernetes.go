@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// kubernetesFit is how wanted and present versions of Talos and of Kubernetes go
-// together on one node; "" where the one supports the other.
+// kubernetesFit says why wanted and present versions of Talos and Kubernetes do not support each
+// other on one node; "" if they do.
 type kubernetesFit struct {
 	runs, wanted string // versions of Kubernetes
 	present      string // why the Talos that runs does not support the wanted Kubernetes
@@ -16,7 +16,7 @@ type kubernetesFit struct {
 	both         string // why neither of the wanted versions supports the other
 }
 
-// fitOf is nil where Kubernetes is as wanted, or none in particular is wanted.
+// fitOf is nil if the node has the wanted Kubernetes, or no version is wanted.
 func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
@@ -27,7 +27,7 @@ func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kub
 	}
 }
 
-// order says which goes first: the roll, or the upgrade of Kubernetes.
+// order says which comes first: the roll, or the upgrade of Kubernetes.
 func (k kubernetesFit) order() string {
 	upgrade := fmt.Sprintf("recast upgrade-k8s --to %s", k.wanted)
 	change := fmt.Sprintf("Kubernetes %s → %s: ", k.runs, k.wanted)
@@ -44,7 +44,7 @@ func (k kubernetesFit) order() string {
 	return change + "the roll leaves it; " + upgrade + " brings it there, best after the roll"
 }
 
-// KubernetesOrder is what the plan says of Kubernetes, each thing once.
+// KubernetesOrder lists what the plan says about Kubernetes, without repetitions.
 func (o Observation) KubernetesOrder() (out []string) {
 	for _, f := range o.Found {
 		if f.fit == nil {

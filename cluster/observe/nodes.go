@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// KnowPods tells the VMs of nodes which of their drives are pods', from what Kubernetes has told.
+// KnowPods sets which drives of the nodes' VMs are pods', as Kubernetes says.
 func KnowPods(nodes []*Found) {
 	for _, f := range nodes {
 		if f.VM != nil {
@@ -31,9 +31,9 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	return nodes
 }
 
-// ObserveDrift reads what Diff compares, one Found per wanted node in their
-// order, and fails where Observe does. What would be lost with a VM or a node,
-// and where there is room, is not asked: nothing can be planned with it.
+// ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like
+// Observe. It does not read free space or what would be lost with a VM or node: its result is not
+// for planning.
 func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]Found, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
@@ -46,7 +46,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]
 	return o.Found, observeMachines(ctx, src, system, wanted, o.Found)
 }
 
-// ReadLocalData reads what is on nodes alone, in one look.
+// ReadLocalData reads which data is on one of the nodes only, with one call.
 func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) error {
 	if len(nodes) == 0 {
 		return nil
@@ -66,7 +66,8 @@ func ReadLocalData(ctx context.Context, kube cluster.VolumeReader, nodes []*Foun
 	return err
 }
 
-// ReadTies reads what Proxmox keeps for the VMs of nodes, in one look; the errors are in the order of the nodes.
+// ReadTies reads what Proxmox keeps for the VMs of nodes, with one call; the errors are in the
+// order of the nodes.
 func ReadTies(ctx context.Context, px cluster.TieReader, nodes []*Found) []error {
 	if len(nodes) == 0 {
 		return nil
@@ -104,15 +105,15 @@ func observeMachines(ctx context.Context, src Sources, read machineRead, wanted 
 	g.SetLimit(MachinesAtOnce)
 	for i := range found {
 		if found[i].Away {
-			continue // whose disks its machine has can't be told
+			continue // it is unknown whose disks its machine has
 		}
 		g.Go(func() error { return observeMachine(ctx, src, read, wanted[i], &found[i]) })
 	}
 	return g.Wait()
 }
 
-// observeTies reads what decides about what would be lost with each node: not to
-// know it is an error.
+// observeTies reads what would be lost with each node. The decision needs it, so a failed read is
+// an error.
 func observeTies(ctx context.Context, src Sources, found []Found) error {
 	nodes := Matching(found, func(f *Found) bool { return !f.Away && f.VM != nil && f.Node != nil })
 	g := errgroup.Group{}
@@ -123,7 +124,7 @@ func observeTies(ctx context.Context, src Sources, found []Found) error {
 		if i < 0 {
 			return nil
 		}
-		return errs[i] // the others' may be the same
+		return errs[i] // the others may be the same
 	})
 	return g.Wait()
 }

@@ -14,10 +14,10 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// Hidden says why a system disk must not be exchanged while hosts do not answer:
-// nobody can tell what the configurations of their VMs name, or whether one is a
-// parking VM with an unfinished replacement of this very node. A volume on a
-// storage that is not shared is beyond them: under its name every host has its own.
+// Hidden says why a system disk must not be replaced while hosts do not answer: the configurations
+// of their VMs are unknown, and may name its volumes; one may even be a parking VM with an
+// unfinished replacement of this node. Volumes on a storage that is not shared are safe: each host
+// has its own volumes under their names.
 func (o Observation) Hidden(vm cluster.VM) []string {
 	if o.Away == nil {
 		return nil
@@ -50,9 +50,9 @@ func (o Observation) Hidden(vm cluster.VM) []string {
 	return out
 }
 
-// Local says whether each host has its own volumes on a storage. What Proxmox
-// does not list is taken for shared. A device's path is each host's own, but for
-// the names by which a LUN is known on every host that has it.
+// Local says whether each host has its own volumes on a storage. A storage that Proxmox does not
+// list counts as shared. A device's path is each host's own, except for names by which a LUN is
+// known on every host that has it.
 func (o Observation) Local(storage string) bool {
 	if strings.HasPrefix(storage, "/dev/") {
 		return !strings.HasPrefix(storage, "/dev/disk/") && !strings.HasPrefix(storage, "/dev/mapper/")
@@ -60,8 +60,8 @@ func (o Observation) Local(storage string) bool {
 	return slices.ContainsFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == storage && !s.Shared })
 }
 
-// Namesakes are the VMs whose configurations, naming a volume, mean the one that
-// this VM has: where the storage is not shared, those on the same host.
+// Namesakes returns the VMs that mean this VM's volume when they name it: if the storage is not
+// shared, the ones on the same host.
 func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	if !o.Local(storage) {
 		return o.VMs
@@ -75,7 +75,8 @@ func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	return same
 }
 
-// QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum without it.
+// QuorumOnOneHost warns of a Proxmox host with so many control planes that etcd has no quorum
+// without it.
 func (o Observation) QuorumOnOneHost() (warn []string) {
 	by := map[string][]string{}
 	hosts := map[string]bool{}
@@ -100,8 +101,8 @@ func (o Observation) QuorumOnOneHost() (warn []string) {
 	return warn
 }
 
-// NewDisk is the blank system disk that a node gets; nil where its storage is not
-// listed, which is refused.
+// NewDisk is the blank system disk that a node gets; nil if its storage is not listed, which is
+// refused.
 func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk) *NewDisk {
 	i := slices.IndexFunc(o.Storages, func(s cluster.Storage) bool { return s.Name == system.Storage() })
 	if i < 0 {
@@ -113,8 +114,8 @@ func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk)
 	}
 }
 
-// Signed says whether every build that a kept system can be of is signed for
-// Secure Boot, of which its lock hash says nothing.
+// Signed says whether every build that a kept system may be from is signed for Secure Boot. Its
+// lock hash does not say.
 func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	known := false
 	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
@@ -128,7 +129,7 @@ func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	return known
 }
 
-// Build finds a build by its ID: the wanted one, or that of a past lock.
+// Build finds a build by its ID: the wanted one, or one of a past lock.
 func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	if id == w.Build.ID {
 		return w.Build, true
@@ -148,7 +149,7 @@ func hostsOf(found []Found) []string {
 	return hosts
 }
 
-// roomsOf asks hosts. One that does not answer is in the way of its own nodes only.
+// roomsOf reads the space on hosts. A host that does not answer blocks only its own nodes.
 func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[string]cluster.Room {
 	read := make([]cluster.Room, len(hosts))
 	g := errgroup.Group{}
@@ -156,7 +157,7 @@ func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[
 	for i, host := range hosts {
 		g.Go(func() error { read[i] = cluster.RoomOn(ctx, px, host); return nil })
 	}
-	_ = g.Wait() // none of them returns an error: each is in its room
+	_ = g.Wait() // none of them returns an error: each is in its Room
 	rooms := map[string]cluster.Room{}
 	for i, host := range hosts {
 		rooms[host] = read[i]
@@ -164,8 +165,8 @@ func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[
 	return rooms
 }
 
-// lostTrack is what is known of a node that was taken out and whose record is
-// nowhere: a hint for whoever deleted the parking VM, or its description.
+// lostTrack describes a node that was taken out of service and whose record is missing: a hint for
+// the case that its parking VM, or that VM's description, was deleted.
 func (o Observation) lostTrack(f Found) string {
 	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy == cluster.InPlace {
 		return ""
@@ -183,20 +184,20 @@ func (o Observation) lostTrack(f Found) string {
 	return what + ": somebody deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"
 }
 
-// Observation is the whole world as it was found, once.
+// Observation is everything as it was found, read once.
 type Observation struct {
-	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, but for those on hosts away
+	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, without those on unavailable hosts
 	Away     *cluster.HostsAway // hosts with VMs that do not answer; nil: there are none
 	Quorate  bool               // the Proxmox cluster has quorum
 	Parking  []parking.Parking
 	Nodes    []cluster.KubeNode
 	Storages []cluster.Storage
 	Rooms    map[string]cluster.Room // of the hosts of the nodes' VMs
-	Dark     error                   // why Kubernetes and Talos could not be read while a replacement has a control plane out; nil: they were
+	Dark     error                   // why Kubernetes and Talos could not be read while a replacement has a control plane out of service; nil: they were
 	Found    []Found                 // one per wanted node, in their order
 
-	// PastBuilds are builds of locks before this one, by ID: an unfinished
-	// replacement is finished with the build that it was begun with.
+	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
+	// build that it began with.
 	PastBuilds map[string]cluster.Build
 
 	// Took is how long earlier rolls of nodes took, newest first.
@@ -223,7 +224,7 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 	return out
 }
 
-// controlPlaneOut says whether an unfinished replacement has a control plane out.
+// controlPlaneOut says whether an unfinished replacement has a control plane out of service.
 func (o Observation) controlPlaneOut() bool {
 	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
 		mem, err := p.Record.ReadMemory(p.VM)
@@ -231,8 +232,8 @@ func (o Observation) controlPlaneOut() bool {
 	})
 }
 
-// noteAway keeps what of an error of reading VMs is that hosts do not answer, and
-// gives back what is not.
+// noteAway records hosts that do not answer from an error of reading VMs, and returns any other
+// error.
 func (o *Observation) noteAway(err error) error {
 	if away, ok := errors.AsType[*cluster.HostsAway](err); ok {
 		o.Away = away

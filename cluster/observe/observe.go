@@ -14,8 +14,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// MatchNodes finds the one VM of a node: by the SMBIOS UUID that its Node object
-// states, or, while its replacement is unfinished, by the record of that.
+// MatchNodes finds the one VM of a node: by the SMBIOS UUID in its Node object, or, while its
+// replacement is unfinished, in the record of that.
 func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Found, error) {
 	f := Found{Name: w.Name}
 	uuid := ""
@@ -67,7 +67,7 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		return fault.WithHint(fault.UUIDMismatch.Configf("node %s: %d VMs have its SMBIOS UUID %s: %v", w.Name, len(matches), uuid, matches),
 			"give every VM a UUID of its own (smbios1) before recast touches one of them")
 	case len(matches) == 0 && f.Open():
-		return nil // deleted by the unfinished replacement, or away: see apart
+		return nil // deleted by the unfinished replacement, or on an unavailable host
 	case len(matches) == 0 && o.Away != nil:
 		f.Away = true
 		f.Errs = append(f.Errs, fmt.Errorf("no VM that can be read has its SMBIOS UUID %s: %w", uuid, o.Away))
@@ -83,9 +83,9 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 	return nil
 }
 
-// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails
-// where a source as a whole can't be read or a node can't be matched to exactly
-// one VM; a single machine that does not answer is left nil with its reason in Errs.
+// Observe reads Proxmox, Kubernetes and every wanted node's machine. It fails if a source as a
+// whole can't be read or a node does not match exactly one VM. A single machine that does not
+// answer is nil, with its reason in Errs.
 func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
@@ -98,7 +98,7 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	g.Go(func() error { return observeTies(ctx, src, o.Found) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
 	err = g.Wait()
-	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // who reads the machines reads the VMs
+	KnowPods(Matching(o.Found, func(f *Found) bool { return f.VM != nil })) // not earlier: reading machines reads the VMs concurrently
 	if err == nil {
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}
@@ -142,8 +142,8 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 	f.fit = fitOf(src.Talos, w, m, kubelet)
 }
 
-// Shared finds VMs that two nodes claim to be: a machine that has taken another
-// one's hostname goes by two Nodes.
+// Shared finds VMs that two nodes claim to be: a machine that took another one's hostname has two
+// Nodes.
 func Shared(found []Found) (problems []error) {
 	by := map[cluster.VMID]string{}
 	for _, f := range found {
@@ -202,28 +202,28 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 	}
 	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
 	if err != nil && o.controlPlaneOut() {
-		o.Dark = err // it may be away because of that one
+		o.Dark = err // the control plane that is out may be the reason
 		return o, nil, nil
 	}
 	if err != nil && o.Away != nil {
-		err = errors.Join(err, o.Away) // for that may be why
+		err = errors.Join(err, o.Away) // unavailable hosts may be the reason
 	}
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox")
 }
 
-// Sources is where Observe reads.
+// Sources are what Observe reads from.
 type Sources struct {
 	Proxmox cluster.Inventory
 	Talos   cluster.Talos
-	// Maintenance reads machines that were reset; nil: they are as unreadable as others.
+	// Maintenance reads machines that were reset; nil: they count as unreadable.
 	Maintenance cluster.Maintenance
 	Kube        cluster.Kube
 	Cluster     string // name of the cluster; records of other clusters are not ours
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID
-	// ConfigKnown says where a node's machine configuration is at hand: in the journal
-	// of the run that the record is of (the zero Record: of none), or in the
-	// user's files. Its error is ErrConfigDamaged where the journal's is. nil: nowhere.
+	// ConfigKnown says where a node's machine configuration is available: in the journal of the
+	// record's run (the zero Record: of no run), or in the user's files. Its error is
+	// ErrConfigDamaged if the journal's is damaged. nil: nowhere.
 	ConfigKnown func(node string, rec parking.Record) (cluster.ConfigPlace, error)
 	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
 	MachineConfig func(node string) (config cluster.Secret, found bool, err error)

@@ -21,7 +21,7 @@ func TestNoAddress(t *testing.T) {
 	}
 }
 
-// TestRunsFromISO: of an installation that broke off nothing else tells.
+// TestRunsFromISO: nothing else shows an interrupted installation.
 func TestRunsFromISO(t *testing.T) {
 	t.Parallel()
 	m := clustertest.InSync()

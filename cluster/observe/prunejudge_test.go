@@ -6,8 +6,8 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest"
 )
 
-// TestSupersededIsTidy: what a roll that was killed had begun to free is all that
-// there is to do, and no other reason for it.
+// TestSupersededIsTidy: a disk that a killed roll had begun to free is the node's only reason, and
+// leaves it Tidy.
 func TestSupersededIsTidy(t *testing.T) {
 	t.Parallel()
 	p := clustertest.Park(9900, "pve1", "wk1", "scsi30 r1", "scsi29 r2")

@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// TestSigned: a lock hash is that of signed and of unsigned builds alike.
+// TestSigned: signed and unsigned builds can have the same lock hash.
 func TestSigned(t *testing.T) {
 	t.Parallel()
 	const hash = "sha256-a"

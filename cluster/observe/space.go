@@ -8,17 +8,17 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// NewDisk is a blank system disk that a roll makes while the old one stays parked.
+// NewDisk is a blank system disk that a roll creates while the old one stays parked.
 type NewDisk struct {
 	Node, Host string
 	Storage    cluster.Storage
 	Bytes      int64
-	// Freed is what the same node's roll frees at its end on the same storage, for
-	// those after it: old system disks beyond the retention.
+	// Freed is what the same node's roll frees at its end on the same storage, for later disks: old
+	// system disks beyond the retention.
 	Freed int64
 }
 
-// takes is what the disk takes until its node is healthy.
+// takes is how much space the disk takes until its node is healthy.
 func (d NewDisk) takes() int64 {
 	if d.Storage.Thick {
 		return d.Bytes
@@ -26,19 +26,19 @@ func (d NewDisk) takes() int64 {
 	return min(d.Bytes, max(freshSystem, d.Bytes/freshShare))
 }
 
-// SpaceUse is what new disks take of the room that they share.
+// SpaceUse is how much new disks take of the space that they share.
 type SpaceUse struct {
 	Storage, Host string
-	Disks         []NewDisk // in the order in which they are made
+	Disks         []NewDisk // in the order in which they are created
 	Room          cluster.StorageRoom
 	thin          *cluster.ThinPool
-	unknown       string // why the room can't be told; "": it can
+	unknown       string // why the free space is unknown; "": it is known
 	notes         []string
 }
 
-// Lacks says for each of the disks why it can't be made; "": there is room for
-// it beside those before it. What a roll frees at its end counts for those that
-// come after, but for those that may be under way at the same time.
+// Lacks says for each of the disks why it can't be created; "" if there is space for it beside the
+// earlier ones. What a roll frees at its end counts for later disks, but not for those that may be
+// in progress at the same time.
 func (u SpaceUse) Lacks(atOnce int) []string {
 	out := make([]string, len(u.Disks))
 	var taken int64
@@ -63,7 +63,7 @@ func (u SpaceUse) Lacks(atOnce int) []string {
 	return out
 }
 
-// Takes is what all of them take together.
+// Takes is how much space all of them take together.
 func (u SpaceUse) Takes() (total int64) {
 	for _, d := range u.Disks {
 		total += d.takes()
@@ -71,7 +71,7 @@ func (u SpaceUse) Takes() (total int64) {
 	return total
 }
 
-// Warn says what goes well at first and may end badly.
+// Warn says what works at first and may fail later.
 func (u SpaceUse) Warn() []string {
 	out := slices.Clone(u.notes)
 	if u.unknown != "" || u.Room.Total <= 0 || len(u.Disks) == 0 || u.Disks[0].Storage.Thick {
@@ -97,8 +97,8 @@ func (u SpaceUse) lack(free string, takes, taken int64, before []string) string 
 		"free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage", u.Storage, u.Host, free, cluster.Size(takes), also)
 }
 
-// SpaceUses sorts new disks by the room that they share: a shared storage's
-// wherever they are, else their host's, and that of storages on one pool together.
+// SpaceUses groups new disks by the space that they share: on a shared storage across hosts, else
+// per host, with all storages of one pool together.
 func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) []SpaceUse {
 	var uses []SpaceUse
 	var keys []string
@@ -121,11 +121,10 @@ func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) []SpaceUse {
 	return uses
 }
 
-// What a fresh system writes into a disk that grows with its data: the images of
-// kernel and initramfs (twice, for the upgrade after this one), XFS on EPHEMERAL,
-// and there the container images of Talos, of Kubernetes and of the pods that
-// were evicted, which are pulled again. No figure is right for everybody: 4 GiB
-// hold the first ones with ease, a fifth of the disk stands for the last.
+// What a fresh system writes to a disk that grows with its data: the images of kernel and initramfs
+// (twice, for the upgrade after this one), XFS on EPHEMERAL, and the container images of Talos,
+// Kubernetes and the evicted pods, which are pulled again. No figure is right for every cluster: 4
+// GiB are plenty for the first ones, a fifth of the disk stands for the last.
 const (
 	freshSystem = 4 << 30
 	freshShare  = 5
@@ -170,8 +169,8 @@ func newSpaceUse(d NewDisk, rooms map[string]cluster.Room) SpaceUse {
 	return u
 }
 
-// settled is what certainly is free again of what rolls free at their end, while
-// as many others are still under way: the largest are taken to be theirs.
+// settled is how much of what rolls free at their end is certainly free again while underWay of
+// them are still in progress: those are assumed to be the largest.
 func settled(freed []int64, underWay int) (total int64) {
 	sorted := slices.Sorted(slices.Values(freed))
 	for _, f := range sorted[:max(0, len(sorted)-max(0, underWay))] {
@@ -180,8 +179,8 @@ func settled(freed []int64, underWay int) (total int64) {
 	return total
 }
 
-// What a thin pool's metadata takes for a block of data, and the smallest such
-// block (Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst).
+// The metadata that a thin pool needs for a block of data, and the smallest block size (Linux,
+// Documentation/admin-guide/device-mapper/thin-provisioning.rst).
 const (
 	thinMetadata = 48
 	thinBlock    = 64 << 10

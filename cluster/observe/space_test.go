@@ -154,7 +154,7 @@ func TestRoomThatCantBeTold(t *testing.T) {
 			[]string{"the room on pve1 can't be read: no route"},
 			nil,
 		},
-		"a host that was not asked": {[]NewDisk{newDisk("a", "pve2", thickStorage, 1)}, cluster.Room{}, 1, []string{"nobody asked pve2 for its room"}, nil},
+		"a host that was not read": {[]NewDisk{newDisk("a", "pve2", thickStorage, 1)}, cluster.Room{}, 1, []string{"nobody asked pve2 for its room"}, nil},
 		"a drive without size": {
 			[]NewDisk{newDisk("a", "pve1", thickStorage, 0)},
 			roomWith(100, 50), 1,
@@ -164,7 +164,7 @@ func TestRoomThatCantBeTold(t *testing.T) {
 	})
 }
 
-// What lies on one pool is counted together, wherever it is.
+// Storages on one pool are counted together, on all hosts.
 func TestSpaceIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	second := thickStorage

@@ -31,8 +31,8 @@ func (b Blank) readsDrive() bool {
 	return b.Platform == "nocloud" && b.CloudInit != "" && !b.otherFormat() && !strings.Contains(","+b.Config["cicustom"], ",network=")
 }
 
-// otherFormat says whether the drive is written in another format than nocloud's.
-// Windows gets one by default (qemu-server, Cloudinit.pm, get_cloudinit_format).
+// otherFormat says whether the drive is written in a format other than nocloud's. Windows gets one
+// by default (qemu-server, Cloudinit.pm, get_cloudinit_format).
 func (b Blank) otherFormat() bool {
 	if citype := b.Config["citype"]; citype != "" {
 		return citype != "nocloud"
@@ -40,8 +40,8 @@ func (b Blank) otherFormat() bool {
 	return strings.HasPrefix(b.Config["ostype"], "w")
 }
 
-// freeDrive is a SCSI drive that the VM has not: Proxmox plugs one into a VM that
-// runs, which it does not with an IDE drive.
+// freeDrive is an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE
+// drive.
 func (b Blank) freeDrive() string {
 	for n := 30; n > 0; n-- {
 		if key := fmt.Sprintf("scsi%d", n); b.Config[key] == "" {
@@ -60,8 +60,8 @@ func option(value, name string) string {
 	return ""
 }
 
-// ipconfig is a value of ipconfigN with an address and a gateway of one kind; what
-// it says of the other kind stays.
+// ipconfig is a value of ipconfigN with an address and a gateway of one IP version; settings of the
+// other version stay.
 func ipconfig(old, ip, address, gw, gateway string) string {
 	parts := slices.DeleteFunc(strings.Split(old, ","), func(part string) bool {
 		name, _, _ := strings.Cut(part, "=")
@@ -75,7 +75,7 @@ func ipconfig(old, ip, address, gw, gateway string) string {
 	return strings.Join(parts, ",")
 }
 
-// eui64 is the address that a card with that MAC makes itself in a network.
+// eui64 is the address that a card with that MAC gives itself in a network.
 func eui64(network netip.Prefix, mac string) netip.Addr {
 	hw, err := net.ParseMAC(mac)
 	if err != nil || len(hw) != 6 || network.Bits() > 64 {

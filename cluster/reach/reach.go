@@ -22,10 +22,10 @@ type Address struct {
 	Gateway netip.Addr // of the default route over the link; invalid: there is none
 }
 
-// Layer is where Talos has an address from (machinery, resources/network/configlayer.go).
+// Layer says where Talos has an address from (machinery, resources/network/configlayer.go).
 type Layer string
 
-// The layers. Kernel is none of Talos': nothing there has asked for the address.
+// The layers. Kernel is not one of Talos': no part of Talos asked for the address.
 const (
 	Kernel        Layer = ""
 	Cmdline       Layer = "cmdline"
@@ -34,18 +34,18 @@ const (
 	Configuration Layer = "configuration"
 )
 
-// Lease is what has got an address of layer Operator for the machine.
+// Lease says how an address of layer Operator was obtained.
 type Lease struct {
-	Operator string // "dhcp4", "dhcp6", "vip"; "": it is not known
+	Operator string // "dhcp4", "dhcp6", "vip"; "": unknown
 	DUID     bool   // it identifies itself to the server by a DUID of the configuration
 }
 
-// Blank is the VM that is to boot with nothing on its system disk.
+// Blank is the VM that will boot with nothing on its system disk.
 type Blank struct {
 	ID         int
 	Config     map[string]string // of the VM, as Proxmox has it
 	CloudInit  string            // key of its cloud-init drive; "": it has none
-	Storage    string            // that a new cloud-init drive can be on
+	Storage    string            // for a new cloud-init drive
 	Platform   string            // of the boot ISO: "nocloud", "metal"
 	KernelArgs []string          // that its schematic adds
 	NoNetwork  string            // the command that takes network= out of cicustom
@@ -58,16 +58,15 @@ type Setting struct{ Key, Value string }
 type Obstacle struct {
 	Text    string // with a remedy
 	Command string // that lifts it, as root on the VM's host; "": none does
-	Config  string // what recast.yaml has to say besides, before the next recast lock: "images.platform: nocloud"
+	Config  string // what recast.yaml must also say before the next recast lock: "images.platform: nocloud"
 }
 
 func inWords(format string, args ...any) Obstacle {
 	return Obstacle{Text: fmt.Sprintf(format, args...)}
 }
 
-// Find says how the blank machine will have that address, which is one of those the
-// machine has now: by itself, where set is nil, or with a setting of the VM. against is
-// why it will not.
+// Find says how the blank machine will have that address, one of the machine's present addresses:
+// by itself, if set is nil, or with a setting of the VM. against says why it will not.
 func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, against Obstacle) {
 	i := slices.IndexFunc(all, func(a Address) bool { return a.Prefix.Addr() == addr })
 	if i < 0 {
@@ -96,7 +95,7 @@ func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, against Obstac
 	return nil, inWords("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
 }
 
-// unmade is why no blank machine has an address on a link that its configuration makes.
+// unmade says why a blank machine has no address on a link that only the configuration makes.
 func (a Address) unmade() Obstacle {
 	text := fmt.Sprintf("its address %s is on %s (%s), a link that only its machine configuration makes, so a blank machine would not have it: ", a.Prefix.Addr(), a.Link, a.Kind)
 	switch a.Kind {
@@ -108,8 +107,8 @@ func (a Address) unmade() Obstacle {
 	return Obstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
 }
 
-// leased is an address from DHCP. Talos asks for one on every card that nothing
-// else is said of, in maintenance mode as well (controllers/network/operator_config.go).
+// leased is about an address from DHCP. Talos requests one on every card that has no other
+// configuration, in maintenance mode, too (controllers/network/operator_config.go).
 func (b Blank) leased(a Address, card string) (*Setting, Obstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
@@ -117,15 +116,15 @@ func (b Blank) leased(a Address, card string) (*Setting, Obstacle) {
 	case a.Lease.DUID:
 		return nil, inWords("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
 	}
-	// What the drive says of a card keeps Talos from asking for it by itself.
+	// Talos does not request an address by itself for a card that the drive configures.
 	if given := b.Config["ipconfig"+card]; b.readsDrive() && given != "" && option(given, "ip") != "dhcp" {
 		return &Setting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, Obstacle{}
 	}
 	return nil, Obstacle{}
 }
 
-// given is an address that only the machine's configuration has, or its platform's,
-// of which Talos keeps a copy on the system disk (platform_config_store.go).
+// given is about an address from the machine's configuration, or from its platform, which Talos
+// copies to the system disk (platform_config_store.go).
 func (b Blank) given(a Address, card string) (*Setting, Obstacle) {
 	addr, key := a.Prefix.Addr(), "ipconfig"+card
 	ip, gw := "ip", "gw"
@@ -143,7 +142,7 @@ func (b Blank) given(a Address, card string) (*Setting, Obstacle) {
 	return &Setting{key, value}, Obstacle{}
 }
 
-// gateway is what a cloud-init drive can say of the way out of the address's network; "": nothing.
+// gateway is the gateway that a cloud-init drive can state for the address's network; "": none.
 func (a Address) gateway() (string, Obstacle) {
 	addr := a.Prefix.Addr()
 	switch {
@@ -152,12 +151,12 @@ func (a Address) gateway() (string, Obstacle) {
 	case a.Prefix.Contains(a.Gateway), addr.Is6():
 		return a.Gateway.String(), Obstacle{}
 	}
-	// nocloud's format has no route to it
+	// nocloud's format has no route to such a gateway
 	return "", inWords("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
 }
 
-// untold is why the blank machine would not be told by the VM's cloud-init drive that
-// setting, which says what its address is.
+// untold says why the VM's cloud-init drive would not give that setting, which has its address, to
+// the blank machine.
 func (b Blank) untold(a Address, key, value string) Obstacle {
 	var first []string
 	var o Obstacle
@@ -166,7 +165,7 @@ func (b Blank) untold(a Address, key, value string) Obstacle {
 		first = append(first, "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address")
 	}
 	custom, lasting := b.Config["cicustom"], ""
-	if a.Layer == Platform { // nothing else has the address once the system disk is another
+	if a.Layer == Platform { // nothing else has the address once the system disk is replaced
 		lasting = fmt.Sprintf(" --%s %s", key, value)
 	}
 	switch {
@@ -192,7 +191,7 @@ func (b Blank) untold(a Address, key, value string) Obstacle {
 	return o
 }
 
-// argued is an address from a kernel argument, which is part of an image.
+// argued is about an address from a kernel argument, which is part of an image.
 func (b Blank) argued(a Address) Obstacle {
 	for _, arg := range b.KernelArgs {
 		if rest, ok := strings.CutPrefix(arg, "ip="); ok {
@@ -205,8 +204,8 @@ func (b Blank) argued(a Address) Obstacle {
 	return inWords("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
 }
 
-// announced is an address that the kernel made of a router's announcement: the
-// same again where it is made of the card's MAC.
+// announced is about an address that the kernel made from a router advertisement: it stays the same
+// if it is made from the card's MAC.
 func (a Address) announced() Obstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
 		return Obstacle{}

@@ -44,7 +44,7 @@ func metal(_ *Address, b *Blank)   { b.Platform = "metal" }
 
 func args(list ...string) change { return func(_ *Address, b *Blank) { b.KernelArgs = list } }
 
-// What lifts most of them.
+// What lifts most of the obstacles.
 const (
 	addDrive = "qm set 9031 --scsi29 fast:cloudinit"
 	nocloud  = "images.platform: nocloud"
@@ -110,7 +110,7 @@ func TestFind(t *testing.T) {
 		"kernel argument, IPv6":        {is: []change{from(Cmdline, ""), at("fd00::31/64", ""), args("ip=[fd00::31]::[fd00::1]:64::eth0:off")}},
 		"router's announcement":        {is: []change{from(Kernel, ""), at("2001:db8::be24:11ff:fe00:2347/64", "")}},
 		"router's announcement, other": {is: []change{from(Kernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
-		"nobody's IPv4":                {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
+		"IPv4 from the kernel":         {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
 		"layer of a later Talos":       {is: []change{from("mesh", "")}, why: "its address 10.0.0.31 is of layer mesh, which says nothing of a blank machine: use in-place"},
 	} {
 		t.Run(name, func(t *testing.T) {

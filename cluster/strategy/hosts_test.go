@@ -7,10 +7,10 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// On a storage that is not shared a volid means another volume on every host.
+// On a storage that is not shared, a volid means another volume on every host.
 func TestVolumesOfOtherHosts(t *testing.T) {
 	t.Parallel()
-	stranger := func(host string, shared bool) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
+	otherVM := func(host string, shared bool) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
 		return func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			o.VMs[1].Host, o.VMs[1].Config["scsi5"] = host, "fast:vm-9002-disk-1,serial=data"
 			o.Storages[1].Shared = shared
@@ -29,10 +29,10 @@ func TestVolumesOfOtherHosts(t *testing.T) {
 			"what the holder has under that name is another volume. Reassign this one to VM 9002"
 	)
 	check(t, map[string]refusalCase{
-		"a namesake on another host":            {change: stranger("pve2", false)},
-		"shared with a VM on another host":      both(stranger("pve2", true), twice),
-		"shared with a VM on the same host":     both(stranger("pve1", true), twice),
-		"local, with a VM on the same host":     both(stranger("pve1", false), twice),
+		"a namesake on another host":            {change: otherVM("pve2", false)},
+		"shared with a VM on another host":      both(otherVM("pve2", true), twice),
+		"shared with a VM on the same host":     both(otherVM("pve1", true), twice),
+		"local, with a VM on the same host":     both(otherVM("pve1", false), twice),
 		"a holder beside it":                    {change: holder("pve1", false)},
 		"a holder elsewhere, on shared storage": {change: holder("pve2", true)},
 		"a holder elsewhere, on local storage":  both(holder("pve2", false), elsewhere),

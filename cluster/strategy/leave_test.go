@@ -7,8 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// A machine that is off is asked about as it was remembered: a pool that was on
-// another disk is there still, and one on the system disk goes with it.
+// A machine that is off is judged by its record: a pool that was on another disk is still there,
+// and one on the system disk is lost with it.
 func TestPoolsAreRemembered(t *testing.T) {
 	t.Parallel()
 	was := cluster.Machine{SystemDisk: "sda", PoolMembers: []cluster.PoolMember{

@@ -6,8 +6,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// toRecreate is what has to be lifted until a node is recreated, where nobody has asked
-// for anything else and it would not be.
+// toRecreate lists what prevents recreating a node, if the user did not ask for another strategy
+// and it would not be recreated.
 func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle) []cluster.Obstacle {
 	if asked != cluster.Auto && asked != cluster.Recreate || d.Strategy == cluster.Recreate && len(d.Refused) == 0 {
 		return nil

@@ -10,8 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
-// TestWhatLiftsToRecreate: a command is printed only where it takes nothing from the
-// machine that the machine is without afterwards.
+// TestWhatLiftsToRecreate: a command is printed only if the machine loses nothing by it for good.
 func TestWhatLiftsToRecreate(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

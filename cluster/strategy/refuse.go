@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Candidate is a node whose machine was read, with all that decides what can be done to it.
+// Candidate is a node whose machine was read, with everything that decides what can be done to it.
 type Candidate struct {
 	cluster.Wanted
 	VM          cluster.VM
@@ -23,7 +23,7 @@ type Candidate struct {
 	DisksErr    error
 	System      cluster.Disk
 	SystemErr   error
-	unseen      []loss // what may be on the system disk besides and can't be told
+	unseen      []loss // unknown data that may also be on the system disk
 }
 
 // AgainstInPlace says why the running system can't be upgraded.
@@ -52,7 +52,7 @@ func (c Candidate) AgainstInPlace() []string {
 	return out
 }
 
-// AgainstRecreate says why the VM can't be deleted and made again.
+// AgainstRecreate says why the VM can't be deleted and recreated.
 func (c Candidate) AgainstRecreate() []cluster.Obstacle {
 	return slices.Concat(c.againstReplacing(), c.Tied(), c.Replicated(cluster.Recreate), unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
 }
@@ -62,7 +62,7 @@ func (c Candidate) AgainstReimage() []cluster.Obstacle {
 	return slices.Concat(c.againstReplacing(), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
 }
 
-// Occupied is a VM that Proxmox would not let us change, or that somebody else is at work on.
+// Occupied says why Proxmox would not let us change the VM, or that another task is working on it.
 func (c Candidate) Occupied() []cluster.Obstacle {
 	var out []cluster.Obstacle
 	add := func(command, format string, args ...any) {
@@ -92,7 +92,7 @@ func (c Candidate) Occupied() []cluster.Obstacle {
 	for _, what := range c.Found.Ties.Busy {
 		add("", "%s: wait until that is over", what)
 	}
-	// Which host's processors it may have is nothing that the machine was proven with.
+	// affinity only selects processors of the host: no proof about the machine depends on it.
 	if pending := slices.DeleteFunc(slices.Clone(c.VM.Pending), func(key string) bool { return key == "affinity" }); len(pending) > 0 {
 		add(fmt.Sprintf("qm set %d --revert %s", c.VM.ID, words.Quote(strings.Join(pending, ","))),
 			"the VM has pending changes (%s): restart it or revert them", strings.Join(pending, ", "))
@@ -100,7 +100,7 @@ func (c Candidate) Occupied() []cluster.Obstacle {
 	return append(out, missingBoot(c)...)
 }
 
-// Tied is what a delete of the VM would take along.
+// Tied lists what would be deleted with the VM.
 func (c Candidate) Tied() []cluster.Obstacle {
 	var out []cluster.Obstacle
 	for _, what := range c.Found.Ties.Dropped {
@@ -127,7 +127,7 @@ func (c Candidate) Tied() []cluster.Obstacle {
 	return out
 }
 
-// againstReplacing is what keeps the system disk where it is, whoever the VM around it.
+// againstReplacing says why the system disk can't be replaced, whether the VM is recreated or not.
 func (c Candidate) againstReplacing() []cluster.Obstacle {
 	out := misfit(c)
 	if c.SystemErr != nil {
@@ -140,10 +140,10 @@ func (c Candidate) againstReplacing() []cluster.Obstacle {
 		c.preconfigured(), c.unreachable(), inWords(sealed(c)), inWords(mislabelled(c)))
 }
 
-// preconfigured is whatever would give the blank machine a configuration before
-// recast does: that would choose the disk to install on. Talos looks at the
-// embedded one, the kernel arguments and the platform's before it goes into
-// maintenance mode (internal/app/machined/pkg/controllers/config/acquire.go).
+// preconfigured lists what would configure the blank machine before recast does, and so choose the
+// disk to install on. Talos looks for a configuration in the image, the kernel arguments and the
+// platform before it enters maintenance mode
+// (internal/app/machined/pkg/controllers/config/acquire.go).
 func (c Candidate) preconfigured() []cluster.Obstacle {
 	const would = "would configure the blank machine before recast can"
 	var out []cluster.Obstacle
@@ -182,14 +182,14 @@ func (c Candidate) preconfigured() []cluster.Obstacle {
 
 func customUserData(vm cluster.VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
 
-// givesConfig tells kernel arguments that name a configuration or a server that has one.
+// givesConfig recognises kernel arguments that name a configuration, or a server that has one.
 func givesConfig(arg string) bool {
 	name := cluster.ArgName(arg)
 	return name == "talos.config" || strings.HasPrefix(name, "talos.config.") || name == "siderolink.api"
 }
 
-// smbiosSerial is the serial number in a VM's smbios1, whose values but the UUID
-// may all be in base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
+// smbiosSerial is the serial number in a VM's smbios1, where all values but the UUID may be in
+// base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
 func smbiosSerial(smbios string) string {
 	options := cluster.Disk{Options: strings.Split(smbios, ",")}
 	serial := options.Option("serial")
@@ -201,7 +201,7 @@ func smbiosSerial(smbios string) string {
 	return serial
 }
 
-// Accepted is the data of the system disk that may be lost, for the plan.
+// Accepted lists the data of the system disk that may be lost, for the plan.
 func (c Candidate) Accepted() []string {
 	var out []string
 	lost, _ := losses(c)
@@ -213,10 +213,9 @@ func (c Candidate) Accepted() []string {
 	return out
 }
 
-// Leaving is the node with the system disk that a strategy takes away from it as
-// things are now; leaves is false where none is there that could leave. What is
-// known of a machine that does not answer is what was remembered of it, so that
-// whatever is not provably on another disk counts.
+// Leaving is the node with the system disk that a strategy now removes from it; leaves is false if
+// there is no such disk. A machine that does not answer is judged by its record, so everything that
+// is not proven to be on another disk counts.
 func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate, leaves bool) {
 	if !slices.Contains(cluster.Leavers, s) || f.VM == nil {
 		return Candidate{}, false
@@ -226,12 +225,12 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 		c.Machine = *f.Machine
 	}
 	if !f.Open() {
-		return c, f.Machine != nil // one that could not be read is refused for that
+		return c, f.Machine != nil // an unread machine is refused elsewhere
 	}
 	rec := f.Parking.Record
 	mem, err := rec.ReadMemory(f.Parking.VM)
 	if err != nil {
-		return Candidate{}, false // refused for that
+		return Candidate{}, false // refused elsewhere
 	}
 	if c.Machine.SystemDisk == "" {
 		c.Machine = mem.Machine()
@@ -250,7 +249,7 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 	return c, true
 }
 
-// SeenFromProxmox is what forbids a strategy whatever the machine would say.
+// SeenFromProxmox lists what prevents a strategy whatever the machine would say.
 func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
 	var replacing []string
 	if c.DisksErr != nil {
@@ -263,10 +262,10 @@ func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
 	}
 }
 
-// unreachable is why nobody would reach the blank machine at the node's address.
+// unreachable says why the blank machine would not be reachable at the node's address.
 func (c Candidate) unreachable() []cluster.Obstacle {
 	if len(readdressed(c)) > 0 {
-		return nil // which says so for every strategy
+		return nil // readdressed refuses every strategy for it
 	}
 	if _, o := cluster.BlankAddress(c.Found.Addr, c.VM, c.Machine, c.Build); o.Text != "" {
 		return []cluster.Obstacle{{Text: o.Text, Command: o.Command, Config: o.Config}}

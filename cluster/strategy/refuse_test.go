@@ -70,7 +70,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 			},
 			recreate: "its Node has providerID proxmox://c/9002: a cloud controller deletes the Node with its VM: use reimage",
 		},
-		"protection":      {change: set("protection", "1")}, // it is lifted, and set again
+		"protection":      {change: set("protection", "1")}, // it is removed, and set again
 		"args":            {change: set("args", "-cpu host"), recreate: rootText("args")},
 		"huge pages":      {change: set("hugepages", "1024"), recreate: rootText("hugepages")},
 		"raw PCI":         {change: set("hostpci0", "0000:01:00.0,pcie=1"), recreate: rootText("hostpci0")},
@@ -126,7 +126,7 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 		}, "the VM has snapshots (a, b), whose disks can't leave it: delete them first"),
 		"memory on disk": both(set("vmstate", "fast:vm-9002-state-suspend-1"),
 			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it, or remove vmstate"),
-		"a boot order of devices that are gone": both(set("boot", "order=scsi0;net0;scsi9"),
+		"a boot order of missing devices": both(set("boot", "order=scsi0;net0;scsi9"),
 			"its boot order names net0, which the VM has not: set the boot order anew\nits boot order names scsi9, which the VM has not: set the boot order anew"),
 		"a boot order of the old kind": {change: set("boot", "cdn")},
 		"a parent snapshot alone":      both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
@@ -182,7 +182,7 @@ func TestReplacingWhatOthersConfigureIsImpossible(t *testing.T) {
 	})
 }
 
-// both is a case that leaves in-place alone possible.
+// both is a case in which only in-place is possible.
 func both(change func(w *cluster.Wanted, f *observe.Found, o *observe.Observation), text string) refusalCase {
 	return refusalCase{change: change, recreate: text, reimage: text}
 }
@@ -204,7 +204,7 @@ func check(t *testing.T, cases map[string]refusalCase) {
 	}
 }
 
-// refusalCase is one thing that stands in the way of some strategies, with what it says.
+// refusalCase is one obstacle to some strategies, with its text.
 type refusalCase struct {
 	change   func(w *cluster.Wanted, f *observe.Found, o *observe.Observation)
 	recreate string // "": possible
@@ -227,7 +227,7 @@ const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of t
 	"qm set 9002 --virtio3 bulk:9002/vm-9002-disk-2.raw,size=90G,serial=9002-virtio3, " +
 	"then shut VM 9002 down and start it (a reboot from inside is not enough), so that Talos shows the name"
 
-// zfsOf puts the storage of the node's disks on local ZFS, and options at its system disk.
+// zfsOf puts the storage of the node's disks on local ZFS, and adds options to its system disk.
 func zfsOf(f *observe.Found, o *observe.Observation, options string) {
 	o.Storages = slices.Clone(o.Storages)
 	for i := range o.Storages {

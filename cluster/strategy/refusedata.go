@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Irreplaceable is the data of the system disk that nobody has said may be lost.
+// Irreplaceable lists the data of the system disk that acceptLoss does not name.
 func (c Candidate) Irreplaceable() []cluster.Obstacle {
 	var out []cluster.Obstacle
 	lost, _ := losses(c)
@@ -31,8 +31,8 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 	return out
 }
 
-// losses lists the data that only the system disk has, and the names in
-// acceptLoss that are none of it.
+// losses lists the data that only the system disk has, and the names in acceptLoss that match none
+// of it.
 func losses(c Candidate) (lost []loss, unknown []string) {
 	for _, v := range c.Machine.Volumes {
 		switch {
@@ -58,8 +58,8 @@ func losses(c Candidate) (lost []loss, unknown []string) {
 	return lost, unknown
 }
 
-// mislabelled are partitions on persistent disks that Talos, on a blank system
-// disk, would take for its own: it finds its volumes by their labels on any disk.
+// mislabelled lists partitions on persistent disks that Talos would treat as its own once the
+// system disk is blank: it finds its volumes by their labels on any disk.
 func mislabelled(c Candidate) []string {
 	if c.Machine.SystemDisk == "" {
 		return nil // not proven: refused for that already
@@ -86,8 +86,8 @@ func mislabelled(c Candidate) []string {
 	return out
 }
 
-// onSystemDisk says whether data of the node goes with the system disk. Data that
-// is not proven to be on another disk counts as on this one.
+// onSystemDisk says whether data of the node is lost with the system disk. Data that is not proven
+// to be on another disk counts as on this one.
 func onSystemDisk(c Candidate, l cluster.LocalData) bool {
 	if l.Path == "" {
 		return !c.Machine.PoolElsewhere(l.Format, l.Group) && !c.Machine.BareSystemDisk()
@@ -96,9 +96,8 @@ func onSystemDisk(c Candidate, l cluster.LocalData) bool {
 	return len(on) == 0 || c.Machine.SystemDisk == "" || slices.Contains(on, c.Machine.SystemDisk)
 }
 
-// sealed are encrypted volumes that could not be opened afterwards: a key that
-// is locked to STATE goes with the system disk, one that is sealed to a TPM
-// needs that very TPM's state.
+// sealed lists encrypted volumes that could not be opened afterwards: a key locked to STATE is lost
+// with the system disk, and a key sealed to a TPM needs the state of that TPM.
 func sealed(c Candidate) []string {
 	var out []string
 	tpm := c.VM.Config["tpmstate0"] != ""
@@ -117,7 +116,7 @@ func sealed(c Candidate) []string {
 	return out
 }
 
-// loss is data that goes with the system disk.
+// loss is data that is lost with the system disk.
 type loss struct {
 	name          string // what acceptLoss calls it
 	what          string

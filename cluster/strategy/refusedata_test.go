@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// volume adds one to what the machine shows.
+// volume adds a volume to what the machine shows.
 func volume(v cluster.Volume) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
 	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 		f.Machine.Volumes = append(f.Machine.Volumes, v)
@@ -40,7 +40,7 @@ func ephemeralOn(disks ...string) func(*cluster.Wanted, *observe.Found, *observe
 	}
 }
 
-// wouldBeLost is the refusal to lose something.
+// wouldBeLost is the refusal to lose some data.
 func wouldBeLost(what, name string) string {
 	return what + " is on the system disk and would be lost: move it to a disk of its own, or name " + name + " in nodes[].acceptLoss"
 }
@@ -53,23 +53,23 @@ func TestReplacingTheOnlyDataIsImpossible(t *testing.T) {
 	logs := volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"})
 	pv := wouldBeLost("PersistentVolume pvc-1 (claim default/db-0)", "pv/pvc-1")
 	check(t, map[string]refusalCase{
-		"user volume":                             both(logs, wouldBeLost("volume u-logs", "u-logs")),
-		"user volume, accepted":                   {change: inTurn(logs, accept("u-logs"))},
-		"something else accepted":                 both(inTurn(logs, accept("logs", "u-data")), wouldBeLost("volume u-logs", "u-logs")),
-		"raw volume":                              both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), wouldBeLost("volume r-osd", "r-osd")),
-		"a label of one's own":                    both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "mine"}), wouldBeLost("volume mine", "mine")),
-		"no label at all":                         both(volume(cluster.Volume{Device: "sda5", Disk: "sda"}), wouldBeLost("partition sda5", "sda5")),
-		"swap holds nothing":                      {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "s-swap"})},
-		"Talos' own volumes":                      {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "KUBELET", Phase: "ready"})},
-		"local data":                              both(localAt("/var/lib/rancher/pvc-1"), pv),
-		"local data, accepted":                    {change: inTurn(localAt("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
-		"local data without path":                 both(localAt(""), pv),
-		"on a user volume of another disk":        {change: localAt("/var/mnt/data/pvc-1")},
-		"on a user volume, not quite":             both(localAt("/var/mnt/data/../other/pvc-1"), pv),
-		"on a user volume of the system disk":     both(inTurn(logs, localAt("/var/mnt/logs")), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
-		"on EPHEMERAL of another disk":            {change: inTurn(ephemeralOn("sdb"), localAt("/var/lib/x"))},
-		"on an EPHEMERAL that nobody can see":     both(inTurn(ephemeralOn(), localAt("/var/lib/x")), pv),
-		"on one of two EPHEMERALs, none is known": both(inTurn(ephemeralOn("sda", "sdb"), localAt("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
+		"user volume":                              both(logs, wouldBeLost("volume u-logs", "u-logs")),
+		"user volume, accepted":                    {change: inTurn(logs, accept("u-logs"))},
+		"something else accepted":                  both(inTurn(logs, accept("logs", "u-data")), wouldBeLost("volume u-logs", "u-logs")),
+		"raw volume":                               both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "r-osd"}), wouldBeLost("volume r-osd", "r-osd")),
+		"a label of one's own":                     both(volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "mine"}), wouldBeLost("volume mine", "mine")),
+		"no label at all":                          both(volume(cluster.Volume{Device: "sda5", Disk: "sda"}), wouldBeLost("partition sda5", "sda5")),
+		"swap holds nothing":                       {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "s-swap"})},
+		"Talos' own volumes":                       {change: volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "KUBELET", Phase: "ready"})},
+		"local data":                               both(localAt("/var/lib/rancher/pvc-1"), pv),
+		"local data, accepted":                     {change: inTurn(localAt("/var/lib/rancher/pvc-1"), accept("pv/pvc-1"))},
+		"local data without path":                  both(localAt(""), pv),
+		"on a user volume of another disk":         {change: localAt("/var/mnt/data/pvc-1")},
+		"on a user volume, not quite":              both(localAt("/var/mnt/data/../other/pvc-1"), pv),
+		"on a user volume of the system disk":      both(inTurn(logs, localAt("/var/mnt/logs")), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
+		"on EPHEMERAL of another disk":             {change: inTurn(ephemeralOn("sdb"), localAt("/var/lib/x"))},
+		"on an EPHEMERAL that Talos does not show": both(inTurn(ephemeralOn(), localAt("/var/lib/x")), pv),
+		"on one of two EPHEMERALs, none is known":  both(inTurn(ephemeralOn("sda", "sdb"), localAt("/var/lib/x")), pv+"\nthe label EPHEMERAL is there twice, on sda and on sdb: relabel or delete what is not in use"),
 	})
 }
 
@@ -86,9 +86,9 @@ func TestReplacingUnderEncryptionIsImpossible(t *testing.T) {
 	}
 	tpm := cluster.Encryption{Volume: "u-data", Keys: []string{"static", "tpm"}}
 	check(t, map[string]refusalCase{
-		"lockToState on a persistent disk":   both(encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}), locked("u-data")),
-		"lockToState on what nobody can see": both(encrypted(cluster.Encryption{Volume: "u-gone", LockToState: true}), locked("u-gone")),
-		"lockToState on the system disk":     {change: encrypted(cluster.Encryption{Volume: "EPHEMERAL", LockToState: true})},
+		"lockToState on a persistent disk":                 both(encrypted(cluster.Encryption{Volume: "u-data", Keys: []string{"nodeID"}, LockToState: true}), locked("u-data")),
+		"lockToState on a volume that Talos does not show": both(encrypted(cluster.Encryption{Volume: "u-gone", LockToState: true}), locked("u-gone")),
+		"lockToState on the system disk":                   {change: encrypted(cluster.Encryption{Volume: "EPHEMERAL", LockToState: true})},
 		"lockToState on another EPHEMERAL": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			f.Machine.Volumes[3].Disk = "sdb"
 			f.Machine.Encryption = []cluster.Encryption{{Volume: "EPHEMERAL", LockToState: true}}

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Entangled are disks that are not the node's alone.
+// Entangled lists disks that do not belong to the node alone.
 func (c Candidate) Entangled() []cluster.Obstacle {
 	var out []cluster.Obstacle
 	add := func(format string, args ...any) {
@@ -58,7 +58,7 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 	return out
 }
 
-// Immovable are disks that would have to be parked, on storages that can't do it.
+// Immovable lists disks that must be parked but are on storages that can't do it.
 func (c Candidate) Immovable(s cluster.Strategy) []string {
 	var out []string
 	for _, d := range parkedDisks(c.Disks, c.VM.ID, s, c.System.Key) {
@@ -71,7 +71,7 @@ func (c Candidate) Immovable(s cluster.Strategy) []string {
 			out = append(out, fmt.Sprintf("%s (%s) is on storage %s of type %s, which can't give a disk to another VM: move it to another storage",
 				d.Key, d.Volid, d.Storage(), c.Observation.Storages[i].Type))
 		case d.Key == c.System.Key && d.Option("model") != "":
-			// The one option that a drive on another bus has and a SCSI drive has not
+			// The only option that drives on another bus can have and SCSI drives can't
 			// (PVE/QemuServer/Drive.pm): Proxmox would not move it.
 			out = append(out, fmt.Sprintf("the system disk %s has the option model=, which the SCSI drive that it is parked as can't have: remove it", d.Key))
 		}
@@ -79,9 +79,9 @@ func (c Candidate) Immovable(s cluster.Strategy) []string {
 	return out
 }
 
-// OtherUsers lists where a disk is to be taken away from, since it is named there
-// beside its own key. The name that its owner has for it is none of them: another
-// owner is the holder, or is refused as such.
+// OtherUsers lists from where a disk must be detached, since it is named there beside its own key.
+// It leaves out the owner's name for it: an owner that is another VM is the holder, or is refused
+// elsewhere.
 func (c Candidate) OtherUsers(d cluster.Disk) []string {
 	own, vms := cluster.PlaceOf(c.VM.ID, d.Key), c.Observation.Namesakes(c.VM, d.Storage())
 	users := slices.DeleteFunc(cluster.ReferencedBy(d.Volid, vms), func(user string) bool { return user == own })
@@ -103,10 +103,10 @@ func (c Candidate) OtherUsers(d cluster.Disk) []string {
 	return users
 }
 
-// Untellable are persistent volumes that could not be looked for in the new machine.
+// Untellable lists persistent volumes that could not be identified in the new machine.
 func (c Candidate) Untellable() []string {
 	if c.SystemErr != nil || c.DisksErr != nil {
-		return nil // which of them are persistent is not known, and that is refused already
+		return nil // which of them are persistent is unknown, and refused already
 	}
 	drives := slices.DeleteFunc(slices.Clone(c.Disks), func(d cluster.Disk) bool { return !d.Bootable() })
 	if _, err := cluster.PersistentVolumes(c.VM, drives, c.Machine, c.System); err != nil {
@@ -120,8 +120,8 @@ func exists(c Candidate, id cluster.VMID) bool {
 	return away || slices.ContainsFunc(c.Observation.VMs, func(vm cluster.VM) bool { return vm.ID == id })
 }
 
-// heldElsewhere says whether a holder's disk is on a host that the holder is not
-// on, where nobody else can mean it.
+// heldElsewhere says whether a holder's disk is on a host where the holder is not, so that no
+// configuration of the holder can mean it.
 func heldElsewhere(c Candidate, d cluster.Disk) bool {
 	return c.Observation.Local(d.Storage()) && !slices.ContainsFunc(c.Observation.Namesakes(c.VM, d.Storage()), func(vm cluster.VM) bool { return vm.ID == d.Owner })
 }
@@ -137,9 +137,9 @@ func (c Candidate) rawDevices() []cluster.Obstacle {
 	return out
 }
 
-// strangeMedium is what is in a CD drive and is no ISO. The boot ISO would take
-// its place for good; a disk image would lose its only name, since a delete
-// leaves CD media alone (PVE/QemuServer.pm, destroy_vm).
+// strangeMedium describes what is in a CD drive but is no ISO. The boot ISO would replace it for
+// good; a disk image would lose its only reference, since deleting a VM keeps CD media
+// (PVE/QemuServer.pm, destroy_vm).
 func strangeMedium(c Candidate, d cluster.Disk) string {
 	switch {
 	case d.Volid == "cdrom" || d.OfHost():
@@ -150,10 +150,10 @@ func strangeMedium(c Candidate, d cluster.Disk) string {
 	return ""
 }
 
-// unprovable are persistent disks that a new VM could not be proven to have got back.
+// unprovable lists persistent disks that a new VM can't be proven to have.
 func (c Candidate) unprovable() []cluster.Obstacle {
 	if c.SystemErr != nil || c.DisksErr != nil || len(c.Untellable()) > 0 {
-		return nil // what is refused already would only be said in other words
+		return nil // already refused in other words
 	}
 	out, err := parking.Unprovable(c.VM, c.Machine, c.System.Key)
 	if err != nil {
@@ -162,18 +162,17 @@ func (c Candidate) unprovable() []cluster.Obstacle {
 	return out
 }
 
-// thrownAway is QEMU's snapshot mode (PVE/QemuServer/Drive.pm): such a drive
-// forgets at every stop what was written since the start, and a roll stops the VM.
+// thrownAway is about QEMU's snapshot mode (PVE/QemuServer/Drive.pm): at every stop such a drive
+// loses what was written since the start, and a roll stops the VM.
 func thrownAway(what string) string {
 	return what + " has snapshot=1, so what is written to it is thrown away when the VM stops: remove that option, and restart the VM once"
 }
 
-// Replicated is what a replication job is in the way of. Proxmox deletes no VM that
-// has one. A blank system disk gets the name that the parked one had, and the
-// target still has a volume of that name, of which the new one shares no snapshot:
-// the whole job fails from then on (pve-guest-common, Replication.pm,
-// find_common_replication_snapshot). A volume that can't be replicated Proxmox
-// neither adds nor gives back to such a VM (qemu-server, API2/Qemu.pm, move_disk).
+// Replicated is what a replication job prevents. Proxmox does not delete a VM that has one. A blank
+// system disk gets the old name of the parked one, but the target still has a volume of that name,
+// with which the new one shares no snapshot: from then on the whole job fails (pve-guest-common,
+// Replication.pm, find_common_replication_snapshot). Proxmox neither adds nor gives back a volume
+// that can't be replicated to such a VM (qemu-server, API2/Qemu.pm, move_disk).
 func (c Candidate) Replicated(s cluster.Strategy) []cluster.Obstacle {
 	jobs := c.Found.Ties.Jobs
 	if len(jobs) == 0 || s == cluster.Reimage && c.SystemErr == nil && leftOut(c, c.System) {
@@ -200,15 +199,15 @@ func (c Candidate) Replicated(s cluster.Strategy) []cluster.Obstacle {
 		strings.Join(ids, ", "), why, c.VM.Host, strings.Join(remove, " && "), strings.Join(again, " && "), lift)}}
 }
 
-// leftOut says whether replication leaves a disk alone which Proxmox would give
-// back to a VM that has a job.
+// leftOut says whether replication skips a disk that Proxmox would nevertheless give back to a VM
+// with a job.
 func leftOut(c Candidate, d cluster.Disk) bool {
 	on, said := cluster.ParseBoolean(d.Option("replicate"))
 	return said && !on && onLocalZFS(c, d)
 }
 
-// onLocalZFS says whether a disk is on the one kind of storage that can replicate
-// (pve-storage, storage_can_replicate).
+// onLocalZFS says whether a disk is on local ZFS, the only storage that can replicate (pve-storage,
+// storage_can_replicate).
 func onLocalZFS(c Candidate, d cluster.Disk) bool {
 	return slices.ContainsFunc(c.Observation.Storages, func(s cluster.Storage) bool { return s.Name == d.Storage() && s.Type == "zfspool" && !s.Shared })
 }

@@ -48,7 +48,7 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 			w.Holder = 200
 			f.VM.Config["scsi0"] = "fast:vm-200-disk-0,serial=sys,size=10G"
 		}, "the system disk scsi0 (fast:vm-200-disk-0) belongs to the holder, VM 200: reassign it to VM 9002"),
-		"a disk named by a stranger": both(func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
+		"a disk that another VM names": both(func(_ *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
 			o.VMs[1].Config["scsi5"] = "fast:vm-9002-disk-1,serial=data"
 		}, "scsi1 (fast:vm-9002-disk-1) is used in more than one place: detach it from scsi5 of VM 200"),
 		"a disk named by the holder": both(func(w *cluster.Wanted, _ *observe.Found, o *observe.Observation) {
@@ -116,7 +116,7 @@ func TestReplacingWithADeviceOfTheHost(t *testing.T) {
 	})
 }
 
-// byHand is how a second name goes whose --delete would free the volume.
+// byHand is how to remove a second reference whose --delete would free the volume.
 func byHand(id cluster.VMID, key string) string {
 	return fmt.Sprintf(" (by taking its line out of /etc/pve/nodes/pve1/qemu-server/%d.conf: qm set --delete %s would free the volume for good)", id, key)
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// changes is what else the image brings about, where nothing is against it.
+// changes lists what else the image changes, if there is no obstacle.
 func changes(c Candidate) []string {
 	var out []string
 	if replatformed(c) {
@@ -18,37 +18,36 @@ func changes(c Candidate) []string {
 	return out
 }
 
-// misfit is why the wanted image can't run on the machine, or would not be found
-// again there, whatever the  What the machine does not say is not held
-// against it, but for Secure Boot that the image wants.
+// misfit says why the wanted image can't run on the machine, or why the machine would not be
+// reachable with it, whatever the strategy. What the machine does not say is no obstacle, except
+// with an image that requires Secure Boot.
 func misfit(c Candidate) []string {
 	return slices.Concat(c.Found.Unsupported, otherArch(c), readdressed(c), unverifiable(c))
 }
 
-// otherArch: of an installer for several architectures only the locked one was verified.
+// otherArch: only the locked architecture of an installer was verified, even if it has several.
 func otherArch(c Candidate) []string {
 	const text = "the images are for %s, and %s: set images.arch to %s, then recast lock"
 	var out []string
 	if arch := c.Machine.Arch; arch != "" && arch != c.Build.Arch {
 		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the machine is "+arch, arch))
 	}
-	// Without the option a VM is what its host is (get_vm_arch in PVE/QemuServer.pm).
+	// Without the option a VM has its host's architecture (get_vm_arch in PVE/QemuServer.pm).
 	if arch := c.VM.Arch(); arch != "" && arch != c.Build.Arch && arch != c.Machine.Arch {
 		out = append(out, fmt.Sprintf(text, c.Build.Arch, "the VM is arch="+c.VM.Config["arch"], arch))
 	}
 	return out
 }
 
-// readdressed is a node that would not come back at its address: nocloud takes it
-// from Proxmox' cloud-init drive, the other platforms do not look there
-// (internal/app/machined/pkg/runtime/v1alpha1/platform of Talos).
+// readdressed says why a node would lose its address: nocloud reads it from Proxmox' cloud-init
+// drive, the other platforms do not (internal/app/machined/pkg/runtime/v1alpha1/platform of Talos).
 func readdressed(c Candidate) []string {
 	if !replatformed(c) {
 		return nil
 	}
 	fixed := c.VM.FixedAddress()
 	if fixed == "" || c.Build.Platform == "nocloud" && strings.Contains(fixed, "="+c.Found.Addr.String()+"/") {
-		return nil // the same address on either
+		return nil // the same address on both
 	}
 	return []string{fmt.Sprintf("the VM's cloud-init drive gives a fixed address (%s), which platforms %s and %s do not both read: keep platform %s (images.platform), or have DHCP give the node its address and remove that",
 		fixed, c.Machine.Platform, c.Build.Platform, c.Machine.Platform)}
@@ -58,12 +57,12 @@ func replatformed(c Candidate) bool {
 	return c.Machine.Platform != "" && c.Machine.Platform != c.Build.Platform
 }
 
-// securing says whether the image wants Secure Boot where it is not known to be on.
+// securing says whether the image requires Secure Boot and the machine is not known to have it on.
 func securing(c Candidate) bool { return c.Build.SecureBoot && !c.Machine.Secured() }
 
-// unchangeable is what an upgrade in place leaves as it is. Without systemd-boot
-// the installer puts the running platform into GRUB's configuration (upgrade in
-// v1alpha1_sequencer_tasks.go of Talos), and keys are only on the boot ISO.
+// unchangeable is what an in-place upgrade can't change. Without systemd-boot the installer writes
+// the running platform to GRUB's configuration (upgrade in v1alpha1_sequencer_tasks.go of Talos),
+// and keys are only on the boot ISO.
 func unchangeable(c Candidate) []string {
 	var out []string
 	if replatformed(c) && c.Machine.BootEntry == "" {
@@ -75,7 +74,7 @@ func unchangeable(c Candidate) []string {
 	return out
 }
 
-// unverifiable is a firmware that would not boot the image, or not with Secure Boot.
+// unverifiable says why the firmware would not boot the image, or not with Secure Boot.
 func unverifiable(c Candidate) []string {
 	switch {
 	case c.Machine.Secured() && !c.Build.SecureBoot:

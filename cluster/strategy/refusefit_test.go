@@ -97,7 +97,7 @@ func TestUnsupportedWay(t *testing.T) {
 
 type edits []func(*cluster.Wanted, *observe.Found)
 
-// fit is what stands against a wanted image after some changes to a node that it fits.
+// fit lists the obstacles to a wanted image after some changes to a node that it fits.
 type fit struct {
 	change edits
 	all    []string // against every strategy
@@ -105,8 +105,7 @@ type fit struct {
 	notes  []string // of those that are possible
 }
 
-// fitting is a node whose machine says everything of what its image is for, and
-// which a wanted image fits that is for the same.
+// fitting is a node whose machine reports all that an image is made for, and an image that fits it.
 func fitting() (cluster.Wanted, observe.Found, observe.Observation) {
 	w, f, o := staleNode()
 	w.Build.Arch, w.Build.Platform = "amd64", "nocloud"

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// What Talos shows of mounts, LVM and ZFS says which disk local data is on.
+// Mounts, LVM and ZFS in Talos show which disk local data is on.
 func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 	t.Parallel()
 	data := func(places ...cluster.LocalData) func(*cluster.Wanted, *observe.Found, *observe.Observation) {
@@ -47,24 +47,24 @@ func TestDataProvenToBeElsewhereIsNoLoss(t *testing.T) {
 		"listed in two places, either is here":    both(data(cluster.LocalData{Path: "/var/mnt/data"}, cluster.LocalData{Path: "/var/a"}, cluster.LocalData{Path: "/var/b"}), pv),
 		"listed in two places, neither is":        {change: data(cluster.LocalData{Path: "/var/mnt/data/a"}, cluster.LocalData{Path: "/var/mnt/data/b"})},
 
-		"LVM that nobody sees":                      both(data(lvm), pv),
-		"LVM on another disk":                       {change: inTurn(members(onB), data(lvm))},
-		"LVM on another disk, which group unknown":  {change: inTurn(members(onB), data(vg0))},
-		"LVM on the system disk":                    both(inTurn(members(onSystem), data(lvm)), pv),
-		"LVM on both":                               both(inTurn(members(onB, onSystem), data(lvm)), pv),
-		"LVM on both, groups unknown":               both(inTurn(members(onB, onSystem), data(vg0)), pv),
-		"another group on the system disk":          {change: inTurn(members(of(onB, "vg0"), of(onSystem, "vg1")), data(vg0))},
-		"that group on the system disk":             both(inTurn(members(of(onB, "vg1"), of(onSystem, "vg0")), data(vg0)), pv),
-		"a group on both":                           both(inTurn(members(of(onB, "vg0"), of(onSystem, "vg0")), data(vg0)), pv),
-		"groups known, the volume's is not":         both(inTurn(members(of(onB, "vg0"), of(onSystem, "vg1")), data(lvm)), pv),
-		"a group that nobody sees":                  both(inTurn(members(of(onB, "vg1")), data(vg0)), pv),
-		"a physical volume on a file":               both(inTurn(members(onB, cluster.PoolMember{}), data(lvm)), pv),
-		"one that spans two disks":                  both(inTurn(members(cluster.PoolMember{Disks: []string{"sdb", "sda"}}), data(lvm)), pv),
-		"ZFS, but LVM is on another disk":           both(inTurn(members(onB), data(cluster.LocalData{Format: cluster.FormatZFS})), pv),
-		"ZFS on another disk":                       {change: inTurn(members(cluster.PoolMember{Disks: []string{"sdb"}, Format: cluster.FormatZFS}), data(cluster.LocalData{Format: cluster.FormatZFS, Group: "tank"}))},
-		"a driver that says nothing":                both(inTurn(members(onB), data(cluster.LocalData{})), pv),
-		"nothing told, nothing but Talos is there":  {change: inTurn(ephemeralOn("sdb"), data(cluster.LocalData{}))},
-		"nothing told, of a machine that is silent": both(inTurn(ephemeralOn("sdb"), func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.Remembered = true }, data(cluster.LocalData{})), pv),
-		"nothing told, something else is there":     both(inTurn(ephemeralOn("sdb"), volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}), data(cluster.LocalData{})), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
+		"LVM that Talos does not show":                 both(data(lvm), pv),
+		"LVM on another disk":                          {change: inTurn(members(onB), data(lvm))},
+		"LVM on another disk, which group unknown":     {change: inTurn(members(onB), data(vg0))},
+		"LVM on the system disk":                       both(inTurn(members(onSystem), data(lvm)), pv),
+		"LVM on both":                                  both(inTurn(members(onB, onSystem), data(lvm)), pv),
+		"LVM on both, groups unknown":                  both(inTurn(members(onB, onSystem), data(vg0)), pv),
+		"another group on the system disk":             {change: inTurn(members(of(onB, "vg0"), of(onSystem, "vg1")), data(vg0))},
+		"that group on the system disk":                both(inTurn(members(of(onB, "vg1"), of(onSystem, "vg0")), data(vg0)), pv),
+		"a group on both":                              both(inTurn(members(of(onB, "vg0"), of(onSystem, "vg0")), data(vg0)), pv),
+		"groups known, the volume's is not":            both(inTurn(members(of(onB, "vg0"), of(onSystem, "vg1")), data(lvm)), pv),
+		"a group that Talos does not show":             both(inTurn(members(of(onB, "vg1")), data(vg0)), pv),
+		"a physical volume on a file":                  both(inTurn(members(onB, cluster.PoolMember{}), data(lvm)), pv),
+		"one that spans two disks":                     both(inTurn(members(cluster.PoolMember{Disks: []string{"sdb", "sda"}}), data(lvm)), pv),
+		"ZFS, but LVM is on another disk":              both(inTurn(members(onB), data(cluster.LocalData{Format: cluster.FormatZFS})), pv),
+		"ZFS on another disk":                          {change: inTurn(members(cluster.PoolMember{Disks: []string{"sdb"}, Format: cluster.FormatZFS}), data(cluster.LocalData{Format: cluster.FormatZFS, Group: "tank"}))},
+		"a driver that says nothing":                   both(inTurn(members(onB), data(cluster.LocalData{})), pv),
+		"place unknown, only Talos on the system disk": {change: inTurn(ephemeralOn("sdb"), data(cluster.LocalData{}))},
+		"place unknown, machine does not answer":       both(inTurn(ephemeralOn("sdb"), func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.Remembered = true }, data(cluster.LocalData{})), pv),
+		"place unknown, other data on the system disk": both(inTurn(ephemeralOn("sdb"), volume(cluster.Volume{Device: "sda5", Disk: "sda", Label: "u-logs"}), data(cluster.LocalData{})), wouldBeLost("volume u-logs", "u-logs")+"\n"+pv),
 	})
 }

@@ -9,16 +9,16 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// customised are the parts of cicustom with which a new VM might not start, or not be
-// where the old one was: without its files Proxmox starts none (PVE/QemuServer/Cloudinit.pm,
-// read_cloudinit_snippets_file), and one of the network may say what the machine never did.
+// customised lists parts of cicustom with which a new VM might not start, or have another address.
+// Proxmox does not start a VM without these files (PVE/QemuServer/Cloudinit.pm,
+// read_cloudinit_snippets_file), and a network file may say what the machine never used.
 func customised(c Candidate) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
 		kind, volid, _ := strings.Cut(part, "=")
 		storage, _, _ := strings.Cut(volid, ":")
 		switch {
-		case kind == "" || kind == "user": // none, or refused for that
+		case kind == "" || kind == "user": // none, or refused elsewhere
 		case kind == "network":
 			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), and what that says nobody sees: remove it, or use reimage", part)})
 		case !slices.Contains(c.Found.Ties.Snippets, volid):
@@ -32,8 +32,8 @@ func customised(c Candidate) []cluster.Obstacle {
 	return out
 }
 
-// keepCustom is the command that leaves of cicustom what a new VM can have, and the
-// network, which may be how the machine is reached.
+// keepCustom is the command that leaves in cicustom what a new VM can have, and the network part,
+// which may make the machine reachable.
 func keepCustom(c Candidate) string {
 	gone := []string{"user"}
 	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
@@ -44,9 +44,9 @@ func keepCustom(c Candidate) string {
 	return c.VM.WithoutCustom(gone...)
 }
 
-// missingBoot are devices in the boot order that the VM has not. Proxmox takes
-// such an order with a create, but with no change ("invalid bootorder",
-// API2/Qemu.pm, update_vm_api): it could not be set again.
+// missingBoot lists devices in the boot order that the VM does not have. Proxmox accepts such an
+// order on create but not on update ("invalid bootorder", API2/Qemu.pm, update_vm_api): it could
+// not be set again.
 func missingBoot(c Candidate) []cluster.Obstacle {
 	var out []cluster.Obstacle
 	order := cluster.BootDevices(c.VM.Config["boot"])
@@ -62,7 +62,7 @@ func missingBoot(c Candidate) []cluster.Obstacle {
 	return out
 }
 
-// unwritable are settings and drives that a new VM could not be given.
+// unwritable lists settings and drives that can't be given to a new VM.
 func unwritable(c Candidate) []cluster.Obstacle {
 	out := c.rawDevices()
 	add := func(key, format string, args ...any) {
@@ -77,7 +77,7 @@ func unwritable(c Candidate) []cluster.Obstacle {
 	}
 	for key, value := range c.VM.Config {
 		switch {
-		case slices.Contains(cluster.RootOnly, key) || cluster.RawDevice(key, value): // said above
+		case slices.Contains(cluster.RootOnly, key) || cluster.RawDevice(key, value): // reported above
 		case !cluster.IsDiskKey(key) && cluster.NumberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(cluster.NeverCarried, key):
 			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
 		}
@@ -90,7 +90,7 @@ func unwritable(c Candidate) []cluster.Obstacle {
 	return out
 }
 
-var // carried are those that a new VM is given as the old one had them. Some take
+var // carried are settings that a new VM gets as the old one had them. Some need
 // privileges of their own: see Needs.config.
 carried = []string{
 	"acpi", "agent", "allow-ksm", "audio0", "autostart", "balloon", "bios", "boot", "bootdisk", "citype", "ciupgrade", "ciuser", "cores",
@@ -100,10 +100,9 @@ carried = []string{
 	"vga", "vmstatestorage", "watchdog",
 }
 
-var // hidden are those whose value says little: what they name is elsewhere.
+var // hidden are settings whose value does not show what they set.
 hidden = []string{"cicustom", "cipassword"}
 
-// spared are settings without which a Talos machine is the same: where one is in the
-// way it can be taken out by a command. Who takes out args or a passed-through device
-// has another machine.
+// spared are settings that make no difference to a Talos machine: if one is an obstacle, a command
+// may remove it. Removing args or a passed-through device makes another machine.
 var spared = []string{"affinity", "cipassword", "hookscript"}

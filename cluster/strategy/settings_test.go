@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/clustertest/vmsetting"
 )
 
-// Two keys are set anew by the exchange itself.
+// The exchange itself sets two keys.
 func TestEverySettingIsListed(t *testing.T) {
 	t.Parallel()
 	for _, key := range slices.Concat(cluster.RootOnly, carried, hidden, cluster.NeverCarried) {
@@ -23,7 +23,8 @@ func TestEverySettingIsListed(t *testing.T) {
 	}
 }
 
-// TestEverySettingIsJudged: what a new VM can't be given is in the way before anything is touched.
+// TestEverySettingIsJudged: a setting that a new VM can't have is an obstacle before anything is
+// changed.
 func TestEverySettingIsJudged(t *testing.T) {
 	t.Parallel()
 	for key, setting := range vmsetting.Every {

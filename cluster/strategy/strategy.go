@@ -11,9 +11,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Decide says how a stale node is brought to its wanted state, from nothing but
-// what was observed. system is its system disk, unless systemErr says that it
-// could not be proven.
+// Decide says how a stale node is brought to its wanted state, from the observation alone. system
+// is its system disk, unless systemErr says that it could not be proven.
 func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system cluster.Disk, systemErr error) Decision {
 	d := Decision{Strategy: w.Strategy, Why: string(w.Strategy) + ": as configured"}
 	if f.VM == nil || f.Machine == nil {
@@ -22,7 +21,7 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	}
 	c := Candidate{Wanted: w, VM: *f.VM, Machine: *f.Machine, Found: f, Observation: o, System: system, SystemErr: systemErr}
 	c.Disks, c.DisksErr = f.VM.Disks()
-	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // gone once the node is drained
+	c.Disks = slices.DeleteFunc(c.Disks, cluster.Disk.CSI) // the drain detaches them
 	_, unknown := losses(c)
 	recreate := c.AgainstRecreate()
 	against := map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.AgainstReimage()), cluster.InPlace: c.AgainstInPlace()}
@@ -45,18 +44,18 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	return d
 }
 
-// Decision is how a stale node is brought to its wanted state, and why so.
+// Decision says how a stale node is brought to its wanted state, and why in this way.
 type Decision struct {
 	Strategy cluster.Strategy // Auto when none is possible
 	Why      string
 	Refused  []string // why it can't be done, each with what lifts it
-	WillLose []string // data that goes with the system disk, as acceptLoss allows
+	WillLose []string // data lost with the system disk, as acceptLoss allows
 	Notes    []string
 
-	ToRecreate []cluster.Obstacle // what stands against recreate, where that is not taken though it may be
+	ToRecreate []cluster.Obstacle // what prevents recreate, if it is allowed but not chosen
 }
 
-// firstPossible is what Auto means.
+// firstPossible decides for Auto.
 func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, why string, refused []string) {
 	recreate, reimage := against[cluster.Recreate], against[cluster.Reimage]
 	also := slices.DeleteFunc(slices.Clone(recreate), func(r string) bool { return slices.Contains(reimage, r) })
@@ -86,10 +85,9 @@ func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, w
 	return cluster.Auto, "no strategy is possible", refused
 }
 
-// parkedDisks are the drives that have to be handed to the parking VM. Proxmox
-// frees every volume of its own with a VM, detached ones included. Those of a
-// holder stay its own: handing them over would rename them under its
-// configuration (qemu-server, API2/Qemu.pm, move_disk).
+// parkedDisks are the drives that must be given to the parking VM. With a VM Proxmox deletes every
+// volume that it owns, detached ones included. A holder's volumes stay its own: moving them would
+// rename them under its configuration (qemu-server, API2/Qemu.pm, move_disk).
 func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, system string) []cluster.Disk {
 	var out []cluster.Disk
 	for _, d := range disks {
@@ -113,11 +111,11 @@ func unreadText(f observe.Found) string {
 	return fmt.Sprintf("its machine could not be read: %s: bring it back first", words.OrNone(strings.Join(why, "; ")))
 }
 
-// EtcdRules says whether a control plane may be taken out of a cluster with n
-// etcd members, itself among them, and what to warn of. With three or more,
-// whether the others are healthy is all that counts; that is the gate's to see.
+// EtcdRules says whether a control plane may be taken out of service in a cluster with n etcd
+// members, including itself, and what to warn of. With three or more, only the health of the others
+// counts; the gate checks that.
 func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bool) (refused, warn []string) {
-	replaced := s != cluster.InPlace && s != cluster.PutBack // those keep the data, or bring it back
+	replaced := s != cluster.InPlace && s != cluster.PutBack // those keep the data, or restore it
 	switch {
 	case n >= 3:
 	case n < 1:
@@ -136,8 +134,8 @@ func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bo
 	return refused, warn
 }
 
-// EtcdOnSystemDisk says whether a control plane loses etcd's data with its
-// system disk. Talos 1.14 can have a volume ETCD for it; else it is on EPHEMERAL.
+// EtcdOnSystemDisk says whether a control plane loses etcd's data with its system disk. Since Talos
+// 1.14 the data can have its own volume ETCD; else it is on EPHEMERAL.
 func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	if m.SystemDisk == "" {
 		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")

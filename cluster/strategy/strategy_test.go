@@ -64,7 +64,7 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 		failedText   = "build 3f2a3f2a3f2a came back as the old system once, and is never tried again with the same image: " +
 			"lock another version or other extensions, or use recreate or reimage"
 	)
-	noArgs := cluster.Obstacle{Text: argsText} // without them it is another machine
+	noArgs := cluster.Obstacle{Text: argsText} // removing them makes another machine
 	noPassword := cluster.Obstacle{Text: passwordText, Command: "qm set 9002 --delete cipassword"}
 	noSnapshots := cluster.Obstacle{Text: snapshotText, Command: "qm delsnapshot 9002 before && qm delsnapshot 9002 later"}
 	for name, tc := range map[string]struct {
@@ -152,8 +152,8 @@ func judge(w cluster.Wanted, f observe.Found, o observe.Observation) Decision {
 	return Decide(w, f, o, system, err)
 }
 
-// staleNode is a worker with a system disk, two persistent disks of its own and
-// nothing that stands in the way of anything.
+// staleNode is a worker with a system disk, two persistent disks of its own and no obstacle to any
+// strategy.
 func staleNode() (cluster.Wanted, observe.Found, observe.Observation) {
 	vm := cluster.VM{ID: 9002, Name: "wk1", Host: "pve1", Running: true, Config: map[string]string{
 		"smbios1":  "uuid=u-wk1",

@@ -46,7 +46,7 @@ func World() ([]cluster.Wanted, observe.Observation) {
 	return wanted, o
 }
 
-// LargeWorld is one of so many workers, every one of them stale.
+// LargeWorld is a cluster of that many workers, all of them stale.
 func LargeWorld(nodes int) ([]cluster.Wanted, observe.Observation) {
 	_, o := World()
 	o.VMs, o.Found = make([]cluster.VM, nodes), make([]observe.Found, nodes)
@@ -69,7 +69,7 @@ func LargeWorld(nodes int) ([]cluster.Wanted, observe.Observation) {
 	return wanted, o
 }
 
-// Leased gives a node an address that DHCP has given to its second network card.
+// Leased gives a node an address from DHCP, on its second network card.
 func Leased(f *observe.Found) {
 	f.Addr = netip.MustParseAddr("10.0.0.31")
 	f.VM.Config["net1"] = "virtio=BC:24:11:00:00:31"
@@ -79,7 +79,7 @@ func Leased(f *observe.Found) {
 	}}
 }
 
-// Static is the node with its address in the machine configuration.
+// Static moves the node's address to the machine configuration.
 func Static(f *observe.Found) {
 	f.Machine.Addresses[0].Layer, f.Machine.Addresses[0].Lease = reach.Configuration, reach.Lease{}
 }
