@@ -130,7 +130,7 @@ func TestClaimIsTakenByOne(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				p := newClaimPVE(vms...)
-				p.delay = time.Second // all have read before the first has written
+				p.delay = time.Second // all runs have read before the first has written
 				held, errs := make([]*Held, 5), make([]error, 5)
 				var all sync.WaitGroup
 				for i := range held {
@@ -174,7 +174,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 			}
 		})
 		time.Sleep(46 * time.Second)
-		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // it has waited for one
+		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // after waiting for a heartbeat
 		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
 			t.Errorf("err = %v, want %s", err, want)
 		}
@@ -227,7 +227,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 				}
 				p.do(func() { p.down = false })
 				start := time.Now()
-				err := h.Check(t.Context()) // nobody took it meanwhile
+				err := h.Check(t.Context()) // no other run took it meanwhile
 				if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
 					t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
 				}
