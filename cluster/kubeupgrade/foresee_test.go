@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// stubborn has a configuration of cp2 that takes no scheduler, and a kubelet of cp3
-// whose certificate nobody approves.
+// stubborn has a configuration of cp2 that accepts no scheduler, and a kubelet of cp3 whose
+// certificate awaits approval.
 type stubborn struct {
 	cluster.MachineReader
 	cluster.Maintenance
@@ -39,8 +39,7 @@ func (stubborn) PendingCertificates(_ context.Context, node string) ([]string, e
 	return nil, nil
 }
 
-// TestForesee: what would stop the plan halfway is told of every node at once, with
-// what to do about it.
+// TestForesee: what would stop the plan halfway is listed for all nodes at once, with hints.
 func TestForesee(t *testing.T) {
 	t.Parallel()
 	plan := Plan{To: "v1.36.1"}
@@ -61,7 +60,7 @@ func TestForesee(t *testing.T) {
 	}
 }
 
-// TestRequireSame: a plan may only have become less.
+// TestRequireSame: a plan may only shrink.
 func TestRequireSame(t *testing.T) {
 	t.Parallel()
 	change := func(c cluster.Component, from string) ImageChange {

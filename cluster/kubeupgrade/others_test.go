@@ -15,10 +15,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1, but
-// for what a test makes of it. It is Talos and Kubernetes at once.
+// planeAddrs are the addresses of the control planes of threePlanes.
 var planeAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}
 
+// threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1 until a test changes
+// it. It is Talos and Kubernetes at once.
 type threePlanes struct {
 	cluster.Talos
 	cluster.Kube
@@ -28,12 +29,12 @@ type threePlanes struct {
 	podsErr  error
 	servers  map[netip.Addr]error // why an API server does not serve
 	members  []cluster.EtcdMember
-	sets     []string // what was made to run
+	sets     []string // images that were set
 	at       time.Time
-	happens  func() // then
+	happens  func() // at that time
 }
 
-// after has something happen by and by, before the next question.
+// after schedules a change, which is made before the first request after d.
 func (p *threePlanes) after(d time.Duration, happens func()) {
 	p.at, p.happens = time.Now().Add(d), happens
 }
@@ -125,7 +126,7 @@ func (p *threePlanes) pod(node string, c cluster.Component) *cluster.StaticPod {
 	return &p.pods[i]
 }
 
-// talosOf and kubeOf tell the two apart where both have a method of one name.
+// talosOf and kubeOf separate the two where both have a method of the same name.
 type (
 	talosOf struct{ *threePlanes }
 	kubeOf  struct{ *threePlanes }
@@ -142,7 +143,7 @@ func (p *threePlanes) upgrade() *Upgrade {
 	}
 }
 
-// TestRequireOthers: with anything else down nothing is restarted, on whichever node.
+// TestRequireOthers: while anything else is down, nothing is restarted, on any node.
 func TestRequireOthers(t *testing.T) {
 	t.Parallel()
 	stranger := netip.MustParseAddr("127.0.0.9")
@@ -186,7 +187,7 @@ func TestRequireOthers(t *testing.T) {
 	}
 }
 
-// TestRequireOthersKeepsTheHint of an API server that is not to be reached from here.
+// TestRequireOthersKeepsTheHint of an API server that can't be reached from here.
 func TestRequireOthersKeepsTheHint(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
@@ -196,14 +197,14 @@ func TestRequireOthersKeepsTheHint(t *testing.T) {
 	}
 }
 
-// TestAwaitOthers: what is on its way back is waited for, and what is not is refused.
+// TestAwaitOthers: a component that recovers is waited for; one that does not is refused.
 func TestAwaitOthers(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newThreePlanes()
-				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and starts anew
+				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
 				if back {
 					p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
 				}
@@ -216,7 +217,8 @@ func TestAwaitOthers(t *testing.T) {
 	}
 }
 
-// TestSetAsksTwice: what was staged while everything else was waited for does not go live.
+// TestSetAsksTwice: a configuration that was staged during the wait for the others does not go
+// live.
 func TestSetAsksTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -238,7 +240,7 @@ func TestSetAsksTwice(t *testing.T) {
 	})
 }
 
-// TestSettle: of what fails while a component starts only the hopeless ends the wait.
+// TestSettle: of the errors while a component starts, only the hopeless ones end the wait.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -274,7 +276,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestLacksKubelet: the static pods of its node are to be up again, too.
+// TestLacksKubelet: the static pods of its node must also be up again.
 func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
@@ -305,7 +307,7 @@ func TestProxyNeedsHealth(t *testing.T) {
 	})
 }
 
-// TestProxyRollOut waits for as long as something moves, and no longer.
+// TestProxyRollOut waits as long as something moves, and no longer.
 func TestProxyRollOut(t *testing.T) {
 	t.Parallel()
 	const to = "kube-proxy:v1.36.1"

@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// TestThePlanKnowsWhoIsDown: what the gate would refuse, the plan refuses, but
-// for what it brings back itself before.
+// TestThePlanKnowsWhoIsDown: the plan refuses what the gate would refuse, except what the plan
+// itself brings back first.
 func TestThePlanKnowsWhoIsDown(t *testing.T) {
 	t.Parallel()
 	node := func(name string, s cluster.Strategy) NodePlan {

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// sealed is a plan for stale wk1 and wk2 of the paused world, and how it was made.
+// sealed is a sealed plan for stale wk1 and wk2 of the paused world.
 func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p Policy) Plan {
 	t.Helper()
 	wanted, o := paused(nil)
@@ -142,7 +142,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowKeepsTheOrder although another one would be chosen now.
+// TestFollowKeepsTheOrder although a new plan would choose another one.
 func TestFollowKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// bedside stands for a cluster whose pulse is taken; nil members: no control plane answers.
+// bedside is a cluster whose pulse is taken; nil members: no control plane answers.
 type bedside struct {
 	cluster.Kube
 	cluster.Talos
