@@ -109,7 +109,7 @@ func TestDiscoveredMatch(t *testing.T) {
 	}
 }
 
-// TestDiscoveredUnproven: which disk is to be kept can't be said either.
+// TestDiscoveredUnproven: without a proven system disk, the persistent disks are unknown too.
 func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})

@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// machines answers for those that are on.
+// machines answers for the addresses that are on.
 type machines struct {
 	cluster.Talos
 	members []cluster.Member
@@ -48,7 +48,8 @@ type nodeList struct {
 
 func (l nodeList) Nodes(context.Context) ([]cluster.KubeNode, error) { return l.nodes, nil }
 
-// TestDiscoverAll: a node that nobody lists is missed by nobody, so somebody has to list them.
+// TestDiscoverAll: a node that no source lists would not be missed, so some source must list
+// all.
 func TestDiscoverAll(t *testing.T) {
 	t.Parallel()
 	a, b, c, d := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3"), netip.MustParseAddr("192.0.2.4")
@@ -124,7 +125,7 @@ func TestDiscoverAll(t *testing.T) {
 	}
 }
 
-// TestDiscoveryOwn: which VMs of recast's say that there is a recast.yaml already.
+// TestDiscoveryOwn: which of recast's VMs show that there is already a recast.yaml.
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, r parking.Record) cluster.VM {
