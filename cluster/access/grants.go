@@ -78,8 +78,7 @@ func countsAt(path, privilege string) bool {
 
 var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in role names (AccessControl.pm, verify_rolename)
 
-// keepName is a role for that user or token and that path only, so that no other gets more by
-// it.
+// keepName is a role for that user or token and that path only, so that no other gets more by it.
 func keepName(who, path string, flat bool) string {
 	name := "RecastKeep-" + strings.Trim(noName.ReplaceAllString(who+path, "-"), "-")
 	if flat {

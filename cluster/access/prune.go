@@ -49,8 +49,7 @@ func (n *Needs) freeing(storages []string) {
 	}
 }
 
-// NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which
-// hosts.
+// NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
 func NeedsToPublish(isoStorages []string) Needs {
 	var needs Needs
 	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")

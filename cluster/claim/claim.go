@@ -17,8 +17,7 @@ import (
 // and its description is changed by compare-and-swap. A token that may not create VMs uses a
 // Kubernetes Lease instead; a run that takes one of the two checks the other first, so that
 // they exclude each other. A recast.yaml with other proxmox.vmids gives the claim another VMID:
-// a run that takes a claim looks for all others in the whole Proxmox cluster (see
-// surroundings).
+// a run that takes a claim looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
 		cluster.Inventory
@@ -35,8 +34,7 @@ type Claim struct {
 	Holder  Holder
 	Run     string
 
-	// Dead reports whether a holder is a process of this machine that has ended; nil: never
-	// known.
+	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
 	// Say receives what the claim waits for, and, from another goroutine, what fails while the
 	// claim is held; may be nil.
@@ -75,8 +73,7 @@ func (c *Claim) places() (ours, others place) {
 	return vm, lease
 }
 
-// releaseOthers limits how long it takes to release our claim when another run's claim excludes
-// it.
+// releaseOthers limits the release of our claim when another run's claim excludes it.
 const releaseOthers = time.Minute
 
 // Acquire takes the claim, or fails with fault.Claimed and names its holder. It takes a claim

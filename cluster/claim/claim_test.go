@@ -88,7 +88,7 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 	})
 }
 
-func TestClaimOfOneWhoEnded(t *testing.T) {
+func TestClaimOfAnEndedRun(t *testing.T) {
 	t.Parallel()
 	dead := func(h Holder) bool { return h.Host == "ci-r1" }
 	for name, tc := range map[string]struct {
@@ -97,9 +97,9 @@ func TestClaimOfOneWhoEnded(t *testing.T) {
 		want time.Duration
 	}{
 		"a dead process of this machine": {dead, "r2", 0},
-		"somebody unknown":               {nil, "r2", 90 * time.Second},
-		"somebody of another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
-		"ourselves":                      {nil, "r1", 0},
+		"an unknown holder":              {nil, "r2", 90 * time.Second},
+		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
+		"this run":                       {nil, "r1", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -125,7 +125,7 @@ func TestClaimOfOneWhoEnded(t *testing.T) {
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	for name, vms := range map[string][]cluster.VM{"nobody has it": nil, "it stands still": {orphan(t, "r0")}} {
+	for name, vms := range map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestClaimSurvivesLostAnswers(t *testing.T) {
 	})
 }
 
-func TestClaimBeingCreatedBySomebody(t *testing.T) {
+func TestClaimBeingCreated(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		after time.Duration // until the creation is over; 0: never

@@ -26,7 +26,7 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		want string
 	}{
 		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
-		"a stranger":              {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"a foreign VM":            {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
 		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
 	} {
 		t.Run(name, func(t *testing.T) {

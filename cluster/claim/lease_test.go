@@ -209,9 +209,9 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 		err   error
 		taken bool
 	}{
-		"away":        {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
-		"forbidden":   {fault.Refusedf("leases is forbidden"), false},
-		"another one": {errors.New("unauthorized"), false},
+		"away":          {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
+		"forbidden":     {fault.Refusedf("leases is forbidden"), false},
+		"another error": {errors.New("unauthorized"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -289,8 +289,8 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	}
 }
 
-// TestClaimOfOneWhoPrunes: a run that does not look for the Lease is waited for.
-func TestClaimOfOneWhoPrunes(t *testing.T) {
+// TestClaimOfAPrune: a run that does not look for the Lease is waited for.
+func TestClaimOfAPrune(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
@@ -326,9 +326,9 @@ func TestDeletedLeaseIsLost(t *testing.T) {
 	})
 }
 
-// TestClaimAsLeaseIsLookedAtByTurns: a node that waits for another node's check of Proxmox,
+// TestLeaseChecksTakeTurns: a node that waits for another node's check of Proxmox,
 // which does not answer, ends with its context.
-func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
+func TestLeaseChecksTakeTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
@@ -357,7 +357,7 @@ func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
 	})
 }
 
-func TestStrangeLeases(t *testing.T) {
+func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ claim, want string }{
 		"not ours":        {"", "Lease kube-system/recast is no claim of recast that can be read"},

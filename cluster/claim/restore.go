@@ -8,8 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// GuardRestorer returns an EtcdRestorer that changes machines only while the claim is still
-// ours.
+// GuardRestorer returns an EtcdRestorer that changes machines only while the claim is still ours.
 func (h *Held) GuardRestorer(r cluster.EtcdRestorer) cluster.EtcdRestorer {
 	return guardedRestorer{r, h}
 }

@@ -85,8 +85,7 @@ func Read(vm cluster.VM) (s State, ok bool, err error) {
 	return State{}, false, nil
 }
 
-// ofVM reads a cluster's claim from the VM with the claim's VMID, and refuses any other VM
-// there.
+// ofVM reads a cluster's claim from the VM with the claim's VMID, and refuses any other VM there.
 func ofVM(vm cluster.VM, cluster string) (State, error) {
 	s, ok, err := Read(vm)
 	switch {

@@ -180,8 +180,8 @@ func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) err
 	return err
 }
 
-// told is a change of a configuration with the long record shortened.
-func told(set map[string]string) map[string]string {
+// shortened is a change of a configuration with the long record shortened.
+func shortened(set map[string]string) map[string]string {
 	set = maps.Clone(set)
 	if strings.Contains(set["description"], parking.RecordMark) {
 		set["description"] = "record"
@@ -190,7 +190,7 @@ func told(set map[string]string) map[string]string {
 }
 
 func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, told(set), del); err != nil {
+	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, shortened(set), del); err != nil {
 		return err
 	}
 	set = maps.Clone(set)

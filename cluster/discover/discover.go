@@ -129,13 +129,13 @@ func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, mem
 	_ = g.Wait() // none of them returns an error: each is reported with its source
 	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
 	if err == nil {
-		err = strangers(members, nodes)
+		err = requireOneCluster(members, nodes)
 	}
 	return d, members, nodes, err
 }
 
-// strangers refuses a kubeconfig and a talosconfig of different clusters.
-func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
+// requireOneCluster refuses a kubeconfig and a talosconfig of different clusters.
+func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
 	var names []string
 	for _, m := range members {
 		if slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return n.Name == m.Nodename }) {

@@ -162,8 +162,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 	return needs
 }
 
-// match matches a node to its VM; if Kubernetes can't be asked, by the number in the
-// configuration.
+// match matches a node to its VM; if Kubernetes can't be asked, by the number in the configuration.
 func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
 		f, err := observe.MatchNodes(w, &s.Observation, members)

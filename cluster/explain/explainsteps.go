@@ -47,8 +47,7 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 		if !see(at, s) || s.Steps == nil {
 			continue
 		}
-		// Only the exchange asks the world for its children, and here it is drawn without
-		// asking.
+		// Only the exchange asks the world for its children, and here it is drawn without asking.
 		children, err := s.Steps(ctx)
 		if err == nil {
 			walk(ctx, children, at, see)

@@ -83,8 +83,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	return u.lacksPods(ctx, n, m)
 }
 
-// lacksPods names what the node's static pods lack: a kubelet of another version may restart
-// them.
+// lacksPods names what the node's static pods lack: a kubelet of another version may restart them.
 func (u *Upgrade) lacksPods(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	pods, err := u.Kube.StaticPods(ctx)
 	if err != nil {

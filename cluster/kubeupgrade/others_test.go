@@ -146,28 +146,28 @@ func (p *threePlanes) upgrade() *Upgrade {
 // TestRequireOthers: while anything else is down, nothing is restarted, on any node.
 func TestRequireOthers(t *testing.T) {
 	t.Parallel()
-	stranger := netip.MustParseAddr("127.0.0.9")
+	unplanned := netip.MustParseAddr("127.0.0.9")
 	for name, c := range map[string]struct {
 		wrong  func(p *threePlanes)
 		except spotOf
 		want   string // "": it goes on
 	}{
-		"all is well":                         {wrong: func(*threePlanes) {}},
-		"the component itself is down":        {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
-		"another one of its node is":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
-		"the same one of another node is":     {func(p *threePlanes) { p.pod("cp2", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, "the kube-scheduler of cp2 is not Ready"},
-		"a pod is not shown":                  {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
-		"its own node, without its kubelet":   {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Kubelet}, ""},
-		"its own node is down otherwise":      {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Scheduler}, "node cp1 is not Ready"},
-		"an API server runs and is not ready": {func(p *threePlanes) { p.servers[planeAddrs[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
-		"the API server of its own node":      {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("not ready") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp1 does not serve"},
-		"a control plane that nobody planned": {func(p *threePlanes) {
+		"all is well":                           {wrong: func(*threePlanes) {}},
+		"the component itself is down":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
+		"another component of its node is":      {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
+		"the same component of another node is": {func(p *threePlanes) { p.pod("cp2", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, "the kube-scheduler of cp2 is not Ready"},
+		"a pod is not shown":                    {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
+		"its own node, without its kubelet":     {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Kubelet}, ""},
+		"its own node is down otherwise":        {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Scheduler}, "node cp1 is not Ready"},
+		"an API server runs and is not ready":   {func(p *threePlanes) { p.servers[planeAddrs[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
+		"the API server of its own node":        {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("not ready") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp1 does not serve"},
+		"an unplanned control plane": {func(p *threePlanes) {
 			p.nodes = append(p.nodes, cluster.KubeNode{Name: "cp4", UUID: "uuid-4", Ready: true, ControlPlane: true})
 		}, spotOf{}, "control plane cp4 was not there when this was planned"},
 		"a control plane that is another machine": {func(p *threePlanes) { p.nodes[2].UUID = "uuid-9" }, spotOf{}, "control plane cp3 was not there"},
 		"an etcd member that has no Node": {func(p *threePlanes) {
 			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
-			p.machines[stranger] = cluster.MachineKubernetes{UUID: "uuid-9"}
+			p.machines[unplanned] = cluster.MachineKubernetes{UUID: "uuid-9"}
 		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is no control plane of the plan"},
 		"a member whose Node has a longer name": {func(p *threePlanes) { p.members[1].Name = "cp2-short" }, spotOf{}, ""},
 	} {
@@ -217,8 +217,7 @@ func TestAwaitOthers(t *testing.T) {
 	}
 }
 
-// TestSetAsksTwice: a configuration that was staged during the wait for the others does not go
-// live.
+// TestSetAsksTwice: a configuration that was staged during the wait for the others does not go live.
 func TestSetAsksTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -69,8 +69,7 @@ type NodeSeen struct {
 	// reports none.
 	Serves    string
 	ServesErr error
-	// Unsupported says why the node's Talos does not support the wanted version, and what to
-	// do.
+	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
 	Unsupported string
 }
 
@@ -83,8 +82,7 @@ func (p Plan) Work() bool {
 // older than an API server (https://kubernetes.io/releases/version-skew-policy/).
 const maxKubeletSkew = 3
 
-// NewPlan decides how to bring Kubernetes to a version, from what was observed and nothing
-// else.
+// NewPlan decides how to bring Kubernetes to a version, from what was observed and nothing else.
 func NewPlan(name, to string, seen Seen) (Plan, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {

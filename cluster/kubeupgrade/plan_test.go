@@ -133,8 +133,8 @@ func TestPlanKubernetes(t *testing.T) {
 	}
 }
 
-// TestPlanKubernetesOfWhom: machines that must not be changed, and machines that are not seen.
-func TestPlanKubernetesOfWhom(t *testing.T) {
+// TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
+func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
@@ -159,7 +159,7 @@ func TestPlanKubernetesOfWhom(t *testing.T) {
 		"another machine of its name": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0xdead })
 		}, "", []string{"etcd member cp1: "}},
-		"nobody knows etcd": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+		"etcd is unknown": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
 		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},

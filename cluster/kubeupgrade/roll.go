@@ -229,7 +229,7 @@ func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error
 		return time.Since(since) >= u.Timing.Settle, "healthy, settling", nil
 	})
 	if err != nil {
-		return u.inVain(ctx, spots, err)
+		return u.withRemedy(ctx, spots, err)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -255,8 +255,8 @@ func (u *Upgrade) hasSettled(node string, c cluster.Component) bool {
 	return u.settled[spotOf{node, c}]
 }
 
-// inVain adds what can be done about a component that does not start.
-func (u *Upgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
+// withRemedy adds what can be done about a component that does not start.
+func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		return err
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// TestAPausedNodeIsNoSign: a node that is not rolled because it is paused does not prove that
+// TestAPausedNodeProvesNoBuild: a node that is not rolled because it is paused does not prove that
 // it runs the new build.
-func TestAPausedNodeIsNoSign(t *testing.T) {
+func TestAPausedNodeProvesNoBuild(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"cp1": "x"})
 	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})

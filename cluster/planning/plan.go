@@ -313,8 +313,7 @@ type Policy struct {
 
 // expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
 // from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
-// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one
-// boot.
+// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
 	cluster.Configure: time.Minute,

@@ -28,8 +28,7 @@ func (n NodePlan) doneBy(saved Plan, begun bool) bool {
 
 // Follow turns a plan of the present state into the saved one, with its order and ID. It
 // refuses if the state has changed other than by earlier runs of the saved plan; begun says
-// whether there was one. What such a run left unfinished is finished before anything is
-// compared.
+// whether there was one. What such a run left unfinished is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	against := follower{p, saved}
 	moved := against.madeFrom()
@@ -218,8 +217,7 @@ func differ(of string, was, is []trait) (moved []string) {
 	return moved
 }
 
-// essence is what must be as planned for a node; for one that stays as it is, only that it
-// does.
+// essence is what must be as planned for a node; for one that stays as it is, only that it does.
 func essence(n NodePlan) []trait {
 	if n.Strategy == "" {
 		return treatment(n)

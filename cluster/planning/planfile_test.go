@@ -106,7 +106,7 @@ func TestFollow(t *testing.T) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
 		}},
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
-		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
+		"done outside the plan":       {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
 		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
 		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
 		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},

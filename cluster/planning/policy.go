@@ -184,8 +184,8 @@ type Heed struct {
 	Ignore []string // roll.ignoreNodes
 }
 
-// Down lists the Nodes that keep a node of that role from being taken out. While a control
-// plane is not Ready, no other control plane goes out, whatever its excuse.
+// Down lists the Nodes that keep a node of that role from being taken out. A control plane that
+// is not Ready keeps the other control planes in, even if it has an excuse.
 func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
 	var down []string
 	for _, k := range nodes {

@@ -15,8 +15,7 @@ import (
 // each kind of firmware, a scratch VM boots the ISO to maintenance mode and is deleted.
 type Rehearsal struct {
 	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform
-	// nocloud. If none is in the node's network, DHCP assigns one and the guest agent reports
-	// it.
+	// nocloud. If none is in the node's network, DHCP assigns one and the guest agent reports it.
 	Addresses []netip.Prefix
 	Gateway   netip.Addr // of the network that contains it; invalid: none
 }

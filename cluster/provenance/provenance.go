@@ -16,8 +16,7 @@ type ClaimReader interface {
 	Claims(ctx context.Context, addr netip.Addr, uuid string) (Claims, error)
 }
 
-// Claims is what a running machine says about its image. The builder of the image wrote all of
-// it.
+// Claims is what a running machine says about its image. The builder of the image wrote all of it.
 type Claims struct {
 	TalosVersion string
 	Arch         string

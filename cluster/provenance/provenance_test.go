@@ -182,7 +182,7 @@ var traceCases = map[string]struct {
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has:     []string{"build unknown: no lock at hand has that schematic; one with the same extension digests is build build-2 of recast.lock"},
 	},
-	"somebody's schematic": {
+	"a schematic that is not locked": {
 		claims: claims("v1.13.9", booted, layers("Image Factory Enterprise", "customization: {}\n", tool)...), origin: FromSchematic,
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has: []string{
@@ -193,7 +193,7 @@ var traceCases = map[string]struct {
 			"it claims somebody's schematic, which recast did not lock",
 		},
 	},
-	"somebody's schematic that can't be read": {
+	"a schematic that can't be read": {
 		claims: claims("v1.13.9", booted, layers("", "rubbish", tool)...), origin: FromSchematic,
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has:     []string{"  its text is no schematic that this recast understands", "schematic claimed: the image says that it was built by nobody named from schematic " + idOf("rubbish")},
