@@ -17,14 +17,14 @@ import (
 // Lack is a privilege that is missing at a path.
 type Lack struct {
 	Need
-	At string // where it is missing: the need's path or, where an entry of its own overrides that, one below
-	// Overridden says that the need's path has the privilege, and At has not.
+	At string // where it is missing: the need's path, or a path below whose own entry overrides that
+	// Overridden says that the need's path has the privilege, but At does not.
 	Overridden bool
 	// Flat says that it was granted at its path without propagation.
 	Flat bool
 }
 
-// Remedy says what is special about it; "" where to grant it is all there is to do.
+// Remedy says what else there is to do; "" if granting the privilege is enough.
 func (l Lack) Remedy() string {
 	switch {
 	case l.Overridden:
@@ -44,7 +44,7 @@ type Missing struct {
 	standing map[string]cluster.Standing // at the paths of Lacks
 }
 
-// Held lists what of the needs at a path is there.
+// Held lists the needed privileges at a path that the token has.
 func (m Missing) Held(path string) []string {
 	var out []string
 	for _, n := range m.needs {
@@ -55,7 +55,7 @@ func (m Missing) Held(path string) []string {
 	return out
 }
 
-// Lack says whether a need is among what is missing.
+// Lack finds a need among the missing ones.
 func (m Missing) Lack(n Need) (Lack, bool) {
 	i := slices.IndexFunc(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
 	if i < 0 {
@@ -79,7 +79,7 @@ func (m Missing) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// paths are where something is missing, in the order of Lacks.
+// paths are the paths where something is missing, in the order of Lacks.
 func (m Missing) paths() []string {
 	var out []string
 	for _, l := range m.Lacks {
@@ -99,10 +99,10 @@ type Need struct {
 	spots []spot
 }
 
-// Needs is all that a piece of work takes, by path and privilege.
+// Needs are all privileges that a piece of work needs, by path and privilege.
 type Needs []Need
 
-// Check refuses unless the token has all that is needed, with the lines that grant the rest.
+// Check refuses unless the token has every need, with the lines that grant the rest.
 func (n Needs) Check(ctx context.Context, access cluster.Access) error {
 	m, err := n.Missing(ctx, access)
 	if err != nil || len(m.Lacks) == 0 {
@@ -144,10 +144,10 @@ func (n Needs) Missing(ctx context.Context, access cluster.Access) (Missing, err
 	return m, nil
 }
 
-// Paths are where the needs are to be granted, sorted.
+// Paths are the paths where the needs must be granted, sorted.
 func (n Needs) Paths() []string {
 	var out []string
-	for _, need := range n { // they are in order
+	for _, need := range n { // needs are sorted
 		if !slices.Contains(out, need.Path) {
 			out = append(out, need.Path)
 		}
@@ -155,8 +155,8 @@ func (n Needs) Paths() []string {
 	return out
 }
 
-// add notes a privilege that is granted at path and looked for at the spots;
-// without any at path itself.
+// add adds a privilege that is granted at path and checked at the spots, or at path itself if
+// there are none.
 func (n *Needs) add(path, why string, spots []spot, privileges ...string) {
 	if len(spots) == 0 {
 		spots = []spot{{path: path}}
@@ -204,7 +204,7 @@ func (n Needs) compare(granted map[string]cluster.Privileges, token string) Miss
 	return m
 }
 
-// paths are those whose permissions have to be known, sorted.
+// paths are the paths whose permissions must be known, sorted.
 func (n Needs) paths() []string {
 	set := map[string]bool{}
 	for _, need := range n {
@@ -223,14 +223,14 @@ func compareNeeds(a, b Need) int {
 	return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Privilege, b.Privilege))
 }
 
-// readsAtOnce bounds how many paths are asked about at a time.
+// readsAtOnce limits how many paths are read at a time.
 const readsAtOnce = 8
 
-// spot is where Proxmox looks for a privilege.
+// spot is where Proxmox checks a privilege.
 type spot struct {
 	path  string
-	below bool   // for an object below path that is still to be made: it must propagate
-	or    string // a pool, whose privileges do as well
+	below bool   // for an object below path that does not exist yet: it must propagate
+	or    string // a pool, whose privileges also count
 }
 
 func (s spot) held(privilege string, granted map[string]cluster.Privileges) bool {

@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// tree is an access tree as one token sees it: an entry takes the place of those above it.
+// tree is an access tree as one token sees it: an entry overrides those above it.
 type tree map[string]cluster.Privileges
 
 func (tree) TokenID() string { return "recast@pve!roll" }
@@ -52,7 +52,7 @@ func (t tree) Standing(ctx context.Context, paths []string) (map[string]cluster.
 	return out, nil
 }
 
-// byPath is what a plan needs, without why.
+// byPath is what a plan needs, without the reasons.
 func byPath(n Needs) map[string][]string {
 	out := map[string][]string{}
 	for _, need := range n {
@@ -157,8 +157,8 @@ func TestNeedsOfNoWork(t *testing.T) {
 	}
 }
 
-// TestPropagation is about where in the tree a privilege is granted: VMs are
-// deleted and made anew, and their own entries go with them.
+// TestPropagation is about where in the tree a privilege is granted: VMs are deleted and
+// created again, and their own entries are deleted with them.
 func TestPropagation(t *testing.T) {
 	t.Parallel()
 	n := planning.NodePlan{
@@ -224,8 +224,8 @@ func TestPropagation(t *testing.T) {
 	}
 }
 
-// TestGrants: an entry takes the place of those above it, so that what is
-// printed for a path is never only what is missing there.
+// TestGrants: an entry overrides those above it, so what is printed for a path is all that is
+// needed there, not only what is missing.
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	needs := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.InPlace)
@@ -277,7 +277,7 @@ func TestLinesForRoot(t *testing.T) {
 	}
 }
 
-// TestGrantsSuffice: what is printed for a token with nothing leaves nothing missing.
+// TestGrantsSuffice: after the printed grants, a token that had nothing lacks nothing.
 func TestGrantsSuffice(t *testing.T) {
 	t.Parallel()
 	for _, s := range cluster.Strategies {
@@ -300,7 +300,7 @@ func TestGrantsSuffice(t *testing.T) {
 	}
 }
 
-// TestPermissionsNote holds docs/notes/permissions.md to what doctor prints.
+// TestPermissionsNote compares docs/notes/permissions.md with what doctor prints.
 func TestPermissionsNote(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../../docs/notes/permissions.md")

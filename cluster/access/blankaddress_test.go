@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
-// TestPlanTellsTheBlankMachineItsAddress: what is set, and what it takes.
+// TestPlanTellsTheBlankMachineItsAddress: which setting is set, and which privileges that needs.
 func TestPlanTellsTheBlankMachineItsAddress(t *testing.T) {
 	t.Parallel()
 	const note = "its blank machine gets the node's address from the VM's cloud-init drive: ipconfig1 is gw=10.0.0.1,ip=10.0.0.31/24 for that boot, and as before at the end"

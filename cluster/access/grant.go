@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Caution says what to mind before the grants are given; "" nothing.
+// Caution warns about a danger of the grants; "" if there is none.
 func (m Missing) Caution() string {
 	user := userOf(m.Token)
 	if len(m.Lacks) == 0 || user == "root@pam" || !slices.ContainsFunc(m.paths(), func(p string) bool { return !m.standing[p].Whole }) {
@@ -17,15 +17,14 @@ func (m Missing) Caution() string {
 		"the lines could take that away: leave \"--users %[1]s\" out of them and run recast doctor again, which says then what it lacks.", user)
 }
 
-// Grants gives all that is needed at each path where something is missing, and
-// before that what the token and its user have there from above: an entry of
-// theirs takes the place of those above it, and of those of the user's groups at
-// the same path (pve-access-control, AccessControl.pm, roles).
+// Grants grants all that is needed at each path where something is missing, and first what the
+// token and its user have there from above: an entry of their own overrides those above it, and
+// those of the user's groups at the same path (pve-access-control, AccessControl.pm, roles).
 func (m Missing) Grants() Grants {
 	var out Grants
 	for _, path := range m.paths() {
 		at, needed := m.standing[path], m.needs.privilegesAt(path)
-		// A user who has all of it is not given more.
+		// A user who has all of it gets no more.
 		toUser := !at.Whole || slices.ContainsFunc(needed, func(p string) bool { return !at.User[p] })
 		out = append(out, kept(at, m.Token, path, needed, toUser)...)
 		out = append(out, Grant{Path: path, Role: roleName(path, needed), Privileges: needed, User: toUser, Token: true})
@@ -33,7 +32,7 @@ func (m Missing) Grants() Grants {
 	return out.Distinct()
 }
 
-// Grants gives all of the needs to a token, and a user, that have nothing.
+// Grants grants all needs to a token and a user that have nothing.
 func (n Needs) Grants() Grants {
 	var out Grants
 	for _, path := range n.Paths() {
@@ -43,8 +42,8 @@ func (n Needs) Grants() Grants {
 	return out.Distinct()
 }
 
-// privilegesAt is what an entry at path must hold: what is granted there, and
-// what comes from above for that path or one below.
+// privilegesAt is what an entry at path must hold: what is granted there, and what comes from
+// above for that path or one below.
 func (n Needs) privilegesAt(path string) []string {
 	set := map[string]bool{}
 	for _, need := range n {
@@ -63,8 +62,8 @@ func isBelow(path, above string) bool {
 	return path != above && strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
 
-// roleName is the same for the same work, so that paths share a role. The one
-// that deletes ISOs is nobody's who only rolls.
+// roleName is the same for the same work, so that paths share a role. A token that only rolls
+// does not get the role that deletes ISOs.
 func roleName(path string, privileges []string) string {
 	has := func(p string) bool { return slices.Contains(privileges, p) }
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")

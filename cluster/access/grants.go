@@ -19,15 +19,15 @@ type Grant struct {
 	Flat       bool     // without propagation
 }
 
-// Grants are what a token is to be given, by path.
+// Grants are what a token needs to be granted, by path.
 type Grants []Grant
 
-// kept are the grants of what would be lost by a first entry at a path.
+// kept grants again what a first entry at a path would take away.
 func kept(at cluster.Standing, token, path string, needed []string, toUser bool) Grants {
 	var out Grants
 	user := userOf(token)
 	if !at.Whole {
-		at.User = at.Token // that much at least
+		at.User = at.Token // at least that
 	}
 	for _, flat := range []bool{false, true} {
 		var ofUser, ofToken []string
@@ -56,7 +56,7 @@ func userOf(token string) string {
 	return user
 }
 
-// beside is what is held at a path apart from what is needed there, sorted.
+// beside is what is held at a path but not needed there, sorted.
 func beside(held cluster.Privileges, path string, needed []string, flat bool) []string {
 	var out []string
 	for p, propagates := range held {
@@ -68,17 +68,17 @@ func beside(held cluster.Privileges, path string, needed []string, flat bool) []
 	return out
 }
 
-// countsAt says whether a privilege that comes from above means anything at a
-// path (pve-access-control, RPCEnvironment.pm, compute_api_permission).
+// countsAt says whether a privilege from above has any effect at a path (pve-access-control,
+// RPCEnvironment.pm, compute_api_permission).
 func countsAt(path, privilege string) bool {
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	kind, known := map[string]string{"vms": "VM.", "storage": "Datastore.", "nodes": "Sys.", "sdn": "SDN.", "mapping": "Mapping."}[top]
 	return !known || strings.HasPrefix(privilege, kind) || privilege == "Permissions.Modify"
 }
 
-var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in roles' names (AccessControl.pm, verify_rolename)
+var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in role names (AccessControl.pm, verify_rolename)
 
-// keepName is a role of that somebody and that path alone: nobody else gets more by it.
+// keepName is a role for that user or token and that path only, so that no other gets more by it.
 func keepName(who, path string, flat bool) string {
 	name := "RecastKeep-" + strings.Trim(noName.ReplaceAllString(who+path, "-"), "-")
 	if flat {
@@ -87,7 +87,7 @@ func keepName(who, path string, flat bool) string {
 	return name
 }
 
-// Distinct gives roles of one name and different privileges names of their own.
+// Distinct renames roles that have the same name but different privileges.
 func (g Grants) Distinct() Grants {
 	first := map[string][]string{}
 	for i, grant := range g {
@@ -100,23 +100,22 @@ func (g Grants) Distinct() Grants {
 	return g
 }
 
-// Lines are the commands that make the roles and give them, as root on any
-// Proxmox node; Proxmox VE 8 and 9 take the same. A token with privilege
-// separation has what both it and its user were granted
-// (RPCEnvironment.pm, $compile_acl_path), so both get the role.
+// Lines are the commands that create the roles and grant them, as root on any Proxmox node;
+// Proxmox VE 8 and 9 accept the same. A token with privilege separation has only what both it
+// and its user were granted (RPCEnvironment.pm, $compile_acl_path), so both get the role.
 func (g Grants) Lines(token string) []string {
 	var lines, roles []string
 	for _, grant := range g {
 		if !slices.Contains(roles, grant.Role) {
 			roles = append(roles, grant.Role)
 			lines = append(lines,
-				fmt.Sprintf("pveum role add %s", grant.Role), // an error where it exists, and no harm
+				fmt.Sprintf("pveum role add %s", grant.Role), // a harmless error if it exists
 				fmt.Sprintf("pveum role modify %s --append 1 --privs %s", grant.Role, strings.Join(grant.Privileges, ",")))
 		}
 	}
 	for _, grant := range g {
 		who, flat := "", ""
-		if grant.User && userOf(token) != "root@pam" { // who may do everything already, and can't be given a role
+		if grant.User && userOf(token) != "root@pam" { // root@pam may do everything, and can't be given a role
 			who += " --users " + userOf(token)
 		}
 		if grant.Token {

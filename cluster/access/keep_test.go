@@ -12,22 +12,22 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// entry is one of Proxmox's access control list.
+// entry is one entry of Proxmox's access control list.
 type entry struct {
-	path, who  string // "recast@pve", "recast@pve!roll", "@admins", in which recast@pve is
+	path, who  string // "recast@pve", "recast@pve!roll", or "@admins", a group of recast@pve
 	privileges string
 	flat       bool
 }
 
-// acl is the list as Proxmox follows it (AccessControl.pm, roles; RPCEnvironment.pm).
+// acl is the list as Proxmox evaluates it (AccessControl.pm, roles; RPCEnvironment.pm).
 type acl []entry
 
 const keptUser, keptToken = "recast@pve", "recast@pve!roll"
 
 func (acl) TokenID() string { return keptToken }
 
-// of is what one name has at a path: the deepest entry counts, and at each path
-// one's own before that of a group.
+// of is what the names have at a path: the deepest entry counts, and at each path the first
+// name that has one, so that a user's own comes before a group's.
 func (a acl) of(path string, names ...string) cluster.Privileges {
 	held := cluster.Privileges{}
 	for _, at := range pathAndAbove(path) {
@@ -47,7 +47,7 @@ func (a acl) of(path string, names ...string) cluster.Privileges {
 	return held
 }
 
-// pathAndAbove is "/a/b", "/a", "/".
+// pathAndAbove returns "/a/b", "/a", "/".
 func pathAndAbove(path string) []string {
 	out := []string{path}
 	for path != "/" {
@@ -92,7 +92,7 @@ func (a acl) Standing(ctx context.Context, paths []string) (map[string]cluster.S
 	return out, nil
 }
 
-// obey does what the lines say.
+// obey executes the lines.
 func (a acl) obey(t *testing.T, lines []string) acl {
 	t.Helper()
 	a = slices.Clone(a)
@@ -122,8 +122,8 @@ func (a acl) obey(t *testing.T, lines []string) acl {
 	return a
 }
 
-// TestGrantsTakeNothingAway: an entry at a path takes the place of what comes
-// from above, and of a group's. Who follows the hint must not lose a right by it.
+// TestGrantsTakeNothingAway: an entry at a path overrides those from above, and a group's.
+// Following the hint must not take a right away.
 func TestGrantsTakeNothingAway(t *testing.T) {
 	t.Parallel()
 	const (
@@ -139,13 +139,13 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 	for name, tc := range map[string]struct {
 		held  acl
 		needs Needs
-		keeps []string // roles of their own for what is there, of the token and of the user
+		keeps []string // roles that keep existing privileges, of the token and of the user
 	}{
 		"nothing":                                 {nil, rolling, nil},
 		"disks' storage that has the ISOs, too":   {both("/", roll), pruning, []string{"RecastKeep-recast-pve-storage-isos"}},
 		"disks' storage, option of pruning":       {both("/", roll), rolling.With(optional[1].Needs), []string{"RecastKeep-recast-pve-storage-isos"}},
 		"option of downloading":                   {both("/", roll+" Sys.Modify"), optional[0].Needs, []string{"RecastKeep-recast-pve-nodes-pve1"}},
-		"prune after the roll's grants":           {acl(nil).obey(t, rolling.Grants().Lines(keptToken)), pruning, nil}, // it has an entry there
+		"prune after the roll's grants":           {acl(nil).obey(t, rolling.Grants().Lines(keptToken)), pruning, nil}, // it already has an entry there
 		"an entry that another joins":             {append(both("/", "Sys.Audit VM.Clone"), both("/vms", "VM.Console VM.Audit")...), rolling, nil},
 		"a user by a group at the same path":      {append(acl{{"/", "@admins", "Sys.Audit Pool.Audit Sys.Console", false}}, both("/vms", roll)...), rolling, nil},
 		"an administrator by a group":             {acl{{"/", "@admins", admin, false}, {"/", keptToken, roll, false}}, pruning, []string{"RecastKeep-recast-pve-roll-storage-isos"}},
@@ -188,7 +188,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 	}
 }
 
-// requireKept wants all that counts at a path to be there still.
+// requireKept requires that everything that counts at a path is still there.
 func requireKept(t *testing.T, who, path string, before, after cluster.Privileges) {
 	t.Helper()
 	for _, p := range slices.Sorted(maps.Keys(before)) {

@@ -12,7 +12,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
-// bridge: with a VLAN tag Proxmox looks one level deeper, with trunks too, at
+// bridge adds SDN.Use: with a VLAN tag Proxmox checks one level deeper, with trunks also at
 // each of them (pve-guest-common, GuestHelpers.pm, check_vnet_access).
 func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	path := "/sdn/zones/localnetwork/" + bridge
@@ -26,14 +26,14 @@ func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	n.add(path, "connect "+key+" to "+bridge, []spot{at}, "SDN.Use")
 }
 
-// Claim adds what taking and holding the claim of a run needs.
+// Claim adds what taking and holding a run's claim needs.
 func (n *Needs) Claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
-// Common is what every roll takes. The privileges on VMs must be granted above
-// /vms/<id>: an entry at the VM's own path goes with the VM when it is deleted
-// (AccessControl.pm, remove_vm_access).
+// Common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>:
+// Proxmox deletes an entry at the VM's own path together with the VM (AccessControl.pm,
+// remove_vm_access).
 func (n *Needs) Common(hosts []string) {
 	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
@@ -45,9 +45,8 @@ func (n *Needs) Common(hosts []string) {
 	n.see()
 }
 
-// config are privileges that creating the VM again takes because of single
-// settings (qemu-server, API2/Qemu.pm): found missing after the delete, they
-// would keep the node down.
+// config adds what creating the VM again needs because of single settings (qemu-server,
+// API2/Qemu.pm): a privilege found missing only after the delete would keep the node down.
 func (n *Needs) config(config map[string]string) {
 	use := func(path, key string) { n.add(path, "write the setting "+key, nil, "Mapping.Use") }
 	for _, key := range slices.Sorted(maps.Keys(config)) {
@@ -77,12 +76,12 @@ func (n *Needs) config(config map[string]string) {
 	}
 }
 
-// disk is what parking a disk takes, or attaching a holder's again: pve-storage's
-// check_volume_access (PVE/Storage.pm) asks for VM.Config.Disk at its owner.
+// disk adds what parking a disk needs, or attaching a holder's disk again: pve-storage's
+// check_volume_access (PVE/Storage.pm) requires VM.Config.Disk at its owner.
 func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 	disk, err := cluster.ParseDisk(d.Key, d.Volid)
 	if err != nil || !strings.Contains(d.Volid, ":") {
-		return // no volume of a storage: such a node is refused
+		return // not a volume of a storage: such a node is refused
 	}
 	path := "/storage/" + disk.Storage()
 	n.add(path, "see the volumes of the nodes", nil, "Datastore.Audit")
@@ -102,7 +101,7 @@ func (n *Needs) isos(storages []string) {
 	}
 }
 
-// medium is what is in a CD drive (API2/Qemu.pm, $check_storage_access).
+// medium adds what the medium in a CD drive needs (API2/Qemu.pm, $check_storage_access).
 func (n *Needs) medium(key, value string) {
 	if !cluster.IsDiskKey(key) {
 		return
@@ -117,7 +116,7 @@ func (n *Needs) medium(key, value string) {
 	}
 }
 
-// Node is what one node takes. disks are those that it is about to lose or get back.
+// Node adds what one node needs. disks are those that it will lose or get back.
 func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disks []planning.DiskPlan) {
 	if s == cluster.InPlace || s == cluster.Configure {
 		return
@@ -141,7 +140,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	if s == cluster.Recreate || s == cluster.PutBack {
 		config = maps.Clone(config)
 		if all, err := (cluster.VM{Config: config}).Disks(); err == nil && s == cluster.Recreate {
-			delete(config, cluster.CDKey(config, all)) // it gets the boot ISO
+			delete(config, cluster.CDKey(config, all)) // that drive gets the boot ISO
 		}
 		n.config(config)
 		for _, tag := range f.Ties.Tags {
@@ -167,7 +166,7 @@ func (n *Needs) Node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 	}
 }
 
-// replacing is what every new system disk takes on the VMs at these spots.
+// replacing adds what every new system disk needs on the VMs at these spots.
 func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
@@ -183,8 +182,8 @@ func (n *Needs) see() {
 	n.add("/vms", "see every VM, as any may refer to a disk or be the claim of another run", []spot{{path: "/vms", below: true}}, "VM.Audit")
 }
 
-// NeedsOf derives what a plan's work takes, by each node's strategy; inLease says
-// that the claim of the run is kept in Kubernetes.
+// NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim
+// is kept in Kubernetes.
 func NeedsOf(p planning.Plan, inLease bool) Needs {
 	var needs Needs
 	for _, n := range p.Work() {
@@ -201,16 +200,16 @@ func NeedsOf(p planning.Plan, inLease bool) Needs {
 	return needs
 }
 
-// NeedsToClaim is what keeping the claim of a run as a VM takes.
+// NeedsToClaim is what keeping a run's claim as a VM needs.
 func NeedsToClaim() Needs {
 	var needs Needs
 	needs.Claim()
 	return needs
 }
 
-// NeedsToRoll is what a roll by the given strategies takes where no VM can be
-// seen yet: a token without privileges is shown empty lists. The storages and
-// bridges of the nodes are not known then, so those are granted above them.
+// NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token
+// without privileges sees empty lists. The nodes' storages and bridges are then unknown, so the
+// privileges are granted above them.
 func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
 	var needs Needs
 	needs.Common(hosts)
@@ -233,26 +232,26 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 	return needs
 }
 
-// NeedsToSee is what finding the claim of another run takes, wherever it is: Proxmox
-// leaves out of its list, without an error, what the token may not see.
+// NeedsToSee is what finding another run's claim needs, wherever it is: Proxmox omits from its
+// list, without an error, what the token may not see.
 func NeedsToSee() Needs {
 	var needs Needs
 	needs.see()
 	return needs
 }
 
-// NeedsToUpgradeKubernetes is what of Proxmox an upgrade of Kubernetes looks at;
-// the claim of the run comes on top, where it is kept as a VM.
+// NeedsToUpgradeKubernetes is what an upgrade of Kubernetes needs in Proxmox, without the run's
+// claim, which needs more if it is kept as a VM.
 func NeedsToUpgradeKubernetes(host string) Needs {
 	var needs Needs
 	needs.Common([]string{host})
 	return needs
 }
 
-// What the work takes on VMs (qemu-server, API2/Qemu.pm,
-// check_vm_modify_config_perm). The claim and the parking VMs are made and
-// deleted by the runs that need them. Proxmox checks the cloud-init settings for
-// VM.Config.Cloudinit or VM.Config.Network: the latter is needed anyhow.
+// The privileges that the work needs on VMs (qemu-server, API2/Qemu.pm,
+// check_vm_modify_config_perm). Each run creates and deletes its own claim and parking VMs. For
+// the cloud-init settings Proxmox requires VM.Config.Cloudinit or VM.Config.Network: the latter
+// is needed anyway.
 var (
 	claimPrivileges   = []string{"VM.Allocate", "VM.Config.Memory", "VM.Config.Options"}
 	reimagePrivileges = []struct{ privilege, why string }{

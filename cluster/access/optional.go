@@ -2,26 +2,26 @@ package access
 
 import "slices"
 
-// DownloadURL is the option of having hosts fetch ISOs themselves. Sys.Audit and
-// Sys.Modify on / do as well (pve-storage, API2/Storage/Status.pm).
+// DownloadURL is the option that hosts download ISOs themselves. Sys.Audit and Sys.Modify on /
+// are also enough (pve-storage, API2/Storage/Status.pm).
 const DownloadURL = "download-url"
 
-// Option is something that a roll does without, given what it takes.
+// Option is something that a roll can do without, with its needs.
 type Option struct {
 	Name    string
-	Without string // what happens where it is not granted
+	Without string // what happens if it is not granted
 	Needs   Needs  // without those of a roll
 }
 
-// Options are what else a token may be given.
+// Options are the optional privileges of a token.
 func Options(isoStorages, hosts []string) []Option {
 	var download, prune Needs
 	for _, host := range hosts {
-		// Since pve-access-control 8.1.2; a role with an unknown privilege can't be made.
+		// Since pve-access-control 8.1.2; a role with an unknown privilege can't be created.
 		download.add("/nodes/"+host, "have the host download boot ISOs itself", nil, "Sys.AccessNetwork")
 	}
 	for _, storage := range isoStorages {
-		// API2/Storage/Content.pm asks for no less to delete an ISO.
+		// API2/Storage/Content.pm requires no less to delete an ISO.
 		prune.add("/storage/"+storage, "delete boot ISOs that nothing uses", nil, "Datastore.Allocate")
 	}
 	return []Option{
@@ -31,7 +31,7 @@ func Options(isoStorages, hosts []string) []Option {
 	}
 }
 
-// With is both.
+// With returns both.
 func (n Needs) With(others Needs) Needs {
 	out := slices.Clone(n)
 	for _, o := range others {
@@ -42,7 +42,7 @@ func (n Needs) With(others Needs) Needs {
 	return out
 }
 
-// Of is what is missing of some of the needs.
+// Of returns what is missing of some of the needs.
 func (m Missing) Of(some Needs) Missing {
 	m.Lacks = slices.DeleteFunc(slices.Clone(m.Lacks), func(l Lack) bool {
 		_, found := slices.BinarySearchFunc(some, l.Need, compareNeeds)

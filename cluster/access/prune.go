@@ -1,9 +1,8 @@
 package access
 
-// NeedsToPrune is what removing ISOs from those storages takes: all that the
-// claim of a run takes, and to see every VM of the Proxmox cluster. What puts
-// ISOs there is part of it, because an entry that grants the rest at a storage
-// takes the place of those above it.
+// NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim,
+// and VM.Audit on every VM of the Proxmox cluster. It includes what uploads ISOs there, because
+// an entry that grants the rest at a storage overrides those above it.
 func NeedsToPrune(isoStorages []string) Needs {
 	var needs Needs
 	needs.Common(nil)
@@ -15,10 +14,9 @@ func NeedsToPrune(isoStorages []string) Needs {
 	return needs
 }
 
-// NeedsToFree is what freeing old system disks on those storages takes, and
-// deleting the parking VMs that own nothing then: for either the protection is
-// lifted first. Proxmox asks for Datastore.AllocateSpace to free a disk
-// (qemu-server, QemuServer.pm, try_deallocate_drive).
+// NeedsToFree is what freeing old system disks on those storages needs, and deleting the
+// parking VMs that then own nothing: both first lift the protection. Proxmox requires
+// Datastore.AllocateSpace to free a disk (qemu-server, QemuServer.pm, try_deallocate_drive).
 func NeedsToFree(storages []string) Needs {
 	var needs Needs
 	needs.Common(nil)
@@ -29,7 +27,7 @@ func NeedsToFree(storages []string) Needs {
 	return needs
 }
 
-// NeedsToClear is what deleting scratch VMs of killed runs takes, which may run still.
+// NeedsToClear is what deleting scratch VMs of killed runs needs; they may still be running.
 func NeedsToClear() Needs {
 	var needs Needs
 	needs.add("/vms", "stop and delete scratch VMs", []spot{{path: "/vms", below: true}}, "VM.Allocate", "VM.PowerMgmt")
@@ -37,7 +35,7 @@ func NeedsToClear() Needs {
 	return needs
 }
 
-// freeing is what freeing parked disks on those storages takes.
+// freeing adds what freeing parked disks on those storages needs.
 func (n *Needs) freeing(storages []string) {
 	if len(storages) == 0 {
 		return
@@ -51,8 +49,7 @@ func (n *Needs) freeing(storages []string) {
 	}
 }
 
-// NeedsToPublish is what putting ISOs onto those storages takes, and finding out
-// for which hosts.
+// NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
 func NeedsToPublish(isoStorages []string) Needs {
 	var needs Needs
 	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")

@@ -9,8 +9,8 @@ import (
 	"github.com/recast-sh/recast/cluster/rehearse"
 )
 
-// NeedsToRehearse is what the trials of a plan take, by the scratch VMs that are
-// made for them. Most of it a roll by recreate takes as well.
+// NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate
+// also needs most of it.
 func NeedsToRehearse(p planning.Plan) Needs {
 	var needs Needs
 	for _, t := range p.Trials {
@@ -20,8 +20,8 @@ func NeedsToRehearse(p planning.Plan) Needs {
 	return needs
 }
 
-// scratchPrivileges are those of a create with the settings of a scratch VM, and
-// of what becomes of it.
+// scratchPrivileges are those for creating a scratch VM with its settings, and for using and
+// deleting it.
 var scratchPrivileges = []string{
 	"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 }
@@ -51,12 +51,12 @@ func (n *Needs) scratch(t planning.Trial) {
 	}
 }
 
-// agentPrivileges let a token ask guest agents: the last one before Proxmox VE 9,
-// which knows none of the others.
+// agentPrivileges let a token query guest agents: the last one before Proxmox VE 9, which has
+// none of the others.
 var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
 
-// MayAskAgents says whether the token may ask the guest agents of VMs that are
-// still to be made; missing is what it lacks, in words.
+// MayAskAgents says whether the token may query the guest agents of VMs that do not exist yet;
+// missing is what it lacks, in words.
 func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, err error) {
 	has, err := access.Permissions(ctx, "/vms")
 	if err != nil {

@@ -12,13 +12,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Claim is the cluster-wide mark that a run holds, so that there is one run per
-// cluster: a never-started VM with a fixed VMID, whose creation is atomic in the
-// whole Proxmox cluster and whose description is changed by compare-and-swap.
-// For a token that may not make VMs, a Lease of Kubernetes serves; whoever takes
-// the one looks for the other before anything is done, so that they exclude each other.
-// A recast.yaml with other proxmox.vmids gives the claim another VMID: whoever takes
-// one looks for all others in the whole Proxmox cluster (see surroundings).
+// Claim is the cluster-wide mark that a run holds, so that there is one run per cluster: a VM
+// that never starts, with a fixed VMID. Its creation is atomic in the whole Proxmox cluster,
+// and its description is changed by compare-and-swap. A token that may not create VMs uses a
+// Kubernetes Lease instead; a run that takes one of the two checks the other first, so that
+// they exclude each other. A recast.yaml with other proxmox.vmids gives the claim another VMID:
+// a run that takes a claim looks for all others in the whole Proxmox cluster (see surroundings).
 type Claim struct {
 	Proxmox interface {
 		cluster.Inventory
@@ -26,29 +25,29 @@ type Claim struct {
 	}
 	Cluster string
 	VMID    cluster.VMID
-	VMIDs   cluster.VMIDRange // of the recast.yaml: VMID is its first number
+	VMIDs   cluster.VMIDRange // of the recast.yaml; VMID is the first of them
 	Nodes   []cluster.VMID    // the VMs of its nodes, as far as they are known
-	Parked  bool              // what another recast.yaml has parked is no reason to refuse
-	Host    string            // the Proxmox node to make it on
+	Parked  bool              // disks that another recast.yaml has parked are no reason to refuse
+	Host    string            // the Proxmox node to create it on
 	Leases  cluster.Leases    // nil: no Lease is looked for
-	InLease bool              // it is kept as a Lease, not as a VM
+	InLease bool              // the claim is kept as a Lease, not as a VM
 	Holder  Holder
 	Run     string
 
 	// Dead says whether a holder is a process of this machine that has ended; nil: never known.
 	Dead func(Holder) bool
-	// Say is told what is waited for, and what goes wrong while the claim is
-	// held, from another goroutine then; may be nil.
+	// Say receives what the claim waits for, and, from another goroutine, what fails while the
+	// claim is held; may be nil.
 	Say func(string)
 
 	Heartbeat time.Duration // 0: Heartbeat
-	Watch     time.Duration // how long a claim must stand still to be taken over; 0: Watch
+	Watch     time.Duration // how long a claim must be unchanged before it is taken over; 0: Watch
 }
 
 const (
-	// Heartbeat is how often a living run shows that it still holds the claim.
+	// Heartbeat is how often a live run renews its claim.
 	Heartbeat = 15 * time.Second
-	// Watch is how long a claim must stand still before another run takes it over.
+	// Watch is how long a claim must be unchanged before another run takes it over.
 	Watch = 90 * time.Second
 )
 
@@ -61,7 +60,7 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
-// places are where our claim is kept, and where that of others may be, nil for nowhere.
+// places are where our claim is kept and where another run's may be; nil: nowhere.
 func (c *Claim) places() (ours, others place) {
 	vm := vmPlace{px: c.Proxmox, cluster: c.Cluster, id: c.VMID, host: c.Host}
 	if c.Leases == nil {
@@ -74,12 +73,12 @@ func (c *Claim) places() (ours, others place) {
 	return vm, lease
 }
 
-// releaseOthers bounds giving the claim back that somebody else's stands against.
+// releaseOthers limits the release of our claim when another run's claim excludes it.
 const releaseOthers = time.Minute
 
-// Acquire takes the claim, or fails with fault.Claimed and says who holds it.
-// One that stands still is taken over after Watch, a dead one's at once. The
-// claim is kept alive until Release, or until ctx ends.
+// Acquire takes the claim, or fails with fault.Claimed and names its holder. It takes a claim
+// over that is unchanged for Watch, and at once if its holder is dead. The claim is kept alive
+// until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	for {
 		if err := c.lookAround(ctx, false); err != nil {
@@ -108,19 +107,19 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	}
 }
 
-// acquisition is one attempt to take a claim, or to clear away one that nobody holds any more.
+// acquisition is one attempt to take a claim, or to remove an orphaned one.
 type acquisition struct {
 	*Claim
 	place    place
-	clearing bool      // the place where ours is not
-	muted    bool      // what is there could not be read
-	sent     time.Time // when the change that made it ours was sent
+	clearing bool      // place is the other one, where our claim is not kept
+	muted    bool      // place could not be read
+	sent     time.Time // when the change that made the claim ours was sent
 
-	watching bool // somebody else's claim
+	watching bool // another run's claim
 	seen     State
-	since    time.Time // when it was first seen like this
+	since    time.Time // when seen was first read
 
-	formingSince time.Time // when it was first seen to be no more than that; zero: it is more
+	formingSince time.Time // when the claim was first seen as still being created; zero: it is complete
 }
 
 func (a *acquisition) until(ctx context.Context) error {
@@ -149,7 +148,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	case strange:
 		return false, "", wait.Stop(err)
 	case err != nil && a.watching:
-		return false, "", err // a counter that is the same afterwards has stood still all the same
+		return false, "", err // a counter with the same value after the error is still unchanged
 	case err != nil && a.clearing && errors.Is(err, cluster.ErrNoAnswer):
 		a.muted = true
 		return true, "", nil
@@ -189,7 +188,7 @@ func (a *acquisition) create(ctx context.Context) (done bool, seen string, err e
 	return a.took(sent, err)
 }
 
-// take makes somebody's claim ours, or a claim of ours alive again.
+// take takes over another run's claim, or renews our own.
 func (a *acquisition) take(ctx context.Context, from State) (done bool, seen string, err error) {
 	a.watching = false
 	sent := time.Now()
@@ -206,8 +205,8 @@ func (a *acquisition) take(ctx context.Context, from State) (done bool, seen str
 	return a.took(sent, err)
 }
 
-// took tells what a change has come to. Where somebody was faster or no answer
-// came, the world is looked at again.
+// took reports the result of a change. If another run was faster, or no answer came, the place
+// is read again.
 func (a *acquisition) took(sent time.Time, err error) (done bool, seen string, _ error) {
 	switch {
 	case err == nil:

@@ -88,7 +88,7 @@ func TestClaimIsRefusedWhileItsHolderLives(t *testing.T) {
 	})
 }
 
-func TestClaimOfOneWhoEnded(t *testing.T) {
+func TestClaimOfAnEndedRun(t *testing.T) {
 	t.Parallel()
 	dead := func(h Holder) bool { return h.Host == "ci-r1" }
 	for name, tc := range map[string]struct {
@@ -97,9 +97,9 @@ func TestClaimOfOneWhoEnded(t *testing.T) {
 		want time.Duration
 	}{
 		"a dead process of this machine": {dead, "r2", 0},
-		"somebody unknown":               {nil, "r2", 90 * time.Second},
-		"somebody of another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
-		"ourselves":                      {nil, "r1", 0},
+		"an unknown holder":              {nil, "r2", 90 * time.Second},
+		"a holder on another machine":    {func(Holder) bool { return false }, "r2", 90 * time.Second},
+		"this run":                       {nil, "r1", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -125,12 +125,12 @@ func TestClaimOfOneWhoEnded(t *testing.T) {
 
 func TestClaimIsTakenByOne(t *testing.T) {
 	t.Parallel()
-	for name, vms := range map[string][]cluster.VM{"nobody has it": nil, "it stands still": {orphan(t, "r0")}} {
+	for name, vms := range map[string][]cluster.VM{"unclaimed": nil, "unchanged": {orphan(t, "r0")}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				p := newClaimPVE(vms...)
-				p.delay = time.Second // all have read before the first has written
+				p.delay = time.Second // all runs have read before the first has written
 				held, errs := make([]*Held, 5), make([]error, 5)
 				var all sync.WaitGroup
 				for i := range held {
@@ -174,7 +174,7 @@ func TestClaimLostByASlowHolder(t *testing.T) {
 			}
 		})
 		time.Sleep(46 * time.Second)
-		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // it has waited for one
+		want := "can't prove that we still hold the claim of cluster c1: no heartbeat has arrived for 2m16s" // after waiting for a heartbeat
 		if err := slow.Check(t.Context()); clustertest.Message(err) != want || fault.KindOf(err) != fault.Refused {
 			t.Errorf("err = %v, want %s", err, want)
 		}
@@ -227,7 +227,7 @@ func TestClaimThroughAnOutage(t *testing.T) {
 				}
 				p.do(func() { p.down = false })
 				start := time.Now()
-				err := h.Check(t.Context()) // nobody took it meanwhile
+				err := h.Check(t.Context()) // no other run took it meanwhile
 				if waited := time.Since(start) > 0; err != nil || waited != (tc.outage > 45*time.Second) {
 					t.Errorf("right after an outage of %s: %v, after %s", tc.outage, err, time.Since(start))
 				}
@@ -263,7 +263,7 @@ func TestClaimSurvivesLostAnswers(t *testing.T) {
 	})
 }
 
-func TestClaimBeingCreatedBySomebody(t *testing.T) {
+func TestClaimBeingCreated(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		after time.Duration // until the creation is over; 0: never

@@ -8,13 +8,13 @@ import (
 	"github.com/recast-sh/recast/cluster/firewall"
 )
 
-// Guard gives a Proxmox whose every change first checks that the claim is still ours.
+// Guard returns a Proxmox that checks before every change that the claim is still ours.
 func (h *Held) Guard(px cluster.Proxmox) cluster.Proxmox {
 	return guarded{Access: px, Inventory: px, Tasks: px, px: px, held: h}
 }
 
-// guarded embeds only what reads: a method that changes something has to be
-// written here, or it does not compile.
+// guarded embeds only interfaces that read: without a method here for each change, it does not
+// compile.
 type guarded struct {
 	cluster.Access
 	cluster.Inventory

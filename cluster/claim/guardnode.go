@@ -16,12 +16,12 @@ func (h *Held) whileOurs(ctx context.Context, change func() error) error {
 	return change()
 }
 
-// GuardTalos gives a Talos whose every change first checks that the claim is still ours.
+// GuardTalos returns a Talos that checks before every change that the claim is still ours.
 func (h *Held) GuardTalos(t cluster.Talos) cluster.Talos {
 	return guardedTalos{MachineReader: t, EtcdReader: t, talos: t, held: h}
 }
 
-// guardedTalos embeds only what reads, as guarded does.
+// guardedTalos embeds only interfaces that read, as guarded does.
 type guardedTalos struct {
 	cluster.MachineReader
 	cluster.EtcdReader
@@ -71,7 +71,8 @@ func (g guardedTalos) ReplaceConfig(ctx context.Context, addr netip.Addr, uuid s
 	return g.held.whileOurs(ctx, func() error { return g.talos.ReplaceConfig(ctx, addr, uuid, config) })
 }
 
-// GuardMaintenance gives a Maintenance that applies a configuration only while the claim is still ours.
+// GuardMaintenance returns a Maintenance that applies a configuration only while the claim is
+// still ours.
 func (h *Held) GuardMaintenance(m cluster.Maintenance) cluster.Maintenance {
 	return guardedMaintenance{maintenance: m, held: h}
 }
@@ -99,12 +100,12 @@ func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uu
 	return g.held.whileOurs(ctx, func() error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
 }
 
-// GuardKube gives a Kube whose every change first checks that the claim is still ours.
+// GuardKube returns a Kube that checks before every change that the claim is still ours.
 func (h *Held) GuardKube(k cluster.Kube) cluster.Kube {
 	return guardedKube{KubeReader: k, kube: k, held: h}
 }
 
-// guardedKube embeds only what reads, as guarded does.
+// guardedKube embeds only interfaces that read, as guarded does.
 type guardedKube struct {
 	cluster.KubeReader
 	kube cluster.Kube
@@ -137,8 +138,8 @@ func (g guardedKube) SetProxyImage(ctx context.Context, from, to string) error {
 	return g.held.whileOurs(ctx, func() error { return g.kube.SetProxyImage(ctx, from, to) })
 }
 
-// Drain evicts pod after pod for minutes: it ends as well when a heartbeat finds
-// that the claim was lost meanwhile.
+// Drain evicts pods one by one, for minutes: it also ends when a heartbeat finds that the claim
+// was lost.
 func (g guardedKube) Drain(ctx context.Context, node string, o cluster.DrainOptions, say func(string)) error {
 	return g.held.whileOurs(ctx, func() error {
 		ctx, cancel := context.WithCancel(ctx)

@@ -12,26 +12,26 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Held is a claim that is ours for as long as Check says so. Its heartbeat ends
-// with Release, with the context given to Acquire, or when the claim is lost.
+// Held is a claim that is ours for as long as Check returns nil. Its heartbeat ends with
+// Release, with the context given to Acquire, or when the claim is lost.
 type Held struct {
 	claim  Claim
 	place  place
-	others place // where somebody else's may be; nil: nowhere
+	others place // where another run's claim may be; nil: nowhere
 	stop   context.CancelFunc
 	beats  sync.WaitGroup
 
 	gone  chan struct{} // closed when the claim is lost
 	mu    sync.Mutex
-	alive time.Time // when the last change was sent that is known to have arrived
-	fault error     // why there was none since
-	lost  error     // for good; nothing is written after it
-	doubt bool      // it was silent for so long that others may not have counted on it
+	alive time.Time // when the last change that is known to have arrived was sent
+	fault error     // why no heartbeat has arrived since
+	lost  error     // permanent; nothing is written after it
+	doubt bool      // no heartbeat arrived for so long that another run may have ignored the claim
 
-	ends []context.CancelCauseFunc // of what goes on only while the claim is ours
+	ends []context.CancelCauseFunc // of contexts that end when the claim is lost
 
-	excluding chan struct{} // has a token while somebody looks at others
-	unseen    bool          // what is at others could not be read yet
+	excluding chan struct{} // holds a token while a goroutine checks others
+	unseen    bool          // others could not be read yet
 }
 
 func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *Held {
@@ -41,9 +41,8 @@ func hold(ctx context.Context, c Claim, place, others place, sent time.Time) *He
 	return h
 }
 
-// Check reads the claim afresh and fails with fault.Claimed when it is no longer
-// ours. Where no heartbeat has arrived for half the time after which others may
-// take the claim over, it waits as long as that time for the next one, so that a
+// Check reads the claim afresh and fails with fault.Claimed when it is no longer ours. If no
+// heartbeat has arrived for half of Watch, it waits up to Watch for the next one, so that a
 // short outage of Proxmox does not end a run; then it refuses.
 func (h *Held) Check(ctx context.Context) error {
 	start := time.Now()
@@ -52,7 +51,7 @@ func (h *Held) Check(ctx context.Context) error {
 		if err == nil {
 			err = h.silence()
 		} else if !h.claim.InLease || h.isLost() != nil || fault.KindOf(err) == fault.Refused {
-			return &cluster.UnprovenError{Err: err} // the client of Proxmox is patient by itself
+			return &cluster.UnprovenError{Err: err} // the Proxmox client itself retries
 		}
 		if err == nil {
 			break
@@ -72,8 +71,8 @@ func (h *Held) Check(ctx context.Context) error {
 	return nil
 }
 
-// Cover has the claim name these VMs as nodes, and looks for rivals again that name one
-// of them. It does nothing where the claim has them already.
+// Cover adds these VMs to the claim as its nodes, and looks again for rivals that name one of
+// them. It does nothing if the claim names them already.
 func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
 	if !slices.ContainsFunc(nodes, func(id cluster.VMID) bool { return !slices.Contains(h.claim.Nodes, id) }) {
 		return nil
@@ -106,8 +105,8 @@ func (h *Held) Cover(ctx context.Context, nodes []cluster.VMID) error {
 	return err
 }
 
-// Within is ctx for as long as the claim is ours: once it is lost, that is the cause
-// of its end.
+// Within returns ctx for as long as the claim is ours: losing the claim cancels it, with that
+// as the cause.
 func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, end := context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -121,8 +120,8 @@ func (h *Held) Within(ctx context.Context) (context.Context, context.CancelFunc)
 	return ctx, func() { end(nil) }
 }
 
-// Judge is how a run has ended that came to err, which may be nil. One that has lost
-// its claim says so first, whatever a server said last.
+// Judge returns the error of a run that ended with err, which may be nil. A run that lost its
+// claim reports that first, before any server's error.
 func (h *Held) Judge(err error) error {
 	if lost := h.Lost(); lost != nil {
 		return fault.As(fault.Claimed, errors.Join(lost, err))
@@ -130,7 +129,7 @@ func (h *Held) Judge(err error) error {
 	return err
 }
 
-// Lost is how the claim was lost; nil while it is ours, and after it was given back.
+// Lost says how the claim was lost; nil while it is ours, and after it was released.
 func (h *Held) Lost() error {
 	select {
 	case <-h.gone:
@@ -140,9 +139,9 @@ func (h *Held) Lost() error {
 	}
 }
 
-// afterSilence looks for rivals where no heartbeat had arrived for so long that a run
-// which did not see our claim, because its host was away, may have begun. Hosts that do
-// not answer are judged as they are by whoever takes a claim.
+// afterSilence looks for rivals if no heartbeat arrived for a long time: a run may have begun
+// that did not see our claim, because its host was unreachable. Hosts that do not answer are
+// judged as in lookAround.
 func (h *Held) afterSilence(ctx context.Context) error {
 	h.mu.Lock()
 	doubt := h.doubt
@@ -162,7 +161,7 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	return nil
 }
 
-// silence is the error of a claim that no heartbeat has kept alive of late.
+// silence returns an error if no heartbeat has arrived for more than half of Watch.
 func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,7 +176,7 @@ func (h *Held) silence() error {
 	return fault.WithHint(err, "run the same command again: it takes the claim back if nobody else has it")
 }
 
-// current reads the claim if it is ours. Once it was not, it never is again.
+// current reads the claim if it is ours. Once it is lost, it stays lost.
 func (h *Held) current(ctx context.Context) (State, error) {
 	if err := h.isLost(); err != nil {
 		return State{}, err
@@ -244,7 +243,7 @@ func (h *Held) beatOn(ctx context.Context) {
 	}
 }
 
-// beat moves the counter on once.
+// beat increments the counter once.
 func (h *Held) beat(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, h.claim.heartbeat())
 	defer cancel()
@@ -272,8 +271,8 @@ func (h *Held) beat(ctx context.Context) error {
 	return err
 }
 
-// Release stops the heartbeat and ends the claim if it is still ours.
-// It may be called again after an error, and does nothing after a success.
+// Release stops the heartbeat and deletes the claim if it is still ours. It may be called again
+// after an error, and does nothing after a success.
 func (h *Held) Release(ctx context.Context) error {
 	h.stop()
 	h.beats.Wait()
@@ -282,7 +281,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	err := h.giveBack(ctx)
 	if h.isLost() != nil {
-		return nil // somebody else's now, or gone
+		return nil // another run's now, or deleted
 	}
 	if err == nil {
 		h.mu.Lock()
@@ -297,7 +296,7 @@ func (h *Held) Release(ctx context.Context) error {
 func (h *Held) giveBack(ctx context.Context) error {
 	err := h.release(ctx)
 	for range 2 {
-		// A heartbeat whose answer nobody waited for may still have arrived.
+		// A heartbeat that was cancelled before its answer came may still have arrived.
 		if errors.Is(err, cluster.ErrChanged) || errors.Is(err, cluster.ErrLostAnswer) {
 			err = h.release(ctx)
 		}

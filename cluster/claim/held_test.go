@@ -26,7 +26,7 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		want string
 	}{
 		"another cluster's claim": {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
-		"a stranger":              {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"a foreign VM":            {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
 		"a damaged claim":         {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestClaimDeletedByAPerson(t *testing.T) {
 	})
 }
 
-// The guarded methods are found by reflection, so that one which forgets to check fails here.
+// Reflection finds the guarded methods, so a method that does not check fails here.
 func TestGuardChecksBeforeEveryChange(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 		if err := px.CreateVM(t.Context(), "pve1", 9001, nil); err != nil || len(p.vms) != 2 {
 			t.Errorf("while it is held: %v, %v", err, p.vms)
 		}
-		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on whatever it does not serve
+		p.do(func() { delete(p.vms, 9000) }) // claimPVE panics on every call that it does not serve
 		for _, of := range []reflect.Type{reflect.TypeFor[cluster.Editor](), reflect.TypeFor[cluster.HA](), reflect.TypeFor[cluster.Power]()} {
 			for m := range of.Methods() {
 				f := reflect.ValueOf(px).MethodByName(m.Name)
@@ -158,8 +158,8 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 	})
 }
 
-// TestAfterASilenceHostsAreJudgedAlike: a host that is away is a reason to refuse for who
-// holds a claim exactly where it is one for who takes it.
+// TestAfterASilenceHostsAreJudgedAlike: an unreachable host makes the holder of a claim refuse
+// exactly when it makes a run refuse that takes a claim.
 func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 	t.Parallel()
 	for why, refused := range map[string]bool{cluster.IsOffline: false, "does not answer": true} {

@@ -46,7 +46,7 @@ func ofLease(l cluster.Lease, cluster string) (State, error) {
 	return s, nil
 }
 
-// lease is what a claim is written as.
+// lease is the Lease that a claim is written as.
 func (p leasePlace) lease(s State) (cluster.Lease, error) {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -79,8 +79,8 @@ func (p leasePlace) remove(ctx context.Context, s State) error {
 	return fault.Prefix("delete Lease "+s.Lease.Name, p.leases.DeleteLease(ctx, s.Lease))
 }
 
-// PeekLease says who holds the claim of a cluster that is kept as a Lease, which
-// read reads; found is false when nobody does.
+// PeekLease returns the claim of a cluster that is kept as a Lease, which read reads; found is
+// false if there is none.
 func PeekLease(ctx context.Context, read func(context.Context) (cluster.Lease, error), name string) (s State, found bool, err error) {
 	l, err := read(ctx)
 	switch {

@@ -21,7 +21,7 @@ type leases struct {
 	mu       sync.Mutex
 	lease    *cluster.Lease
 	revision int
-	lose     int   // so many writes are made, but not answered
+	lose     int   // so many writes are made but not answered
 	fails    error // the answer to everything
 }
 
@@ -119,7 +119,7 @@ func TestClaimAsLease(t *testing.T) {
 	})
 }
 
-// TestClaimsInTwoPlaces: whoever comes second is refused, wherever their own claim would be.
+// TestClaimsInTwoPlaces: the second run is refused, in whichever place its own claim would be.
 func TestClaimsInTwoPlaces(t *testing.T) {
 	t.Parallel()
 	type maker func(*claimPVE, *leases, string) *Claim
@@ -201,17 +201,17 @@ func TestClaimLeftElsewhere(t *testing.T) {
 	})
 }
 
-// TestClaimWithoutKubernetes: a claim in Proxmox does not depend on an API that
-// may be what is to be put right; one that refuses to tell is another matter.
+// TestClaimWithoutKubernetes: a claim in Proxmox does not depend on an unavailable API, which
+// the run may have to repair; an API that refuses the request is an error.
 func TestClaimWithoutKubernetes(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		err   error
 		taken bool
 	}{
-		"away":        {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
-		"forbidden":   {fault.Refusedf("leases is forbidden"), false},
-		"another one": {errors.New("unauthorized"), false},
+		"away":          {fmt.Errorf("%w from it", cluster.ErrNoAnswer), true},
+		"forbidden":     {fault.Refusedf("leases is forbidden"), false},
+		"another error": {errors.New("unauthorized"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -238,8 +238,8 @@ func TestClaimWithoutKubernetes(t *testing.T) {
 	}
 }
 
-// TestClaimTakenWhileKubernetesWasAway: once it is back, the run that could not
-// see the Lease is the one that yields; a Lease of nobody is cleared away.
+// TestClaimTakenWhileKubernetesWasAway: once the API is back, the run that could not see the
+// Lease yields; an orphaned Lease is deleted.
 func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	t.Parallel()
 	for name, alive := range map[string]bool{"alive": true, "dead": false} {
@@ -260,7 +260,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 				}
 				if !alive {
 					kill()
-					synctest.Wait() // a heartbeat of this very moment is over
+					synctest.Wait() // a heartbeat at this very moment has ended
 				}
 				l.fail(nil)
 				var errs [2]error
@@ -289,8 +289,8 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 	}
 }
 
-// TestClaimOfOneWhoPrunes: whoever does not look for the Lease is waited for.
-func TestClaimOfOneWhoPrunes(t *testing.T) {
+// TestClaimOfAPrune: a run that does not look for the Lease is waited for.
+func TestClaimOfAPrune(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
@@ -310,7 +310,7 @@ func TestClaimOfOneWhoPrunes(t *testing.T) {
 	})
 }
 
-// TestDeletedLeaseIsLost: a heartbeat does not make anew what somebody deleted.
+// TestDeletedLeaseIsLost: a heartbeat does not create a deleted Lease again.
 func TestDeletedLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -326,9 +326,9 @@ func TestDeletedLeaseIsLost(t *testing.T) {
 	})
 }
 
-// TestClaimAsLeaseIsLookedAtByTurns: a node that waits for another one's look at
-// Proxmox, which is away, ends with its context.
-func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
+// TestLeaseChecksTakeTurns: a node that waits for another node's check of Proxmox,
+// which does not answer, ends with its context.
+func TestLeaseChecksTakeTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, l := newClaimPVE(), &leases{}
@@ -341,7 +341,7 @@ func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
 				t.Errorf("who looks: %v", err)
 			}
 		})
-		synctest.Wait() // until it looks
+		synctest.Wait() // until it reads Proxmox
 		ctx, end := context.WithTimeout(t.Context(), time.Second)
 		defer end()
 		start := time.Now()
@@ -357,7 +357,7 @@ func TestClaimAsLeaseIsLookedAtByTurns(t *testing.T) {
 	})
 }
 
-func TestStrangeLeases(t *testing.T) {
+func TestForeignLeases(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ claim, want string }{
 		"not ours":        {"", "Lease kube-system/recast is no claim of recast that can be read"},

@@ -10,14 +10,13 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// exclude makes sure that nobody holds the claim in the other of its two places.
-// Each run writes into its own before it reads the other: of two, one at least
-// sees the other.
+// exclude makes sure that no run holds the claim in the other of its two places. Each run
+// writes its own place before it reads the other: of two runs, at least one sees the other.
 //
-// A Lease can't be read while the API is away, and that may be what is to be put
-// right. The run goes on then: whoever holds the Lease can't prove it either, and
-// changes nothing. Once the API is back, this run looks again before it changes
-// anything more, and it is the one that yields.
+// A Lease can't be read while the Kubernetes API is unavailable, and the API may be what this
+// run has to repair. The run then continues: a run that holds the Lease can't prove it either,
+// and changes nothing. Once the API is back, this run checks again before its next change, and
+// it is the one that yields.
 func (h *Held) exclude(ctx context.Context) error {
 	if h.others == nil {
 		return nil
@@ -31,7 +30,7 @@ func (h *Held) exclude(ctx context.Context) error {
 	return err
 }
 
-// stillAlone looks at the other place again, as far as somebody may have come there.
+// stillAlone checks the other place again, if a claim may have been created there.
 func (h *Held) stillAlone(ctx context.Context) error {
 	select {
 	case h.excluding <- struct{}{}:
@@ -46,14 +45,14 @@ func (h *Held) stillAlone(ctx context.Context) error {
 		return nil
 	}
 	err := h.exclude(ctx)
-	if fault.KindOf(err) == fault.Claimed { // theirs waits for ours to go
+	if fault.KindOf(err) == fault.Claimed { // the other run waits until our claim is deleted
 		return errors.Join(h.giveBack(ctx), h.lose(err))
 	}
 	return err
 }
 
-// awaitNoVM waits until there is no claim in Proxmox: whoever made it after ours
-// either sees the Lease and yields, or only prunes, which asks Kubernetes nothing.
+// awaitNoVM waits until there is no claim in Proxmox: a run that made one after ours either
+// sees the Lease and yields, or only prunes, which does not use Kubernetes.
 func (h *Held) awaitNoVM(ctx context.Context) error {
 	return wait.Until(ctx, wait.For{
 		Name: "nobody else holds the claim of cluster " + h.claim.Cluster, Every: h.claim.heartbeat() / 3, Timeout: h.claim.watch(),

@@ -8,27 +8,27 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// place is where a claim is kept: one for the whole cluster, which whoever
-// is first makes, and everybody changes by compare-and-swap. Its errors are those
-// of an Editor: ErrNotFound, ErrExists, ErrChanged, ErrLostAnswer.
+// place is where a claim is kept, one for the whole cluster. The first run creates the claim,
+// and every run changes it by compare-and-swap. Its errors are those of an Editor: ErrNotFound,
+// ErrExists, ErrChanged, ErrLostAnswer.
 type place interface {
 	String() string
-	// read reads the claim afresh: a *formingError while somebody makes it, a
-	// *strangeError if what is there is no claim of this cluster.
+	// read reads the claim afresh: a *formingError while a run creates it, a *strangeError if
+	// something other than a claim of this cluster is there.
 	read(ctx context.Context) (State, error)
 	create(ctx context.Context, s State) error
-	// write changes the claim if it still is as from was read.
+	// write changes the claim if it is unchanged since from was read.
 	write(ctx context.Context, from, to State) error
-	// remove ends the claim if it still is as s was read.
+	// remove deletes the claim if it is unchanged since s was read.
 	remove(ctx context.Context, s State) error
 }
 
-// formingError says that a claim is being made, and nothing more is known of it.
+// formingError says that a claim is still being created; nothing more is known about it.
 type formingError struct{ vm cluster.VM }
 
 func (e *formingError) Error() string { return fmt.Sprintf("%s is being created by somebody", e.vm) }
 
-// strangeError says what is at a claim's place, which is no claim of this cluster.
+// strangeError says what occupies a claim's place; it is no claim of this cluster.
 type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }
@@ -41,7 +41,7 @@ type vmPlace struct {
 	}
 	cluster string
 	id      cluster.VMID
-	host    string // to make it on
+	host    string // to create it on
 }
 
 func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.id) }
@@ -76,7 +76,7 @@ func (p vmPlace) write(ctx context.Context, from, to State) error {
 	if err != nil {
 		return err
 	}
-	// A claim of a recast from before, or one whose delete did not succeed, is not protected.
+	// A claim of an older recast, or one whose delete failed, is not protected.
 	return fault.Prefix(fmt.Sprintf("write the claim into %s", from.VM), p.px.SetConfig(ctx, from.VM, map[string]string{"description": description, "protection": "1"}, nil))
 }
 
@@ -98,10 +98,10 @@ func (p vmPlace) remove(ctx context.Context, s State) error {
 	if err := cluster.RequireQuorum(ctx, p.px); err != nil {
 		return err
 	}
-	// Whoever watches it has to begin anew: between this and the delete, which
-	// is not conditional, nobody can take it over. Proxmox may carry a delete out
-	// after its sender has died, when the number is another run's claim: so a claim
-	// is protected until right before its own delete.
+	// Incrementing the counter makes every run that watches the claim start its watch again, so
+	// no run can take it over before the delete, which is not conditional. Proxmox may execute
+	// a delete after its sender has died, when the number is another run's claim: so a claim is
+	// protected until right before its own delete.
 	next := s
 	next.Beat++
 	description, err := next.Description()

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// claimPVE is a Proxmox cluster as far as a claim sees it: VMs with a digest
-// that every change moves on. It is a Proxmox with nothing behind the rest.
+// claimPVE is a Proxmox cluster as far as a claim uses it: VMs with a digest that every change
+// increments. All other methods of Proxmox panic.
 type claimPVE struct {
 	cluster.Proxmox
 
@@ -22,8 +22,8 @@ type claimPVE struct {
 	vms      map[cluster.VMID]cluster.VM
 	changes  []string
 	noQuorum bool
-	down     bool           // no answer to anything
-	lose     map[string]int // so many changes of a kind are made, but not answered
+	down     bool           // no request is answered
+	lose     map[string]int // so many changes of a kind are made but not answered
 	onSet    func(set map[string]string)
 	delay    time.Duration      // of every change
 	away     *cluster.HostsAway // what can't be listed
@@ -65,7 +65,7 @@ func (p *claimPVE) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, e
 
 func (p *claimPVE) Quorate(context.Context) (bool, error) { return !p.noQuorum, nil }
 
-// do changes or looks at the world between two requests.
+// do runs f between two requests.
 func (p *claimPVE) do(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,7 +153,7 @@ func claimant(p *claimPVE, run string) *Claim {
 	}
 }
 
-// orphan is a claim whose holder is gone.
+// orphan is a claim whose holder has ended.
 func orphan(t *testing.T, run string) cluster.VM {
 	t.Helper()
 	c := claimant(nil, run)
@@ -164,7 +164,7 @@ func orphan(t *testing.T, run string) cluster.VM {
 	return cluster.VM{ID: 9000, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description + "\n"}}
 }
 
-// VMs lists what claimants of other numbers see.
+// VMs lists what runs that claim other numbers see.
 func (p *claimPVE) VMs(context.Context) ([]cluster.VM, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

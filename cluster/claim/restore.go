@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// GuardRestorer gives an EtcdRestorer that changes machines only while the claim is still ours.
+// GuardRestorer returns an EtcdRestorer that changes machines only while the claim is still ours.
 func (h *Held) GuardRestorer(r cluster.EtcdRestorer) cluster.EtcdRestorer {
 	return guardedRestorer{r, h}
 }

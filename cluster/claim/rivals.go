@@ -12,16 +12,16 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// rivals are the claims, by number, that exclude ours, wherever they are in the
-// Proxmox cluster: of a cluster with our name, or with one of our nodes among its own.
-// A claim at our own number is none of them.
+// rivals are the claims, by number, that exclude ours, anywhere in the Proxmox cluster: of a
+// cluster with our name, or with one of our nodes among its own. A claim at our own number is
+// not a rival.
 func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	for _, vm := range vms {
 		s, ok, err := Read(vm)
 		switch {
 		case vm.ID == c.VMID:
 		case err != nil:
-			return nil, err // whose it is can't be told
+			return nil, err // whose claim it is can't be told
 		case ok && (s.Cluster == c.Cluster || len(s.shared(c.Nodes)) > 0):
 			rivals = append(rivals, s)
 		}
@@ -29,55 +29,53 @@ func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	return rivals, nil
 }
 
-// shared are those of the nodes' VMs that the claim names as well.
+// shared are the given nodes' VMs that the claim also names.
 func (s State) shared(nodes []cluster.VMID) []cluster.VMID {
 	return slices.DeleteFunc(slices.Clone(nodes), func(id cluster.VMID) bool { return !slices.Contains(s.Nodes, id) })
 }
 
-// errYield says that a run with a lower number has begun at the same moment, so that
-// ours is the one to stand back.
+// errYield says that a run with a lower number began at the same moment, so that our run has to
+// yield.
 var errYield = errors.New("another run has begun at the same moment")
 
-// surroundings is one look at all that may stand against a claim in the whole
-// Proxmox cluster.
+// surroundings looks for everything in the whole Proxmox cluster that excludes a claim.
 //
-// Creating a VM is atomic for one number only, so two recast.yaml with different
-// proxmox.vmids may both create their claim. Each run creates its own, waits for the
-// end of that task, and then lists all VMs. It goes on only once a list that shows
-// its own claim shows no rival. Of two runs at least one does not go on: were each
-// claim missing from the other one's list, each would have been created after that list.
+// Creating a VM is atomic for one number only, so two recast.yaml with different proxmox.vmids
+// may both create their claim. Each run creates its own, waits for the end of that task, and
+// then lists all VMs. It continues only once a list that shows its own claim shows no rival. Of
+// two runs at least one does not continue: if each claim were missing from the other run's
+// list, each would have been created after that list.
 //
-// The list is current as far as that takes: Proxmox makes it for each request from
-// the register of guests in the cluster file system (pve-manager, PVE/API2/Cluster.pm,
-// resources; pve-cluster, PVE/Cluster.pm, cfs_update), whose changes every node
-// applies in one order (pve-cluster, pmxcfs/dcdb.c, dcdb_deliver); only the figures
-// beside it are about 10 s old. A VM that is still being created is no rival yet:
-// its run lists after its creation, and then sees ours.
+// The list is current enough for that: Proxmox makes it for each request from the register of
+// guests in the cluster file system (pve-manager, PVE/API2/Cluster.pm, resources; pve-cluster,
+// PVE/Cluster.pm, cfs_update), whose changes every node applies in one order (pve-cluster,
+// pmxcfs/dcdb.c, dcdb_deliver); only the usage figures in it are about 10 s old. A VM that is
+// still being created is no rival yet: its run lists after its creation, and then sees ours.
 //
-// Of two that began at the same moment, the one with the higher number deletes its
-// claim and watches the other. The lower one stays until the higher is gone or
-// proves, by its counter, that it goes on: never do both go on, and where both stand
-// back, the higher one tries again.
+// Of two runs that began at the same moment, the one with the higher number deletes its claim
+// and watches the other. The lower one waits until the higher claim is deleted, or until its
+// counter proves that its run continues: the two never both continue, and if both yield, the
+// higher one tries again.
 type surroundings struct {
 	*Claim
-	ours bool // our own claim is a VM, and is there
+	ours bool // our own claim is a VM, and exists
 
-	met      func(State) error // what any rival means; nil: it is watched
+	met      func(State) error // what any rival means; nil: the rival is watched
 	watching bool              // a rival
 	seen     State
-	since    time.Time // when it was first seen like this
+	since    time.Time // when seen was first read
 
-	away map[string]time.Time // since when hosts are as they are, by AwayHost.key
+	away map[string]time.Time // since when hosts are in their state, by AwayHost.key
 }
 
-// lookAround waits until nothing stands against our claim. A rival that is alive is
-// an error of kind fault.Claimed; what a rival has left is a refusal, because its own
-// recast.yaml has to finish that. errYield, where ours is there, says to stand back.
+// lookAround waits until nothing excludes our claim. A rival that is alive is an error of kind
+// fault.Claimed; what a dead rival left is a refusal, because its own recast.yaml has to finish
+// it. errYield, if our claim exists, says to yield.
 func (c *Claim) lookAround(ctx context.Context, ours bool) error {
 	return c.lookFor(ctx, ours, nil)
 }
 
-// lookFor is lookAround that ends with what met says of a rival; nil: watch it.
+// lookFor is lookAround, but ends with the error that met makes of a rival; nil: watch it.
 func (c *Claim) lookFor(ctx context.Context, ours bool, met func(State) error) error {
 	s := &surroundings{Claim: c, ours: ours, met: met, away: map[string]time.Time{}}
 	return wait.Until(ctx, wait.For{
@@ -91,7 +89,7 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 	vms, away, err := s.list(ctx)
 	if err != nil {
 		if s.watching {
-			return false, "", err // a counter that is the same afterwards has stood still all the same
+			return false, "", err // a counter with the same value after the error is still unchanged
 		}
 		return false, "", wait.Stop(err)
 	}
@@ -116,7 +114,7 @@ func (s *surroundings) look(ctx context.Context) (done bool, seen string, err er
 	return true, "", nil
 }
 
-// list reads every VM, but for those on hosts that do not answer.
+// list reads every VM except those on hosts that do not answer.
 func (c *Claim) list(ctx context.Context) ([]cluster.VM, *cluster.HostsAway, error) {
 	vms, err := c.Proxmox.VMs(ctx)
 	away, lacking := errors.AsType[*cluster.HostsAway](err)
@@ -131,11 +129,11 @@ func (c *Claim) isOurs(vm cluster.VM) bool {
 	return vm.ID == c.VMID && ok && err == nil && s.heldBy(c.Run, c.Holder)
 }
 
-// watchRival decides about a rival as acquisition.look does about who has our number,
-// but takes nothing over.
+// watchRival judges a rival as acquisition.look judges the claim at our number, but never takes
+// it over.
 func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen string, err error) {
 	long := asked.Sub(s.since) >= s.watch()
-	standsBack := s.ours && s.VMID < r.VM.ID && !long // it may, and until its claim is deleted it counts on
+	standsBack := s.ours && s.VMID < r.VM.ID && !long // it may yield; its counter moves until its claim is deleted
 	switch {
 	case s.Dead != nil && s.Dead(r.Holder):
 		return false, "", wait.Stop(s.leftBy(r, "has ended without giving it back"))
@@ -157,13 +155,13 @@ func (c *Claim) rivalAlive(r State) error {
 	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
 }
 
-// leftBy refuses because of a rival whose run does not go on.
+// leftBy refuses because of a rival whose run does not continue.
 func (c *Claim) leftBy(r State, how string) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of %s, which %s: %s", r.VM, r, how, c.differs(r)),
 		"if that run has ended, recast roll with its own recast.yaml takes the claim over, finishes what it left and deletes the claim; recast status shows what that is, recast runbook claim-held what to do without that file. Then %s", c.agree(r))
 }
 
-// differs says in what the two recast.yaml differ.
+// differs says how the two recast.yaml differ.
 func (c *Claim) differs(r State) string {
 	text := fmt.Sprintf("it was made with %s, and this recast.yaml has %s", madeWith(r.VMIDs), c.VMIDs)
 	if r.Cluster != c.Cluster {
@@ -172,8 +170,8 @@ func (c *Claim) differs(r State) string {
 	return text
 }
 
-// OfOtherRange says that a claim was made with other proxmox.vmids than ours, whose
-// first number is ours; nil where it was not, or where there is none.
+// OfOtherRange returns an error if a claim was made with proxmox.vmids other than ours, whose
+// first number is ours; nil if it was not, or if there is no claim.
 func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	if s.VM.ID == 0 || s.VM.ID == ours {
 		return nil
@@ -182,7 +180,7 @@ func (s State) OfOtherRange(ours cluster.VMID, vmids cluster.VMIDRange) error {
 	return fault.WithHint(fault.ClaimHeld.Refusedf("%s is a claim of this cluster: %s", s.VM, c.differs(s)), "%s", c.agree(s))
 }
 
-// agree is what to change in the two recast.yaml.
+// agree says what to change in the two recast.yaml.
 func (c *Claim) agree(r State) string {
 	if r.Cluster != c.Cluster {
 		return "give the Talos cluster one name, and the same proxmox.vmids, in every recast.yaml"
@@ -198,17 +196,17 @@ func ofNumbers(ids []cluster.VMID) string {
 	return cluster.Numbers(vms)
 }
 
-// hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox
-// tells the configuration of a VM through its own host alone, so a rival may be there.
+// hostsAway says what is waited for while hosts do not answer; "" for nothing. Proxmox returns
+// the configuration of a VM only through the VM's own host, so a rival may be there.
 //
-// On a host that the quorate cluster has lost nothing can be written: whoever has a
-// claim there can't prove it, changes nothing once it has been silent for half of
-// Watch, and looks around before it goes on (Held.Check). So once the host has been
-// offline for all of Watch, ours stands. A host that is online, and answers others
-// perhaps, may serve a rival: that is a refusal.
+// Nothing can be written on a host that the quorate cluster has lost: a run whose claim is
+// there can't prove it, changes nothing after half of Watch without a heartbeat, and looks for
+// rivals before it continues (Held.Check). So once the host has been offline for all of Watch,
+// our claim is valid. A host that is online, and perhaps answers others, may serve a rival:
+// that is a refusal.
 func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen string, err error) {
 	if away == nil || !s.ours && !s.InLease {
-		return "", nil // before the claim is there the look proves nothing anyway
+		return "", nil // before our claim exists the look proves nothing anyway
 	}
 	unknown := away.Without(s.Nodes)
 	for host := range s.away {

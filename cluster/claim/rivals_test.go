@@ -23,7 +23,7 @@ func claimantAt(p *claimPVE, run string, first cluster.VMID) *Claim {
 	return c
 }
 
-// TestClaimsOfTwoRanges: two recast.yaml of one cluster with other numbers each.
+// TestClaimsOfTwoRanges: two recast.yaml of one cluster with different numbers.
 func TestClaimsOfTwoRanges(t *testing.T) {
 	t.Parallel()
 	for _, second := range []cluster.VMID{9100, 8900} {
@@ -58,8 +58,8 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 	}
 }
 
-// TestClaimsOfTwoRangesAtOnce: in whatever order the two create and look, at most one
-// goes on, and one does in the end.
+// TestClaimsOfTwoRangesAtOnce: in whatever order the two create and list, at most one
+// continues, and in the end one does.
 func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, late := range []time.Duration{-20 * time.Second, -2 * time.Second, -time.Second, -time.Millisecond, 0, time.Millisecond, time.Second, 2 * time.Second, 20 * time.Second} {
@@ -99,7 +99,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 	}
 }
 
-// rivalVM is a claim with nobody alive behind it.
+// rivalVM is a claim whose holder has ended.
 func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 	t.Helper()
 	s := claimantAt(nil, "r0", id).mine(4)
@@ -113,7 +113,7 @@ func rivalVM(t *testing.T, id cluster.VMID, change func(*State)) cluster.VM {
 	return cluster.VM{ID: id, Name: VMName, Host: "pve1", Config: map[string]string{"name": VMName, "description": description}}
 }
 
-// parkingVM is one of a recast.yaml with other numbers.
+// parkingVM is a parking VM of a recast.yaml with other numbers.
 func parkingVM(t *testing.T, id cluster.VMID, rec parking.Record) cluster.VM {
 	t.Helper()
 	description, err := rec.Description()
@@ -123,8 +123,7 @@ func parkingVM(t *testing.T, id cluster.VMID, rec parking.Record) cluster.VM {
 	return cluster.VM{ID: id, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description}}
 }
 
-// leftover is what is there of a recast.yaml with other numbers, and what becomes of a
-// run beside it.
+// leftover is what a recast.yaml with other numbers left, and how a run next to it ends.
 type leftover struct {
 	vm    func(*testing.T) cluster.VM
 	dead  bool
@@ -191,7 +190,7 @@ func leftovers() map[string]leftover {
 	}
 }
 
-// TestWhatAnotherRangeHasLeft: it is for its own recast.yaml to finish.
+// TestWhatAnotherRangeHasLeft: only its own recast.yaml may finish it.
 func TestWhatAnotherRangeHasLeft(t *testing.T) {
 	t.Parallel()
 	for name, tc := range leftovers() {
@@ -224,8 +223,8 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 	}
 }
 
-// TestAClaimMayBeOnAHostThatIsAway: one that the cluster has lost is watched as long as
-// a counter is; one that does not answer us may answer others.
+// TestAClaimMayBeOnAHostThatIsAway: a host that the cluster has lost is watched as long as a
+// counter is; one that does not answer us may answer others.
 func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 	t.Parallel()
 	away := func(why string) *cluster.HostsAway {
@@ -248,7 +247,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 			t.Errorf("online: %v, left %v", err, p.vms)
 		}
 		c := claimantAt(p, "r1", 9000)
-		c.Nodes = []cluster.VMID{9100} // it is a node's VM
+		c.Nodes = []cluster.VMID{9100} // VM 9100 belongs to a node
 		h = acquire(t, c)
 		if err := h.Release(t.Context()); err != nil {
 			t.Error(err)
@@ -284,7 +283,7 @@ func TestAHolderWhoseHostWasAway(t *testing.T) {
 	})
 }
 
-// TestCover: a claim that was taken before the nodes were known is made to name them.
+// TestCover: a claim taken before the nodes were known is changed to name them.
 func TestCover(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -313,7 +312,7 @@ func TestCover(t *testing.T) {
 	})
 }
 
-// TestALateDelete: Proxmox carries a run's delete out when the number is the next run's.
+// TestALateDelete: Proxmox executes a run's delete when the number is already the next run's.
 func TestALateDelete(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -330,7 +329,7 @@ func TestALateDelete(t *testing.T) {
 		if err := errors.Join(h.Check(t.Context()), h.Release(t.Context())); err != nil {
 			t.Error(err)
 		}
-		// One that is taken over, unprotected since its holder died over the delete.
+		// A claim that is taken over, unprotected because its holder died during the delete.
 		old := orphan(t, "r1")
 		old.Config["protection"] = "0"
 		p = newClaimPVE(old)
@@ -344,7 +343,7 @@ func TestALateDelete(t *testing.T) {
 	})
 }
 
-// TestWithin: what goes on only while the claim is ours ends with it.
+// TestWithin: a context within the claim ends when the claim is lost.
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

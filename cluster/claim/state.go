@@ -43,7 +43,7 @@ func (s State) String() string {
 	return fmt.Sprintf("run %s (%s) since %s", s.Run, s.Holder, s.Since.Format(time.RFC3339))
 }
 
-// where is what the claim is kept in.
+// where names the VM or the Lease that holds the claim.
 func (s State) where() string {
 	if s.VM.ID == 0 {
 		return "Lease " + s.Lease.Name
@@ -68,7 +68,7 @@ func (s State) Description() (string, error) {
 		s.Cluster, s, claimMark, b), nil
 }
 
-// Read reads the claim that a VM stands for; ok is false for any other VM.
+// Read reads the claim in a VM's description; ok is false for any other VM.
 func Read(vm cluster.VM) (s State, ok bool, err error) {
 	for line := range strings.Lines(vm.Config["description"]) {
 		b, found := strings.CutPrefix(strings.TrimSpace(line), claimMark)
@@ -85,8 +85,7 @@ func Read(vm cluster.VM) (s State, ok bool, err error) {
 	return State{}, false, nil
 }
 
-// ofVM reads a cluster's claim from the VM with the claim's VMID, and
-// refuses what else may be there.
+// ofVM reads a cluster's claim from the VM with the claim's VMID, and refuses any other VM there.
 func ofVM(vm cluster.VM, cluster string) (State, error) {
 	s, ok, err := Read(vm)
 	switch {
@@ -102,9 +101,8 @@ func ofVM(vm cluster.VM, cluster string) (State, error) {
 	return s, nil
 }
 
-// Peek says who holds the claim of a cluster, whatever number it has; found is
-// false when nobody does yet. A VM with the number that our claim would have, and
-// which is none, is an error.
+// Peek returns the claim of a cluster, whatever its number; found is false if there is none
+// yet. A VM that has the number of our claim but is no claim is an error.
 func Peek(vms []cluster.VM, name string, id cluster.VMID) (s State, found bool, err error) {
 	for _, vm := range vms {
 		if vm.ID == id && !cluster.Forming(vm) {

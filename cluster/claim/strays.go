@@ -10,17 +10,16 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// madeWith says with which proxmox.vmids something was made.
+// madeWith says with which proxmox.vmids a claim or a record was made.
 func madeWith(vmids string) string {
 	if vmids == "" {
-		return "other proxmox.vmids" // by a recast that did not write them down
+		return "other proxmox.vmids" // an older recast did not record them
 	}
 	return "proxmox.vmids " + vmids
 }
 
-// strays refuses while what another recast.yaml has parked is to be seen: parking VMs
-// of our cluster outside our range, and unfinished replacements of our nodes under
-// another name.
+// strays refuses if another recast.yaml has parked disks: parking VMs of our cluster outside
+// our range, and unfinished replacements of our nodes under another cluster name.
 func (c *Claim) strays(vms []cluster.VM) error {
 	if c.Parked {
 		return nil
@@ -28,17 +27,17 @@ func (c *Claim) strays(vms []cluster.VM) error {
 	return Strays(vms, c.Cluster, c.VMIDs, c.Nodes)
 }
 
-// Strays is the refusal of parking VMs that were made with another recast.yaml of the
-// same Talos cluster; nil where there are none. Those of a cluster with that name have
-// to be within vmids. One of another name counts while its record is open and names
-// one of the nodes' VMs.
+// Strays is the refusal of parking VMs that were made with another recast.yaml of the same
+// Talos cluster; nil if there are none. Parking VMs of a cluster with that name must be within
+// vmids. One of another cluster name counts while its record is open and names one of the
+// nodes' VMs.
 func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []cluster.VMID) error {
 	var found []string
 	first, last, renamed := vmids.First, vmids.Last, false
 	for _, vm := range vms {
 		rec, ok, err := parking.ReadRecord(vm)
 		switch {
-		case err != nil, !ok: // who reads the records says so
+		case err != nil, !ok: // the code that reads the records reports it
 		case rec.Cluster == name && !vmids.Contains(vm.ID):
 			found = append(found, fmt.Sprintf("%s %s node %s for run %s, with %s", vm, holds(rec), rec.Node, rec.Run, madeWith(rec.VMIDs)))
 			first, last = min(first, vm.ID), max(last, vm.ID)
@@ -61,7 +60,7 @@ func Strays(vms []cluster.VM, name string, vmids cluster.VMIDRange, nodes []clus
 	return err
 }
 
-// holds says what a record's parking VM has.
+// holds says what a record's parking VM contains.
 func holds(r parking.Record) string {
 	if r.Open {
 		return "holds, in an unfinished replacement, the disks of"

@@ -6,7 +6,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// The hashes of the lock before and now.
+// The hashes of the old lock and of the present one.
 const (
 	OldHash = "sha256-old"
 	NewHash = "sha256-new"
@@ -17,7 +17,7 @@ func Volid(id cluster.VMID, n int) string {
 	return fmt.Sprintf("fast:vm-%d-disk-%d", id, n)
 }
 
-// WantedBuild is what every node of World is to run.
+// WantedBuild is what every node of World should run.
 func WantedBuild() cluster.Build {
 	return cluster.Build{
 		ID: "b1", TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SchematicID: "id-new", LockHash: NewHash,
@@ -41,7 +41,7 @@ func Past(hash string) ([]cluster.LockedExtension, bool) {
 	return nil, false
 }
 
-// Message is what err says, or nothing.
+// Message is the text of err, or "".
 func Message(err error) string {
 	if err == nil {
 		return ""

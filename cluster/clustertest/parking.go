@@ -19,7 +19,7 @@ func Park(id cluster.VMID, host, node string, kept ...string) parking.Parking {
 	}
 	for i, k := range kept {
 		key, run, _ := strings.Cut(k, " ")
-		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 where it does not say
+		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 if run has no number
 		p.Record.Kept = append(p.Record.Kept, parking.KeptDisk{Key: key, Run: run, Nth: nth, Slot: "scsi0", Options: "serial=s" + run + ",size=10G", Talos: "v1.13.8"})
 		p.VM.Config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,backup=0,serial=s%s,size=10G", id, i, run)
 	}

@@ -14,18 +14,18 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// ErrBroken is the error of the call that is to fail.
+// ErrBroken is the error of the call that fails.
 var ErrBroken = errors.New("the line is broken")
 
-// Calls are those to some fakes, of which one can fail.
+// Calls records the calls to some fakes; one of them can fail.
 type Calls struct {
 	Made   []string
 	FailAt int              // the number of the call that fails with ErrBroken, from 1; 0: none
-	Fail   map[string]error // these fail always
-	At     func()           // is called before each; nil: nothing is
+	Fail   map[string]error // these always fail
+	At     func()           // called before each; nil: nothing
 }
 
-// Call is one more of them.
+// Call records a call and returns its error.
 func (c *Calls) Call(name string) error {
 	if c.At != nil {
 		c.At()
@@ -36,8 +36,8 @@ func (c *Calls) Call(name string) error {
 	return c.Fail[name]
 }
 
-// Proxmox has some VMs and their volumes. It notes in Done what is changed. A call that
-// it has not is one that no test needs.
+// Proxmox has some VMs and their volumes. It records changes in Done. It lacks the calls that
+// no test needs.
 type Proxmox struct {
 	others
 	hosts
@@ -78,7 +78,7 @@ func NewProxmox(vms ...cluster.VM) *Proxmox {
 	for _, vm := range vms {
 		vm.Config = maps.Clone(vm.Config)
 		p.Guests[vm.ID] = vm
-		disks, _ := vm.Disks() // what is none has no volume
+		disks, _ := vm.Disks() // an unreadable disk has no volume
 		for _, d := range disks {
 			p.Volumes = append(p.Volumes, d.Volid)
 		}
@@ -86,7 +86,7 @@ func NewProxmox(vms ...cluster.VM) *Proxmox {
 	return p
 }
 
-// Set changes a VM behind everybody's back; "" removes a setting.
+// Set changes a VM as if by somebody else; "" removes a setting.
 func (p *Proxmox) Set(id cluster.VMID, config map[string]string) {
 	vm, there := p.Guests[id]
 	if !there {
@@ -98,12 +98,12 @@ func (p *Proxmox) Set(id cluster.VMID, config map[string]string) {
 			delete(vm.Config, key)
 		}
 	}
-	n, _ := strconv.Atoi(vm.Digest) // the first has none
+	n, _ := strconv.Atoi(vm.Digest) // the first has no digest
 	vm.Digest = strconv.Itoa(n + 1)
 	p.Guests[id] = vm
 }
 
-// Change changes a VM beside its configuration.
+// Change changes a VM's fields other than its configuration.
 func (p *Proxmox) Change(id cluster.VMID, change func(*cluster.VM)) {
 	vm := p.Guests[id]
 	change(&vm)
@@ -168,7 +168,7 @@ func (p *Proxmox) OwnedVolumes(_ context.Context, _, storage string, owner clust
 	return slices.DeleteFunc(slices.Clone(p.Volumes), func(v string) bool { return !strings.HasPrefix(v, is) }), p.Call("OwnedVolumes")
 }
 
-// do notes what is done to a VM that is still as it was read.
+// do records a change to a VM that is unchanged since it was read.
 func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) error {
 	err := p.Call(name)
 	if now, there := p.Guests[vm.ID]; err == nil && there && now.Digest != vm.Digest {
@@ -180,8 +180,8 @@ func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) err
 	return err
 }
 
-// told is a change of a configuration without the records, which are long.
-func told(set map[string]string) map[string]string {
+// shortened is a change of a configuration with the long record shortened.
+func shortened(set map[string]string) map[string]string {
 	set = maps.Clone(set)
 	if strings.Contains(set["description"], parking.RecordMark) {
 		set["description"] = "record"
@@ -190,7 +190,7 @@ func told(set map[string]string) map[string]string {
 }
 
 func (p *Proxmox) SetConfig(_ context.Context, vm cluster.VM, set map[string]string, del []string) error {
-	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, told(set), del); err != nil {
+	if err := p.do("SetConfig", vm, "set %d %v delete %v", vm.ID, shortened(set), del); err != nil {
 		return err
 	}
 	set = maps.Clone(set)

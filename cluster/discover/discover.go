@@ -18,45 +18,46 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Discovery is a cluster as it is found where no configuration says what to look for.
+// Discovery is a cluster as it is found without a configuration that says what to look for.
 type Discovery struct {
 	Nodes []Discovered // control planes first, then by name
-	Left  []string     // nodes that were left out as asked, by name
+	Left  []string     // nodes that were excluded, by name
 	VMs   []cluster.VM // of the whole Proxmox cluster
-	// Silent are addresses that were to be asked, and where neither anybody answers
-	// nor any of the nodes is known to be.
+	// Silent are addresses that were to be asked but do not answer, and that belong to no known
+	// node.
 	Silent []netip.Addr
-	// Cluster is what parking VMs of these nodes say that the cluster is called; "": there are none.
+	// Cluster is the cluster's name in the parking VMs of these nodes; "": there are none.
 	Cluster string
 
-	uuids []string // of all nodes, those that were left out among them
+	uuids []string // of all nodes, also the excluded ones
 }
 
-// Discovered is one node of it, with the one VM that it is.
+// Discovered is one node of it, with its VM.
 type Discovered struct {
 	Name    string
 	Addr    netip.Addr
-	Node    *cluster.KubeNode // nil where Kubernetes was not asked
+	Node    *cluster.KubeNode // nil: Kubernetes was not asked
 	Machine cluster.Machine
 	VM      cluster.VM
-	// System is the drive that Talos is proven to be installed on; zero where Unproven says why not.
+	// System is the drive on which Talos is proven to be installed; zero if Unproven says why
+	// it is not proven.
 	System     cluster.Disk
 	Unproven   error
-	Candidates []cluster.Disk // of which one is the system disk; nil where it is proven
-	Persistent []cluster.Disk // every other disk of its own or of a data VM; nil where Candidates are not
+	Candidates []cluster.Disk // one of them is the system disk; nil: it is proven
+	Persistent []cluster.Disk // every other disk of its own or of a data VM; nil if Candidates is set
 	Holder     cluster.VMID   // the data VM that owns some of them; 0: none
 }
 
-// Options say what Discover can't know.
+// Options are what Discover can't find out.
 type Options struct {
-	// Addrs are where machines may be that neither discovery nor Kubernetes knows.
+	// Addrs are where machines may be that neither Talos' discovery nor Kubernetes lists.
 	Addrs   []netip.Addr
-	Exclude []string // nodes to leave alone
+	Exclude []string // nodes to leave out
 }
 
-// Discover finds every node of a cluster and its VM. It fails where one of them
-// can't be read or is not exactly one VM: what it returns is to be relied upon.
-// Every such problem is reported. Sources.Kube may be nil.
+// Discover finds every node of a cluster and its VM. It fails if one of them can't be read or
+// does not match exactly one VM, so that the result is reliable. Every such problem is
+// reported. Sources.Kube may be nil.
 func Discover(ctx context.Context, src observe.Sources, o Options) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
@@ -115,8 +116,8 @@ func role(controlPlane bool) int {
 	return 1
 }
 
-// discoverSources reads what tells of all nodes at once. All of it has to be there:
-// a VM that can't be read may be one of the nodes.
+// discoverSources reads what lists all nodes at once. Every source must be complete: a VM that
+// can't be read may be one of the nodes.
 func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
 	var errVMs, errTalos, errKube error
 	g := errgroup.Group{}
@@ -128,13 +129,13 @@ func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, mem
 	_ = g.Wait() // none of them returns an error: each is reported with its source
 	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
 	if err == nil {
-		err = strangers(members, nodes)
+		err = requireOneCluster(members, nodes)
 	}
 	return d, members, nodes, err
 }
 
-// strangers refuses a kubeconfig and a talosconfig of two clusters.
-func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
+// requireOneCluster refuses a kubeconfig and a talosconfig of different clusters.
+func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
 	var names []string
 	for _, m := range members {
 		if slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return n.Name == m.Nodename }) {
@@ -149,8 +150,7 @@ func strangers(members []cluster.Member, nodes []cluster.KubeNode) error {
 		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
 }
 
-// whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with
-// their addresses.
+// whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with their addresses.
 func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
 	var out []Discovered
 	for i, n := range nodes {
@@ -191,11 +191,11 @@ func discoverMachines(ctx context.Context, talos cluster.StateReader, nodes []Di
 			return nil
 		})
 	}
-	_ = g.Wait() // each keeps its error
+	_ = g.Wait() // each node keeps its error
 	return errs
 }
 
-// uuid is that of the machine, as far as anybody knows it.
+// uuid is the machine's UUID, or else the one that Kubernetes has for it.
 func (d Discovered) uuid() string {
 	if d.Machine.UUID == "" && d.Node != nil {
 		return d.Node.UUID
@@ -203,7 +203,7 @@ func (d Discovered) uuid() string {
 	return d.Machine.UUID
 }
 
-// excludable refuses to leave out what is not there: it would be a typing error.
+// excludable refuses to exclude a node that does not exist: it would be a typing error.
 func excludable(nodes []Discovered, exclude []string) error {
 	var names []string
 	for _, n := range nodes {
@@ -218,7 +218,7 @@ func excludable(nodes []Discovered, exclude []string) error {
 	return nil
 }
 
-// match finds the node's VM by its UUID, and says what its disks are.
+// match finds the node's VM by its UUID, and classifies its disks.
 func (d *Discovered) match(vms []cluster.VM) error {
 	uuid := d.Machine.UUID
 	if uuid == "" {
@@ -240,7 +240,7 @@ func (d *Discovered) match(vms []cluster.VM) error {
 	d.System, d.Unproven = cluster.ProveSystemDisk(d.VM, d.Machine, "")
 	drives = slices.DeleteFunc(drives, func(drive cluster.Disk) bool {
 		return drive.Key == d.System.Key || drive.CSI() || drive.LikeCSI() && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == drive.Owner })
-	}) // of the latter a plan asks Kubernetes
+	}) // a plan asks Kubernetes about the latter
 	if d.Unproven == nil {
 		d.Persistent = drives
 	} else {
@@ -268,7 +268,7 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	return nil
 }
 
-// twice finds VMs that two nodes are.
+// twice finds VMs that match two nodes.
 func twice(nodes []Discovered) []error {
 	var found []observe.Found
 	for i := range nodes {
@@ -277,13 +277,13 @@ func twice(nodes []Discovered) []error {
 	return observe.Shared(found)
 }
 
-// unfinished refuses a cluster that a run has left half done: its nodes are not what
-// they were, and its recast.yaml knows how to go on. It also learns the cluster's name.
+// unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only
+// the run's recast.yaml can finish it. It also learns the cluster's name.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
 		rec, ok, err := parking.ReadRecord(vm)
 		if err != nil || !ok {
-			continue // of a cluster that nobody can name: the record's own run minds it
+			continue // an unreadable record belongs to no known cluster; its own run handles it
 		}
 		mine := slices.ContainsFunc(d.Nodes, func(n Discovered) bool { return n.VM.UUID() == rec.UUID })
 		switch {
@@ -297,12 +297,12 @@ func (d *Discovery) unfinished() error {
 	return nil
 }
 
-// Found is the node as Diff takes it.
+// Found is the node in the form that Diff takes.
 func (d Discovered) Found() observe.Found {
 	return observe.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
 }
 
-// Versions are those of Talos that the nodes run, the newest first.
+// Versions are the Talos versions that the nodes run, the newest first.
 func (d Discovery) Versions() ([]string, error) {
 	var versions []cluster.Version
 	for _, n := range d.Nodes {
@@ -320,7 +320,8 @@ func (d Discovery) Versions() ([]string, error) {
 	return out, nil
 }
 
-// knowPods tells all VMs which of their drives are pods', in one look at Kubernetes; nil: it is not asked.
+// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes;
+// nil: it is not asked.
 func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
 	if kube == nil {
 		return nil

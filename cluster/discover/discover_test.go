@@ -32,14 +32,14 @@ func TestWhereabouts(t *testing.T) {
 	}
 }
 
-func TestStrangers(t *testing.T) {
+func TestRequireOneCluster(t *testing.T) {
 	t.Parallel()
 	members, others := []cluster.Member{{Nodename: "cp1"}, {Nodename: "wk1"}}, []cluster.KubeNode{{Name: "a"}, {Name: "b"}}
-	if err := strangers(members, others); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "Talos has the nodes cp1, wk1, Kubernetes has a, b") {
+	if err := requireOneCluster(members, others); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "Talos has the nodes cp1, wk1, Kubernetes has a, b") {
 		t.Errorf("err = %v", err)
 	}
 	for name, err := range map[string]error{
-		"one in common": strangers(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": strangers(members, nil), "no discovery": strangers(nil, others),
+		"one in common": requireOneCluster(members, append(others, cluster.KubeNode{Name: "wk1"})), "no kubeconfig": requireOneCluster(members, nil), "no discovery": requireOneCluster(nil, others),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -109,7 +109,7 @@ func TestDiscoveredMatch(t *testing.T) {
 	}
 }
 
-// TestDiscoveredUnproven: which disk is to be kept can't be said either.
+// TestDiscoveredUnproven: without a proven system disk, the persistent disks are unknown too.
 func TestDiscoveredUnproven(t *testing.T) {
 	t.Parallel()
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
@@ -138,9 +138,9 @@ func TestDiscoveryUnfinished(t *testing.T) {
 		cluster string
 		refused bool
 	}{
-		"finished":  {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
-		"half done": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
-		"another's": {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
+		"finished":   {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID}, "homelab", false},
+		"unfinished": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true}, "", true},
+		"another's":  {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true}, "", false},
 	} {
 		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, park(c.record)}}
 		if err := d.unfinished(); (err != nil) != c.refused || d.Cluster != c.cluster {

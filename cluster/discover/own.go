@@ -9,9 +9,8 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 )
 
-// Own are the VMs that recast has made for its own ends when it worked on this
-// cluster: parking VMs of its nodes, and whatever says that it is of a cluster of
-// that name.
+// Own are the VMs that recast made for itself when it worked on this cluster: parking VMs of
+// its nodes, and all VMs whose record, claim or mark names the cluster.
 func (d Discovery) Own(name string) []cluster.VM {
 	named := func(of string) bool { return of == name || d.Cluster != "" && of == d.Cluster }
 	var own []cluster.VM
@@ -29,7 +28,7 @@ func (d Discovery) Own(name string) []cluster.VM {
 	return own
 }
 
-// IsClaim says whether the VM is the claim of a cluster, be it one that can't be read.
+// IsClaim says whether the VM is the claim of a cluster, even an unreadable one.
 func IsClaim(vm cluster.VM) bool {
 	_, held, _ := claim.Read(vm)
 	return held

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// addresses are all that nodes are known to have.
+// addresses are all addresses that nodes are known to have.
 func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
 	var out []netip.Addr
 	for _, m := range members {
@@ -22,9 +22,9 @@ func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr 
 	return out
 }
 
-// addSeeds adds the machines at further addresses, and takes from there what a node
-// that is listed did not answer at its own. silent are the addresses where no node
-// answers and none is known to be: it may be one that moves between control planes.
+// addSeeds adds the machines at further addresses, and reads a listed node there if it did not
+// answer at its own address. silent are the addresses where no node answers and none is known
+// to be: such an address may move between control planes.
 func addSeeds(ctx context.Context, talos cluster.StateReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
@@ -48,8 +48,8 @@ func addSeeds(ctx context.Context, talos cluster.StateReader, nodes []Discovered
 	return nodes, errs, silent
 }
 
-// allListed refuses nodes of which nobody says that they are all: where some are found
-// that no list has, there may be others that nobody has come across.
+// allListed refuses nodes if no source is known to list all of them: if some are found that no
+// list has, there may be more.
 func allListed(listed int, others []Discovered, kubernetes bool) error {
 	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
 	var names []string

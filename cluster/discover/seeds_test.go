@@ -17,7 +17,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// machines answers for those that are on.
+// machines answers for the addresses that are on.
 type machines struct {
 	cluster.Talos
 	members []cluster.Member
@@ -48,7 +48,7 @@ type nodeList struct {
 
 func (l nodeList) Nodes(context.Context) ([]cluster.KubeNode, error) { return l.nodes, nil }
 
-// TestDiscoverAll: a node that nobody lists is missed by nobody, so somebody has to list them.
+// TestDiscoverAll: a node that no source lists would not be missed, so some source must list all.
 func TestDiscoverAll(t *testing.T) {
 	t.Parallel()
 	a, b, c, d := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.3"), netip.MustParseAddr("192.0.2.4")
@@ -85,7 +85,7 @@ func TestDiscoverAll(t *testing.T) {
 		"discovery lists them":          {members: members, on: both, nodes: "cp1 wk1"},
 		"Kubernetes lists them":         {kube: kube("cp1", "wk1"), on: both, nodes: "cp1 wk1"},
 		"a seed that Kubernetes lacks":  {kube: kube("cp1"), on: both, addrs: []netip.Addr{b}, nodes: "cp1 wk1"},
-		"nobody lists any":              {on: both, err: "lists no machine (is cluster.discovery off?), and Kubernetes is not asked", hint: "talosctl kubeconfig"},
+		"no source lists any":           {on: both, err: "lists no machine (is cluster.discovery off?), and Kubernetes is not asked", hint: "talosctl kubeconfig"},
 		"only seeds":                    {on: both, addrs: []netip.Addr{a}, err: "lists no machine (is cluster.discovery off?), and Kubernetes is not asked", hint: "KUBECONFIG"},
 		"a seed that discovery lacks":   {members: members[:1], on: both, addrs: []netip.Addr{a, b}, err: "discovery does not list wk1, and Kubernetes is not asked", hint: "talosctl kubeconfig"},
 		"Kubernetes lists none, either": {kube: kube(), on: both, addrs: []netip.Addr{a}, err: "no node is known: Talos' discovery lists none, and neither does Kubernetes", hint: "cluster.discovery"},
@@ -124,7 +124,7 @@ func TestDiscoverAll(t *testing.T) {
 	}
 }
 
-// TestDiscoveryOwn: which VMs of recast's say that there is a recast.yaml already.
+// TestDiscoveryOwn: which of recast's VMs show that there is already a recast.yaml.
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
 	park := func(id cluster.VMID, r parking.Record) cluster.VM {

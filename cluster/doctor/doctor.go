@@ -58,7 +58,7 @@ func (a Assessment) SystemDisk() (cluster.Disk, bool) {
 	return a.disks[i], true
 }
 
-// etcd adds what it forbids to do to a control plane.
+// etcd adds what etcd forbids for a control plane.
 func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
@@ -70,8 +70,8 @@ func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Po
 	}
 }
 
-// LookAround reads what can be read of the world, for a diagnosis: any source
-// may be nil. A plan must never be made of it.
+// LookAround reads as much as it can, for a diagnosis: any source may be nil. A plan must never
+// be made from it.
 func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) Survey {
 	s := Survey{Unread: make([]error, len(wanted))}
 	var members []cluster.Member
@@ -79,7 +79,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
 	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
 	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
-	_ = g.Wait() // none of them returns an error: each is kept
+	_ = g.Wait() // none of them returns an error: each result is kept
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
 	s.Found = make([]observe.Found, len(wanted))
@@ -93,7 +93,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
 	g.Go(func() error { errLocal = observe.ReadLocalData(ctx, src.Kube, nodes); return nil })
 	g.Go(func() error { errTies = observe.ReadTies(ctx, src.Proxmox, vms); return nil })
-	_ = g.Wait() // the same
+	_ = g.Wait() // as above
 	observe.KnowPods(nodes)
 	why := map[*observe.Found]error{}
 	for i, f := range vms {
@@ -108,17 +108,17 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	return s
 }
 
-// Survey is Observe that goes on where something can't be read: each part comes
-// with its error, and nodes that could not be matched are without a VM.
+// Survey is an Observe that continues if something can't be read: each part has its error, and
+// nodes that could not be matched have no VM.
 type Survey struct {
 	observe.Observation
-	Proxmox, Kubernetes, Talos error   // why that one could not be read
-	Shared                     []error // two nodes that claim to be one VM
-	Unread                     []error // one per wanted node: why it was not matched, or what of it could not be read; nil: nothing
+	Proxmox, Kubernetes, Talos error   // why that source could not be read
+	Shared                     []error // two nodes that claim to be the same VM
+	Unread                     []error // one per wanted node: why it was not matched, or what could not be read; nil: nothing
 }
 
-// Assess says of every node what forbids which strategy. Without a lock the
-// wanted builds are empty, and what depends on them is left out.
+// Assess lists for every node what forbids which strategy. Without a lock the wanted builds are
+// empty, and what depends on them is left out.
 func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment {
 	out := make([]Assessment, len(wanted))
 	for i, w := range wanted {
@@ -127,15 +127,15 @@ func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment 
 	return out
 }
 
-// Needs is what a roll of these nodes takes, each by the strategy that it would
-// get: by the one asked for, or recreate, where that is not known.
+// Needs are the privileges for a roll of these nodes, each by its expected strategy; if that is
+// unknown, by the configured one, or recreate.
 func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.Needs {
 	var needs access.Needs
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
 		if s.unseen(a) {
-			strategy = w.Strategy // what was found possible is only what the token lets be seen
+			strategy = w.Strategy // what was found possible is limited to what the token can see
 		}
 		if !slices.Contains(cluster.Strategies, strategy) {
 			strategy = w.Strategy
@@ -154,7 +154,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 			}
 		}
 		needs.Common([]string{f.VM.Host})
-		if strategy != cluster.InPlace { // a roll of such nodes alone can do with a Lease
+		if strategy != cluster.InPlace { // a roll of in-place nodes alone can use a Lease
 			needs.Claim()
 		}
 		needs.Node(strategy, w, f, disks)
@@ -162,8 +162,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) access.
 	return needs
 }
 
-// match is the survey's: where Kubernetes can't be asked, the number in the
-// configuration has to do.
+// match matches a node to its VM; if Kubernetes can't be asked, by the number in the configuration.
 func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
 		f, err := observe.MatchNodes(w, &s.Observation, members)
@@ -194,7 +193,7 @@ func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted [
 	for i := range s.Found {
 		g.Go(func() error { observe.ReadMachine(ctx, src, src.Talos.Machine, wanted[i], &s.Found[i]); return nil })
 	}
-	_ = g.Wait() // the same
+	_ = g.Wait() // as above
 }
 
 func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
@@ -209,15 +208,15 @@ func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
 	return errors.Join(errVMs, errQuorum, errStorages)
 }
 
-// unseen says whether Proxmox does not list a storage of the node's disks: a
-// token is shown none on which it has neither Datastore.Audit nor Datastore.AllocateSpace.
+// unseen says whether Proxmox does not list a storage of the node's disks: a token sees a
+// storage only with Datastore.Audit or Datastore.AllocateSpace on it.
 func (s Survey) unseen(a Assessment) bool {
 	return slices.ContainsFunc(a.Storages(), func(name string) bool {
 		return !slices.ContainsFunc(s.Observation.Storages, func(l cluster.Storage) bool { return l.Name == name })
 	})
 }
 
-// Assess says of one node what forbids which strategy.
+// Assess lists for one node what forbids which strategy.
 func Assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.VM == nil {
@@ -267,7 +266,7 @@ func readNodes(ctx context.Context, kube cluster.NodeReader) ([]cluster.KubeNode
 	return kube.Nodes(ctx)
 }
 
-// NeedsToRehearse is that of a plan that renews all of these nodes.
+// NeedsToRehearse are the needs of a plan that renews all of these nodes.
 func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) access.Needs {
 	var p planning.Plan
 	for i, w := range wanted {

@@ -10,11 +10,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// EtcdTroubles says what is wrong with etcd, each with what to do about it.
+// EtcdTroubles lists what is wrong with etcd, each with a hint.
 func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files cluster.FileReader) []error {
 	planes := s.ControlPlanes()
 	if len(planes) == 0 {
-		return nil // told where Kubernetes is
+		return nil // reported with Kubernetes
 	}
 	v, err := etcd.Look(ctx, talos, planes)
 	if err != nil {
@@ -36,7 +36,7 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files clu
 	return out
 }
 
-// machineOf is the machine of a node, nil if it does not answer.
+// machineOf is the machine of a node; nil if it does not answer.
 func (s Survey) machineOf(node string) *cluster.Machine {
 	for _, f := range s.Found {
 		if f.Name == node {
@@ -46,9 +46,8 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 	return nil
 }
 
-// noMember says what is known of a control plane that the members do not know. One
-// that was removed while it kept its data restarts its etcd for ever, and says so
-// in the log of that only.
+// noMember says what is known about a control plane that is not among the members. One that was
+// removed but kept its data restarts its etcd for ever, and reports it only in etcd's log.
 func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {

@@ -5,7 +5,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// NewDisks are those that a roll of all these nodes would make.
+// NewDisks are the disks that a roll of all these nodes would make.
 func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
 	var out []observe.NewDisk
 	for i, a := range assessments {

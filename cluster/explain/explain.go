@@ -84,7 +84,7 @@ type StepOutline struct {
 	TimeoutSeconds int `json:"timeoutSeconds,omitempty"`
 }
 
-// Explain says all about one node of a plan that was made of this observation.
+// Explain explains one node of a plan that was made from this observation.
 func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observation, past cluster.History, t cluster.Timing) (Explanation, error) {
 	i := slices.IndexFunc(p.Nodes, func(n planning.NodePlan) bool { return n.Node == node })
 	if i < 0 {
@@ -104,8 +104,8 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 	return e, nil
 }
 
-// weigh says of each strategy what speaks against it; of a node that is as wanted,
-// what would, were it stale. What was begun is finished as it was begun.
+// weigh lists for each strategy what forbids it; for a node that is up to date, what would if
+// it were stale. What was begun has no choice: it is finished as it was begun.
 func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
@@ -125,7 +125,7 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 	return out
 }
 
-// fatesOf says what becomes of each drive of the VM.
+// fatesOf says what happens to each drive of the VM.
 func fatesOf(n planning.NodePlan) []DiskFate {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
@@ -133,7 +133,7 @@ func fatesOf(n planning.NodePlan) []DiskFate {
 	}
 	disks, err := vm.Disks()
 	if err != nil {
-		return nil // among the refusals
+		return nil // already a refusal
 	}
 	var out []DiskFate
 	for _, d := range disks {
@@ -169,7 +169,7 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 	return FateCarried, "carried over: on the parking VM meanwhile, attached again in the same place"
 }
 
-// fatesOfRecord are those of the drives that an unfinished replacement had parked.
+// fatesOfRecord are the fates of the drives that an unfinished replacement has parked.
 func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	back := func(d planning.DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
@@ -188,7 +188,7 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	return out
 }
 
-// compareNode puts what is wanted of a node beside what was found.
+// compareNode compares what is wanted of a node with what was found.
 func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
@@ -221,7 +221,7 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	return out
 }
 
-// builtAs is the ID of the build that a machine runs, where a lock tells; "" else.
+// builtAs is the ID of the build that a machine runs, if a lock has it; otherwise "".
 func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
@@ -237,7 +237,7 @@ func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Buil
 	return ""
 }
 
-// compareExtensions has the digests that were found where a lock of ours tells them.
+// compareExtensions includes the digests that were found, if one of our locks has them.
 func compareExtensions(b cluster.Build, m cluster.RunningSystem, past cluster.History) []Comparison {
 	old, _ := past(m.Schematic.LockHash())
 	if m.Schematic.LockHash() == b.LockHash {
@@ -248,7 +248,7 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, past cluster.Hi
 	for _, e := range b.Extensions {
 		version := e.Version
 		if i := slices.IndexFunc(m.Extensions, func(f cluster.ExtensionEntry) bool { return f.Name == e.Name }); i >= 0 && version == "" {
-			version = m.Extensions[i].Version // any version is as wanted
+			version = m.Extensions[i].Version // any version is accepted
 		}
 		want[e.Name] = strings.TrimSpace(version + " " + words.Short(e.Digest))
 		names = append(names, e.Name)
@@ -272,7 +272,7 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, past cluster.Hi
 	return out
 }
 
-// timeoutOf is how long the step of that name waits before it gives up; 0: it has no such bound.
+// timeoutOf is how long the step of that name waits before it fails; 0: it has no such limit.
 func timeoutOf(t cluster.Timing, id string) time.Duration {
 	switch id {
 	case "drain":

@@ -91,7 +91,7 @@ func TestExplainRecreate(t *testing.T) {
 	}
 }
 
-// TestExplainAFirewall: a new VM gets it, and a VM that stays has it.
+// TestExplainAFirewall: a new VM gets its rules again; a VM that stays keeps them.
 func TestExplainAFirewall(t *testing.T) {
 	t.Parallel()
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -105,7 +105,7 @@ func TestExplainAFirewall(t *testing.T) {
 	}
 }
 
-// What a strategy lacks is said of each of them, whichever is taken.
+// The obstacles of every strategy are listed, whichever is taken.
 func TestExplainWhatIsImpossible(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk1", func(_ []cluster.Wanted, o *observe.Observation) {
@@ -147,8 +147,8 @@ func TestExplainHolder(t *testing.T) {
 	}
 }
 
-// Of a node that is as wanted it is said what would be possible, and of one that is
-// not in the plan, that it is not.
+// A node that is up to date is explained by what would be possible; one that is not in the plan
+// is an error.
 func TestExplainTheRest(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk2", nil)
@@ -170,7 +170,7 @@ func TestExplainTheRest(t *testing.T) {
 	}
 }
 
-// What was begun is explained as it will be finished: by what its record says.
+// An unfinished replacement is explained as it will be finished: according to its record.
 func TestExplainWhatWasBegun(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

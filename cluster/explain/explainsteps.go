@@ -11,15 +11,15 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// outlineOf lists the steps by which a roll of the plan would go about a node: those
-// of the tree that it runs, with no world to ask what is done already.
+// outlineOf lists the steps of the node in a roll of the plan: those of the tree that it runs,
+// without asking what is already done.
 func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t cluster.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
 		return nil
 	}
 	steps, err := roll.DrawnSteps(p, n, t)
 	if err != nil {
-		return nil // told where the record is opened, before anything is touched
+		return nil // reported when the record is opened, before anything is changed
 	}
 	var out []StepOutline
 	walk(ctx, steps, "", func(at string, s step.Step) bool {
@@ -39,15 +39,15 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 	return out
 }
 
-// walk goes through a tree of steps in its order, without asking whether there is
-// work; see says whether to go below a branch.
+// walk visits a tree of steps in order, without asking whether there is work; see says whether
+// to visit the children of a branch.
 func walk(ctx context.Context, steps []step.Step, below string, see func(at string, s step.Step) bool) {
 	for _, s := range steps {
 		at := path.Join(below, s.ID)
 		if !see(at, s) || s.Steps == nil {
 			continue
 		}
-		// What lists children asks the world only for the exchange, which is drawn.
+		// Only the exchange asks the world for its children, and here it is drawn without asking.
 		children, err := s.Steps(ctx)
 		if err == nil {
 			walk(ctx, children, at, see)
@@ -55,8 +55,8 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 	}
 }
 
-// tookAt is how long a step took in the latest rolls of the node by the same
-// strategy, in the median, else in those of others of its role.
+// tookAt is the median time of a step in the latest rolls of the node by the same strategy, or
+// else in those of others of its role.
 func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
 	for _, of := range n.Peers() {
 		var each []int

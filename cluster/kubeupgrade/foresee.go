@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Foresee tells what would stop the plan halfway and can be known before anything
-// is restarted: a machine configuration that would not take the images, and
-// certificates that nobody approves. It changes nothing.
+// Foresee lists what would stop the plan halfway and can be known before anything restarts: a
+// machine configuration that would not accept the images, and certificates that await approval.
+// It changes nothing.
 func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
@@ -31,7 +31,7 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 			refused = append(refused, fmt.Sprintf("machine configuration of %s: %s", n.Node, withHints(err)))
 		}
 		if !slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.Component == cluster.Kubelet && c.From != c.To }) {
-			continue // what its kubelet asks for is waited for
+			continue // the plan does not restart its kubelet
 		}
 		pending, err := kube.PendingCertificates(ctx, n.Node)
 		if err != nil {
@@ -45,8 +45,8 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 	return refused, nil
 }
 
-// RequireSame refuses a plan that is not the one that was shown. What was done
-// since by somebody is no difference.
+// RequireSame refuses a plan that differs from the one that was shown. A change that somebody
+// has already made is no difference.
 func (p Plan) RequireSame(shown Plan) error {
 	var other []string
 	for _, n := range p.Nodes {
@@ -77,7 +77,7 @@ func (p Plan) RequireSame(shown Plan) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
 }
 
-// differs tells how a node is no longer as it was shown.
+// differs says how a node has changed since it was shown.
 func (n Node) differs(shown Node) (how []string) {
 	switch {
 	case n.UUID != shown.UUID || n.Addr != shown.Addr || n.Role != shown.Role:

@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// stubborn has a configuration of cp2 that takes no scheduler, and a kubelet of cp3
-// whose certificate nobody approves.
+// stubborn has a configuration of cp2 that accepts no scheduler, and a kubelet of cp3 whose
+// certificate awaits approval.
 type stubborn struct {
 	cluster.MachineReader
 	cluster.Maintenance
@@ -39,8 +39,7 @@ func (stubborn) PendingCertificates(_ context.Context, node string) ([]string, e
 	return nil, nil
 }
 
-// TestForesee: what would stop the plan halfway is told of every node at once, with
-// what to do about it.
+// TestForesee: what would stop the plan halfway is listed for all nodes at once, with hints.
 func TestForesee(t *testing.T) {
 	t.Parallel()
 	plan := Plan{To: "v1.36.1"}
@@ -61,7 +60,7 @@ func TestForesee(t *testing.T) {
 	}
 }
 
-// TestRequireSame: a plan may only have become less.
+// TestRequireSame: a plan may only shrink.
 func TestRequireSame(t *testing.T) {
 	t.Parallel()
 	change := func(c cluster.Component, from string) ImageChange {
@@ -83,9 +82,9 @@ func TestRequireSame(t *testing.T) {
 		"set, but not seen yet": {now: func(p *Plan) { p.Nodes[1].Changes = []ImageChange{change(cluster.Kubelet, "v1.36.1")} }},
 		"a node has joined":     {func(p *Plan) { p.Nodes = append(p.Nodes, Node{Node: "wk2"}) }, "wk2 has joined"},
 		"a node is gone":        {func(p *Plan) { p.Nodes = p.Nodes[:1] }, "wk1 is gone"},
-		"a node was made anew":  {func(p *Plan) { p.Nodes[1].UUID = "uuid-9" }, "wk1 is another machine"},
+		"a node was recreated":  {func(p *Plan) { p.Nodes[1].UUID = "uuid-9" }, "wk1 is another machine"},
 		"Talos was rolled":      {func(p *Plan) { p.Nodes[1].Talos = "v1.14.1" }, "wk1 runs Talos v1.14.1"},
-		"somebody went back":    {func(p *Plan) { p.Nodes[1].Changes[0] = change(cluster.Kubelet, "v1.34.1") }, "kubelet of wk1 is to run registry.k8s.io/kubelet:v1.34.1"},
+		"a downgraded kubelet":  {func(p *Plan) { p.Nodes[1].Changes[0] = change(cluster.Kubelet, "v1.34.1") }, "kubelet of wk1 is to run registry.k8s.io/kubelet:v1.34.1"},
 		"another DaemonSet":     {func(p *Plan) { p.Proxy.From = "mine:v1.35.4" }, "the image of DaemonSet kube-proxy is mine:v1.35.4"},
 		"it is refused by now":  {func(p *Plan) { p.Refused = []string{"a roll has changed it"} }, "a roll has changed it"},
 	} {

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// lacks names the first thing that a component of a node lacks to run in the
-// wanted version; "" when it does.
+// lacks names the first thing that a component of a node lacks to run in the wanted version; ""
+// if it lacks nothing.
 func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (string, error) {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err != nil {
@@ -31,7 +31,7 @@ func (u *Upgrade) lacks(ctx context.Context, n Node, c cluster.Component) (strin
 	case c == cluster.Kubelet:
 		return u.lacksKubelet(ctx, n, m)
 	case c == cluster.KubeProxy:
-		return "", nil // what runs is the DaemonSet's
+		return "", nil // the DaemonSet decides what runs
 	}
 	pods, err := u.Kube.StaticPods(ctx)
 	if err != nil {
@@ -49,7 +49,8 @@ func (u *Upgrade) lacksPod(ctx context.Context, n Node, m cluster.MachineKuberne
 }
 
 // lacksServer asks the API server itself: its pod has no readiness probe unless
-// StartupProbesEnabled is set, and counts as Ready from its start on (k8stemplates/apiserver.go of Talos).
+// StartupProbesEnabled is set, and counts as Ready from its start (k8stemplates/apiserver.go of
+// Talos).
 func (u *Upgrade) lacksServer(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	version, err := u.Kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
 	if err != nil {
@@ -82,8 +83,7 @@ func (u *Upgrade) lacksKubelet(ctx context.Context, n Node, m cluster.MachineKub
 	return u.lacksPods(ctx, n, m)
 }
 
-// lacksPods names what the node's static pods lack: a kubelet of another version
-// may start them anew.
+// lacksPods names what the node's static pods lack: a kubelet of another version may restart them.
 func (u *Upgrade) lacksPods(ctx context.Context, n Node, m cluster.MachineKubernetes) (string, error) {
 	pods, err := u.Kube.StaticPods(ctx)
 	if err != nil {
@@ -114,15 +114,15 @@ func (e *otherMachineError) Error() string {
 	return fmt.Sprintf("%s answers with UUID %s, not %s", e.n.Addr, e.uuid, e.n.UUID)
 }
 
-// hopeless says whether waiting mends nothing: it is another machine, or the claim is not ours.
+// hopeless says whether waiting can't help: it is another machine, or the claim is not ours.
 func hopeless(err error) bool {
 	_, other := errors.AsType[*otherMachineError](err)
 	_, unproven := errors.AsType[*cluster.UnprovenError](err)
 	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
-// check refuses to begin unless everything is healthy. What an earlier run has
-// changed already is waited for first: it may not have come up yet.
+// check refuses to begin unless everything is healthy. It first waits for what an earlier run
+// changed, which may still be starting.
 func (u *Upgrade) check(ctx context.Context) error {
 	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
 	if err != nil {

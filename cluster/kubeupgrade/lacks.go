@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// lacks notes what is set to run in the wanted version and does not, as far as
-// Kubernetes and Talos show it: an earlier run may have left it so.
+// lacks notes what should run in the wanted version and does not, as far as Kubernetes and
+// Talos show it: an earlier run may have left it so.
 func (p *kubernetesPlanner) lacks(seen Seen) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -39,7 +39,7 @@ func (p *kubernetesPlanner) lacks(seen Seen) {
 	}
 }
 
-// podLacks says what a static pod lacks to be the one that its machine is to run.
+// podLacks says how a static pod differs from the one that its machine should run.
 func podLacks(pods []cluster.StaticPod, node string, c cluster.Component, m cluster.MachineKubernetes) string {
 	i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == node && p.Component == c })
 	if i < 0 {
@@ -54,7 +54,7 @@ func podLacks(pods []cluster.StaticPod, node string, c cluster.Component, m clus
 	return ""
 }
 
-// serverLacks says what an API server lacks that counts as Ready: its pod has no
+// serverLacks says what an API server lacks although it counts as Ready: its pod has no
 // readiness probe.
 func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	if seen.ServesErr != nil {
@@ -66,7 +66,7 @@ func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	return ""
 }
 
-// kubeletDown says why a kubelet does not serve, whatever its version.
+// kubeletDown says why a kubelet is not available, whatever its version.
 func kubeletDown(seen NodeSeen) string {
 	switch {
 	case !seen.Machine.KubeletHealthy:

@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// TestPlanKubernetesLacks: what is set to run in the wanted version and is not up
-// is work, of which nothing is changed.
+// TestPlanKubernetesLacks: a component that should run in the wanted version and does not is
+// work, but nothing is changed.
 func TestPlanKubernetesLacks(t *testing.T) {
 	t.Parallel()
 	pod := func(change func(*cluster.StaticPod)) func(*Seen) {
@@ -49,7 +49,8 @@ func TestPlanKubernetesLacks(t *testing.T) {
 	}
 }
 
-// TestPlanKubernetesProxyHalfDone: a DaemonSet that has the image and not yet the pods is waited for.
+// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is
+// waited for.
 func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	t.Parallel()
 	seen := seenAt("v1.35.4")
@@ -60,7 +61,7 @@ func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	}
 }
 
-// TestPlanKubernetesLeftOver: the command that is named leaves the repositories as they are.
+// TestPlanKubernetesLeftOver: the named command leaves the repositories unchanged.
 func TestPlanKubernetesLeftOver(t *testing.T) {
 	t.Parallel()
 	const command = "talosctl -n 10.0.0.11 upgrade-k8s --to 1.36.1"

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// members refuses a member of etcd that belongs to no control plane of the plan:
-// there is an API server that Kubernetes does not show, without a Node object of
-// its own (deleted by hand, or skipNodeRegistration), and it would stay behind.
+// members refuses a member of etcd that belongs to no control plane of the plan: it has an API
+// server that Kubernetes does not show, because it has no Node object (deleted by hand, or
+// skipNodeRegistration), and that API server would not be upgraded.
 func (p *kubernetesPlanner) members(seen Seen) {
 	if seen.EtcdErr != nil {
 		p.refuse("", "who the members of etcd are, and so which control planes there are, is not known: %s", strings.ReplaceAll(withHints(seen.EtcdErr), "\n", "; "))
@@ -26,8 +26,8 @@ func (p *kubernetesPlanner) members(seen Seen) {
 	}
 }
 
-// holds says whether a node's machine runs that member: as it says itself, or by
-// the member's name or address where its etcd says nothing.
+// holds says whether a node's machine runs that member: by what its etcd says, or else by the
+// member's name or address.
 func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	n := s.Nodes[i]
@@ -38,8 +38,8 @@ func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	return m.Name == node || err == nil && slices.Contains(append([]netip.Addr{n.Addr}, n.Node.Addresses...), addr)
 }
 
-// readEtcd asks the control planes for the members of etcd until one says, and
-// each of them for its own.
+// readEtcd asks the control planes for the members of etcd until one answers, and asks each of
+// them for its own member.
 func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	var errs []error
 	for i := range s.Nodes {

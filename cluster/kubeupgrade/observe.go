@@ -14,9 +14,9 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Observe reads what of Kubernetes runs on every node that Kubernetes
-// knows, and what in use the wanted version has removed. It changes nothing. A
-// machine that does not answer is no error of its own.
+// Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and what in
+// use the wanted version has removed. It changes nothing. A machine that does not answer is not
+// an error of Observe.
 func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
@@ -31,7 +31,7 @@ func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, 
 	for i, k := range o.Nodes {
 		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
 	}
-	_ = g.Wait() // each has its own error
+	_ = g.Wait() // each node has its own error
 	seen.readEtcd(ctx, talos)
 	if seen.Pods, err = kube.StaticPods(ctx); err != nil {
 		return seen, fmt.Errorf("list the pods of the control planes: %w", err)

@@ -15,8 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// awaitOthers waits until everything but one component is healthy: what lost its
-// API server a moment ago may be on its way back. It ends as requireOthers does.
+// awaitOthers waits until everything but one component is healthy: one that has just lost its
+// API server may be about to recover. It ends as requireOthers does.
 func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
 	var last error
 	err := wait.Until(ctx, wait.For{
@@ -38,9 +38,8 @@ func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) e
 	return err
 }
 
-// requireOthers refuses to restart a component while something else is down: one
-// more would be one too many. Everything but the component itself counts, on its
-// own node as well.
+// requireOthers refuses to restart a component while something else is down: one more would be
+// too many. Everything but the component itself counts, also on its own node.
 func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	nodes, err := u.Kube.Nodes(ctx)
 	if err != nil {
@@ -79,7 +78,7 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	return u.requireEtcd(ctx)
 }
 
-// downNodes are the nodes that are not Ready, and control planes that nobody planned for.
+// downNodes are the nodes that are not Ready, and control planes that are not in the plan.
 func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
 	for _, k := range nodes {
 		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
@@ -93,7 +92,7 @@ func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string)
 	return down
 }
 
-// silentServer is why a control plane's API server does not serve; nil if it does.
+// silentServer says why a control plane's API server does not answer; nil if it does.
 func (u *Upgrade) silentServer(ctx context.Context, n Node) error {
 	m, err := u.Talos.Kubernetes(ctx, n.Addr)
 	if err == nil {
@@ -102,8 +101,8 @@ func (u *Upgrade) silentServer(ctx context.Context, n Node) error {
 	return fault.Prefix(fmt.Sprintf("the API server of %s does not serve at its own address", n.Node), err)
 }
 
-// requireEtcd refuses unless etcd is healthy and each of its members is a machine
-// whose API server is known: one that is not would go unwatched.
+// requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API
+// server is in the plan: any other would not be watched.
 func (u *Upgrade) requireEtcd(ctx context.Context) error {
 	var ask []cluster.Endpoint
 	for _, n := range u.Plan.with(cluster.APIServer) {
@@ -127,8 +126,8 @@ func (u *Upgrade) requireEtcd(ctx context.Context) error {
 
 var errNotPlanned = errors.New("its machine is none that was planned for")
 
-// requireMember finds a member's machine in the plan: by the name that both have,
-// else, since a Node may be named otherwise, by its UUID.
+// requireMember finds a member's machine in the plan: by name, or, since a Node's name may
+// differ, by its UUID.
 func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
 	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
 		return nil
@@ -147,8 +146,8 @@ func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask [
 	return nil
 }
 
-// finish makes sure that all is well at the end, and that nobody has joined meanwhile
-// with another version.
+// finish makes sure that everything is healthy at the end, and that no node has joined
+// meanwhile with another version.
 func (u *Upgrade) finish(ctx context.Context) error {
 	const path = upgradeKubernetes + "/finish"
 	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {

@@ -15,10 +15,11 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1, but
-// for what a test makes of it. It is Talos and Kubernetes at once.
+// planeAddrs are the addresses of the control planes of threePlanes.
 var planeAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"), netip.MustParseAddr("127.0.0.3")}
 
+// threePlanes is a cluster of control planes cp1 to cp3 that all run v1.36.1 until a test changes
+// it. It is Talos and Kubernetes at once.
 type threePlanes struct {
 	cluster.Talos
 	cluster.Kube
@@ -28,12 +29,12 @@ type threePlanes struct {
 	podsErr  error
 	servers  map[netip.Addr]error // why an API server does not serve
 	members  []cluster.EtcdMember
-	sets     []string // what was made to run
+	sets     []string // images that were set
 	at       time.Time
-	happens  func() // then
+	happens  func() // at that time
 }
 
-// after has something happen by and by, before the next question.
+// after schedules a change, which is made before the first request after d.
 func (p *threePlanes) after(d time.Duration, happens func()) {
 	p.at, p.happens = time.Now().Add(d), happens
 }
@@ -125,7 +126,7 @@ func (p *threePlanes) pod(node string, c cluster.Component) *cluster.StaticPod {
 	return &p.pods[i]
 }
 
-// talosOf and kubeOf tell the two apart where both have a method of one name.
+// talosOf and kubeOf separate the two where both have a method of the same name.
 type (
 	talosOf struct{ *threePlanes }
 	kubeOf  struct{ *threePlanes }
@@ -142,31 +143,31 @@ func (p *threePlanes) upgrade() *Upgrade {
 	}
 }
 
-// TestRequireOthers: with anything else down nothing is restarted, on whichever node.
+// TestRequireOthers: while anything else is down, nothing is restarted, on any node.
 func TestRequireOthers(t *testing.T) {
 	t.Parallel()
-	stranger := netip.MustParseAddr("127.0.0.9")
+	unplanned := netip.MustParseAddr("127.0.0.9")
 	for name, c := range map[string]struct {
 		wrong  func(p *threePlanes)
 		except spotOf
 		want   string // "": it goes on
 	}{
-		"all is well":                         {wrong: func(*threePlanes) {}},
-		"the component itself is down":        {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
-		"another one of its node is":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
-		"the same one of another node is":     {func(p *threePlanes) { p.pod("cp2", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, "the kube-scheduler of cp2 is not Ready"},
-		"a pod is not shown":                  {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
-		"its own node, without its kubelet":   {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Kubelet}, ""},
-		"its own node is down otherwise":      {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Scheduler}, "node cp1 is not Ready"},
-		"an API server runs and is not ready": {func(p *threePlanes) { p.servers[planeAddrs[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
-		"the API server of its own node":      {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("not ready") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp1 does not serve"},
-		"a control plane that nobody planned": {func(p *threePlanes) {
+		"all is well":                           {wrong: func(*threePlanes) {}},
+		"the component itself is down":          {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, ""},
+		"another component of its node is":      {func(p *threePlanes) { p.pod("cp1", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.APIServer}, "the kube-scheduler of cp1 is not Ready"},
+		"the same component of another node is": {func(p *threePlanes) { p.pod("cp2", cluster.Scheduler).Ready = false }, spotOf{"cp1", cluster.Scheduler}, "the kube-scheduler of cp2 is not Ready"},
+		"a pod is not shown":                    {func(p *threePlanes) { p.pods = p.pods[1:] }, spotOf{}, "does not show the pod of the kube-apiserver of cp1"},
+		"its own node, without its kubelet":     {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Kubelet}, ""},
+		"its own node is down otherwise":        {func(p *threePlanes) { p.nodes[0].Ready = false }, spotOf{"cp1", cluster.Scheduler}, "node cp1 is not Ready"},
+		"an API server runs and is not ready":   {func(p *threePlanes) { p.servers[planeAddrs[1]] = errors.New("not ready: etcd") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp2 does not serve at its own address: not ready: etcd"},
+		"the API server of its own node":        {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("not ready") }, spotOf{"cp1", cluster.Kubelet}, "the API server of cp1 does not serve"},
+		"an unplanned control plane": {func(p *threePlanes) {
 			p.nodes = append(p.nodes, cluster.KubeNode{Name: "cp4", UUID: "uuid-4", Ready: true, ControlPlane: true})
 		}, spotOf{}, "control plane cp4 was not there when this was planned"},
 		"a control plane that is another machine": {func(p *threePlanes) { p.nodes[2].UUID = "uuid-9" }, spotOf{}, "control plane cp3 was not there"},
 		"an etcd member that has no Node": {func(p *threePlanes) {
 			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
-			p.machines[stranger] = cluster.MachineKubernetes{UUID: "uuid-9"}
+			p.machines[unplanned] = cluster.MachineKubernetes{UUID: "uuid-9"}
 		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is no control plane of the plan"},
 		"a member whose Node has a longer name": {func(p *threePlanes) { p.members[1].Name = "cp2-short" }, spotOf{}, ""},
 	} {
@@ -186,7 +187,7 @@ func TestRequireOthers(t *testing.T) {
 	}
 }
 
-// TestRequireOthersKeepsTheHint of an API server that is not to be reached from here.
+// TestRequireOthersKeepsTheHint of an API server that can't be reached from here.
 func TestRequireOthersKeepsTheHint(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
@@ -196,14 +197,14 @@ func TestRequireOthersKeepsTheHint(t *testing.T) {
 	}
 }
 
-// TestAwaitOthers: what is on its way back is waited for, and what is not is refused.
+// TestAwaitOthers: a component that recovers is waited for; one that does not is refused.
 func TestAwaitOthers(t *testing.T) {
 	t.Parallel()
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newThreePlanes()
-				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and starts anew
+				p.pod("cp1", cluster.ControllerManager).Ready = false // it lost its API server, and restarts
 				if back {
 					p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
 				}
@@ -216,7 +217,7 @@ func TestAwaitOthers(t *testing.T) {
 	}
 }
 
-// TestSetAsksTwice: what was staged while everything else was waited for does not go live.
+// TestSetAsksTwice: a configuration that was staged during the wait for the others does not go live.
 func TestSetAsksTwice(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -238,7 +239,7 @@ func TestSetAsksTwice(t *testing.T) {
 	})
 }
 
-// TestSettle: of what fails while a component starts only the hopeless ends the wait.
+// TestSettle: of the errors while a component starts, only the hopeless ones end the wait.
 func TestSettle(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -274,7 +275,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestLacksKubelet: the static pods of its node are to be up again, too.
+// TestLacksKubelet: the static pods of its node must also be up again.
 func TestLacksKubelet(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
@@ -305,7 +306,7 @@ func TestProxyNeedsHealth(t *testing.T) {
 	})
 }
 
-// TestProxyRollOut waits for as long as something moves, and no longer.
+// TestProxyRollOut waits as long as something moves, and no longer.
 func TestProxyRollOut(t *testing.T) {
 	t.Parallel()
 	const to = "kube-proxy:v1.36.1"

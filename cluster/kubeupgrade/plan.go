@@ -46,15 +46,15 @@ type ImageChange struct {
 	To        string            `json:"to"`
 }
 
-// Seen is the Kubernetes of a cluster as it was found, once.
+// Seen is the Kubernetes of a cluster as it was observed once.
 type Seen struct {
 	Nodes   []NodeSeen
 	Pods    []cluster.StaticPod
-	Etcd    []cluster.EtcdMember // as the first control plane that answers knows them
-	EtcdErr error                // why nobody says who they are
+	Etcd    []cluster.EtcdMember // as listed by the first control plane that answers
+	EtcdErr error                // why no control plane lists them
 	Proxy   *cluster.ProxySet    // nil: there is none
-	Removed []string             // what is in use and the wanted version has no more
-	Owners  []string             // who else upgrades the cluster
+	Removed []string             // what is in use and removed in the wanted version
+	Owners  []string             // what else upgrades the cluster
 	Open    []string             // nodes that an unfinished roll has changed
 }
 
@@ -64,16 +64,16 @@ type NodeSeen struct {
 	Addr    netip.Addr
 	Machine *cluster.MachineKubernetes // nil: it could not be read
 	Err     error                      // why not
-	Member  uint64                     // of etcd, that it says it runs; 0: it says none
-	// Serves is the version as which its API server answers at its own address;
-	// ServesErr is why it does not.
+	Member  uint64                     // etcd member that it says it runs; 0: it says none
+	// Serves is the version that its API server reports at its own address; ServesErr is why it
+	// reports none.
 	Serves    string
 	ServesErr error
-	// Unsupported says why the node's Talos does not support the wanted version, with what to do.
+	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
 	Unsupported string
 }
 
-// Work says whether anything is to be done, or to be waited for.
+// Work says whether there is anything to do or to wait for.
 func (p Plan) Work() bool {
 	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n Node) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
@@ -82,8 +82,7 @@ func (p Plan) Work() bool {
 // older than an API server (https://kubernetes.io/releases/version-skew-policy/).
 const maxKubeletSkew = 3
 
-// NewPlan decides how to bring Kubernetes to a version, by what was seen
-// and nothing else.
+// NewPlan decides how to bring Kubernetes to a version, from what was observed and nothing else.
 func NewPlan(name, to string, seen Seen) (Plan, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
@@ -120,12 +119,12 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 const (
 	alreadyPast = "it is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later"
 	daemonSet   = "DaemonSet kube-proxy"
-	// pending is refused, for the stored configuration is the one that is edited and
-	// then applied whole (MachineReader.MachineConfig).
+	// pending is refused because the stored configuration is the one that is edited and then
+	// applied whole (MachineReader.MachineConfig).
 	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
 )
 
-// kubernetesPlanner is a plan in the making.
+// kubernetesPlanner builds a plan.
 type kubernetesPlanner struct {
 	Plan
 	wanted, lowest cluster.Version // lowest of the control planes' static pods
@@ -133,14 +132,14 @@ type kubernetesPlanner struct {
 	against        []refusal
 }
 
-// refusal is a reason with whom it is said of.
+// refusal is a reason, and the nodes or other objects that it is about.
 type refusal struct {
 	of   []string
 	text string
 }
 
-// refuse notes a reason of somebody, "" for the whole cluster; the same one of
-// many is said once.
+// refuse adds a reason about of; "" is the whole cluster. A reason that several share is listed
+// once.
 func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	i := slices.IndexFunc(p.against, func(r refusal) bool { return r.text == text })
@@ -153,7 +152,7 @@ func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	}
 }
 
-// named is how many are named by whom a reason is said of.
+// named is how many of those that share a reason are named.
 const named = 4
 
 func (r refusal) String() string {
@@ -166,8 +165,8 @@ func (r refusal) String() string {
 	return strings.Join(r.of, ", ") + ": " + r.text
 }
 
-// lowest is the lowest version of the static pods, and a node that runs it;
-// without any it is the one given.
+// lowest is the lowest version of the static pods, and a node that runs it; without static pods
+// it is the given version.
 func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
@@ -183,7 +182,7 @@ func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	return v, on
 }
 
-// sortedNodes has the control planes first, each role by name.
+// sortedNodes returns the control planes first, each role by name.
 func sortedNodes(nodes []NodeSeen) []NodeSeen {
 	return slices.SortedFunc(slices.Values(nodes), func(a, b NodeSeen) int {
 		if a.Node.ControlPlane != b.Node.ControlPlane {
@@ -247,7 +246,7 @@ func (p *kubernetesPlanner) changes(n *Node) {
 	p.kubelet(n)
 }
 
-// kubelet looks at the kubelet that runs, and not at the one that is to.
+// kubelet checks the kubelet that runs, not the configured one.
 func (p *kubernetesPlanner) kubelet(n *Node) {
 	runs, err := cluster.ParseVersion(n.Kubelet)
 	switch {
@@ -265,7 +264,7 @@ func (p *kubernetesPlanner) tooOld(v cluster.Version) bool {
 	return v.Major != p.wanted.Major || p.wanted.Minor-v.Minor > maxKubeletSkew
 }
 
-// proxy compares the DaemonSet with what the control planes' Talos would make.
+// proxy compares the DaemonSet with the one that the control planes' Talos would create.
 func (p *kubernetesPlanner) proxy(seen Seen) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.images.KubeProxy != "" })
 	if seen.Proxy == nil || i < 0 {
@@ -288,7 +287,7 @@ func (p *kubernetesPlanner) proxy(seen Seen) {
 	}
 }
 
-// warnOfOutage tells of the only API server, which is away while it restarts.
+// warnOfOutage warns that the only API server is unavailable while it restarts.
 func (p *kubernetesPlanner) warnOfOutage() {
 	var planes []string
 	for _, n := range p.Nodes {
@@ -301,7 +300,7 @@ func (p *kubernetesPlanner) warnOfOutage() {
 	}
 }
 
-// path refuses what is more than one minor version.
+// path refuses a step of more than one minor version.
 func (p *kubernetesPlanner) path() {
 	p.From = p.lowest.String()
 	if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane }) {
@@ -315,7 +314,7 @@ func (p *kubernetesPlanner) path() {
 		p.lowest, p.wanted, next.MinorVersion(), p.lowestOn, p.lowest, next.MinorVersion())
 }
 
-// withHints is an error with its remedies in one line.
+// withHints is an error with its hints in one line.
 func withHints(err error) string {
 	return strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")
 }

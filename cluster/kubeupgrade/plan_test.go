@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// seenAt is a cluster of one control plane and one worker that runs a version.
+// seenAt is a cluster of one control plane and one worker that runs the given version.
 func seenAt(version string) Seen {
 	images := cluster.KubernetesImages{
 		APIServer: "registry.k8s.io/kube-apiserver:" + version, ControllerManager: "registry.k8s.io/kube-controller-manager:" + version,
@@ -53,15 +53,15 @@ func kubelet(name, version string) func(Seen) Seen {
 	}
 }
 
-// planCase is a cluster at a version and what is planned to bring it to another one.
+// planCase is a cluster at a version, and what is planned to bring it to another.
 type planCase struct {
 	from, to string
 	seen     func(Seen) Seen
-	changes  string // the image that one of the changes leads to; "": there is none
+	changes  string // the image that one of the changes sets; "": there is none
 	refused  []string
 }
 
-// as leaves it as it is.
+// as leaves s unchanged.
 func as(s Seen) Seen { return s }
 
 func (tc planCase) check(t *testing.T) {
@@ -133,8 +133,8 @@ func TestPlanKubernetes(t *testing.T) {
 	}
 }
 
-// TestPlanKubernetesOfWhom: machines that are not to be touched, and those that are not seen.
-func TestPlanKubernetesOfWhom(t *testing.T) {
+// TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
+func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
@@ -159,7 +159,7 @@ func TestPlanKubernetesOfWhom(t *testing.T) {
 		"another machine of its name": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0xdead })
 		}, "", []string{"etcd member cp1: "}},
-		"nobody knows etcd": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
+		"etcd is unknown": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
 		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},

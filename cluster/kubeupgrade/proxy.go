@@ -13,8 +13,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// proxyStep brings kube-proxy to the version: first what Talos makes its manifest
-// of, then the DaemonSet itself, which Talos creates and never changes
+// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes
+// its manifest, then the DaemonSet itself, which Talos creates and never changes
 // (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
@@ -33,7 +33,7 @@ func (u *Upgrade) proxyStep() step.Step {
 
 func (k *kubernetesStep) named(ctx context.Context) (string, error) {
 	if what, err := k.lacks(ctx, k.n, k.c); err != nil || what != "" {
-		return "", nil //nolint:nilerr // setting it says what is wrong
+		return "", nil //nolint:nilerr // setting it reports what is wrong
 	}
 	return "it is named", nil
 }
@@ -88,13 +88,13 @@ func (u *Upgrade) rollOutProxy(ctx context.Context) error {
 	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; the same command again goes on")
 }
 
-// proxyRollOut is how far the DaemonSet has come. It may take as long as it likes
-// while something moves.
+// proxyRollOut is the progress of the DaemonSet's rollout. It may take any time while something
+// moves.
 type proxyRollOut struct {
 	image    string
 	patience time.Duration
 	best     cluster.ProxySet
-	moved    time.Time // when something last did
+	moved    time.Time // when something last moved
 }
 
 func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen string, _ error) {

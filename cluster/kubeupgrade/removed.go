@@ -7,9 +7,8 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// removed asks for what the versions on the way have no more, minor version by
-// minor version: the tables know of single steps. Where the way is refused
-// anyway, there is nothing to ask.
+// removed asks what the versions on the way have removed, one minor version at a time, because
+// the tables list single steps. If the way is refused anyway, it asks nothing.
 func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.ComponentReader, seen Seen, wanted cluster.Version) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
 	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
@@ -46,8 +45,8 @@ func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.C
 	return out, nil
 }
 
-// lowest is the lowest version that the node runs: of its static pods, and of its
-// kubelet, which may be older by some minor versions.
+// lowest is the lowest version that the node runs: of its static pods, and of its kubelet,
+// which may be some minor versions older.
 func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
 	if kubelet, err := cluster.ParseVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
@@ -56,11 +55,11 @@ func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	return v
 }
 
-// minorStep leads to the next minor version.
+// minorStep is a step to the next minor version.
 type minorStep struct{ from, to cluster.Version }
 
-// minorSteps lead from a version to the minor version of the wanted one, and end
-// at that; there is none within one minor version.
+// minorSteps are the steps from a version to the wanted one; there are none within one minor
+// version.
 func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 	for from.Major == wanted.Major && from.Minor < wanted.Minor {
 		to := cluster.Version{Major: from.Major, Minor: from.Minor + 1}

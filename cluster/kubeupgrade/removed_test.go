@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// removals notes what is asked for, version by version.
+// removals records what is asked for, version by version.
 type removals struct {
 	cluster.MachineReader
 	cluster.KubeReader
@@ -26,8 +26,8 @@ func (r *removals) RemovedObjects(_ context.Context, from, to string) ([]string,
 	return nil, nil
 }
 
-// TestRemovedStepByStep: each node is asked from the oldest that it runs, one minor
-// version at a time, whatever is upgraded already.
+// TestRemovedStepByStep: each node is asked from its oldest version on, one minor version at a
+// time, whatever is already upgraded.
 func TestRemovedStepByStep(t *testing.T) {
 	t.Parallel()
 	as := func(s Seen) Seen { return s }

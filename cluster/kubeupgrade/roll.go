@@ -18,7 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Upgrade carries a Plan out.
+// Upgrade executes a Plan.
 type Upgrade struct {
 	// Each of these checks that the claim is still ours before it changes anything: see Held.Guard.
 	Talos       cluster.Talos
@@ -27,11 +27,11 @@ type Upgrade struct {
 
 	Plan   Plan
 	Timing cluster.Timing
-	// Say is told what a running step is waiting for; never nil.
+	// Say receives what a running step is waiting for; never nil.
 	Say func(path, text string)
 
 	mu      sync.Mutex
-	settled map[spotOf]bool // seen healthy for the settling time by this process
+	settled map[spotOf]bool // this process has seen it healthy for the settling time
 }
 
 // spotOf is one component on one node.
@@ -82,7 +82,7 @@ func (u *Upgrade) branch(c cluster.Component) step.Step {
 	}
 }
 
-// with are the nodes that run a component, in the plan's order.
+// with lists the nodes that run a component, in the plan's order.
 func (p Plan) with(c cluster.Component) []Node {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n Node) bool { return n.images.Of(c) == "" })
 }
@@ -101,7 +101,7 @@ func (u *Upgrade) pullStep() step.Step {
 	return step.Step{ID: "pull", Title: "fetch the images beforehand", Limit: pullLimit, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 }
 
-// toPull are the images that a node is yet to run. Pods of kube-proxy run on all of them.
+// toPull are the images that a node does not run yet. Pods of kube-proxy run on every node.
 func (p Plan) toPull(n Node) []ImageChange {
 	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
 	if p.Proxy != nil {
@@ -134,8 +134,8 @@ type kubernetesStep struct {
 	path string
 }
 
-// done is the goal: the component runs in that version, is healthy, and this
-// process has seen it settle. A reading that fails takes nothing back.
+// done is the goal: the component runs in that version, is healthy, and this process has seen
+// it settle. A failed reading does not revoke that.
 func (k *kubernetesStep) done(ctx context.Context) (string, error) {
 	if !k.hasSettled(k.n.Node, k.c) {
 		return "", nil // not yet: settling says why
@@ -154,8 +154,8 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	return rolling.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
-// set gives the machine's configuration the wanted image, unless it has it. lost
-// is that no answer to that came.
+// set puts the wanted image into the machine's configuration, unless it is there already. lost
+// is set if no answer to that came.
 func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if _, to, err := k.target(ctx); err != nil || to == "" {
 		return nil, err
@@ -163,7 +163,7 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if err := k.awaitOthers(ctx, k.path, spotOf{k.n.Node, k.c}); err != nil {
 		return nil, err
 	}
-	m, to, err := k.target(ctx) // that may have taken minutes
+	m, to, err := k.target(ctx) // awaitOthers may have taken minutes
 	if err != nil || to == "" {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	return lost, nil
 }
 
-// target is the image to set; "" where the configuration has that version already.
+// target is the image to set; "" if the configuration has that version already.
 func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernetes, to string, err error) {
 	if m, err = k.Talos.Kubernetes(ctx, k.n.Addr); err != nil {
 		return m, "", err
@@ -208,7 +208,7 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 	return m, to, err
 }
 
-// settle waits until all of the spots have lacked nothing for the settling time.
+// settle waits until all of the spots have been healthy for the settling time.
 func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error {
 	var since time.Time // zero while one is not healthy
 	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
@@ -229,7 +229,7 @@ func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error
 		return time.Since(since) >= u.Timing.Settle, "healthy, settling", nil
 	})
 	if err != nil {
-		return u.inVain(ctx, spots, err)
+		return u.withRemedy(ctx, spots, err)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -255,8 +255,8 @@ func (u *Upgrade) hasSettled(node string, c cluster.Component) bool {
 	return u.settled[spotOf{node, c}]
 }
 
-// inVain adds what can be done about a component that does not come up.
-func (u *Upgrade) inVain(ctx context.Context, spots []spotOf, err error) error {
+// withRemedy adds what can be done about a component that does not start.
+func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		return err
 	}

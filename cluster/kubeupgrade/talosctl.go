@@ -9,9 +9,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of
-// a component, with its default (cmd/talosctl/cmd/talos/upgrade-k8s.go): it gives
-// every machine the one that it is told, whatever the machine had.
+// talosctlImages are the flags of talosctl upgrade-k8s that name the repository of a component,
+// with their defaults (cmd/talosctl/cmd/talos/upgrade-k8s.go): talosctl gives every machine
+// that repository, whatever the machine had.
 var talosctlImages = []struct {
 	component      cluster.Component
 	flag, standard string
@@ -23,9 +23,9 @@ var talosctlImages = []struct {
 	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
 }
 
-// talosctl is the command of talosctl's own upgrade to a version, which leaves
-// every repository and every comment of the configurations as it is. It is ""
-// where there is none, with why.
+// talosctl is the command of talosctl's own upgrade to a version that leaves every repository
+// and every comment of the configurations unchanged. It is "" if there is no such command, and
+// why says so.
 func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
@@ -44,8 +44,8 @@ func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	return command + " --with-docs=false --with-examples=false", ""
 }
 
-// repository is the one from which every node runs a component, "" where none runs
-// it; why says that talosctl could not give it to all of them as it is.
+// repository is the one from which every node runs a component, "" if none runs it; why says
+// that talosctl could not give all of them the image as it is.
 func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
 	for _, n := range p.Nodes {
 		image := n.images.Of(c)
@@ -54,7 +54,8 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 		}
 		r, err := cluster.ParseImage(image)
 		switch {
-		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix of kubelets alone (pkg/cluster/kubernetes/kubelet.go).
+		// talosctl makes REPOSITORY:vVERSION of it, and keeps a suffix only for kubelets
+		// (pkg/cluster/kubernetes/kubelet.go).
 		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
 			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
 		case repository != "" && repository != r.Repository:
@@ -65,7 +66,7 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 	return repository, ""
 }
 
-// leftOver says what stays to be done when the plan is carried out.
+// leftOver says what remains to be done after the plan.
 func (p *kubernetesPlanner) leftOver() string {
 	const left = "CoreDNS, flannel and whatever else Talos makes manifests of stay as they are: "
 	command, why := p.talosctl(p.wanted)
@@ -75,7 +76,7 @@ func (p *kubernetesPlanner) leftOver() string {
 	return left + command + " --dry-run shows what differs, and without --dry-run applies it"
 }
 
-// alongFirst says how kube-proxy gets to where the control planes are.
+// alongFirst says how to bring kube-proxy to the version of the control planes.
 func (p *kubernetesPlanner) alongFirst() string {
 	if command, _ := p.talosctl(p.lowest); command != "" {
 		return command + " brings it along first"

@@ -8,15 +8,15 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// holders are the VMs that own disks of the node, sorted: the one that is
-// configured, and whose disks its VM has or had when it was taken down.
+// holders are the VMs that own disks of the node, sorted: the configured one, and the owners of
+// the disks that its VM has, or had when it was taken down.
 func (n NodePlan) holders() []cluster.VMID {
 	ids := map[cluster.VMID]bool{}
 	if n.Wanted.Holder != 0 {
 		ids[n.Wanted.Holder] = true
 	}
 	if vm := n.Found.VM; vm != nil {
-		disks, _ := vm.Disks() // what can't be read is refused elsewhere
+		disks, _ := vm.Disks() // an unreadable one is refused elsewhere
 		for _, d := range disks {
 			if !d.CDROM && !d.CSI() && d.Owner != 0 && d.Owner != vm.ID {
 				ids[d.Owner] = true
@@ -33,8 +33,8 @@ func (n NodePlan) holders() []cluster.VMID {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// slots are what a node holds while it is out. Nodes that share a slot of room
-// one are never out at the same time.
+// slots are what a node holds while it is out. Nodes that share a slot with room for one are
+// never out at the same time.
 func (n NodePlan) slots() []string {
 	slots := []string{hostSlot(n.Host)}
 	if n.Role == cluster.ControlPlane {
@@ -47,8 +47,8 @@ func (n NodePlan) slots() []string {
 	return slots
 }
 
-// Arrange says how the nodes that something is done to are rolled: in which
-// batches, and which slots each of them holds meanwhile.
+// Arrange puts the nodes that change into batches, and gives each the slots that it holds while
+// it is out.
 func (p *Plan) Arrange() {
 	p.Batches, p.Room = nil, map[string]int{cluster.ControlPlane: 1}
 	for i := range p.Nodes {
@@ -70,7 +70,7 @@ func (p *Plan) Arrange() {
 	p.TotalSeconds = int(p.Estimate().Seconds())
 }
 
-// Of lists the nodes of a batch.
+// Of returns the nodes of a batch.
 func (p Plan) Of(b Batch) []NodePlan {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
 }

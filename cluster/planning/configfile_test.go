@@ -37,8 +37,7 @@ func (configReader) KubernetesImages(context.Context, netip.Addr) (cluster.Machi
 	return cluster.MachineKubernetes{Images: cluster.KubernetesImages{Kubelet: "kubelet:v1.35.4"}}, nil
 }
 
-// patchesNothing is an adapter that refuses a configuration with the word refused, and
-// changes nothing in others.
+// patchesNothing refuses a configuration with the word refused, and leaves others unchanged.
 type patchesNothing struct{ cluster.Maintenance }
 
 func (patchesNothing) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) (cluster.Secret, error) {
@@ -48,7 +47,8 @@ func (patchesNothing) PatchConfig(config cluster.Secret, _ cluster.ConfigPatch) 
 	return config, nil
 }
 
-// filed is the paused world with a file of wk1, as Observe has it; edit changes what was found of wk1.
+// filed is the paused world with a file of wk1, as Observe returns it; edit changes what was
+// found of wk1.
 func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cluster.Wanted, *observe.Observation) {
 	t.Helper()
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
@@ -74,8 +74,8 @@ const (
 	hasOther = "machine: {token: ghijkl.0123456789abcdef, nodeLabels: {a: y}}"
 )
 
-// TestPlanShowsTheFile: what the node's file changes is shown where it is applied, noted
-// where it is not, and refused where that can't be told.
+// TestPlanShowsTheFile: what the node's file changes is shown if it is applied, noted if it is
+// not, and refused if that is unknown.
 func TestPlanShowsTheFile(t *testing.T) {
 	t.Parallel()
 	changes := []config.Change{
@@ -146,8 +146,8 @@ func TestPlanShowsTheFile(t *testing.T) {
 	}
 }
 
-// TestAFileThatDropsAVolume is refused where the volume is on a disk that stays, and Talos manages it
-// now.
+// TestAFileThatDropsAVolume is refused if the volume is on a disk that stays, and Talos manages
+// it now.
 func TestAFileThatDropsAVolume(t *testing.T) {
 	t.Parallel()
 	const refused = "its file in talos.machineConfigs lacks %s, whose volume is on the persistent disk sdb: put that document back"
@@ -188,8 +188,8 @@ func TestAFileThatDropsAVolume(t *testing.T) {
 	}
 }
 
-// TestSavedPlanIsBoundToTheFile: another file, another configuration on the node, and a file where there was none are
-// differences; another style is none. A plan that is saved has no secret.
+// TestSavedPlanIsBoundToTheFile: another file, another configuration on the node, and a new
+// file are differences; another style is none. A saved plan contains no secret.
 func TestSavedPlanIsBoundToTheFile(t *testing.T) {
 	t.Parallel()
 	saved := sealed(t, filed(t, hasToken, hasOther, nil), Policy{})

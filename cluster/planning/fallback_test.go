@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
-// Two schematics with the same extensions have the same lock hash: the way back
-// is to the image that runs, not to its sister.
+// Two schematics with the same extensions have the same lock hash: the fallback is the image
+// that runs, not the other one.
 func TestFallbackIsToTheImageThatRuns(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()

@@ -25,7 +25,7 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 		"control plane, ignored":     {h, cluster.KubeNode{Name: "cp2", ControlPlane: true}, false, true},
 		"control plane, cordoned":    {h, cluster.KubeNode{Name: "cp1", ControlPlane: true, Unschedulable: true}, false, true},
 		"control plane, foreign":     {h, cluster.KubeNode{Name: "cp9", ControlPlane: true}, false, true},
-		"nobody says what is ours":   {Heed{}, cluster.KubeNode{Name: "gpu1"}, true, true},
+		"no known nodes":             {Heed{}, cluster.KubeNode{Name: "gpu1"}, true, true},
 		"itself, which is not Ready": {h, cluster.KubeNode{Name: "self"}, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {

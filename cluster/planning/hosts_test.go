@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
-// A host that does not answer stops what its VMs decide, and nothing else.
+// A host that does not answer stops only what depends on its VMs.
 func TestPlanWhileAHostIsAway(t *testing.T) {
 	t.Parallel()
 	const (

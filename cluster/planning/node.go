@@ -12,8 +12,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Disks are what of the node is parked or attached again; of an unfinished
-// replacement by the names that they had on the node's VM, which say whose they are.
+// Disks are the node's disks that are parked or attached again. Those of an unfinished
+// replacement have the names that they had on the node's VM, which say what each is for.
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
@@ -31,8 +31,8 @@ func (n NodePlan) Disks() []DiskPlan {
 	return out
 }
 
-// PlanAway is the plan for a node whose VM, or parking VM, is on a host that
-// does not answer, for all that can be told.
+// PlanAway is the plan for a node whose VM, or parking VM, is on a host that does not answer,
+// as far as it is known.
 func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Why = "it could not be read"
 	n.Host = away.Names()
@@ -47,8 +47,8 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.Who(), away.Names())}
 }
 
-// AskLosses asks for the data of the system disk that is about to leave the
-// node, if one is: the plan shows what acceptLoss names and refuses the rest.
+// AskLosses asks what is lost with the system disk, if it is about to leave the node: the plan
+// shows what acceptLoss names and refuses the rest.
 func (n *NodePlan) AskLosses() {
 	c, leaves := strategy.Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
@@ -63,7 +63,7 @@ func (n *NodePlan) AskLosses() {
 	n.WillLose = append(n.WillLose, c.Accepted()...)
 }
 
-// addNow adds a disk of an unfinished replacement by the name that it has now.
+// addNow adds a disk of an unfinished replacement by its present name.
 func (n *NodePlan) addNow(d parking.ParkedDisk, serial string, away *cluster.HostsAway) {
 	park := n.Found.Parking
 	now := park.Record.Locate(d, n.Found.VMOrZero(), park.VM, n.Found.Dangling)
@@ -94,9 +94,9 @@ func (n *NodePlan) PutBack(because string) {
 	n.Why += "; its old system disk is put back: " + because
 }
 
-// planReboot finishes an upgrade in place that an earlier run had installed, or
-// whose machine is away. It says false where that is better planned afresh: the
-// machine answers, and nobody here knows the build that it was to get.
+// planReboot finishes an in-place upgrade that an earlier run installed, or whose machine is
+// unavailable. It returns false if a new plan is better: the machine answers, and the build
+// that it should get is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	build, known := o.Build(n.Wanted, mark.Build)
@@ -114,8 +114,8 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 	return true
 }
 
-// planResume finishes what a run began, with the build that its record names;
-// where that can't be done the old system disk is put back.
+// planResume finishes what a run began, with the build that its record names; if that is
+// impossible, the old system disk is put back.
 func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	n.Resume, n.Run, n.Strategy, n.Restore = true, rec.Run, cmp.Or(rec.Strategy, cluster.Recreate), rec.Restore
@@ -163,7 +163,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// noteFile tells of a file that an upgrade in place leaves unapplied.
+// noteFile notes a file that an in-place upgrade does not apply.
 func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 	const stays = "; an upgrade in place leaves the configuration as it is"
 	switch {
@@ -177,8 +177,8 @@ func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 	}
 }
 
-// planFile shows what a node's file would change, where this strategy gives the node
-// what the file says, and notes that it does not where it does not.
+// planFile shows what a node's file would change if this strategy applies the file, and notes
+// it if it does not.
 func (n *NodePlan) planFile() {
 	file, applies := n.Found.File, n.Strategy == cluster.Recreate || n.Strategy == cluster.Reimage || n.Strategy == cluster.Configure
 	switch {

@@ -11,9 +11,9 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// TestThePlanKnowsWhoIsDown: what the gate would refuse, the plan refuses, but
-// for what it brings back itself before.
-func TestThePlanKnowsWhoIsDown(t *testing.T) {
+// TestPlanRefusesWhileNodesAreDown: the plan refuses what the gate would refuse, except what the
+// plan itself brings back first.
+func TestPlanRefusesWhileNodesAreDown(t *testing.T) {
 	t.Parallel()
 	node := func(name string, s cluster.Strategy) NodePlan {
 		return NodePlan{Node: name, Role: cluster.Worker, Strategy: s}

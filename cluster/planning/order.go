@@ -15,8 +15,8 @@ func (n NodePlan) takes() time.Duration {
 	return time.Duration(max(n.OutageSeconds, n.WholeSeconds)) * time.Second
 }
 
-// Estimate is how long the plan is expected to take: its nodes go in their order,
-// each as soon as there is room.
+// Estimate is how long the plan is expected to take: nodes start in their order, each as soon
+// as there is room.
 func (p Plan) Estimate() time.Duration {
 	var start, end time.Duration
 	for rest := p.Batches; len(rest) > 0; start = end {
@@ -58,7 +58,7 @@ func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	}
 }
 
-// spread orders control planes, and workers, among themselves.
+// spread orders the control planes, and the workers, among themselves.
 func (p *Plan) spread() {
 	for _, phase := range []Phase{ControlPlanes, Workers} {
 		limit := 1
@@ -78,7 +78,7 @@ func (p *Plan) spread() {
 	}
 }
 
-// tellShared notes on nodes that are never out at the same time, and why.
+// tellShared adds a note to nodes that are never out at the same time, with the reason.
 func (p *Plan) tellShared() {
 	by := map[cluster.VMID][]string{}
 	for _, n := range p.Work() {
@@ -104,13 +104,13 @@ func newTimeline(room map[string]int) *timeline {
 	return &timeline{room: room, free: map[string][]time.Duration{}}
 }
 
-// spread orders the nodes of one batch so that as many are out at a time as its
-// limit allows, in spite of the slots that they share: always the first that could
-// go, were all of them out for equally long; of several one on another Proxmox host
-// than the one before it, then one on the host with most to come, else the first.
+// spread orders the nodes of one batch so that as many are out at a time as its limit allows,
+// despite the slots that they share. The next node is always the one that could start first if
+// all were out for equally long; among equals, one on another Proxmox host than the node before
+// it, then one on the host with the most nodes left, then the first.
 func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 	room := map[string]int{lane: limit}
-	like := map[string][]NodePlan{} // in their order, by what decides
+	like := map[string][]NodePlan{} // in their order, by the slots that they hold
 	toCome := map[string]int{}
 	var kinds []string
 	for _, n := range nodes {
@@ -172,7 +172,7 @@ func (t *timeline) slot(name string) []time.Duration {
 	return t.free[name]
 }
 
-// take has the slots from when all of them are free, for so long.
+// take occupies the slots for a duration, from when all of them are free.
 func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration) {
 	end = t.earliest(slots) + lasts
 	for _, name := range slots {

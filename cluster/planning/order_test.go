@@ -11,8 +11,8 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 )
 
-// onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host
-// with an ending, as in "a+9200", has its node's disks owned by that VM.
+// onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host with a suffix,
+// as in "a+9200", has its node's disks owned by that VM.
 func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
 	var nodes []NodePlan
 	for i, host := range strings.Fields(hosts) {
@@ -116,8 +116,8 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestBegunGoesFirst: what an earlier run has cordoned is out already, so nobody
-// goes before it or beside it, the canary neither.
+// TestBegunGoesFirst: a node that an earlier run cordoned is already out, so no other goes
+// before it or at the same time, not even the canary.
 func TestBegunGoesFirst(t *testing.T) {
 	t.Parallel()
 	p := Plan{MaxUnavailable: 2, Nodes: onHosts("a b c", cluster.Worker, time.Minute)}
@@ -141,7 +141,7 @@ func TestQuorumOnOneHost(t *testing.T) {
 		"a a b":     "2 of 3 control planes are on Proxmox host a (n1, n2): etcd has no quorum without that host",
 		"a a b b":   "2 of 4 control planes are on Proxmox host a (n1, n2): etcd has no quorum without that host; 2 of 4 control planes are on Proxmox host b (n3, n4): etcd has no quorum without that host",
 		"a a b b c": "",
-		"a a":       "", // two never do without one
+		"a a":       "", // two never survive the loss of one
 		"a a a":     "", // there is no other host
 	} {
 		var o observe.Observation

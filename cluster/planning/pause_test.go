@@ -11,8 +11,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// TestAPausedNodeIsNoSign: that it is not rolled does not mean that it runs the new build.
-func TestAPausedNodeIsNoSign(t *testing.T) {
+// TestAPausedNodeProvesNoBuild: a node that is not rolled because it is paused does not prove that
+// it runs the new build.
+func TestAPausedNodeProvesNoBuild(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"cp1": "x"})
 	plan, err := New("c1", wanted, o, clustertest.Past, Policy{Canary: true})

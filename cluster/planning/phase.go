@@ -8,14 +8,14 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// begun says whether an earlier run has cordoned the node and left it so. It is out
-// already: no other goes before it.
+// begun says whether an earlier run cordoned the node and left it so. The node is already out:
+// no other goes first.
 func (n *NodePlan) begun() bool {
 	return n.Strategy != "" && n.Found.Node != nil && n.Found.Node.Mark != nil
 }
 
-// Order gives every node its phase and sorts by it, each phase as the
-// configuration lists its nodes but for what spread changes.
+// Order gives every node its phase and sorts by it. Each phase keeps the order of the
+// configuration, except for what spread changes.
 func (p *Plan) Order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -41,19 +41,19 @@ func (p *Plan) Order(policy Policy) {
 	p.spread()
 }
 
-// Unfinished is the part of the plan that an earlier run left, for one run, else
-// the machines that were reset; nothing else can be relied upon before that.
+// Unfinished is the part of the plan that an earlier run left: that of one run, or else the
+// machines that were reset. Nothing else can be relied upon before it is done.
 func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && !slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.Strategy == cluster.Configure }) {
 		return p, false
 	}
 	p.Nodes = slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return !n.Resume || n.Run != p.Run })
 	p.Arrange()
-	p.Trials = nil // those nodes are out already
+	p.Trials = nil // those nodes are already out
 	return p, true
 }
 
-// Work lists the nodes that something will be done to.
+// Work lists the nodes that will be changed.
 func (p Plan) Work() []NodePlan {
 	var out []NodePlan
 	for _, n := range p.Nodes {
@@ -64,8 +64,8 @@ func (p Plan) Work() []NodePlan {
 	return out
 }
 
-// pickCanary sends one node ahead if several are to change, to a build that none
-// has booted: the one that is named, else a worker if there is one, since that is the least to lose.
+// pickCanary sends one node ahead, to a build that none has booted, if several nodes change:
+// the named one, or else a worker if there is one, since that is the least to lose.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
@@ -106,12 +106,12 @@ const (
 	Workers       Phase = "workers"
 )
 
-// StepPath is the path of the step that is about a node.
+// StepPath is the path of a node's step.
 func StepPath(p Phase, node string) string { return "roll/" + string(p) + "/" + node }
 
-// NodeOfStep finds the node that a step is about in its path, and which steps below the
-// node's own the path goes through. What is about hosts, scratch VMs or a phase as
-// a whole has none: an ID of the last has an underscore, which no name of a node has.
+// NodeOfStep finds in a step's path the node, and the steps of the path below the node's own.
+// Steps for hosts, scratch VMs or a whole phase have no node: the ID of the last kind has an
+// underscore, which no node name has.
 func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	parts := strings.Split(path, "/")
 	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") {

@@ -15,10 +15,10 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// New decides what to do about every wanted node, by what was observed and
-// nothing else. It fails only where the question itself makes no sense: an
-// unknown node name, a node that could not be read. While something is
-// unfinished the others may be unread: they are planned again after that.
+// New decides what to do about every wanted node, from what was observed and nothing else. It
+// fails only if the request makes no sense: an unknown node name, a node that could not be
+// read. While something is unfinished, the other nodes may be unread: they are planned again
+// afterwards.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o)); err != nil {
@@ -157,8 +157,8 @@ type Plan struct {
 	Heed          Heed               `json:"-"`
 }
 
-// ISOHosts says for each schematic, by its name, on which Proxmox nodes VMs are
-// to boot from its ISO, or would be should the upgrade after this one fail, sorted.
+// ISOHosts lists for each schematic, by its name, the Proxmox nodes on which VMs boot from its
+// ISO, or would if the upgrade after this one failed, sorted.
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
@@ -170,7 +170,7 @@ func (p Plan) ISOHosts() map[string][]string {
 	return hosts
 }
 
-// NeedsImages says whether any node is to get an image that may have to be built.
+// NeedsImages says whether any node gets an image that may have to be built.
 func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
 		return n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback && n.Strategy != cluster.Configure
@@ -188,14 +188,14 @@ func (p Plan) Refused() []string {
 	return out
 }
 
-// TakesAPIAway says whether the API of Kubernetes is away while a node is out: with
-// fewer than three control planes etcd does not do without one.
+// TakesAPIAway says whether the Kubernetes API is unavailable while a node is out: with fewer
+// than three control planes, etcd loses its quorum without one.
 func (p Plan) TakesAPIAway() bool {
 	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool { return n.Role == cluster.ControlPlane && !n.Drift.Tidy() })
 }
 
-// rehearse plans the trials, and the end of what those of killed runs have left;
-// where nothing is to be done, that is another command's.
+// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan
+// has no work, another command deletes them.
 func (p worldOf) rehearse(h *Rehearsal) {
 	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
@@ -209,7 +209,7 @@ func (p worldOf) rehearse(h *Rehearsal) {
 	}
 }
 
-// worldOf holds a plan against the world that it is made for.
+// worldOf compares a plan with the observation that it is made for.
 type worldOf struct {
 	*Plan
 	o observe.Observation
@@ -232,8 +232,8 @@ func (p worldOf) warn() {
 	}
 }
 
-// PlanEtcd applies the rules of etcd to what is decided. Under auto a node
-// whose system disk must not be replaced for etcd's sake is upgraded in place.
+// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must
+// not be replaced because of etcd is upgraded in place.
 func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
@@ -292,12 +292,12 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 	return n
 }
 
-// Policy is how a roll goes about it.
+// Policy says how a roll proceeds.
 type Policy struct {
 	WorkersFirst   bool
 	Canary         bool
-	CanaryNode     string                // which; "", or none that is to change: a worker if there is one
-	MaxUnavailable func(workers int) int // of that many, may be out at a time; nil: 1
+	CanaryNode     string                // which node; "", or one that does not change: a worker if there is one
+	MaxUnavailable func(workers int) int // how many workers of that number may be out at a time; nil: 1
 	WorkersBeside  bool                  // control planes and workers at the same time
 	PerHost        int                   // nodes at a time on one Proxmox host; 0: 1
 	AcceptOutage   bool                  // of etcd, where there are only two control planes
@@ -305,23 +305,22 @@ type Policy struct {
 	Exclude        []string
 	Labels         cluster.Selector // of their Nodes
 	BootFailure    cluster.BootFailure
-	DrainDeletes   bool       // pods that are refused until the end of a drain
-	IgnoreNodes    []string   // whose Nodes may stay not Ready
+	DrainDeletes   bool       // delete pods whose eviction is still refused at the end of a drain
+	IgnoreNodes    []string   // nodes whose Nodes may be not Ready
 	KeepDisks      int        // old system disks of a node that stay parked; 0: 1
 	Rehearse       *Rehearsal // nil: boot ISOs are not tried out before the first node goes
 }
 
-// expectedOutage is what one node is expected to cost: shutdown, parking and
-// the 146 s from power on to ready that a recreated node took under software
-// emulation (Talos v1.14.1 in QEMU), so an upper bound for the boot.
-// An in-place upgrade saves the installation and one boot.
+// expectedOutage is how long one node is expected to be out: shutdown, parking and the 146 s
+// from power on to ready that a recreated node took under software emulation (Talos v1.14.1 in
+// QEMU), so an upper bound for the boot. An in-place upgrade saves the installation and one boot.
 var expectedOutage = map[cluster.Strategy]time.Duration{
 	cluster.Recreate: 4 * time.Minute, cluster.Reimage: 4 * time.Minute, cluster.InPlace: 2 * time.Minute, cluster.Rollback: 3 * time.Minute, cluster.PutBack: 3 * time.Minute,
 	cluster.Configure: time.Minute,
 }
 
-// longOutage is when storage systems begin to think about rebuilding replicas:
-// Longhorn does after 10 minutes (replica-replenishment-wait-interval).
+// longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after
+// 10 minutes (replica-replenishment-wait-interval).
 const longOutage = 8 * time.Minute
 
 func planStale(n *NodePlan, o observe.Observation, p Policy) {
@@ -339,7 +338,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
 	disks, err := n.Found.VM.Disks()
 	if err != nil {
-		return // among the refusals
+		return // it is already a refusal
 	}
 	for _, disk := range disks {
 		if !disk.CDROM && !disk.CSI() {

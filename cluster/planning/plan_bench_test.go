@@ -8,8 +8,8 @@ import (
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 )
 
-// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: what a node costs
-// must not grow with how many there are.
+// BenchmarkNewPlan plans rolls of 100 and of 500 stale nodes: the cost of one node must not
+// grow with their number.
 func BenchmarkNewPlan(b *testing.B) {
 	for _, nodes := range []int{100, 500} {
 		b.Run(fmt.Sprint(nodes), func(b *testing.B) {

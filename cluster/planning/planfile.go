@@ -16,9 +16,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// doneBy says that a run of a saved plan has done to the node what there was to do.
-// Where such a run began here, by its journal, that is believed of every node;
-// elsewhere of one whose VM has the run in its description. What it may have left lying about is cleared up.
+// doneBy says that a run of a saved plan has already changed the node. If the journal shows
+// that such a run began here, that is assumed of every node; otherwise only of one whose VM
+// names the run in its description. Anything that the run left behind is cleaned up.
 func (n NodePlan) doneBy(saved Plan, begun bool) bool {
 	if n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), saved.RunSuffix()) {
 		begun = true
@@ -26,10 +26,9 @@ func (n NodePlan) doneBy(saved Plan, begun bool) bool {
 	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
 }
 
-// Follow makes a plan of how things stand now the saved one: its order, its ID. It
-// is refused where the world has moved, other than by what earlier runs of the
-// saved plan have done; begun says whether there is one. What such a run has left
-// unfinished is finished before anything is compared.
+// Follow turns a plan of the present state into the saved one, with its order and ID. It
+// refuses if the state has changed other than by earlier runs of the saved plan; begun says
+// whether there was one. What such a run left unfinished is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	against := follower{p, saved}
 	moved := against.madeFrom()
@@ -46,7 +45,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	return against.Plan, nil
 }
 
-// Policy is how a saved plan is made again: for the nodes that it speaks of.
+// Policy is the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
 	policy := Policy{AcceptOutage: p.AcceptOutage}
 	for _, n := range p.Nodes {
@@ -55,30 +54,30 @@ func (p Plan) Policy() Policy {
 	return policy
 }
 
-// RunSuffix ends the IDs of the runs that carry out this very plan: that is how
-// Proxmox and the journal know them.
+// RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify
+// them by it.
 func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 
-// Seal completes a plan that is kept: lock and config are the hashes of what it
-// was made from. Its ID is the hash of everything in it.
+// Seal completes a plan that is saved: lock and config are the hashes of what it was made from.
+// Its ID is the hash of everything in it.
 func (p *Plan) Seal(lock, config string) {
 	p.Version, p.Lock, p.Config = Version, lock, config
 	p.ID = p.hash()
 }
 
-// hash is over the content as JSON, but for the ID. That is as long as what
-// people compare by eye; nobody is to be kept from forging one.
+// hash is over the content as JSON, without the ID. It is short enough to compare by eye; it
+// does not protect against forgery.
 func (p Plan) hash() string {
 	p.ID = ""
 	b, err := json.Marshal(p)
 	if err != nil {
-		return "" // of plain data: there is no such error
+		return "" // impossible for plain data
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])[:16]
 }
 
-// inOrder gives the nodes the places and phases that they have in the saved plan.
+// inOrder gives the nodes their places and phases of the saved plan.
 func (p *follower) inOrder() {
 	by := map[string]NodePlan{}
 	for _, n := range p.Nodes {
@@ -96,7 +95,7 @@ func (p *follower) inOrder() {
 	p.Arrange()
 }
 
-// follower is a plan of how things stand now, beside the saved one that it is to be.
+// follower is a plan of the present state, next to the saved plan that it should match.
 type follower struct {
 	Plan
 	saved Plan
@@ -136,11 +135,11 @@ func (p follower) moved(begun bool) (moved []string) {
 		case !known:
 			moved = append(moved, n.Node+": the plan says nothing of it")
 		case old.Strategy != "" && n.doneBy(saved, begun):
-		case old.Strategy != n.Strategy: // all else follows from that
+		case old.Strategy != n.Strategy: // everything else follows from that
 			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
 		default:
 			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
-				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // and then was cut off
+				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // by a run of this plan, which was then interrupted
 			})
 			moved = append(moved, differ(n.Node+": ", essence(old), essence(n))...)
 		}
@@ -153,8 +152,8 @@ func (p follower) moved(begun bool) (moved []string) {
 	return moved
 }
 
-// Read reads what recast plan -o json has written. It can be compared, not
-// rolled: Follow makes a plan of this very world the same.
+// Read reads the output of recast plan -o json. The result can be compared, not rolled: Follow
+// turns a plan of the present state into it.
 func Read(b []byte) (Plan, error) {
 	var version struct {
 		Version int `json:"version"`
@@ -208,7 +207,7 @@ func asText(v any) string {
 	return strings.ReplaceAll(string(b), "null", "none")
 }
 
-// differ tells each trait that is not as it was.
+// differ lists each trait that has changed.
 func differ(of string, was, is []trait) (moved []string) {
 	for i := range min(len(was), len(is)) {
 		if a, b := asText(was[i].value), asText(is[i].value); a != b {
@@ -218,7 +217,7 @@ func differ(of string, was, is []trait) (moved []string) {
 	return moved
 }
 
-// essence is what of a node must be as planned. Of one that stays as it is, that it does.
+// essence is what must be as planned for a node; for one that stays as it is, only that it does.
 func essence(n NodePlan) []trait {
 	if n.Strategy == "" {
 		return treatment(n)

@@ -13,7 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// sealed is a plan for stale wk1 and wk2 of the paused world, and how it was made.
+// sealed is a sealed plan for stale wk1 and wk2 of the paused world.
 func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p Policy) Plan {
 	t.Helper()
 	wanted, o := paused(nil)
@@ -106,7 +106,7 @@ func TestFollow(t *testing.T) {
 			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
 		}},
 		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
-		"done by somebody":            {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
+		"done outside the plan":       {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
 		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
 		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
 		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
@@ -142,7 +142,7 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowKeepsTheOrder although another one would be chosen now.
+// TestFollowKeepsTheOrder although a new plan would choose another one.
 func TestFollowKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})

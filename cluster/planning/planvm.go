@@ -11,7 +11,7 @@ import (
 )
 
 // frees is what the node's roll gives back to a storage at its end. How much of a
-// disk that grows with its data was ever written can't be told: none of it counts.
+// thin-provisioned disk was ever written can't be known: none of it counts.
 func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 	for _, f := range n.Frees {
 		d := cluster.Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
@@ -22,8 +22,8 @@ func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 	return bytes
 }
 
-// tellOfVM says in the plan what a new system disk changes in the VM beside it.
-// system is the disk that goes.
+// tellOfVM notes in the plan what else a new system disk changes in the VM. system is the old
+// system disk.
 func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	vm := *n.Found.VM
 	if n.Strategy == cluster.Recreate {
@@ -48,7 +48,7 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 			}
 		}
 	}
-	media, _ := vm.OtherMedia() // what can't be read is refused
+	media, _ := vm.OtherMedia() // unreadable ones are refused
 	for _, key := range slices.Sorted(maps.Keys(media)) {
 		note("%s is empty until its node is healthy: %s is taken out, lest it configure the blank machine", key, media[key].Volid)
 	}
@@ -65,9 +65,9 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	}
 }
 
-// numbers refuses the nodes for whose parking VM no number is left, those before
-// them in the plan having taken one each: a parking VM stays with what it keeps.
-// A number that is free now and taken by then is met there.
+// numbers refuses the nodes whose parking VM can get no number, after the nodes before them in
+// the plan have taken one each: a parking VM keeps its number as long as it holds disks. A
+// number that is free now but taken later is handled when the parking VM is made.
 func (p worldOf) numbers() {
 	free := slices.DeleteFunc(slices.Clone(p.o.ParkingIDs), func(id cluster.VMID) bool {
 		return slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
@@ -86,8 +86,8 @@ func (p worldOf) numbers() {
 	}
 }
 
-// space refuses the nodes for whose new system disk there is no room, all that
-// the plan takes together: the old disks stay parked.
+// space refuses the nodes whose new system disk does not fit, with everything that the plan
+// takes together: the old disks stay parked.
 func (p worldOf) space() {
 	var disks []observe.NewDisk
 	for _, n := range p.Nodes {

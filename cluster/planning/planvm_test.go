@@ -70,7 +70,7 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 	}
 }
 
-// TestPlanCountsTheNumbersOfParkingVMs refuses the nodes that would find none.
+// TestPlanCountsTheNumbersOfParkingVMs refuses the nodes whose parking VM gets no number.
 func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 	t.Parallel()
 	stale := func() ([]cluster.Wanted, observe.Observation) {

@@ -13,13 +13,13 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// takenOut says whether the node is in now and this plan takes it out.
+// takenOut says whether this plan takes out a node that is in now.
 func (n NodePlan) takenOut() bool {
 	return !n.Resume && n.Strategy != "" && n.Strategy != cluster.Configure && n.Strategy != cluster.PutBack && !(n.Strategy == cluster.InPlace && n.Drift.Tidy())
 }
 
-// AwaitOthers refuses the nodes that could not go because others are not Ready,
-// but for those that the plan itself brings back before.
+// AwaitOthers refuses the nodes that could not start because others are not Ready, except those
+// that the plan itself brings back first.
 func (p *Plan) AwaitOthers(o observe.Observation) {
 	var before, left []string
 	for i := range p.Nodes {
@@ -45,8 +45,8 @@ func (p *Plan) AwaitOthers(o observe.Observation) {
 	}
 }
 
-// Check refuses names of nodes that do not exist: a typing error must not look
-// like a roll with nothing to do.
+// Check refuses names of nodes that do not exist: a typing error must not look like a roll with
+// nothing to do.
 func (p Policy) Check(wanted []cluster.Wanted) error {
 	names := p.Heed(wanted).Known
 	var problems []error
@@ -71,7 +71,7 @@ func (p Policy) Selects(node string) bool {
 	return (len(p.Only) == 0 || slices.Contains(p.Only, node)) && !slices.Contains(p.Exclude, node)
 }
 
-// checkLabels refuses a selector that chooses nothing, as check does names.
+// checkLabels refuses a selector that matches no node, as Check refuses unknown names.
 func (p Policy) checkLabels(wanted []cluster.Wanted, o observe.Observation) error {
 	if p.Labels.Text == "" {
 		return nil
@@ -99,8 +99,8 @@ func (p Policy) maxUnavailable(o observe.Observation) int {
 	return max(1, p.MaxUnavailable(workers))
 }
 
-// picks says whether the node is one of those asked for. One whose labels are
-// not known is none that was asked for by labels.
+// picks says whether the node is selected. A node whose labels are unknown matches no label
+// selector.
 func (p Policy) picks(node string, f observe.Found) bool {
 	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
 		return false
@@ -108,9 +108,9 @@ func (p Policy) picks(node string, f observe.Found) bool {
 	return p.Selects(node)
 }
 
-// planConfigure gives a machine that was reset its configuration back. Nothing is
-// installed and no disk is touched: its system is there, which is why Talos leaves
-// the install disk of the configuration alone (v1alpha1_state.go, Installed).
+// planConfigure gives a machine that was reset its configuration back. Nothing is installed and
+// no disk is changed: its system is still there, so Talos ignores the install disk of the
+// configuration (v1alpha1_state.go, Installed).
 func planConfigure(n *NodePlan) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
@@ -125,10 +125,9 @@ func planConfigure(n *NodePlan) {
 	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
 }
 
-// planFallback decides, while the node still runs, whether its system disk may
-// be replaced should it not come back from an in-place upgrade: Talos' own
-// rollback can't be relied upon, another system disk can. It would get the build
-// that it runs now.
+// planFallback decides, while the node still runs, whether its system disk may be replaced if
+// it does not come back from an in-place upgrade: Talos' own rollback can't be relied upon,
+// another system disk can. The node would get the build that it runs now.
 func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.Disk, systemErr error) {
 	if p.BootFailure != cluster.ReimageOnBootFailure || n.Strategy != cluster.InPlace || len(n.Refused) > 0 {
 		return
@@ -148,7 +147,8 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 	} else {
 		n.FallbackKept = true
 	}
-	// The schematic tells more than the lock's hash, which schematics with the same extensions share; what an image is for it does not tell.
+	// The schematic is more precise than the lock's hash, which schematics with the same
+	// extensions share; but it does not say what an image is for.
 	m := *n.Found.Machine
 	for _, b := range o.PastBuilds {
 		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m.RunningSystem)) == 0 && b.Installer != "" {
@@ -184,8 +184,8 @@ type Heed struct {
 	Ignore []string // roll.ignoreNodes
 }
 
-// Down lists the Nodes that keep a node of that role from being taken out. While
-// a control plane is not Ready no other one goes, whatever excuse it has.
+// Down lists the Nodes that keep a node of that role from being taken out. A control plane that
+// is not Ready keeps the other control planes in, even if it has an excuse.
 func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
 	var down []string
 	for _, k := range nodes {
@@ -198,8 +198,8 @@ func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) 
 	return down
 }
 
-// Excuse is why a Node that is not Ready does not count; "" where it does. A
-// person who cordons a node has taken it out, and none that recast has out is excused.
+// Excuse is why a Node that is not Ready does not count; "" if it does count. A node that a
+// person cordoned is excused; one that recast has out is not.
 func (h Heed) Excuse(k cluster.KubeNode) string {
 	switch {
 	case slices.Contains(h.Ignore, k.Name):

@@ -38,7 +38,7 @@ func TestPlanFrees(t *testing.T) {
 		"begun, the drive is gone": {strategy: cluster.InPlace, kept: three, edit: func(p *parking.Parking) { p.Record.Kept[0].Going = true; delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
 		"an unfinished one":        {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *parking.Parking) { p.Record.Open = true }, want: []string{"scsi30 fast:vm-9900-disk-0"}},
 		"a drive that is gone":     {strategy: cluster.Recreate, keep: 2, kept: []string{"scsi30 r1", "scsi29 r2"}, edit: func(p *parking.Parking) { delete(p.VM.Config, "scsi30") }, want: []string{"scsi30 "}},
-		"somebody's":               {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *parking.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-4,serial=other" }, notes: 1},
+		"another disk":             {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, edit: func(p *parking.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-4,serial=other" }, notes: 1},
 		"named twice":              {strategy: cluster.Recreate, kept: []string{"scsi30 r1"}, others: []cluster.VM{{ID: 7, Config: map[string]string{"sata0": "fast:vm-9900-disk-0"}}}, notes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 )
 
-// FreesOn lists the storages of the disks that go.
+// FreesOn lists the storages of the disks that are freed.
 func (n NodePlan) FreesOn() []string {
 	var out []string
 	for _, f := range n.Frees {
@@ -21,10 +21,10 @@ func (n NodePlan) FreesOn() []string {
 	return out
 }
 
-// planFrees shows which old system disks are superseded once the node's roll has
-// succeeded: all but the newest keep, the present one then among them, and those
-// that were given up, which are no way back and do not count. An upgrade
-// in place supersedes none; it only ends what an earlier roll had begun to free.
+// planFrees shows which old system disks are superseded once the node's roll has succeeded: all
+// but the newest keep, counting the present one. Disks that were given up (KeptDisk.GivenUp) are
+// no way back: they are superseded and do not count. An in-place upgrade supersedes none; it only
+// completes what an earlier roll began to free.
 func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	p := n.Found.Parking
 	if p == nil || len(n.Refused) > 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 )
 
-// TakePulse looks once. Whoever does not answer is not known of: that is no error.
+// TakePulse looks once. A server that does not answer is no error: its part stays unknown.
 func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.Talos) Pulse {
 	var pulse Pulse
 	if nodes, err := kube.Nodes(ctx); err == nil {
@@ -34,15 +34,15 @@ func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos clus
 
 // Pulse is how Kubernetes and etcd stood at one moment of a run.
 type Pulse struct {
-	Kubernetes bool     // its API has answered; else nothing is known of Nodes
+	Kubernetes bool     // its API answered; otherwise nothing is known about Nodes
 	Nodes      int      // Node objects
-	NotReady   []string // of them, sorted
-	Etcd       bool     // a control plane has said who the members are; else nothing is known of them
+	NotReady   []string // names of Nodes, sorted
+	Etcd       bool     // a control plane listed the members; otherwise nothing is known about them
 	Members    int
 	Unwell     []string // members that do not answer, do not vote or know no leader, by name, sorted
 }
 
-// Ready counts the Nodes that are.
+// Ready counts the Nodes that are Ready.
 func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
 
 // Well counts the members of etcd that answer, vote and know a leader.

@@ -11,7 +11,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// bedside stands for a cluster whose pulse is taken; nil members: no control plane answers.
+// bedside is a cluster whose pulse is taken; nil members: no control plane answers.
 type bedside struct {
 	cluster.Kube
 	cluster.Talos
@@ -47,7 +47,7 @@ func TestTakePulse(t *testing.T) {
 		of   bedside
 		want Pulse
 	}{
-		"nobody answers": {bedside{}, Pulse{}},
+		"no answer": {bedside{}, Pulse{}},
 		"all is well": {
 			bedside{nodes: []cluster.KubeNode{{Name: "cp1", Ready: true}}, members: members[:1], status: map[netip.Addr]cluster.EtcdStatus{at(1): {MemberID: 1, Leader: 1}}},
 			Pulse{Kubernetes: true, Nodes: 1, Etcd: true, Members: 1},

@@ -9,7 +9,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ForRecover plans to give the unfinished replacement of one node up.
+// ForRecover plans to cancel the unfinished replacement of one node.
 func ForRecover(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
 	if err := (Policy{Only: []string{node}}).Check(wanted); err != nil {

@@ -11,15 +11,13 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Rehearsal says how a roll tries its boot ISOs out before it takes a node out:
-// on each host, for each kind of firmware, a scratch VM boots the ISO to
-// maintenance mode and is deleted.
+// Rehearsal says how a roll tries its boot ISOs before it takes a node out: on each host, for
+// each kind of firmware, a scratch VM boots the ISO to maintenance mode and is deleted.
 type Rehearsal struct {
-	// Addresses are fixed ones that nobody has, each with its network, which
-	// scratch VMs of platform nocloud are given; where none is of the node's
-	// network, DHCP gives one and the guest agent tells it.
+	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform
+	// nocloud. If none is in the node's network, DHCP assigns one and the guest agent reports it.
 	Addresses []netip.Prefix
-	Gateway   netip.Addr // of the network that it is in; invalid: none
+	Gateway   netip.Addr // of the network that contains it; invalid: none
 }
 
 // Trial is one boot ISO that is to be tried out on one host with one kind of firmware.
@@ -45,7 +43,7 @@ func (t Trial) String() string {
 	return fmt.Sprintf("a scratch VM on %s, at %s, boots %s (schematic %s) with %s, as %s will, and is deleted", t.Host, at, t.ISO, t.Schematic, t.Firmware, strings.Join(t.Nodes, ", "))
 }
 
-// firmware is what of a VM decides how it boots.
+// firmware is the part of a VM's configuration that decides how it boots.
 type firmware struct {
 	bios, machine, cpu string
 	efi                string // options of the EFI disk; "": it has none
@@ -78,7 +76,7 @@ func (f firmware) String() string {
 
 var noPath = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// id is the firmware in a step's ID, with the schematic of the ISO.
+// id is the firmware, with the schematic of the ISO, as part of a step's ID.
 func (f firmware) id(schematic string) string {
 	id := f.bios
 	if f.keys {
@@ -87,8 +85,8 @@ func (f firmware) id(schematic string) string {
 	return noPath.ReplaceAllString(strings.ToLower(id+"-"+schematic), "-")
 }
 
-// TrialsOf are those of a plan, by host, each with the nodes that it is for. What an
-// earlier run left unfinished is not tried out: those nodes are out already.
+// TrialsOf are a plan's trials, by host, each with its nodes. Nodes that an earlier run left
+// unfinished get none: they are already out.
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
@@ -122,8 +120,8 @@ func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	return out
 }
 
-// addressFor picks a fixed address in the node's network, another one for each
-// host as far as there are others.
+// addressFor picks a fixed address in the node's network, a different one for each host while
+// there are enough.
 func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	near := slices.DeleteFunc(slices.Clone(h.Addresses), func(a netip.Prefix) bool { return !a.Contains(n.Addr) })
 	if n.Wanted.Build.Platform != "nocloud" || len(near) == 0 {

@@ -17,9 +17,9 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// ForRollback plans to boot each of the nodes (all that can be, if none is
-// named) from the system disk that it had before. Where that is not possible,
-// the way back is a roll to the previous lock; each refusal says so.
+// ForRollback plans to boot the named nodes from their previous system disks; with no names,
+// all nodes that can. If that is not possible, the way back is a roll to the previous lock;
+// each refusal says so.
 func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.Talos, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := p.Check(wanted); err != nil {
@@ -44,7 +44,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 			return Plan{}, fmt.Errorf("node %s: %w", w.Name, err)
 		}
 		if n.Strategy == "" && len(p.Only) == 0 {
-			n.Refused = nil // nobody asked for this one
+			n.Refused = nil // this node was not named
 		}
 		plan.Nodes = append(plan.Nodes, n)
 	}
@@ -124,8 +124,8 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 	return nil
 }
 
-// planRollbackEtcd lets a control plane go back only where its old disk holds no
-// data of etcd, because it had left before: data of a removed member never joins again.
+// planRollbackEtcd lets a control plane go back only if its old disk holds no etcd data, or its
+// member had left before: data of a removed member never joins again.
 func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.Talos, p Policy, kept parking.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
@@ -149,8 +149,8 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	return nil
 }
 
-// ConfigHash identifies a machine configuration without telling anything of it.
-// What recast itself sets is left out: it differs from one system disk to the next.
+// ConfigHash identifies a machine configuration without revealing anything in it. It ignores
+// what recast itself sets, which differs from one system disk to the next.
 func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	patched, err := m.PatchConfig(config, cluster.NeutralPatch)
 	if err != nil {

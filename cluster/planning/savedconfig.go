@@ -1,7 +1,7 @@
 package planning
 
-// Configured are the nodes that answer with a configuration of their own and that no
-// replacement has out: no journal needs to keep it for them.
+// Configured are the nodes that answer with their own configuration and have no replacement in
+// progress: no journal needs to keep it for them.
 func (p Plan) Configured() []string {
 	var nodes []string
 	for _, n := range p.Nodes {

@@ -9,11 +9,11 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// Scratch is a scratch VM: made to try a boot ISO out, and of no worth afterwards.
+// Scratch is a scratch VM: made to try a boot ISO, and disposable afterwards.
 type Scratch struct {
 	VM   cluster.VM
-	Run  string // that made it
-	UUID string // that it was made with
+	Run  string // the run that made it
+	UUID string // the UUID that it was made with
 }
 
 const scratchPrefix = "recast-rehearse-"
@@ -25,8 +25,8 @@ func ScratchMark(run, name, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
 }
 
-// ScratchVMs are those of a cluster among all VMs. A copy, which has another UUID
-// or name than its description says, is none.
+// ScratchVMs are a cluster's scratch VMs among all VMs. A copy, whose UUID or name differs from
+// its description, is not one.
 func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	var out []Scratch
 	for _, vm := range vms {
@@ -41,7 +41,7 @@ func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	return out
 }
 
-// Strange says what of a scratch VM is not as recast makes it.
+// Strange lists how a scratch VM differs from what recast makes.
 func (s Scratch) Strange() []string {
 	var out []string
 	say := func(is bool, what string) {

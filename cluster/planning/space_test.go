@@ -21,7 +21,7 @@ func TestPlanRefusesWithoutRoom(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		free  int64
-		inAll int // of the three nodes, those that are stale
+		inAll int // how many of the three nodes are stale
 		want  string
 	}{
 		"room for all": {40, 2, ""},

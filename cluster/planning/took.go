@@ -2,12 +2,12 @@ package planning
 
 import "github.com/recast-sh/recast/cluster"
 
-// Estimate expects of the node what its latest rolls by the same strategy took in
-// the median, else those of others of its role, else what is assumed.
+// Estimate expects the median of the node's latest rolls by the same strategy, or else that of
+// others of its role, or else the assumed value.
 func (n *NodePlan) Estimate(past []cluster.Took) {
 	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(expectedOutage[n.Strategy].Seconds()), 0, ""
 	if n.Strategy == "" || n.Resume {
-		return // what is half done takes who knows how long
+		return // how long the rest of an unfinished one takes is unknown
 	}
 	n.OutageFrom = "assumed"
 	for _, of := range n.Peers() {
@@ -32,7 +32,7 @@ func (n NodePlan) Peers() []peers {
 	}
 }
 
-// peers are whose earlier rolls tell something about the node, the best first.
+// peers are nodes whose earlier rolls predict this node's, the best first.
 type peers struct {
 	Who  string
 	Like func(cluster.Took) bool

@@ -10,21 +10,21 @@ import (
 	"github.com/recast-sh/recast/cluster"
 )
 
-// The entries of a machine's list of extensions that are none: the schematic of
-// whoever built the image, and the modules' list of whoever built it with modules.
+// The entries of a machine's list of extensions that are not extensions: the schematic, from
+// the builder of the image, and the list of modules, if the image was built with modules.
 const (
 	schematicEntry = "schematic"
 	modulesEntry   = "modules.dep"
 )
 
-// judged is a trail with what its claims point to.
+// judged is a trail with the conclusions from its claims.
 type judged struct {
 	Trail
 	origin  Origin
-	entries []ExtensionLayer // of the schematic: one, unless the image is a strange one
-	lock    string           // "sha256-…" that the schematic carries
-	known   *KnownBuild      // the build with that very schematic
-	kin     *KnownBuild      // one of the same extension digests, where there is no known
+	entries []ExtensionLayer // of the schematic: one, unless the image contradicts itself
+	lock    string           // "sha256-…" in the schematic
+	known   *KnownBuild      // the build with exactly that schematic
+	kin     *KnownBuild      // one with the same extension digests, if there is no known
 }
 
 func (t Trail) judge() judged {
@@ -64,8 +64,8 @@ func (t Trail) judge() judged {
 	return j
 }
 
-// find looks for the build with a schematic: several locks can have it, each
-// for another Talos version; the one that runs comes first, and the present lock.
+// find finds the build with a schematic. Several locks can have it, each for another Talos
+// version: it prefers the version that runs, then the present lock.
 func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 	builds := slices.Clone(j.Known)
 	slices.SortStableFunc(builds, func(a, b KnownBuild) int {
@@ -86,7 +86,7 @@ func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 	return nil, kin
 }
 
-// rank puts what is so before what is not.
+// rank orders true before false.
 func rank(a, b bool) int {
 	switch {
 	case a == b:
@@ -97,17 +97,17 @@ func rank(a, b bool) int {
 	return 1
 }
 
-// idOf is the ID of a schematic: the hash of its text, as Image Factories compute it.
+// idOf is the ID of a schematic: the hash of its text, as Image Factory computes it.
 func idOf(schematic string) string {
 	sum := sha256.Sum256([]byte(schematic))
 	return hex.EncodeToString(sum[:])
 }
 
-// imagerAuthor is the author of the schematic's entry in images that recast has
-// built with the Talos imager.
+// imagerAuthor is the author of the schematic's entry in images that recast built with the
+// Talos imager.
 const imagerAuthor = "recast"
 
-// builder says who built the image, by its own word.
+// builder says who built the image, according to the image.
 func builder(author string) string {
 	flavor, url, _ := strings.Cut(strings.TrimSuffix(author, ")"), " (")
 	switch {

@@ -8,7 +8,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// lockLink is what git says: recomputed from the file each time that it is read.
+// lockLink is what recast.lock says: it is computed from the file again at each reading.
 func (t Trail) lockLink() Link {
 	w := t.Wanted
 	if w == nil {
@@ -114,8 +114,7 @@ func orNone(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// extensionsLink compares the list that the node shows with that of the build
-// which it claims.
+// extensionsLink compares the node's list with that of the build that it claims.
 func (j judged) extensionsLink() Link {
 	l := Link{Name: "extensions", Certainty: Claimed}
 	var m cluster.RunningSystem
@@ -160,7 +159,7 @@ func (j judged) talosLink() Link {
 	return l
 }
 
-// bootLinks are the boot entry and the kernel's own word.
+// bootLinks are the boot entry and the kernel's command line.
 func (j judged) bootLinks() []Link {
 	b := j.Claims.Booted
 	boot := Link{Name: "boot", Certainty: Claimed, Text: "it booted " + b.Entry}
@@ -202,7 +201,7 @@ func (j judged) cmdlineLink() Link {
 	return l
 }
 
-// filesLink is the only one that no label can forge.
+// filesLink is the only link that no label can forge.
 func (j judged) filesLink() Link {
 	l := Link{Name: "files", Certainty: Unknown}
 	switch {

@@ -16,33 +16,32 @@ type ClaimReader interface {
 	Claims(ctx context.Context, addr netip.Addr, uuid string) (Claims, error)
 }
 
-// Claims is what a running machine says about the image that it runs: all of it
-// was written by whoever built the image.
+// Claims is what a running machine says about its image. The builder of the image wrote all of it.
 type Claims struct {
 	TalosVersion string
 	Arch         string
 	Platform     string
 	Layers       []ExtensionLayer // as its extensions.yaml lists them
 	Booted       BootClaims
-	// Factory is what Talos 1.14 and later makes of the schematic's entry in
-	// Layers, a resource of its own; nil where there is none.
+	// Factory is the resource that Talos 1.14 and later makes from the schematic's entry in
+	// Layers; nil: there is none.
 	Factory *FactoryClaim
 }
 
 // ExtensionLayer is one entry of a machine's list of extensions.
 type ExtensionLayer struct {
 	Name, Version, Author string
-	ExtraInfo             string // of the schematic's own entry: the schematic
+	ExtraInfo             string // only in the schematic's own entry: the schematic
 }
 
-// BootClaims is how the machine says that it was booted.
+// BootClaims is how the machine says it was booted.
 type BootClaims struct {
 	Entry      string // boot loader entry, lower-case; "": it does not say
 	Next       string // entry that the next boot takes; "": it does not say
 	UKI        *bool  // booted from a unified kernel image; nil: it does not say
 	SecureBoot bool
-	// Locks are the values of recast.lock on the kernel's command line; Cmdline
-	// says whether that could be read.
+	// Locks are the values of recast.lock on the kernel's command line; Cmdline says whether
+	// that could be read.
 	Locks   []string
 	Cmdline bool
 }
@@ -52,7 +51,7 @@ type FactoryClaim struct {
 	SchematicID, Flavor, URL string
 }
 
-// KnownBuild is one build of a lock that is at hand.
+// KnownBuild is one build of an available lock.
 type KnownBuild struct {
 	Lock      string // file: "recast.lock", or that of a past lock
 	Present   bool   // the lock is recast.lock
@@ -66,8 +65,8 @@ type KnownBuild struct {
 // Certainty is how well a link of the chain holds.
 type Certainty string
 
-// Proven was recomputed from bytes; Claimed is what the image says of itself and
-// nothing contradicts; Unknown is what nobody says; Contradicted does not fit the rest.
+// Proven was recomputed from bytes; Claimed is what the image says about itself and nothing
+// contradicts; Unknown has no source; Contradicted conflicts with the rest.
 const (
 	Proven       Certainty = "proven"
 	Claimed      Certainty = "claimed"
@@ -78,10 +77,9 @@ const (
 // Origin says who made an image, as far as that can be told.
 type Origin string
 
-// FromLock is a build of a lock at hand; FromOtherLock carries a recast.lock that
-// none at hand has; FromSchematic is somebody's schematic without one; FromImager
-// has extensions and no schematic at all, FromRelease neither; FromNowhere
-// contradicts itself.
+// FromLock is a build of an available lock; FromOtherLock has a recast.lock value of no
+// available lock; FromSchematic is another schematic without one; FromImager has extensions but
+// no schematic, FromRelease neither; FromNowhere contradicts itself.
 const (
 	FromLock      Origin = "lock"
 	FromOtherLock Origin = "other-lock"
@@ -112,7 +110,7 @@ type Provenance struct {
 	Links   []Link     `json:"links"`
 }
 
-// Contradicted says whether some link does not fit the rest.
+// Contradicted says whether some link conflicts with the rest.
 func (p Provenance) Contradicted() bool {
 	return slices.ContainsFunc(p.Links, func(l Link) bool { return l.Certainty == Contradicted })
 }
@@ -123,14 +121,14 @@ type Described struct {
 	Args       []string // names of kernel arguments: a value may be a token
 }
 
-// Trail is all that a chain is made of.
+// Trail is everything that a chain is made from.
 type Trail struct {
 	Wanted   *KnownBuild  // what recast.lock wants of the node; nil: there is no lock
-	Known    []KnownBuild // builds of every lock at hand, the present one's among them
+	Known    []KnownBuild // builds of every available lock, including the present one
 	Claims   Claims
-	Describe func(schematic string) (d Described, ok bool) // of one that no lock at hand has
-	Files    *files.FileCheck                              // against the build that it claims; nil: not compared
-	// Unread is why the files could not be compared although that was asked for.
+	Describe func(schematic string) (d Described, ok bool) // describes a schematic that no available lock has
+	Files    *files.FileCheck                              // compared with the build that it claims; nil: not compared
+	// Unread is why the files could not be compared although that was requested.
 	Unread string
 }
 
@@ -156,6 +154,6 @@ func Trace(t Trail) Provenance {
 	return p
 }
 
-// Claimant is the build whose files the machine claims to have: that of the lock
-// that its schematic names; nil if none at hand has it.
+// Claimant is the build whose files the machine claims to have: that of the lock that its
+// schematic names; nil if no available lock has it.
 func (t Trail) Claimant() *KnownBuild { return t.judge().known }

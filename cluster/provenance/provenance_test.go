@@ -32,7 +32,7 @@ func layers(author, yaml string, more ...ExtensionLayer) []ExtensionLayer {
 	return append(more, ExtensionLayer{Name: "schematic", Version: idOf(yaml), Author: author, ExtraInfo: yaml})
 }
 
-// chain is the links of a provenance, one a line: name, certainty, text, details.
+// chain is the links of a provenance, one per line: name, certainty, text, details.
 func chain(p Provenance) string {
 	var b strings.Builder
 	for _, l := range p.Links {
@@ -63,7 +63,7 @@ func claims(talos string, b BootClaims, list ...ExtensionLayer) Claims {
 	return Claims{TalosVersion: talos, Arch: "amd64", Platform: "nocloud", Layers: list, Booted: b}
 }
 
-// withResource are claims with the resource that Talos 1.14 makes of the schematic's entry.
+// withResource are claims with the resource that Talos 1.14 makes from the schematic's entry.
 func withResource(c Claims, schematicID string) Claims {
 	c.Factory = &FactoryClaim{SchematicID: schematicID}
 	return c
@@ -182,7 +182,7 @@ var traceCases = map[string]struct {
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has:     []string{"build unknown: no lock at hand has that schematic; one with the same extension digests is build build-2 of recast.lock"},
 	},
-	"somebody's schematic": {
+	"a schematic that is not locked": {
 		claims: claims("v1.13.9", booted, layers("Image Factory Enterprise", "customization: {}\n", tool)...), origin: FromSchematic,
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has: []string{
@@ -193,7 +193,7 @@ var traceCases = map[string]struct {
 			"it claims somebody's schematic, which recast did not lock",
 		},
 	},
-	"somebody's schematic that can't be read": {
+	"a schematic that can't be read": {
 		claims: claims("v1.13.9", booted, layers("", "rubbish", tool)...), origin: FromSchematic,
 		certain: "lock proven, schematic claimed, build unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has:     []string{"  its text is no schematic that this recast understands", "schematic claimed: the image says that it was built by nobody named from schematic " + idOf("rubbish")},
@@ -270,7 +270,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceChoosesTheLockThatFits: the same schematic is in locks of two Talos versions.
+// TestTraceChoosesTheLockThatFits: locks of two Talos versions have the same schematic.
 func TestTraceChoosesTheLockThatFits(t *testing.T) {
 	t.Parallel()
 	older, newer := knownBuild(".recast/locks/1.lock", false, "build-1", "sha256-a", "v1.13.8"), knownBuild("recast.lock", true, "build-2", "sha256-a", "v1.13.9")

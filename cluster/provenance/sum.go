@@ -7,7 +7,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// summary says in a few sentences what the chain comes to, the worst first.
+// summary states the result of the chain in a few sentences, the worst first.
 func (j judged) summary(p Provenance) []string {
 	var out []string
 	if p.Contradicted() {
