@@ -30,7 +30,7 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	found := m.Schematic.LockHash()
 	switch {
 	case m.Schematic.ID == "":
-		out = append(out, Reason{Code: "unknown-build", Text: "its image carries no schematic: nobody can tell what it was built from", New: b.ID})
+		out = append(out, Reason{Code: "unknown-build", Text: "its image carries no schematic: what it was built from is unknown", New: b.ID})
 	case found == "":
 		out = append(out, Reason{"unknown-build", "its schematic was not locked by recast: extension digests unknown", m.Schematic.ID, b.SchematicID})
 	case found != b.LockHash:

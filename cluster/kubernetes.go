@@ -124,7 +124,7 @@ func splitImage(image string) (repository, tag, digest string) {
 func ParseImage(image string) (imageRef, error) {
 	repository, tag, digest := splitImage(image)
 	if tag == "" {
-		return imageRef{}, fmt.Errorf("image %q has no tag: which version it is can't be told", image)
+		return imageRef{}, fmt.Errorf("image %q has no tag: which version it is can't be determined", image)
 	}
 	r := imageRef{Repository: repository, Digest: digest}
 	for _, s := range imageSuffixes {
@@ -141,7 +141,7 @@ func ParseImage(image string) (imageRef, error) {
 	}
 	if r.Version.ofVendor() {
 		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is a vendor's own, and which one another version has is not known", image, r.Version.pre),
-			"upgrade Kubernetes with the tool of whoever makes these images, or name images with the tags of Kubernetes itself")
+			"upgrade Kubernetes with the tool of the vendor of these images, or name images with the tags of Kubernetes itself")
 	}
 	return r, nil
 }

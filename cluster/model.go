@@ -251,7 +251,7 @@ type Mark struct {
 	// Installed says that an in-place upgrade has installed the new system since.
 	NextBoot  string `json:"nextBoot,omitempty"`
 	Installed bool   `json:"installed,omitempty"`
-	Foreign   bool   `json:"foreign,omitempty"` // somebody else had cordoned it before: it stays so
+	Foreign   bool   `json:"foreign,omitempty"` // someone else had cordoned it before: it stays so
 }
 
 // NodeMetadata is what users put on a Node and a new Node would lack.

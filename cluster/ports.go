@@ -19,7 +19,7 @@ var ErrNotFound = errors.New("not found")
 var ErrChanged = errors.New("changed by someone else")
 
 // ErrLocked says that nothing was done because another task has locked a VM's configuration.
-var ErrLocked = errors.New("locked by somebody's task")
+var ErrLocked = errors.New("locked by someone's task")
 
 // ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename
 // took too long: it may have its new name anyway, or get it later.

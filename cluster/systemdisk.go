@@ -94,7 +94,7 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 		case own[v.Disk]:
 			out = append(out, v)
 		case !known[v.Disk] && len(lost) > 0:
-			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be told", v.Disk, words.OrNone(v.Label), strings.Join(keys, " or "))
+			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be determined", v.Disk, words.OrNone(v.Label), strings.Join(keys, " or "))
 			return nil, fault.WithHint(err, "%s", NameThem(vm, lost))
 		}
 	}

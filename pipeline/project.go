@@ -245,7 +245,7 @@ func readable(ctx context.Context, p Project, px cluster.VMReader) ([]cluster.VM
 		return nil, nil, fmt.Errorf("read Proxmox: %w", err)
 	}
 	if claim, there := away.VM(p.ClaimID()); there {
-		return vms, away, fault.As(fault.Refused, fmt.Errorf("whether a run is at work can't be told: the claim is VM %d on %s: %w", claim.ID, claim.Host, err))
+		return vms, away, fault.As(fault.Refused, fmt.Errorf("whether a run is at work can't be determined: the claim is VM %d on %s: %w", claim.ID, claim.Host, err))
 	}
 	return vms, away, nil
 }

@@ -57,7 +57,7 @@ func (s session) finish(outcome string) {
 }
 
 // A continued run is reported completely: its original purpose, and the results of all
-// sessions. While somebody continues it, it has not ended.
+// sessions. While someone continues it, it has not ended.
 func TestContinuedRun(t *testing.T) {
 	t.Parallel()
 	both := planning.Plan{Cluster: "c1", Nodes: []planning.NodePlan{

@@ -57,7 +57,7 @@ type Marked struct {
 	Ready    bool             `json:"ready"`
 	// Installed says that the new system is on the disk, but not booted yet.
 	Installed bool     `json:"installed,omitempty"`
-	Foreign   bool     `json:"foreign,omitempty"` // somebody else had cordoned it before
+	Foreign   bool     `json:"foreign,omitempty"` // someone else had cordoned it before
 	Next      []Advice `json:"next"`
 }
 
@@ -204,7 +204,7 @@ func keptBy(park parking.Parking) []Kept {
 	for _, k := range park.Record.Kept {
 		disk, err := cluster.ParseDisk(k.Key, park.VM.Config[k.Key])
 		if err != nil {
-			continue // somebody freed it
+			continue // someone freed it
 		}
 		out = append(out, Kept{
 			Node: park.Record.Node, Run: k.Run, GivenUp: k.GivenUp, Volid: disk.Volid, Parking: park.VM.ID, Host: park.VM.Host, Key: k.Key,

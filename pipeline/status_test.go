@@ -78,7 +78,7 @@ func TestStatus(t *testing.T) {
 	nodes := []cluster.KubeNode{
 		{Name: "wk1", Mark: &cluster.Mark{Run: "r1"}}, // its record says more
 		{Name: "wk2", Ready: true, Mark: &cluster.Mark{Run: "r2", Strategy: cluster.InPlace, Build: "b2", Installed: true}},
-		{Name: "wk3", Unschedulable: true}, // somebody else's cordon
+		{Name: "wk3", Unschedulable: true}, // someone else's cordon
 	}
 	got, err := Status(t.Context(), p, StatusSources{
 		Proxmox: px, Nodes: func(context.Context) ([]cluster.KubeNode, error) { return nodes, nil },
@@ -121,7 +121,7 @@ func TestStatusWithoutTheRest(t *testing.T) {
 	}
 	rec := parking.Record{Cluster: "c1", Node: "wk1", Run: "r1", Build: "b9", VMID: 9031, UUID: "u-wk1", Open: true}
 	px := datacentre{vms: []cluster.VM{
-		{ID: 9089, Name: "somebody's", Host: "pve1"},
+		{ID: 9089, Name: "someone's", Host: "pve1"},
 		parkingVM(t, rec, nil),
 		{ID: 9091, Name: "edited", Host: "pve1", Config: map[string]string{"description": "recast-record: {"}},
 	}}

@@ -96,7 +96,7 @@ var halves = map[string]struct {
 		parking.Record{Disks: []parking.ParkedDisk{system}},
 		nil,
 		VMNew,
-		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: somebody moved it"},
+		[]string{"unknown fast:vm-9031-disk-0 neither on VM 9031 nor on parking VM 9090: someone moved it"},
 	},
 	"a stranger under the number": {
 		&cluster.VM{ID: 9031, Name: "db", Host: "pve2", Config: map[string]string{"smbios1": "uuid=u-db", "scsi1": data}},
@@ -106,7 +106,7 @@ var halves = map[string]struct {
 		VMStranger,
 		[]string{
 			"parking fast:vm-9090-disk-0 scsi30 of parking VM 9090",
-			"unknown fast:vm-9031-disk-1 neither on VM 9031 nor on parking VM 9090: somebody moved it",
+			"unknown fast:vm-9031-disk-1 neither on VM 9031 nor on parking VM 9090: someone moved it",
 		},
 	},
 	"a hand-over cut off after the source forgot it": {

@@ -63,7 +63,7 @@ func ReplaceLock(path string, was, l Lock) error {
 	case now.checksum() == l.checksum():
 		return nil // someone else wrote the same
 	case now.checksum() != was.checksum():
-		return fault.WithHint(fault.LockStale.Refusedf("%s was changed by somebody else meanwhile: it is left as it is", path),
+		return fault.WithHint(fault.LockStale.Refusedf("%s was changed by someone else meanwhile: it is left as it is", path),
 			"another recast, or git, was at work here. Run the same command again: finished builds are not repeated")
 	}
 	return WriteLock(path, l)

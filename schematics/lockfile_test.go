@@ -171,10 +171,10 @@ func TestReplaceLock(t *testing.T) {
 	}{
 		"as it was read":         {&read, read, learnt, ""},
 		"the same was learnt":    {&learnt, read, learnt, ""},
-		"another lock":           {&other, read, other, "was changed by somebody else meanwhile"},
+		"another lock":           {&other, read, other, "was changed by someone else meanwhile"},
 		"gone":                   {nil, read, Lock{}, "no lock"},
 		"the first":              {nil, Lock{}, learnt, ""},
-		"the first, but not now": {&other, Lock{}, other, "was changed by somebody else meanwhile"},
+		"the first, but not now": {&other, Lock{}, other, "was changed by someone else meanwhile"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -207,7 +207,7 @@ func (h *Held) lose(how error) error {
 	defer h.mu.Unlock()
 	if h.lost == nil {
 		err := fault.As(fault.Claimed, fmt.Errorf("lost the claim of cluster %s: %w", h.claim.Cluster, how))
-		h.lost = fault.WithHint(fault.ClaimLost.Of(err), "this run must not go on; recast status shows what it left")
+		h.lost = fault.WithHint(fault.ClaimLost.Of(err), "this run must stop; recast status shows what it left")
 		close(h.gone)
 		for _, end := range h.ends {
 			end(h.lost)

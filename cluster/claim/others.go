@@ -24,7 +24,7 @@ func (h *Held) exclude(ctx context.Context) error {
 	clear := acquisition{Claim: &h.claim, place: h.others, clearing: true}
 	err := clear.until(ctx)
 	if clear.muted && !h.unseen {
-		h.claim.say("claim of cluster %s: whether somebody holds it as a Lease can't be told: Kubernetes does not answer; looking again later", h.claim.Cluster)
+		h.claim.say("claim of cluster %s: whether someone holds it as a Lease can't be determined: Kubernetes does not answer; looking again later", h.claim.Cluster)
 	}
 	h.unseen = clear.muted
 	return err

@@ -26,7 +26,7 @@ type place interface {
 // formingError says that a claim is still being created; nothing more is known about it.
 type formingError struct{ vm cluster.VM }
 
-func (e *formingError) Error() string { return fmt.Sprintf("%s is being created by somebody", e.vm) }
+func (e *formingError) Error() string { return fmt.Sprintf("%s is being created by someone", e.vm) }
 
 // strangeError says what occupies a claim's place; it is no claim of this cluster.
 type strangeError struct{ error }

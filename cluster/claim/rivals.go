@@ -21,7 +21,7 @@ func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 		switch {
 		case vm.ID == c.VMID:
 		case err != nil:
-			return nil, err // whose claim it is can't be told
+			return nil, err // whose claim it is can't be determined
 		case ok && (s.Cluster == c.Cluster || len(s.shared(c.Nodes)) > 0):
 			rivals = append(rivals, s)
 		}
@@ -229,7 +229,7 @@ func (s *surroundings) hostsAway(away *cluster.HostsAway, asked time.Time) (seen
 	case !over:
 		return fmt.Sprintf("%s: one of them may be another run's claim; watching for %s whether that stays so", unknown, s.watch()), nil
 	case reachable:
-		return "", fault.As(fault.Refused, fmt.Errorf("whether another run is at work can't be told: %w", unknown.Hinted()))
+		return "", fault.As(fault.Refused, fmt.Errorf("whether another run is at work can't be determined: %w", unknown.Hinted()))
 	}
 	s.say("claim of cluster %s: %s; no run can hold a claim there meanwhile", s.Cluster, unknown)
 	return "", nil

@@ -243,7 +243,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		}
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be told: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
 			t.Errorf("online: %v, left %v", err, p.vms)
 		}
 		c := claimantAt(p, "r1", 9000)

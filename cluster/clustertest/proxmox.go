@@ -86,7 +86,7 @@ func NewProxmox(vms ...cluster.VM) *Proxmox {
 	return p
 }
 
-// Set changes a VM as if by somebody else; "" removes a setting.
+// Set changes a VM as if by someone else; "" removes a setting.
 func (p *Proxmox) Set(id cluster.VMID, config map[string]string) {
 	vm, there := p.Guests[id]
 	if !there {

@@ -263,7 +263,7 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	}
 	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == d.Holder }) {
 		return fault.WithHint(fault.Refusedf("node %s: disks of it belong to VM %d, which is not there", d.Name, d.Holder),
-			"the token may not see it (VM.Audit), or it was deleted: nobody but its number says whose the disks are")
+			"the token may not see it (VM.Audit), or it was deleted: only its number says whose the disks are")
 	}
 	return nil
 }

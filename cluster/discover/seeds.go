@@ -63,9 +63,9 @@ func allListed(listed int, others []Discovered, kubernetes bool) error {
 	case kubernetes:
 		return nil
 	case listed == 0:
-		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: nobody says which nodes there are"), "%s", fetch)
+		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: the nodes are unknown"), "%s", fetch)
 	case len(names) > 0:
-		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: nobody says which nodes there are", strings.Join(names, ", ")), "%s", fetch)
+		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: the nodes are unknown", strings.Join(names, ", ")), "%s", fetch)
 	}
 	return nil
 }

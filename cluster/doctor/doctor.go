@@ -179,7 +179,7 @@ func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Foun
 		f.Addr = observe.FirstAddr(members[i].Addresses)
 	}
 	if f.VM == nil {
-		return f, fmt.Errorf("node %s: which VM it is can't be told without Kubernetes", w.Name)
+		return f, fmt.Errorf("node %s: which VM it is can't be determined without Kubernetes", w.Name)
 	}
 	return f, nil
 }

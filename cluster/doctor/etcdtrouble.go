@@ -61,7 +61,7 @@ func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster
 	data, errData := etcd.HasData(ctx, files, e, m.UUID)
 	switch {
 	case errData != nil:
-		return fmt.Errorf("%w, and whether it has data of etcd can't be told: %w", err, errData)
+		return fmt.Errorf("%w, and whether it has data of etcd can't be determined: %w", err, errData)
 	case data && len(v.Members)*2 > len(s.ControlPlanes()):
 		return fault.WithHint(fmt.Errorf("%w, but has data of one: it was removed, and its etcd restarts for ever (the member has been permanently removed from the cluster)", err),
 			"make it a new one with empty data: %s, which also wipes whatever else that volume holds; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.ResetEtcd(e.Addr, m))

@@ -12,7 +12,7 @@ import (
 // (learnerMemberID and promoteMember in internal/app/machined/pkg/system/services/etcd.go).
 func AdviceForLearner(addr netip.Addr, m *cluster.Machine) string {
 	return fmt.Sprintf("Talos makes a member a voter within ten minutes of the start in which it joined: if %s has started again since, or that time is over, it stays a learner "+
-		"until it joins anew with empty data: %s, which also wipes whatever else that volume holds", addr, ResetEtcd(addr, m))
+		"until it joins again with empty data: %s, which also wipes whatever else that volume holds", addr, ResetEtcd(addr, m))
 }
 
 // ResetEtcd returns the command that wipes a control plane's etcd data, so that it joins again; m

@@ -38,7 +38,7 @@ func (v View) Fit() ([]cluster.EtcdMember, error) {
 	}
 	for id := range unknown {
 		if len(v.Members) > 0 {
-			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be told", id, v.Names()),
+			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be determined", id, v.Names()),
 				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
 		}
 	}
@@ -67,7 +67,7 @@ func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) 
 		}
 		if found {
 			return m, true, fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
-				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins anew")
+				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins again")
 		}
 		m, found = o, true
 	}

@@ -85,7 +85,7 @@ func (r Firewall) requireKept(ctx context.Context, vm cluster.VM) error {
 }
 
 func (r Firewall) other(vm cluster.VM) error {
-	return fault.WithHint(fault.VMChanged.Refusedf("the firewall of %s is not the one that VM %d had when it was remembered: somebody else changed it", vm, r.VM.ID),
+	return fault.WithHint(fault.VMChanged.Refusedf("the firewall of %s is not the one that VM %d had when it was remembered: someone else changed it", vm, r.VM.ID),
 		"set it back (Firewall in Proxmox' interface, or /etc/pve/firewall/%d.fw), then run the same command again", vm.ID)
 }
 

@@ -96,7 +96,7 @@ func (r handOver) findUnnamed(ctx context.Context, in parking.Intent, from, to c
 	}
 	if len(lost) == 0 {
 		return false, fault.WithHint(
-			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or is another VM's by now",
+			fault.VolumeAmbiguous.Refusedf("%s of VM %d (%s) was on its way to VM %d, and storage %s has no volume that could be it: it was deleted, or belongs to another VM now",
 				in.Key, in.From, in.Volid, in.To, disk.Storage()),
 			"find it, or restore it from a backup, and attach it as %s of VM %d; then run the same command again", in.ToKey, in.To)
 	}
@@ -204,7 +204,7 @@ func (r handOver) handable(in parking.Intent, from cluster.VM) (disk cluster.Dis
 		return disk, err
 	case in.Volid != "" && disk.Volid != in.Volid:
 		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s of %s is %s now, not %s as planned", in.Key, from, disk.Volid, in.Volid),
-			"somebody has changed it meanwhile: recast recover NODE gives the replacement up, with the disk as it is now; then roll anew")
+			"someone has changed it meanwhile: recast recover NODE cancels the replacement, with the disk as it is now; then roll again")
 	case disk.Owner != from.ID:
 		return disk, fault.ParkedHalf.Refusedf("%s of %s belongs to VM %d", in.Key, from, disk.Owner)
 	case from.Running:
@@ -288,7 +288,7 @@ func ChangeRecord(ctx context.Context, px cluster.Editor, park cluster.VM, run s
 }
 
 func startedMeanwhile(vm cluster.VM) error {
-	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by somebody else", vm), "switch VM %d off, then run the same command again", vm.ID)
+	return fault.WithHint(fault.VMChanged.Refusedf("%s was started by someone else", vm), "switch VM %d off, then run the same command again", vm.ID)
 }
 
 // WriteRecord replaces the record of the parking VM. Proxmox accepts a change if the digest is that

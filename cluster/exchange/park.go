@@ -40,7 +40,7 @@ func (r diskMoves) attach(ctx context.Context, d parking.ParkedDisk) error {
 	disk, err := cluster.ParseDisk(d.Key, vm.Config[d.Key])
 	switch {
 	case !found:
-		return fault.ParkedHalf.Refusedf("VM %d was deleted by somebody else when it had just got its %s back", r.VM.ID, d.Key)
+		return fault.ParkedHalf.Refusedf("VM %d was deleted by someone else when it had just got its %s back", r.VM.ID, d.Key)
 	case err != nil:
 		return fmt.Errorf("%s after its disk was moved back: %w", vm, err)
 	}
@@ -154,7 +154,7 @@ func (r diskMoves) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 		return err
 	}
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
-		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that somebody has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
+		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that someone has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
 
 // owner returns the VM whose VMID the disk's volume carries while r.VM has the disk.
@@ -263,7 +263,7 @@ func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found
 	}
 	disk, err = cluster.ParseDisk(d.ParkKey, value)
 	if err == nil && disk.Owner != park.ID {
-		err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.ParkKey, park, disk.Volid)
+		err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: someone else changed it", d.ParkKey, park, disk.Volid)
 	}
 	return disk, true, err
 }

@@ -60,7 +60,7 @@ func (r NewSystem) GiveBlank(ctx context.Context) error {
 	case !there:
 		set[system.Key] = r.blankDisk(system)
 	case now.Option("serial") != r.Serial:
-		return fault.ParkedHalf.Refusedf("%s of VM %d is %s: somebody else put it there after the system disk was parked", system.Key, r.VM.ID, now.Volid)
+		return fault.ParkedHalf.Refusedf("%s of VM %d is %s: someone else put it there after the system disk was parked", system.Key, r.VM.ID, now.Volid)
 	}
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
@@ -126,7 +126,7 @@ func (r NewSystem) SystemNow(now cluster.VM, found bool, errRead error) (vm clus
 		}
 		disk, err = cluster.ParseDisk(d.Key, value)
 		if err == nil && disk.Owner != vm.ID {
-			err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: somebody else changed it", d.Key, vm, disk.Volid)
+			err = fault.ParkedHalf.Refusedf("%s of %s is %s, which is not its own: someone else changed it", d.Key, vm, disk.Volid)
 		}
 		return vm, disk, true, err
 	}

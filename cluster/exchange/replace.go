@@ -163,8 +163,8 @@ func (r Deletion) deleteSame(ctx context.Context) error {
 		return err
 	}
 	if changed := r.changedSince(vm); len(changed) > 0 {
-		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by somebody else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
-			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll anew")
+		return fault.WithHint(fault.VMChanged.Refusedf("%s was changed by someone else since it was remembered (%s): the new VM would not have that, so it is not deleted", vm, strings.Join(changed, "; ")),
+			"set that back, then run the same command again; or recast recover NODE, which gives the old VM its disks back, and roll again")
 	}
 	if err := r.KeptFirewall.requireKept(ctx, vm); err != nil {
 		return err
@@ -224,7 +224,7 @@ func (r *Replace) found(vm cluster.VM, err error) (cluster.VM, bool, error) {
 func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 	switch {
 	case !found && r.Strategy != cluster.Recreate:
-		return "", fault.VMChanged.Refusedf("VM %d was deleted by somebody else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
+		return "", fault.VMChanged.Refusedf("VM %d was deleted by someone else; its system disk is on parking VM %d or still in its storage", r.VM.ID, r.Parking)
 	case !found:
 		return fmt.Sprintf("VM %d is deleted", r.VM.ID), nil
 	case vm.UUID() != r.VM.UUID():

@@ -114,7 +114,7 @@ func (r LostDisks) whereabouts(d parking.ParkedDisk, vm, park cluster.VM) (at, v
 	return "", d.Volid
 }
 
-var errUndone = errors.New("it was done, but is not so now: somebody else may have changed it at the same time")
+var errUndone = errors.New("it was done, but is not so now: someone else may have changed it at the same time")
 
 // LookAround bounds the look-up after a failure.
 const LookAround = 30 * time.Second

@@ -36,7 +36,7 @@ type Explanation struct {
 // Comparison is one property of a node as it is wanted and as it was found.
 type Comparison struct {
 	What   string `json:"what"`            // for people: "Talos", "extension iscsi-tools"
-	Found  string `json:"found,omitempty"` // "": nothing of the kind, or it can't be told
+	Found  string `json:"found,omitempty"` // "": nothing of the kind, or it can't be determined
 	Wanted string `json:"wanted,omitempty"`
 	Same   bool   `json:"same"`
 }
@@ -154,7 +154,7 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 	case d.CSI():
 		return FatePods, "a pod's: it leaves with the drain, and follows its pod"
 	case d.CloudInit() && n.Strategy == cluster.Recreate:
-		return FateMedium, "Proxmox's own: generated anew with the VM"
+		return FateMedium, "Proxmox's own: generated again with the VM"
 	case d.CDROM && replaces:
 		return FateMedium, "a CD drive; the boot ISO may take it meanwhile"
 	case d.CDROM:

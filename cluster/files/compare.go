@@ -215,7 +215,7 @@ func unseen(name string) string {
 	case microcode:
 		return "CPU microcode: it is loaded before the system starts and is no file on a node"
 	case strings.HasPrefix(dir, "modules/") && strings.Count(dir, "/") == 2 && strings.HasPrefix(base, "modules."):
-		return "the list of kernel modules: it is made anew for every image"
+		return "the list of kernel modules: it is generated for every image"
 	}
 	return ""
 }

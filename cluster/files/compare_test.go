@@ -244,7 +244,7 @@ var fileCases = map[string]struct {
 		})},
 		node: map[string]string{"/usr/lib/firmware/amd-ucode/README": "c", "/usr/lib/modules/6.18-talos/modules.dep": "D", "/usr/lib/modules/6.18-talos/kernel/modules.ko": "e"},
 		want: FileCheck{Files: 2, Bytes: 2, NotCompared: []string{
-			"1 file of extension ucode v1: the list of kernel modules: it is made anew for every image",
+			"1 file of extension ucode v1: the list of kernel modules: it is generated for every image",
 			"2 files of extension ucode v1: CPU microcode: it is loaded before the system starts and is no file on a node",
 		}},
 	},

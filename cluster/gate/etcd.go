@@ -19,7 +19,7 @@ func (n Gate) RequireEtcd(ctx context.Context) error {
 	}
 	v, err := etcd.Look(ctx, n.Talos, n.AskEtcd())
 	if err != nil {
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be told: %w", n.Plan.Node, err), "talosctl etcd status; bring etcd back first")
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("whether etcd would survive losing %s can't be determined: %w", n.Plan.Node, err), "talosctl etcd status; bring etcd back first")
 	}
 	m, member, err := v.Member(n.Plan.Node)
 	if err != nil {
@@ -61,7 +61,7 @@ func (n Gate) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMe
 	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.Plan.Node })
 	switch {
 	case m.ID == 0 && i >= 0:
-		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which goes by the name of %s: when the machine joins anew, Talos removes only the member of the machine's own name",
+		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which is named %s: when the machine joins again, Talos removes only the member of the machine's own name",
 			n.Plan.Node, own.MemberID, v.Members[i].Label())
 	case err == nil && own.MemberID != m.ID && m.ID == 0:
 		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which the others (%s) do not know", n.Plan.Node, own.MemberID, v.Names())

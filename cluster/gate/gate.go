@@ -151,7 +151,7 @@ func (n Gate) requireUnchanged(ctx context.Context) error {
 
 func (n Gate) MovedSince(vm cluster.VM) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.Plan.Host),
-		"run recast plan and look again; whoever moved it, Proxmox HA perhaps, may not have finished")
+		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
 }
 
 // requireReplaceable checks again what the VM's digest does not show and what may be new since the
@@ -194,7 +194,7 @@ func (n Gate) requireSoleOwner(ctx context.Context) error {
 	if len(owners) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.GateClosed.Refusedf("%s is looked after by %s as well, which would undo this", n.Plan.Node, strings.Join(owners, ", ")),
+	return fault.WithHint(fault.GateClosed.Refusedf("%s is managed by %s as well, which would undo this", n.Plan.Node, strings.Join(owners, ", ")),
 		"suspend or remove that first: two tools must not decide which version a node runs")
 }
 

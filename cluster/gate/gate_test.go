@@ -136,7 +136,7 @@ func lookRows() []row {
 		{Do: "recreate", Change: fails("OwnedVolumes", cluster.ErrNotNow), Err: "read storage fast, on which scsi0 of VM 101 is"},
 		{Do: "recreate", Change: func(s *scene) { s.PX.Guests[101].Config["smbios1"] = "uuid=v" }, Err: "is no longer as it was when the plan was made"},
 		{Do: "recreate", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" }) }, Err: "was on pve1 when the plan was made"},
-		{Do: "recreate", Change: func(s *scene) { s.Owners = []string{"tuppr"} }, Err: "is looked after by tuppr"},
+		{Do: "recreate", Change: func(s *scene) { s.Owners = []string{"tuppr"} }, Err: "is managed by tuppr"},
 		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.Machine.ConfigArgs = []string{"siderolink.api=x"} }, Err: "Omni (siderolink.api=x)"},
 		{Do: "recreate", Change: waiting, Err: "cp3"},
 		{Do: "recreate", Change: all(waiting, func(s *scene) { s.Out.Add("cp3") })},
@@ -174,7 +174,7 @@ func etcdRows() []row {
 	return []row{
 		{Do: "recreate", Change: dead},
 		{Do: "cp", Change: dead, Err: "etcd would not survive losing cp1: cp2 does not answer"},
-		{Do: "cp", Change: silentMembers, Err: "can't be told"},
+		{Do: "cp", Change: silentMembers, Err: "can't be determined"},
 		{Do: "cp", Change: twins, Err: "etcd has two members named cp1"},
 		{Do: "cp", Change: all(alone, func(s *scene) {
 			s.Status[addr(11)] = cluster.EtcdStatus{MemberID: 1, Leader: 1, Version: "3.6.4", Errors: []string{"NOSPACE"}}
@@ -184,7 +184,7 @@ func etcdRows() []row {
 		{Do: "cp", Change: all(left, kept), Err: "is no member of etcd"},
 		{Do: "cp", Change: two, Err: "etcd has two members"},
 		{Do: "cp", Change: without("cp3"), Err: "the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
-		{Do: "cp", Change: all(without("cp1"), runs(2)), Err: "which goes by the name of cp2"},
+		{Do: "cp", Change: all(without("cp1"), runs(2)), Err: "which is named cp2"},
 		{Do: "cp", Change: all(without("cp1"), runs(7)), Err: "which the others (cp2, cp3) do not know"},
 		{Do: "cp", Change: runs(7), Err: "but is not what runs on 10.0.0.11"},
 		{Do: "cp", Change: func(s *scene) {
@@ -215,7 +215,7 @@ func identityRows() []row {
 	elsewhere := func(s *scene) { s.Members[0].Peers = []string{"https://10.0.0.98:2380"}; s.UUIDs[addr(98)] = "other" }
 	return []row{
 		{Do: "recreate", Change: func(s *scene) { s.UUIDs[addr(21)] = "v" }, Err: "10.0.0.21 answers with UUID v, not u"},
-		{Do: "recreate", Change: func(s *scene) { s.Machine.Nodename = "wk9" }, Err: "is node wk9 by now"},
+		{Do: "recreate", Change: func(s *scene) { s.Machine.Nodename = "wk9" }, Err: "is node wk9 now"},
 		{Do: "recreate", Change: other, Err: "Kubernetes has UUID v for node wk1"},
 		{Do: "configure", Change: other, Err: "Kubernetes has UUID v for node wk1"},
 		{Do: "configure", Change: elsewhere},

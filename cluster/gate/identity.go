@@ -27,7 +27,7 @@ func (n identity) RequireOneMachine(ctx context.Context) error {
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID),
 			"another machine has the address of %s: see who has that lease, or whether it is a virtual address", n.Plan.Node)
 	case m.Nodename != "" && m.Nodename != n.Plan.Node:
-		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s by now", n.Plan.Node, m.Nodename),
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine of %s is node %s now", n.Plan.Node, m.Nodename),
 			"see who has changed its hostname, and change it back, or nodes[].name in recast.yaml")
 	}
 	return n.RequireOwnName(ctx)

@@ -45,7 +45,7 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 	return refused, nil
 }
 
-// RequireSame refuses a plan that differs from the one that was shown. A change that somebody
+// RequireSame refuses a plan that differs from the one that was shown. A change that someone
 // has already made is no difference.
 func (p Plan) RequireSame(shown Plan) error {
 	var other []string

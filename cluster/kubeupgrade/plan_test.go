@@ -123,7 +123,7 @@ func TestPlanKubernetes(t *testing.T) {
 		"in use": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Removed, s.Owners, s.Open = []string{"cp1: flag x"}, []string{"tuppr"}, []string{"wk9"}
 			return s
-		}, "", []string{"cp1: flag x", "the cluster is looked after by tuppr as well", "wk9: a roll has changed it and not finished"}},
+		}, "", []string{"cp1: flag x", "the cluster is managed by tuppr as well", "wk9: a roll has changed it and not finished"}},
 		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestPlanKubernetesMachines(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
-			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of whoever makes these images",
+			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
 		"a candidate": {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
 		"staged": {"v1.35.4", "v1.36.1", func(s Seen) Seen {

@@ -85,7 +85,7 @@ func (u *Upgrade) rollOutProxy(ctx context.Context) error {
 		set, err := u.Kube.ProxySet(ctx)
 		return r.look(set, err)
 	})
-	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; the same command again goes on")
+	return fault.WithHint(err, "kubectl -n kube-system get pods -l k8s-app=kube-proxy -o wide shows which pod does not start; run the same command again to continue")
 }
 
 // proxyRollOut is the progress of the DaemonSet's rollout. It may take any time while something
@@ -100,11 +100,11 @@ type proxyRollOut struct {
 func (r *proxyRollOut) look(set cluster.ProxySet, err error) (done bool, seen string, _ error) {
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
-		return false, "", wait.Stop(fmt.Errorf("somebody has deleted it: %w", err))
+		return false, "", wait.Stop(fmt.Errorf("someone has deleted it: %w", err))
 	case err != nil:
 		seen = err.Error()
 	case set.Image != r.image:
-		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("somebody has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
+		return false, "", wait.Stop(fault.WithHint(fmt.Errorf("someone has set its image to %s meanwhile", set.Image), "see who manages DaemonSet kube-proxy, too"))
 	case runs(set, r.image):
 		return true, "", nil
 	case !set.Seen:

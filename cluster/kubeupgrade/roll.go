@@ -198,7 +198,7 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 	case err != nil:
 		return m, "", fault.Refusedf("%s of %s: %w", k.c, k.n.Node, err)
 	case wanted.Before(r.Version):
-		return m, "", fault.WithHint(fault.Refusedf("somebody has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.Version), "see who upgrades this cluster, too")
+		return m, "", fault.WithHint(fault.Refusedf("someone has brought %s of %s to %s meanwhile", k.c, k.n.Node, r.Version), "see who upgrades this cluster, too")
 	case r.Version == wanted:
 		return m, "", nil
 	case m.Pending:
@@ -270,7 +270,7 @@ func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) err
 		if s.c == cluster.Kubelet {
 			look = fmt.Sprintf("talosctl -n %s logs kubelet", n.Addr)
 		}
-		return fault.WithHint(err, "%s say more; no other node was touched; the same command again goes on. To give it up, set the image of %s on %s back by hand: talosctl -n %s edit machineconfig",
+		return fault.WithHint(err, "%s say more; no other node was touched; run the same command again to continue. To cancel it, set the image of %s on %s back by hand: talosctl -n %s edit machineconfig",
 			look, s.c, s.node, n.Addr)
 	}
 	return err

@@ -39,9 +39,9 @@ func (f *Found) NothingToCompare() string {
 	case f.Blank != nil:
 		return "the machine has no configuration"
 	case f.Open() && f.Parking.Record.Config != "":
-		return fmt.Sprintf("the node is away; the file is the one that run %s remembered", f.Parking.Record.Run)
+		return fmt.Sprintf("the node is unavailable; the file is the one that run %s remembered", f.Parking.Record.Run)
 	}
-	return "the node is away"
+	return "the node is unavailable"
 }
 
 // ObserveFiles reads the files of the nodes that a roll would change, and compares each with what

@@ -40,7 +40,7 @@ func TestDiff(t *testing.T) {
 			made("id-new", "customization: {}\n"),
 			[]cluster.Reason{{Code: "unknown-build", Text: "its schematic was not locked by recast: extension digests unknown", Old: "id-new", New: "id-new"}},
 		},
-		"no schematic at all": {made("", ""), []cluster.Reason{{Code: "unknown-build", Text: "its image carries no schematic: nobody can tell what it was built from", New: "b1"}}},
+		"no schematic at all": {made("", ""), []cluster.Reason{{Code: "unknown-build", Text: "its image carries no schematic: what it was built from is unknown", New: "b1"}}},
 		"older Talos": {
 			func(f *Found) { f.Machine.TalosVersion = "v1.13.8" },
 			[]cluster.Reason{{Code: "talos-version", Text: "Talos v1.13.8 → v1.13.9", Old: "v1.13.8", New: "v1.13.9"}},

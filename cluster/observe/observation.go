@@ -34,7 +34,7 @@ func (o Observation) Hidden(vm cluster.VM) []string {
 		}
 	}
 	if len(exposed) > 0 {
-		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be told: bring %s back first",
+		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be determined: bring %s back first",
 			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
 	}
 	var numbered []cluster.VM
@@ -181,7 +181,7 @@ func (o Observation) lostTrack(f Found) string {
 		}
 		return fmt.Sprintf("%s: the description of %s, which has %s, was changed. Put it back as it was, then run the same command again", what, vm, cluster.DrivesOf(vm))
 	}
-	return what + ": somebody deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"
+	return what + ": someone deleted it, and with it what was parked there. If the VM has all its disks, start it; else they, and its configuration, have to come from a backup"
 }
 
 // Observation is everything as it was found, read once.

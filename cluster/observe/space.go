@@ -51,7 +51,7 @@ func (u SpaceUse) Lacks(atOnce int) []string {
 		case u.unknown != "":
 			out[i] = u.unknown
 		case d.Bytes <= 0:
-			out[i] = "how large its new system disk is to be can't be told: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"
+			out[i] = "how large its new system disk is to be can't be determined: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"
 		case need > u.Room.Free+back:
 			out[i] = u.lack(fmt.Sprintf("has %s free", cluster.Size(u.Room.Free+back)), d.takes(), taken, before)
 		case u.thin != nil && metadata(need) > u.thin.MetaSize-u.thin.MetaUsed+metadata(back):
@@ -164,7 +164,7 @@ func newSpaceUse(d NewDisk, rooms map[string]cluster.Room) SpaceUse {
 		if room.ErrPools != nil {
 			why = room.ErrPools.Error()
 		}
-		u.notes = append(u.notes, fmt.Sprintf("how full the metadata of thin pool %s on %s is can't be told: %s", d.Storage.Pool, u.Host, why))
+		u.notes = append(u.notes, fmt.Sprintf("how full the metadata of thin pool %s on %s is can't be determined: %s", d.Storage.Pool, u.Host, why))
 	}
 	return u
 }

@@ -120,13 +120,13 @@ func TestRoomForThinDisks(t *testing.T) {
 			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
 			roomWith(100, 50), 1,
 			[]string{""},
-			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be told: Proxmox does not list it"},
+			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be determined: Proxmox does not list it"},
 		},
 		"thin pools that can't be read": {
 			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
 			func() cluster.Room { r := roomWith(100, 50); r.ErrPools = errors.New("no lvs"); return r }(), 1,
 			[]string{""},
-			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be told: no lvs"},
+			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be determined: no lvs"},
 		},
 	})
 }
@@ -158,7 +158,7 @@ func TestRoomThatCantBeTold(t *testing.T) {
 		"a drive without size": {
 			[]NewDisk{newDisk("a", "pve1", thickStorage, 0)},
 			roomWith(100, 50), 1,
-			[]string{"how large its new system disk is to be can't be told: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"},
+			[]string{"how large its new system disk is to be can't be determined: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"},
 			nil,
 		},
 	})

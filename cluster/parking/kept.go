@@ -78,9 +78,9 @@ func (p Parking) KeptDisk(k KeptDisk) (cluster.Disk, error) {
 	case disk.Owner != p.VM.ID:
 		return disk, fmt.Errorf("%s is not VM %d's own: look at it", disk.Volid, p.VM.ID)
 	case entries > 1:
-		return disk, fmt.Errorf("%d entries of the record are about %s: which one can't be told", entries, k.Key)
+		return disk, fmt.Errorf("%d entries of the record are about %s: which one can't be determined", entries, k.Key)
 	case !cluster.SameOptions(disk.Options, want):
-		return disk, fmt.Errorf("it has the options %s, its record says %s: somebody changed it, look at it",
+		return disk, fmt.Errorf("it has the options %s, its record says %s: someone changed it, look at it",
 			words.OrNone(strings.Join(disk.Options, ",")), words.OrNone(strings.Join(want, ",")))
 	}
 	return disk, nil

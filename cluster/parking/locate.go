@@ -17,7 +17,7 @@ const (
 	OnParking DiskPlace = "parking"
 	Detached  DiskPlace = "holder"  // with the VM that owns it, detached from the node's
 	Unnamed   DiskPlace = "unnamed" // on its storage; a hand-over was interrupted
-	Lost      DiskPlace = "unknown" // somebody moved it
+	Lost      DiskPlace = "unknown" // someone moved it
 )
 
 // DiskNow is where a disk is now.
@@ -50,7 +50,7 @@ func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow
 			Where: fmt.Sprintf("without a name, on the way from %s of VM %d to %s of VM %d; recast roll finds it", in.Key, in.From, in.ToKey, in.To),
 		}
 	}
-	return DiskNow{Place: Lost, Volid: d.Volid, Where: fmt.Sprintf("neither on VM %d nor on parking VM %d: somebody moved it", r.VMID, park.ID)}
+	return DiskNow{Place: Lost, Volid: d.Volid, Where: fmt.Sprintf("neither on VM %d nor on parking VM %d: someone moved it", r.VMID, park.ID)}
 }
 
 // locateHeld finds a holder's disk, whose volume keeps its name.

@@ -131,7 +131,7 @@ func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obst
 			keys = append(keys, d.Key)
 		}
 		out = append(out, cluster.Obstacle{
-			Text:    fmt.Sprintf("which of the machine's disks is %s can't be told: %s", strings.Join(keys, " or "), cluster.NameThem(vm, unknown)),
+			Text:    fmt.Sprintf("which of the machine's disks is %s can't be determined: %s", strings.Join(keys, " or "), cluster.NameThem(vm, unknown)),
 			Command: cluster.NameLines(vm, unknown),
 		})
 	}

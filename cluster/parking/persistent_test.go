@@ -58,7 +58,7 @@ func TestPersistentDisksWithoutASerialAreProven(t *testing.T) {
 		"nothing distinguishes them": {
 			sata,
 			cluster.Machine{SystemDisk: "sda", Disks: []cluster.MachineDisk{{Device: "sda", SizeBytes: 10 << 30}, {Device: "sdb", SizeBytes: 20 << 30, Blank: true}, {Device: "sdc", SizeBytes: 20 << 30, Blank: true}}},
-			"which of the machine's disks is sata1 or sata2 can't be told: qm set 1 --sata1 f:vm-1-disk-1,size=20G,serial=1-sata1,wwn=0x3684fdee2bb900a9, " +
+			"which of the machine's disks is sata1 or sata2 can't be determined: qm set 1 --sata1 f:vm-1-disk-1,size=20G,serial=1-sata1,wwn=0x3684fdee2bb900a9, " +
 				"then shut VM 1 down and start it (a reboot from inside is not enough), so that Talos shows the name",
 		},
 		"sizes alone": {

@@ -18,7 +18,7 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 	t.Parallel()
 	const (
 		down = "Proxmox host pve2 is offline, so VM 300 can't be read"
-		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be told: bring pve2 back first"
+		used = down + ": whether one of them uses scsi0 (fast:vm-9002-disk-0), scsi1 (fast:vm-9002-disk-1) too, on a storage that is not known to be local, can't be determined: bring pve2 back first"
 	)
 	cases := map[string]struct {
 		change   func(w []cluster.Wanted, o *observe.Observation)

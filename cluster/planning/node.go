@@ -39,7 +39,7 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	if n.Found.Node != nil && n.Found.Node.ControlPlane {
 		n.Role = cluster.ControlPlane
 	}
-	where := "its VM, or the parking VM with disks of it, is none of those that can be read"
+	where := "its VM, or the parking VM with disks of it, is not among those that can be read"
 	if vm, known := away.VM(n.Wanted.VMID); known {
 		n.VMID, n.Host = vm.ID, vm.Host
 		where = fmt.Sprintf("its VM %d is on %s", vm.ID, vm.Host)
@@ -56,7 +56,7 @@ func (n *NodePlan) AskLosses() {
 	}
 	for _, reason := range cluster.Texts(c.Irreplaceable()) {
 		if n.Found.Open() && n.Strategy != cluster.PutBack && n.Strategy != cluster.Rollback {
-			reason += fmt.Sprintf("; recast recover %s gives the replacement up instead", n.Node)
+			reason += fmt.Sprintf("; recast recover %s cancels the replacement instead", n.Node)
 		}
 		n.Refused = append(n.Refused, reason)
 	}
@@ -147,7 +147,7 @@ func planResume(n *NodePlan, o observe.Observation) {
 	build, known := o.Build(n.Wanted, rec.Build)
 	switch {
 	case rec.PutBack:
-		n.PutBack("somebody asked for the old system disk")
+		n.PutBack("someone asked for the old system disk")
 	case n.Strategy == cluster.Rollback:
 	case !known:
 		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))

@@ -100,7 +100,7 @@ type Phase string
 // The phases of a roll. The last two change places where workers go first.
 const (
 	Unfinished    Phase = "unfinished" // what an earlier run left
-	Reset         Phase = "reset"      // machines that somebody has reset
+	Reset         Phase = "reset"      // machines that someone has reset
 	Canary        Phase = "canary"     // one node, because none runs the new build yet
 	ControlPlanes Phase = "control-planes"
 	Workers       Phase = "workers"

@@ -50,7 +50,7 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	}
 	media, _ := vm.OtherMedia() // unreadable ones are refused
 	for _, key := range slices.Sorted(maps.Keys(media)) {
-		note("%s is empty until its node is healthy: %s is taken out, lest it configure the blank machine", key, media[key].Volid)
+		note("%s is empty until its node is healthy: %s is taken out, so that it does not configure the blank machine", key, media[key].Volid)
 	}
 	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && cluster.BootDevices(boot) == nil {
 		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)

@@ -121,7 +121,7 @@ func planConfigure(n *NodePlan) {
 		n.Role = cluster.ControlPlane
 	}
 	n.Resume, n.Strategy, n.EtcdKept = true, cluster.Configure, true
-	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is looked at anew"
+	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is checked again"
 	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
 }
 

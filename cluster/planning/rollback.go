@@ -29,7 +29,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 		f := o.Found[i]
 		switch err := fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", w.Name); {
 		case f.Open():
-			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s gives it up", w.Name)
+			return Plan{}, fault.WithHint(err, "recast roll finishes it, recast recover %s cancels it", w.Name)
 		case f.Unfinished():
 			return Plan{}, fault.WithHint(err, "recast roll finishes its upgrade in place")
 		}
@@ -99,7 +99,7 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 		refuse("its Kubernetes version was %s and is %s", words.OrNone(kept.Kubernetes), words.OrNone(k))
 	}
 	if machine.Secured() && !o.Signed(n.Wanted, kept) {
-		refuse("its firmware boots only what is signed (Secure Boot), and whether that system is can't be told from the locks that are here")
+		refuse("its firmware boots only what is signed (Secure Boot), and whether that system is can't be determined from the locks that are here")
 	}
 	if machine.ControlPlane {
 		if err := planRollbackEtcd(ctx, n, o, talos, p, kept); err != nil {

@@ -56,7 +56,7 @@ func (s Scratch) Strange() []string {
 	say(err != nil, "its drives can't be read")
 	for _, d := range disks {
 		ours := d.CDROM && (!d.CloudInit() || d.Owner == s.VM.ID) || d.Key == "efidisk0" && d.Owner == s.VM.ID
-		say(!ours, fmt.Sprintf("%s (%s) is none of the drives that it was made with", d.Key, d.Volid))
+		say(!ours, fmt.Sprintf("%s (%s) is not a drive that it was created with", d.Key, d.Volid))
 	}
 	return out
 }

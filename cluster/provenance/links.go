@@ -54,7 +54,7 @@ func (j judged) schematicLinks() []Link {
 		}
 		return []Link{l}
 	case j.origin == FromImager:
-		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries no schematic: somebody built it with the Talos imager, and nothing in it says from what"}}
+		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries no schematic: someone built it with the Talos imager, and nothing in it says from what"}}
 	case j.origin == FromRelease:
 		return []Link{{Name: "schematic", Certainty: Unknown, Text: "the image carries neither a schematic nor extensions, as Talos' own releases do"}}
 	}
@@ -173,7 +173,7 @@ func (j judged) bootLinks() []Link {
 	case b.SecureBoot:
 		boot = boot.and("with Secure Boot: the firmware verified the image against its keys")
 	case b.UKI != nil && *b.UKI:
-		boot = boot.and("from a unified kernel image, without Secure Boot: nobody verified it")
+		boot = boot.and("from a unified kernel image, without Secure Boot: it was not verified")
 	case b.UKI != nil:
 		boot = boot.and("not from a unified kernel image")
 	}

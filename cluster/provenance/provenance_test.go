@@ -190,7 +190,7 @@ var traceCases = map[string]struct {
 			"build unknown: recast did not lock that schematic: the digests of its extensions are unknown",
 			"  it asks for extensions: acme/tool", "  it asks for kernel arguments: none",
 			"cmdline claimed: the kernel's command line has no recast.lock either",
-			"it claims somebody's schematic, which recast did not lock",
+			"it claims someone's schematic, which recast did not lock",
 		},
 	},
 	"a schematic that can't be read": {
@@ -226,7 +226,7 @@ var traceCases = map[string]struct {
 		claims: claims("v1.13.9", booted, tool), origin: FromImager,
 		certain: "lock proven, schematic unknown, extensions claimed, talos claimed, boot claimed, cmdline claimed, files unknown",
 		has: []string{
-			"schematic unknown: the image carries no schematic: somebody built it with the Talos imager, and nothing in it says from what",
+			"schematic unknown: the image carries no schematic: someone built it with the Talos imager, and nothing in it says from what",
 			"files unknown: there is nothing to compare the files of its extensions with",
 			"it was built by hand with the Talos imager: what from is unknown",
 		},

@@ -21,7 +21,7 @@ func (j judged) summary(p Provenance) []string {
 	case j.origin == FromOtherLock:
 		out = append(out, "it claims a lock that is not at hand: another machine's .recast, another branch or another project has it")
 	case j.origin == FromSchematic:
-		out = append(out, "it claims somebody's schematic, which recast did not lock")
+		out = append(out, "it claims someone's schematic, which recast did not lock")
 	case j.origin == FromImager:
 		out = append(out, "it was built by hand with the Talos imager: what from is unknown")
 	case j.origin == FromRelease:

@@ -71,16 +71,16 @@ func TestJudgeParkedNotAsLeft(t *testing.T) {
 			"9900 scsi30 stays: fast:vm-7-disk-0 is not VM 9900's own: look at it", "9900 scsi29 goes: node wk1 has 1 newer", "9900 scsi28 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
 		"another disk under the key": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { p.VM.Config["scsi30"] = "fast:vm-9900-disk-5,serial=data,size=10G" })}, want: []string{
-			"9900 scsi30 stays: it has the options serial=data,size=10G, its record says serial=sr1,size=10G,backup=0: somebody changed it, look at it", "9900 scsi29 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1",
+			"9900 scsi30 stays: it has the options serial=data,size=10G, its record says serial=sr1,size=10G,backup=0: someone changed it, look at it", "9900 scsi29 " + newestKept, "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
 		"the newest has changed, so it is not for a rollback": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1", "scsi29 r2"), func(p *parking.Parking) { p.VM.Config["scsi29"] = "fast:vm-9900-disk-1,size=10G" })}, want: []string{
-			"9900 scsi30 " + newestKept, "9900 scsi29 stays: it has the options size=10G, its record says serial=sr2,size=10G,backup=0: somebody changed it, look at it", "9900 stays: it keeps 2 old system disks of node wk1",
+			"9900 scsi30 " + newestKept, "9900 scsi29 stays: it has the options size=10G, its record says serial=sr2,size=10G,backup=0: someone changed it, look at it", "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
 		"two entries for one drive": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1("scsi30 r1"), func(p *parking.Parking) {
 			p.Record.Kept = append(p.Record.Kept, p.Record.Kept[0])
 			p.Record.Kept[1].Run = "r2"
 		})}, want: []string{
-			"9900 scsi30 stays: 2 entries of the record are about scsi30: which one can't be told", "9900 scsi30 stays: 2 entries of the record are about scsi30: which one can't be told", "9900 stays: it keeps 2 old system disks of node wk1",
+			"9900 scsi30 stays: 2 entries of the record are about scsi30: which one can't be determined", "9900 scsi30 stays: 2 entries of the record are about scsi30: which one can't be determined", "9900 stays: it keeps 2 old system disks of node wk1",
 		}},
 		"an open record": {parkings: []parking.Parking{clustertest.Edited(clustertest.ParkWK1(threeKept...), func(p *parking.Parking) { p.Record.Open, p.Record.Run = true, "r4" })}, want: []string{
 			`9900 scsi30 stays: VM 9900 "recast-parking-wk1" on pve1 holds the unfinished replacement of node wk1 by run r4: recast roll finishes it`,

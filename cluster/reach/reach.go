@@ -70,7 +70,7 @@ func inWords(format string, args ...any) Obstacle {
 func Find(addr netip.Addr, all []Address, b Blank) (set *Setting, against Obstacle) {
 	i := slices.IndexFunc(all, func(a Address) bool { return a.Prefix.Addr() == addr })
 	if i < 0 {
-		return nil, inWords("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be told: use in-place", addr, addr)
+		return nil, inWords("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be determined: use in-place", addr, addr)
 	}
 	a := all[i]
 	card := b.card(a.MAC)
@@ -210,7 +210,7 @@ func (a Address) announced() Obstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
 		return Obstacle{}
 	}
-	return inWords("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be told: use in-place", a.Prefix.Addr(), a.MAC)
+	return inWords("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
 }
 
 func orNone(s string) string {

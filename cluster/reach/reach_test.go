@@ -109,8 +109,8 @@ func TestFind(t *testing.T) {
 		"kernel argument, not locked":  {is: []change{from(Cmdline, ""), args("ip=10.0.0.3::10.0.0.1:255.255.255.0::eth0:off")}, why: noArg},
 		"kernel argument, IPv6":        {is: []change{from(Cmdline, ""), at("fd00::31/64", ""), args("ip=[fd00::31]::[fd00::1]:64::eth0:off")}},
 		"router's announcement":        {is: []change{from(Kernel, ""), at("2001:db8::be24:11ff:fe00:2347/64", "")}},
-		"router's announcement, other": {is: []change{from(Kernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
-		"IPv4 from the kernel":         {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be told: use in-place"},
+		"router's announcement, other": {is: []change{from(Kernel, ""), at("2001:db8::1234/64", "")}, why: "its address 2001:db8::1234 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
+		"IPv4 from the kernel":         {is: []change{from(Kernel, "")}, why: "its address 10.0.0.31 comes from nothing that Talos knows of and is not made of MAC bc:24:11:00:23:47, so whether a blank machine would have it can't be determined: use in-place"},
 		"layer of a later Talos":       {is: []change{from("mesh", "")}, why: "its address 10.0.0.31 is of layer mesh, which says nothing of a blank machine: use in-place"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestFind(t *testing.T) {
 func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {
 	t.Parallel()
 	a, b := machine()
-	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be told: use in-place"
+	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be determined: use in-place"
 	for _, all := range [][]Address{nil, {a}} {
 		if set, against := Find(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (Obstacle{Text: want}) {
 			t.Errorf("set %v, against: %+v", set, against)

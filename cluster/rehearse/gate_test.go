@@ -165,7 +165,7 @@ func TestRehearseRows(t *testing.T) {
 		done   string // "": all of it, unless it is refused
 	}{
 		{do: "prune", change: func(s *scene) { s.px.Tied.Snapshots = []string{"daily"} }, err: "it has snapshots: daily"},
-		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-9800-disk-0"}), err: "is none of the drives that it was made with"},
+		{do: "prune", change: change(9800, kv{"scsi0": "fast:vm-9800-disk-0"}), err: "is not a drive that it was created with"},
 		{do: "prune", change: change(9800, kv{"smbios1": "uuid=v"}), done: " "},
 		{do: "prune", change: power(func(vm *cluster.VM) { vm.Running = true }), err: "runs again"},
 		{do: "prune", change: func(s *scene) { delete(s.px.Guests, 9800) }, done: " "},
@@ -176,7 +176,7 @@ func TestRehearseRows(t *testing.T) {
 		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Name = "slow" }), err: "has no room"},
 		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Active = false }), err: "has no room"},
 		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Free = 1 }), err: "has no room"},
-		{do: "boot", change: func(s *scene) { s.taken = "somebody" }, err: "and somebody has it"},
+		{do: "boot", change: func(s *scene) { s.taken = "someone" }, err: "and someone has it"},
 		{do: "boot", change: func(s *scene) { s.nodes = []cluster.KubeNode{{Name: "wk2", Addresses: []netip.Addr{address.Addr()}}} }, err: "and node wk2 has it"},
 		{do: "boot", change: func(s *scene) { s.px.Volumes = nil }, err: "boot ISO new.iso is on none of isos"},
 		{do: "boot", change: func(s *scene) { s.px.Guests[9800] = cluster.VM{ID: 9800} }, err: "no VMID is free"},
@@ -188,8 +188,8 @@ func TestRehearseRows(t *testing.T) {
 		{do: "boot", change: func(s *scene) { s.boots.Extensions = nil }, err: "has no extension", done: "create 9800\nstart 9800"},
 		{do: "boot", change: once(power(func(vm *cluster.VM) { vm.Running = false })), err: "is off", done: "create 9800\nstart 9800"},
 		{do: "boot", change: once(power(func(vm *cluster.VM) { vm.QMP = "paused" })), err: `its emulator says "paused"`, done: "create 9800\nstart 9800"},
-		{do: "boot", change: once(change(9800, kv{"smbios1": "uuid=v"})), err: "was deleted by somebody", done: "create 9800\nstart 9800"},
-		{do: "boot", change: once(func(s *scene) { delete(s.px.Guests, 9800) }), err: "was deleted by somebody", done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(change(9800, kv{"smbios1": "uuid=v"})), err: "was deleted by someone", done: "create 9800\nstart 9800"},
+		{do: "boot", change: once(func(s *scene) { delete(s.px.Guests, 9800) }), err: "was deleted by someone", done: "create 9800\nstart 9800"},
 	} {
 		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
 			t.Parallel()

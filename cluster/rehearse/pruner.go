@@ -115,7 +115,7 @@ func (p Pruner) deleteStopped(ctx context.Context, id cluster.VMID, uuid string)
 	case err != nil || s.VM.ID == 0:
 		return err
 	case s.VM.Running:
-		return fault.PruneRefused.Refusedf("%s runs again: somebody has started it", s.VM)
+		return fault.PruneRefused.Refusedf("%s runs again: someone has started it", s.VM)
 	case s.VM.Config["protection"] == "1":
 		if err := exchange.LiftProtection(ctx, p.Proxmox, s.VM); err != nil {
 			return err

@@ -77,7 +77,7 @@ func (t *trial) requireFreeAddress(ctx context.Context) error {
 	addr := t.Addr.Addr()
 	taken := func(by string) error {
 		return fault.WithHint(fault.Refusedf("%s is to be the address of a scratch VM, and %s has it", addr, by),
-			"roll.rehearse.addresses are such that nobody has and DHCP does not give out; a firewall on the way that refuses connections looks like somebody: no node was touched")
+			"roll.rehearse.addresses must be unused, and DHCP must not give them out; a firewall on the way that refuses connections looks like a machine: no node was touched")
 	}
 	nodes, err := t.Kube.Nodes(ctx)
 	if err != nil {
@@ -201,11 +201,11 @@ func (t *trial) on(ctx context.Context, id cluster.VMID) (qmp string, err error)
 	vm, err := t.Proxmox.VM(ctx, id)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound) || err == nil && vm.UUID() != t.uuid:
-		return "", wait.Stop(fmt.Errorf("scratch VM %d was deleted by somebody", id))
+		return "", wait.Stop(fmt.Errorf("scratch VM %d was deleted by someone", id))
 	case err != nil:
 		return "", fmt.Errorf("look up VM %d: %w", id, err)
 	case !vm.Running:
-		return "", wait.Stop(fmt.Errorf("%s is off: its guest has switched it off, or somebody has", vm))
+		return "", wait.Stop(fmt.Errorf("%s is off: its guest has switched it off, or someone has", vm))
 	case vm.QMP != "running":
 		return vm.QMP, fmt.Errorf("%s is on, but its emulator says %q", vm, vm.QMP)
 	}

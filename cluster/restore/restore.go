@@ -220,7 +220,7 @@ func (r *Restore) wait(ctx context.Context, path, name string, look wait.Look) e
 	w := wait.For{Name: name, Every: r.Timing.Poll, Timeout: r.Timing.Join, Seen: func(seen string) { r.Say(path, seen) }}
 	err := wait.Until(ctx, w, look)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fault.WithHint(err, "run the same command again: it goes on where this one stopped")
+		return fault.WithHint(err, "run the same command again: it continues where this one stopped")
 	}
 	return err
 }
@@ -246,7 +246,7 @@ func notSingle(node string, others ...string) error {
 func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {
-		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be told: %w", node, err)
+		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be determined: %w", node, err)
 	}
 	var others, unknown []string
 	known := map[string]bool{}
@@ -265,7 +265,7 @@ func requireSingle(ctx context.Context, talos cluster.MemberReader, node string,
 		}
 	}
 	if len(unknown) > 0 {
-		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be told: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
+		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be determined: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
 			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
 	}
 	return nil

@@ -44,7 +44,7 @@ func TestFindTarget(t *testing.T) {
 		"a second known one":        {func(f *found) { f.members = append(f.members, cluster.Member{Nodename: "cp2", ControlPlane: true}) }, "is not the only control plane: Talos knows cp2"},
 		"an unknown node":           {func(f *found) { f.members = f.members[:1] }, "does not know wk1"},
 		"the machine is unreadable": {func(f *found) { f.FailAt = 1 }, "answers at none"},
-		"members are unreadable":    {func(f *found) { f.FailAt = 2 }, "can't be told"},
+		"members are unreadable":    {func(f *found) { f.FailAt = 2 }, "can't be determined"},
 		"the data are unreadable":   {func(f *found) { f.FailAt = 3 }, "look for data of etcd"},
 	} {
 		f := &found{

@@ -110,7 +110,7 @@ func (n *bringUp) awaitRenewed(ctx context.Context, mem parking.Memory, silent e
 	}
 	if !n.renewal.cutOff(ctx, r, mem) {
 		return nil, fault.WithHint(silent, "look at the console of VM %d: if Talos says there that it is installed already, its installation was cut off, or one of the other disks has a META partition; "+
-			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s gives the replacement up and boots the old system disk", n.Plan.VMID, n.Plan.Addr, n.Plan.Node)
+			"if it is in maintenance mode, something is between us and %s, or another machine has that address; recast recover %s cancels the replacement and boots the old system disk", n.Plan.VMID, n.Plan.Addr, n.Plan.Node)
 	}
 	if err := n.renewal.renew(ctx, r, silent); err != nil {
 		return nil, err

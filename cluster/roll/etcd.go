@@ -44,7 +44,7 @@ func (n *etcdMember) left(ctx context.Context) (string, error) {
 	if err != nil || len(v.Unhealthy(n.Plan.Node)) > 0 {
 		return "", nil //nolint:nilerr // leaving says what is wrong
 	}
-	return n.Plan.Node + " is off, and etcd goes on without it", nil
+	return n.Plan.Node + " is off, and etcd continues without it", nil
 }
 
 // rejoined says whether a node that left etcd is a member again: Talos rejoins etcd on the next
@@ -59,7 +59,7 @@ func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 	}
 	v, err := etcd.Look(ctx, n.Talos, n.OtherControlPlanes(), n.Plan.Node)
 	if err != nil {
-		err = fmt.Errorf("whether %s has joined etcd again since it left can't be told: %w", n.Plan.Node, err)
+		err = fmt.Errorf("whether %s has joined etcd again since it left can't be determined: %w", n.Plan.Node, err)
 		if !vm.Running {
 			err = fault.WithHint(err, "if it was reset meanwhile, it has joined again, and etcd waits for its vote: start %s in Proxmox and wait until etcd is healthy, then run the same command again", vm)
 		}
@@ -192,9 +192,9 @@ func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	err := n.Wait(ctx, id, "etcd's data on "+n.Plan.Node+" gone", n.Timing.Stop, func(ctx context.Context) (bool, string, error) {
 		data, err := etcd.HasData(ctx, n.roller.Files, cluster.Endpoint{Node: n.Plan.Node, Addr: n.Plan.Addr}, n.Plan.UUID)
 		if !data || atWork {
-			return err == nil && !data, "it is there still", err
+			return err == nil && !data, "it is still there", err
 		}
-		return false, "", wait.Stop(errors.New("it is there still"))
+		return false, "", wait.Stop(errors.New("it is still there"))
 	})
 	if err != nil && ctx.Err() == nil {
 		n.Tell(id, fmt.Sprintf("it has left etcd, but its old system disk can't be booted again: %v", err))

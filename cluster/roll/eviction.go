@@ -31,7 +31,7 @@ func (n eviction) awaitDetached(ctx context.Context, id string, within time.Dura
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fault.WithHint(fault.DrainBlocked.Of(err), "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
-			"nothing of VM %d was touched, and the same command again goes on", n.Plan.VMID)
+			"nothing of VM %d was touched; run the same command again to continue", n.Plan.VMID)
 	}
 	return err
 }
@@ -144,7 +144,7 @@ func (n eviction) backOut(ctx context.Context) error {
 	}
 	if keys := park.Parked(); len(keys) > 0 {
 		return fault.WithHint(fault.Refusedf("%s has disks of %s already (%s)", park.VM, n.Plan.Node, strings.Join(keys, ", ")),
-			"they are safe there, and the record that tells whose they are stays open: the same command again goes on, recast recover %s gives it up", n.Plan.Node)
+			"they are safe there, and the record that tells whose they are stays open: run the same command again to continue; recast recover %s cancels it", n.Plan.Node)
 	}
 	if err := n.takesPods(ctx); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (n eviction) takesPods(ctx context.Context) error {
 	if err == nil || errors.Is(err, cluster.ErrNotFound) {
 		return nil
 	}
-	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.Plan.Node, err), "%s still runs and is left cordoned: the same command again goes on from there", n.Plan.Node)
+	return fault.WithHint(fmt.Errorf("uncordon %s: %w", n.Plan.Node, err), "%s still runs and is left cordoned: run the same command again to continue from there", n.Plan.Node)
 }
 
 // systemParked says whether the node's system disk is parked. Then whatever runs in the VM is not

@@ -174,7 +174,7 @@ func etcdRows() []row {
 		{Do: "is out", Change: off, Err: "said the replacement is off"},
 		{Do: "is out", Change: all(off, dead)},
 		{Do: "is out", Change: on(101, kv{"scsi0": ""}), Err: "does not have the new system disk"},
-		{Do: "is out", Change: func(s *scene) { s.Mem.EtcdKept = true }, Err: "etcd goes on with what the disks hold"},
+		{Do: "is out", Change: func(s *scene) { s.Mem.EtcdKept = true }, Err: "etcd continues with what the disks hold"},
 		{Do: "reboot", Change: dead, Err: "etcd would not survive losing cp1"},
 		{Do: "reboot", Change: all(dead, mute)},
 		{Do: "reboot", Change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},

@@ -33,7 +33,7 @@ func (n *health) inVain(ctx context.Context, err error) error {
 	if m, errNow := n.Talos.Machine(ctx, n.Plan.Addr); errNow == nil && m.FromISO && m.SystemDisk != "" {
 		again = "it can't boot from its new disk, on which an installation broke off"
 	}
-	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s gives the replacement up and boots the old system disk",
+	return fault.WithHint(fault.NoJoin.Of(err), "the console of VM %d and talosctl -n %s dmesg say more; %s; recast recover %s cancels the replacement and boots the old system disk",
 		n.Plan.VMID, n.Plan.Addr, again, n.Plan.Node)
 }
 
@@ -146,7 +146,7 @@ func (n *health) sentBack(ctx context.Context, silent error) error {
 	}
 	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
 		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.Plan.Node, n.Want.Build.Installer)),
-		"see that it can fetch the installer, and what the console of VM %d says; the same command again gives it its configuration anew; recast recover %s boots the old system disk instead",
+		"see that it can fetch the installer, and what the console of VM %d says; run the same command again to apply the configuration again; recast recover %s boots the old system disk instead",
 		n.Plan.VMID, n.Plan.Node))
 }
 

@@ -59,7 +59,7 @@ func (n hookPoints) after() []step.Step {
 			if err != nil {
 				err = fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err)
 			}
-			return n.batchLeftOpen(hook.FailedAfter(err, "recast roll goes on with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.Plan.Node))
+			return n.batchLeftOpen(hook.FailedAfter(err, "recast roll continues with the next node, and does not run the hooks after %s again: do by hand what they had to do", n.Plan.Node))
 		})
 }
 
@@ -132,7 +132,7 @@ func (r *Roller) withBatchHooks(p planning.Plan, b planning.Batch, steps []step.
 			if err != nil {
 				err = fmt.Errorf("the nodes of this batch are done, but no other batch is to follow: %w", err)
 			}
-			return hook.FailedAfter(err, "recast roll goes on with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
+			return hook.FailedAfter(err, "recast roll continues with the next batch, and does not run the hooks after this one again: do by hand what they had to do")
 		})
 	for i := range after {
 		after[i].Closes = true // nothing else undoes what the hooks before the batch did

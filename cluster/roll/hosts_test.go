@@ -23,7 +23,7 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 		where string
 	}{
 		"which VM is known":     {9003, "its VM 9003 is on pve2"},
-		"which VM is not known": {0, "its VM, or the parking VM with disks of it, is none of those that can be read"},
+		"which VM is not known": {0, "its VM, or the parking VM with disks of it, is not among those that can be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

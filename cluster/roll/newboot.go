@@ -33,7 +33,7 @@ func (n *newBoot) waitHealthy(ctx context.Context) error {
 		return n.rolledBack(ctx, err)
 	case errors.Is(err, errOtherSystem):
 		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.Plan.Node, words.Short(n.Want.Build.ID), err),
-			"somebody else has installed a system on it meanwhile: see who; it takes pods again, and recast roll goes on from what it runs now")
+			"someone else has installed a system on it meanwhile: see who; it takes pods again, and recast roll continues from what it runs now")
 		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.Plan.Node)))
 	}
 	// A VM that is off boots nothing, so the upgrade has not failed yet.
@@ -108,7 +108,7 @@ func (n *newBoot) bootFailed(ctx context.Context, cause error) error {
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
 	if m, err := n.Talos.Booted(ctx, n.Plan.Addr); err == nil && m.UUID == n.Plan.UUID && len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 {
 		if mark, err := n.upgrade.mark(ctx); err == nil && mark != nil && mark.BootID == m.BootID {
-			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; the same command again goes on from there", n.Plan.Addr)
+			return fault.WithHint(cause, "talosctl -n %s dmesg shows why it does not leave the boot from before the upgrade; run the same command again to continue from there", n.Plan.Addr)
 		}
 		// a rollback request would make it boot the new system again
 		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
@@ -151,7 +151,7 @@ func (n *newBoot) cannotRollBack(ctx context.Context, cause, why error) error {
 	case ctx.Err() != nil || fault.KindOf(why) == fault.Config:
 		return both
 	case n.Plan.Previous == nil:
-		return fault.WithHint(both, "look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have installed its build anew")
+		return fault.WithHint(both, "look at its console in Proxmox: the boot menu has the previous entry; with roll.bootFailure: reimage recast would have reinstalled its build")
 	case err == nil && k.Ready && k.Mark != nil && k.BootID != k.Mark.BootID:
 		return fault.WithHint(both, "Kubernetes has node %s Ready after a reboot, so nothing is done to it: see what is between us and its Talos API at %s; recast roll waits for it again", n.Plan.Node, n.Plan.Addr)
 	}

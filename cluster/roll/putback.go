@@ -39,7 +39,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 		return "", err
 	}
 	if !mem.ControlPlane || mem.EtcdKept || mem.EtcdMembers < 2 {
-		return "etcd goes on with what the disks hold", nil
+		return "etcd continues with what the disks hold", nil
 	}
 	vm, found, err := r.Powered(ctx)
 	if err != nil {
@@ -62,7 +62,7 @@ func (n putBack) replacementOut(ctx context.Context, r *exchange.Replace) (strin
 	case !found || m.ID == mem.EtcdID:
 		return "the replacement is no member of etcd", nil
 	case !vm.Running && len(v.Unhealthy(n.Plan.Node)) == 0:
-		return "the replacement is off, and etcd goes on without it", nil
+		return "the replacement is off, and etcd continues without it", nil
 	}
 	return "", nil
 }

@@ -25,8 +25,8 @@ func (n *renewal) stillOn(ctx context.Context, err error) error {
 	case errVM != nil:
 		return errors.Join(err, errVM)
 	case !vm.Running:
-		return wait.Stop(fault.WithHint(fmt.Errorf("%s is off: %s went down meanwhile, or somebody stopped it", vm, vm.Host),
-			"run the same command again: it starts the VM and goes on"))
+		return wait.Stop(fault.WithHint(fmt.Errorf("%s is off: %s went down meanwhile, or someone stopped it", vm, vm.Host),
+			"run the same command again: it starts the VM and continues"))
 	}
 	return err
 }

@@ -128,7 +128,7 @@ func (n *upgrade) install(ctx context.Context) error {
 	case err != nil:
 		return err
 	case mark == nil:
-		return fault.Refusedf("somebody removed the mark from node %s", n.Plan.Node)
+		return fault.Refusedf("someone removed the mark from node %s", n.Plan.Node)
 	}
 	mark.Installed = true
 	setMark := func() error { return fault.Prefix("mark node "+n.Plan.Node, n.Kube.Cordon(ctx, n.Plan.Node, *mark)) }
@@ -219,7 +219,7 @@ func (n *upgrade) notInstalled(ctx context.Context, cause error) error {
 		unknown = errNow != nil || reason != ""
 	}
 	if unknown {
-		return fault.WithHint(err, "whether it is installed on %s is not known: the same command again finds out, and goes on", n.Plan.Node)
+		return fault.WithHint(err, "whether it is installed on %s is not known: run the same command again: it finds out, and continues", n.Plan.Node)
 	}
 	err = fault.WithHint(err, "%s still runs its old system and takes pods again", n.Plan.Node)
 	return errors.Join(err, fault.Prefix("uncordon "+n.Plan.Node, n.Kube.Uncordon(ctx, n.Plan.Node)))
@@ -295,7 +295,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 		k, errNode := n.KubeNode(ctx)
 		switch installed := k.Mark != nil && k.Mark.Installed; {
 		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
-			return "it is away: " + err.Error(), nil // without a single control plane the mark can't be read
+			return "it is unavailable: " + err.Error(), nil // without a single control plane the mark can't be read
 		case errNode == nil && installed: // its Node is Ready in the old boot: only its Talos API does not answer
 			return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 		}

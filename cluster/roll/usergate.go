@@ -38,7 +38,7 @@ func (n userGates) awaitAfter(ctx context.Context) error {
 	for _, g := range n.afterwards() {
 		if err := n.await(ctx, g, "ask-gates-again", "after"); err != nil {
 			return n.hookPoints.batchLeftOpen(fault.WithHint(fmt.Errorf("%s is done and takes pods, but no other node is to follow: %w", n.Plan.Node, err),
-				"once that holds, recast roll goes on with the next node, before which it asks again"))
+				"once that holds, recast roll continues with the next node, before which it asks again"))
 		}
 	}
 	return nil

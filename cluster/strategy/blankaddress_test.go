@@ -26,6 +26,6 @@ func TestBlankMachineWithoutItsAddress(t *testing.T) {
 			"give the VM a cloud-init drive (qm set 9002 --scsi30 fast:cloudinit); "+
 			"or reserve it for MAC BC:24:11:00:00:31 in DHCP and have the machine configuration say dhcp: true there; or use in-place"),
 		"nothing shown": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.Machine.Addresses = nil },
-			"Talos does not show where its address 10.0.0.31 comes from (talosctl -n 10.0.0.31 get addresses), so whether a blank machine would have it can't be told: use in-place"),
+			"Talos does not show where its address 10.0.0.31 comes from (talosctl -n 10.0.0.31 get addresses), so whether a blank machine would have it can't be determined: use in-place"),
 	})
 }

@@ -116,7 +116,7 @@ func (c Candidate) Tied() []cluster.Obstacle {
 	for _, v := range c.Found.Ties.VNets {
 		switch { // pve-network, PVE/Network/SDN/Vnets.pm, del_ips_from_mac and add_next_free_cidr
 		case v.Hidden:
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on %s, which Proxmox does not show the token, so nobody can say whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)})
+			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on %s, which Proxmox does not show the token, so it is unknown whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)})
 		case v.IPAM:
 			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on VNet %s, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage", v.Name)})
 		}
@@ -244,7 +244,7 @@ func Leaving(s cluster.Strategy, w cluster.Wanted, f observe.Found) (c Candidate
 		return Candidate{}, false
 	}
 	if why := rec.Unseen(f.Node, f.Machine); why != "" {
-		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be told (" + why + ")"})
+		c.unseen = append(c.unseen, loss{name: "unread/" + rec.Run, what: "data that can't be determined (" + why + ")"})
 	}
 	return c, true
 }

@@ -95,7 +95,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 			change: func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 				f.VM.Config["cicustom"], f.Ties.Snippets = "meta=local:snippets/m.yaml,network=local:snippets/n.yaml", []string{"local:snippets/m.yaml", "local:snippets/n.yaml"}
 			},
-			recreate: "the VM has cicustom (network=local:snippets/n.yaml), and what that says nobody sees: remove it, or use reimage",
+			recreate: "the VM has cicustom (network=local:snippets/n.yaml), whose content recast can't read: remove it, or use reimage",
 		},
 		"the host's own architecture": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "x86_64"
@@ -106,7 +106,7 @@ func TestRecreateIsImpossible(t *testing.T) {
 		"another architecture than the host's": {change: func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
 			w.Build.Arch, f.VM.Config["arch"], f.Ties.HostArch = "amd64", "x86_64", "aarch64"
 		}, recreate: rootText("arch")},
-		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"},
+		"cipassword": {change: set("cipassword", "**********"), recreate: "the VM has cipassword, which Proxmox never shows: remove it, or use reimage"},
 		"persistent disk without serial": {
 			change:   set("virtio3", "bulk:9002/vm-9002-disk-2.raw,size=90G"),
 			reimage:  untoldVirtio3,
@@ -127,7 +127,7 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 		"memory on disk": both(set("vmstate", "fast:vm-9002-state-suspend-1"),
 			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it, or remove vmstate"),
 		"a boot order of missing devices": both(set("boot", "order=scsi0;net0;scsi9"),
-			"its boot order names net0, which the VM has not: set the boot order anew\nits boot order names scsi9, which the VM has not: set the boot order anew"),
+			"its boot order names net0, which the VM has not: set the boot order again\nits boot order names scsi9, which the VM has not: set the boot order again"),
 		"a boot order of the old kind": {change: set("boot", "cdn")},
 		"a parent snapshot alone":      both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
 		"busy": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
@@ -223,7 +223,7 @@ func set(key, value string) func(*cluster.Wanted, *observe.Found, *observe.Obser
 	return func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) { f.VM.Config[key] = value }
 }
 
-const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be told: " +
+const untoldVirtio3 = "what is on vda (none) could be on virtio3, and which of the machine's disks that is can't be determined: " +
 	"qm set 9002 --virtio3 bulk:9002/vm-9002-disk-2.raw,size=90G,serial=9002-virtio3, " +
 	"then shut VM 9002 down and start it (a reboot from inside is not enough), so that Talos shows the name"
 

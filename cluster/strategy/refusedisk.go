@@ -35,7 +35,7 @@ func (c Candidate) Entangled() []cluster.Obstacle {
 			out = append(out, d.Unclaimed(c.VM))
 			continue
 		case d.Owner == 0:
-			add("%s (%s) carries no VM's number, so nobody can say whose it is: give the node a volume instead", d.Key, d.Volid)
+			add("%s (%s) carries no VM's number, so its owner is unknown: give the node a volume instead", d.Key, d.Volid)
 		case d.Owner == c.VM.ID:
 		case d.Owner != c.Holder && !exists(c, d.Owner):
 			add("%s (%s) carries the number of VM %d, which does not exist: reassign it to VM %d",

@@ -39,9 +39,9 @@ func TestReplacingEntangledDisksIsImpossible(t *testing.T) {
 		"a disk of a pod that is named like any other": {change: ofPod("csi:vm-9999-disk-0")},
 		"a disk that is named as a pod's": both(set("scsi4", "csi:vm-9999-pvc-1a2b"),
 			"scsi4 (csi:vm-9999-pvc-1a2b) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
-				"have Kubernetes answer, or make its PersistentVolume again; or, where nobody needs it here, take it out of VM 9002, which keeps the volume: qm set 9002 --delete scsi4"),
+				"have Kubernetes answer, or make its PersistentVolume again; or, if it is not needed here, take it out of VM 9002, which keeps the volume: qm set 9002 --delete scsi4"),
 		"a disk without an owner": both(set("scsi4", "san:0.0.1.scsi-3600,serial=x"),
-			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
+			"scsi4 (san:0.0.1.scsi-3600) carries no VM's number, so its owner is unknown: give the node a volume instead"),
 		"no such holder": both(func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) { w.Holder = 201 },
 			"its holder, VM 201, does not exist: correct nodes[].holder"),
 		"the system disk is a holder's": both(func(w *cluster.Wanted, f *observe.Found, _ *observe.Observation) {

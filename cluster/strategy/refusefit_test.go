@@ -39,7 +39,7 @@ func TestAnotherArchitecture(t *testing.T) {
 func TestAnotherPlatform(t *testing.T) {
 	t.Parallel()
 	const (
-		filesText   = "the VM has cicustom (network=local:snippets/n.yaml), and what that says nobody sees: remove it, or use reimage"
+		filesText   = "the VM has cicustom (network=local:snippets/n.yaml), whose content recast can't read: remove it, or use reimage"
 		grubText    = "systemd-boot did not boot it, and with GRUB in-place keeps platform nocloud: use recreate or reimage, or keep the platform (images.platform)"
 		networkNote = "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
 	)

@@ -20,7 +20,7 @@ func customised(c Candidate) []cluster.Obstacle {
 		switch {
 		case kind == "" || kind == "user": // none, or refused elsewhere
 		case kind == "network":
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), and what that says nobody sees: remove it, or use reimage", part)})
+			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), whose content recast can't read: remove it, or use reimage", part)})
 		case !slices.Contains(c.Found.Ties.Snippets, volid):
 			out = append(out, cluster.Obstacle{
 				Text: fmt.Sprintf("the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
@@ -54,7 +54,7 @@ func missingBoot(c Candidate) []cluster.Obstacle {
 	for _, key := range order {
 		if _, there := c.VM.Config[key]; !there {
 			out = append(out, cluster.Obstacle{
-				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order anew", key),
+				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order again", key),
 				Command: fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
 			})
 		}
@@ -79,12 +79,12 @@ func unwritable(c Candidate) []cluster.Obstacle {
 		switch {
 		case slices.Contains(cluster.RootOnly, key) || cluster.RawDevice(key, value): // reported above
 		case !cluster.IsDiskKey(key) && cluster.NumberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(cluster.NeverCarried, key):
-			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be told: remove it, or use reimage", key)
+			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be determined: remove it, or use reimage", key)
 		}
 	}
 	out = append(out, customised(c)...)
 	if c.VM.Config["cipassword"] != "" {
-		add("cipassword", "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage")
+		add("cipassword", "the VM has cipassword, which Proxmox never shows: remove it, or use reimage")
 	}
 	slices.SortFunc(out, func(a, b cluster.Obstacle) int { return strings.Compare(a.Text, b.Text) })
 	return out

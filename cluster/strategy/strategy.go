@@ -119,7 +119,7 @@ func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bo
 	switch {
 	case n >= 3:
 	case n < 1:
-		refused = append(refused, "how many control planes there are can't be told: no Node has the label node-role.kubernetes.io/control-plane")
+		refused = append(refused, "how many control planes there are can't be determined: no Node has the label node-role.kubernetes.io/control-plane")
 	case n == 2 && !acceptOutage:
 		refused = append(refused, "etcd has two members: without this one it has no quorum and the Kubernetes API is down, "+
 			"and losing the other one meanwhile loses the cluster: allow it with --accept-outage")
@@ -138,16 +138,16 @@ func EtcdRules(n int, dataOnSystemDisk bool, s cluster.Strategy, acceptOutage bo
 // 1.14 the data can have its own volume ETCD; else it is on EPHEMERAL.
 func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	if m.SystemDisk == "" {
-		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine does not name its system disk")
+		return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine does not name its system disk")
 	}
 	for _, label := range []string{"ETCD", "EPHEMERAL"} {
 		on := m.DisksWith(label)
 		switch {
 		case len(on) > 1:
-			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: %s is on %s", label, strings.Join(on, " and on "))
+			return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: %s is on %s", label, strings.Join(on, " and on "))
 		case len(on) == 1:
 			return on[0] == m.SystemDisk, nil
 		}
 	}
-	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL")
+	return false, fault.EtcdUnhealthy.Refusedf("where etcd's data is can't be determined: the machine shows neither a volume ETCD nor EPHEMERAL")
 }

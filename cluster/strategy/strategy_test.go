@@ -59,7 +59,7 @@ func TestDecideTakesTheFirstThatIsPossible(t *testing.T) {
 	failed := func(f *observe.Found) { f.Node.FailedBuild = "3f2a3f2a3f2a3f2a" }
 	const (
 		argsText     = "its setting args can only be written by root@pam: use a resource mapping where there is one, or reimage"
-		passwordText = "the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"
+		passwordText = "the VM has cipassword, which Proxmox never shows: remove it, or use reimage"
 		snapshotText = "the VM has snapshots (before, later), whose disks can't leave it: delete them first"
 		failedText   = "build 3f2a3f2a3f2a came back as the old system once, and is never tried again with the same image: " +
 			"lock another version or other extensions, or use recreate or reimage"
@@ -237,9 +237,9 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 		"EPHEMERAL elsewhere":        {"sda", []cluster.Volume{elsewhere}, false, ""},
 		"a volume of its own":        {"sda", []cluster.Volume{ephemeral, etcd}, false, ""},
 		"a volume of its own, there": {"sdb", []cluster.Volume{elsewhere, etcd}, true, ""},
-		"neither":                    {"sda", nil, false, "where etcd's data is can't be told: the machine shows neither a volume ETCD nor EPHEMERAL"},
-		"two of them":                {"sda", []cluster.Volume{ephemeral, elsewhere}, false, "where etcd's data is can't be told: EPHEMERAL is on sda and on sdb"},
-		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be told: the machine does not name its system disk"},
+		"neither":                    {"sda", nil, false, "where etcd's data is can't be determined: the machine shows neither a volume ETCD nor EPHEMERAL"},
+		"two of them":                {"sda", []cluster.Volume{ephemeral, elsewhere}, false, "where etcd's data is can't be determined: EPHEMERAL is on sda and on sdb"},
+		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be determined: the machine does not name its system disk"},
 	} {
 		got, err := EtcdOnSystemDisk(cluster.Machine{SystemDisk: tc.system, Volumes: tc.volumes})
 		if got != tc.want || clustertest.Message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused {

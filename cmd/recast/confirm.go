@@ -19,7 +19,7 @@ type question struct {
 	untouched string // printed if there is no terminal: "nothing was changed on the nodes"
 }
 
-// unasked says why nobody can be asked; "": somebody can. A pipe counts as readable:
+// unasked says why nobody can be asked; "": someone can. A pipe counts as readable:
 // its reader may show the question to a person.
 func (s *streams) unasked() string {
 	if !ui.IsTerminal(s.in) {

@@ -79,7 +79,7 @@ func (c *console) buffer() {
 	}
 }
 
-// flush waits until everything is written, as long as somebody reads.
+// flush waits until everything is written, as long as someone reads.
 func (c *console) flush() {
 	c.mu.Lock()
 	p := c.pump

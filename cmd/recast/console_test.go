@@ -15,7 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// fullPipe is a pipe that accepts nothing until somebody reads.
+// fullPipe is a pipe that accepts nothing until someone reads.
 func fullPipe(t *testing.T) (read, write *os.File) {
 	t.Helper()
 	read, write, err := os.Pipe()
@@ -65,7 +65,7 @@ func TestNobodyReads(t *testing.T) {
 		s.err.pump.patience = time.Minute
 		s.err.unbuffer()
 		if s.err.pump != nil {
-			t.Errorf("%s: is not written, though somebody reads", progress)
+			t.Errorf("%s: is not written, though someone reads", progress)
 		}
 		_ = write.Close()
 		<-all

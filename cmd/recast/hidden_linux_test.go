@@ -75,7 +75,7 @@ func TestTokensAreHidden(t *testing.T) {
 	var config *os.File
 	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
 		var err error
-		if config, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // once somebody reads
+		if config, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil { // once someone reads
 			break
 		}
 		if time.Since(began) > time.Minute {

@@ -80,7 +80,7 @@ func TestTracesThatNobodyTakes(t *testing.T) {
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	for name, c := range map[string]struct{ env, want string }{
-		"no collector":   {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=" + gone.URL, "warning: traces could not be sent; the command goes on without: "},
+		"no collector":   {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=" + gone.URL, "warning: traces could not be sent; the command continues without: "},
 		"other protocol": {"OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "warning: no traces: the environment asks for OTLP over grpc; recast speaks http/protobuf alone"},
 	} {
 		out, story := typedWith(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + gone.URL, c.env}, "version")

@@ -25,7 +25,7 @@ type page struct {
 //	text               right behind an sh block: what that prints
 //	yaml               of recast.yaml
 //	yaml schematic     a file of the Image Factory
-//	yaml talos         somebody else's, and so are kubernetes and hcl
+//	yaml talos         someone else's, and so are kubernetes and hcl
 type block struct {
 	info       string
 	line       int // of its first line of code

@@ -68,7 +68,7 @@ func (p *pump) run() {
 	}
 }
 
-// flush waits until everything is written, as long as somebody reads.
+// flush waits until everything is written, as long as someone reads.
 func (p *pump) flush() {
 	for p.left.Load() > 0 {
 		late := time.NewTimer(p.patience)

@@ -134,7 +134,7 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 		t.Errorf("it lives: %s", said)
 	}
 
-	b.logs(111) // somebody continues it here
+	b.logs(111) // someone continues it here
 	b.looks(112)
 	if b.here.ID != runHere {
 		t.Errorf("draws run %q", b.here.ID)

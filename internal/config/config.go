@@ -189,7 +189,7 @@ type Roll struct {
 	BootFailure string `yaml:"bootFailure" jsonschema:"enum=stop,enum=rollback,enum=reimage"`
 	// KeepDisks is how many old system disks of a node stay parked for recast rollback. A successful roll of the node frees older ones, as its plan shows; prune frees the rest.
 	KeepDisks int `yaml:"keepDisks" jsonschema:"minimum=1"`
-	// IgnoreNodes are nodes that may be not Ready while others are taken down, such as one whose hardware is being repaired. A node that is not in this file, or that somebody has cordoned, is ignored too. A control plane that is not Ready still blocks other control planes, and etcd itself is asked whether it can lose a member.
+	// IgnoreNodes are nodes that may be not Ready while others are taken down, such as one whose hardware is being repaired. A node that is not in this file, or that someone has cordoned, is ignored too. A control plane that is not Ready still blocks other control planes, and etcd itself is asked whether it can lose a member.
 	IgnoreNodes []string `yaml:"ignoreNodes,omitempty"`
 	// Gates are your own conditions that must hold before a node is taken down and after it is back, such as the health of a storage system, or a program that succeeds.
 	Gates []Gate `yaml:"gates,omitempty"`

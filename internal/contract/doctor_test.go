@@ -55,7 +55,7 @@ func TestPermissions(t *testing.T) {
 			}
 		})
 	})
-	t.Run("somebody else's take Sys.Audit on /access", func(t *testing.T) {
+	t.Run("someone else's take Sys.Audit on /access", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
 			r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
 			if r.Code != http.StatusForbidden || !strings.Contains(r.Status, "Permission check failed (/access, Sys.Audit)") {

@@ -47,7 +47,7 @@ func foreignHands() map[string]foreign {
 			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "name="+x.before.Config["name"]) },
 		},
 		"a setting that the new VM would not have": {
-			do: set("memory=80"), want: "was changed by somebody else since it was remembered (memory is another one)",
+			do: set("memory=80"), want: "was changed by someone else since it was remembered (memory is another one)",
 			undo: func(s *server, x *exchanged) { s.put(s.vm(x.id, "config"), "memory="+x.before.Config["memory"]) },
 		},
 		"a disk of its own that is new": {

@@ -187,7 +187,7 @@ func TestProxying(t *testing.T) {
 		"nobody listens":         {world.ConnectionRefused, "595 Connection refused", 0},
 		"there is no way":        {world.NoRouteToHost, "595 No route to host", 3 * time.Second},
 		"nobody answers":         {world.ConnectionTimedOut, "595 Connection timed out", 30 * time.Second},
-		"somebody else is there": {world.CertificateFailed, "596 certificate verify failed", 0},
+		"someone else is there": {world.CertificateFailed, "596 certificate verify failed", 0},
 	}
 	for name, test := range failures {
 		t.Run(name, func(t *testing.T) {

@@ -77,7 +77,7 @@ func TestTask(t *testing.T) {
 			wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
 		})
 	})
-	t.Run("goes on without pvedaemon", func(t *testing.T) {
+	t.Run("continues without pvedaemon", func(t *testing.T) {
 		run(t, simulated, func(t *testing.T, s *server) {
 			r := s.do(http.MethodPost, s.vm(s.newVM(), "status/start"))
 			s.sim.world.SetDaemon(s.place.node, false)
@@ -168,7 +168,7 @@ func TestUnknownTask(t *testing.T) {
 			})
 		})
 	}
-	t.Run("somebody else's", func(t *testing.T) {
+	t.Run("someone else's", func(t *testing.T) {
 		run(t, poorToken, func(t *testing.T, s *server) {
 			upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
 			path := taskPath(s.place.node, upid)

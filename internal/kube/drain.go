@@ -159,7 +159,7 @@ func (d *draining) sameNode(ctx context.Context) error {
 	case d.uid != "" && n.UID != d.uid:
 		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s was deleted meanwhile, and its kubelet registered a new one", d.node), "its pods may still run: run the same command again")
 	case !n.Spec.Unschedulable:
-		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s is schedulable: somebody has uncordoned it meanwhile", d.node), "see who did; then run the same command again")
+		return fault.WithHint(fault.DrainBlocked.Refusedf("node %s is schedulable: someone has uncordoned it meanwhile", d.node), "see who did; then run the same command again")
 	}
 	d.uid, d.ready = n.UID, isReady(n)
 	return nil

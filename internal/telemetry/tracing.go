@@ -151,5 +151,5 @@ func (f *quietExporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOn
 }
 
 func (f *quietExporter) report(err error) {
-	f.once.Do(func() { f.warn("traces could not be sent; the command goes on without: " + err.Error()) })
+	f.once.Do(func() { f.warn("traces could not be sent; the command continues without: " + err.Error()) })
 }

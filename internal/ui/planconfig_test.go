@@ -39,7 +39,7 @@ func withFile(n planning.NodePlan, f cluster.ConfigFile) planning.NodePlan {
 func TestWriteConfigFiles(t *testing.T) {
 	t.Parallel()
 	hash := strings.Repeat("ab", 32)
-	away := withFile(node("wk1", 9031, planning.Unfinished, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Applied: true, Uncompared: "the node is away; the file is the one that run 20261120-0300-aaaa remembered"})
+	away := withFile(node("wk1", 9031, planning.Unfinished, cluster.Recreate, 240), cluster.ConfigFile{Hash: hash, Applied: true, Uncompared: "the node is unavailable; the file is the one that run 20261120-0300-aaaa remembered"})
 	inPlace := withFile(node("cp1", 9001, planning.ControlPlanes, cluster.InPlace, 120), cluster.ConfigFile{Hash: hash, Runs: hash, Changes: changes(0)})
 	inPlace.Notes = []string{"its file in talos.machineConfigs differs from what it runs; an upgrade in place leaves the configuration as it is"}
 	few := cluster.ConfigFile{Hash: hash, Runs: hash, Applied: true, Changes: changes(0)}

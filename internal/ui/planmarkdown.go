@@ -239,7 +239,7 @@ func bullets(p *page, heading string, lines []string) {
 }
 
 // markdown matches text with a special meaning in a comment: markup, HTML, and what a
-// forge turns into links (@somebody, #12).
+// forge turns into links (@someone, #12).
 var markdown = strings.NewReplacer(
 	"\\", "\\\\", "`", "\\`", "*", "\\*", "_", "\\_", "[", "\\[", "]", "\\]", "|", "\\|", "~", "\\~", "!", "\\!",
 	"&", "&amp;", "<", "&lt;", ">", "&gt;", "@", "&#64;", "#", "&#35;",

@@ -138,7 +138,7 @@ func drawMarked(p *page, m pipeline.Marked) {
 	}
 	state = append(state, map[bool]string{true: "the node is Ready", false: "the node is not Ready"}[m.Ready])
 	if m.Foreign {
-		state = append(state, "somebody else had cordoned it before")
+		state = append(state, "someone else had cordoned it before")
 	} else {
 		state = append(state, "it takes no pods until that is finished")
 	}

@@ -152,7 +152,7 @@ func plantedVMs(t *testing.T) []cluster.VM {
 	return []cluster.VM{
 		{ID: 9031, Name: "wk1", Host: "pve1", Config: hush},
 		{ID: 9090, Name: "recast-parking-wk1", Host: "pve1", Config: map[string]string{"description": description, "scsi1": "fast:vm-9090-disk-0"}},
-		{ID: 500, Name: "somebody-elses", Host: "pve1", Config: hush},
+		{ID: 500, Name: "someone-elses", Host: "pve1", Config: hush},
 	}
 }
 
@@ -222,7 +222,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		"nodes.json":                        {`"talos": "v1.13.9"`, `"schematic": "5c4e"`},
 		"unread.txt":                        {"recast.lock can't be used", "VMs: ", "status: "},
 	})
-	if strings.Contains(fileIn(b, "vms.json"), "somebody-elses") {
+	if strings.Contains(fileIn(b, "vms.json"), "someone-elses") {
 		t.Error("vms.json has a VM that is none of ours")
 	}
 }

@@ -57,7 +57,7 @@ func (s *scene) claimDeleted() {
 		s.t.Fatal("the roll has no Lease kube-system/recast")
 	}
 	s.check(s.leases().Delete(s.t.Context(), was.Name, metav1.DeleteOptions{}))
-	(<-done).has(s.t, 5, "lost the claim of cluster lab: the Lease was deleted", "this run must not go on")
+	(<-done).has(s.t, 5, "lost the claim of cluster lab: the Lease was deleted", "this run must stop")
 	if l := s.lease(); l != nil {
 		s.t.Errorf("the Lease was recreated: %+v", l)
 	}

@@ -26,7 +26,7 @@ import (
 func nodeTroubles() []trouble {
 	return []trouble{
 		{
-			name: "somebody deletes the Node while its machine is away",
+			name: "someone deletes the Node while its machine is away",
 			begins: func(s *scene) func() {
 				s.edit(func(n *corev1.Node) { n.Labels["example.com/rack"] = "r7" })
 				return func() { s.edit(func(n *corev1.Node) { delete(n.Labels, "example.com/rack") }) }
@@ -42,7 +42,7 @@ func nodeTroubles() []trouble {
 			},
 		},
 		{
-			name:   "somebody else cordoned the Node",
+			name:   "someone else cordoned the Node",
 			begins: func(s *scene) func() { return s.cordoned() },
 			after: func(s *scene) {
 				if n := s.node(); n == nil || !n.Spec.Unschedulable {

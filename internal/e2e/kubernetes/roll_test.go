@@ -19,7 +19,7 @@ func TestRoll(t *testing.T) {
 	}{
 		{"recreate", (*scene).recreateAll},
 		{"a claim in Kubernetes", (*scene).claimInKubernetes},
-		{"somebody deletes the claim", (*scene).claimDeleted},
+		{"someone deletes the claim", (*scene).claimDeleted},
 		{"an upgrade that can't be", (*scene).upgradeRefused},
 		{"an upgrade of Kubernetes", (*scene).upgradeKubernetes},
 	} {

@@ -104,7 +104,7 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 	}
 	conf := &tls.Config{Certificates: []tls.Certificate{*pair(t, "server", ca)}, ClientCAs: pool(ca), ClientAuth: tls.RequireAndVerifyClientCert}
 	conf.Time = func() time.Time { return time.Now().Add(s.now) }
-	own := &tls.Config{RootCAs: pool(cmp.Or(s.trusts, ca)), Certificates: []tls.Certificate{*pair(t, "somebody", clientCA)}}
+	own := &tls.Config{RootCAs: pool(cmp.Or(s.trusts, ca)), Certificates: []tls.Certificate{*pair(t, "someone", clientCA)}}
 	if s.blank {
 		conf.ClientCAs, conf.ClientAuth = nil, tls.NoClientCert
 		own = &tls.Config{
@@ -157,7 +157,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t, nil)
 		answer, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{})
-		if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING || s.user != "somebody" {
+		if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING || s.user != "someone" {
 			t.Errorf("%v, %v, seen as %q", answer, err, s.user)
 		}
 		_, err = s.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "other"})

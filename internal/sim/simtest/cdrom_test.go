@@ -50,7 +50,7 @@ func TestConfigurationOnACD(t *testing.T) {
 			return fmt.Sprint(strings.Contains(vm.Config["ide2"], "recast-"), " ", volid)
 		}
 		policy := planning.Policy{Only: []string{"wk1"}}
-		const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, lest it configure the blank machine"
+		const note = "ide3 is empty until its node is healthy: local:iso/user-data-9031.iso is taken out, so that it does not configure the blank machine"
 		if n := planOf(t, lab, "wk1"); !slices.Contains(n.Notes, note) || len(n.Refused) > 0 {
 			t.Errorf("refused %q, notes %q", n.Refused, n.Notes)
 		}

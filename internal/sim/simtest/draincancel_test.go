@@ -51,8 +51,8 @@ func TestMetadataOfTheSameNode(t *testing.T) {
 		rack      string
 	}
 	eachInLab(t, oneWorker(), map[string]story{
-		"somebody moves it to another rack": {func(s *talosScene) { s.label("wk1", "b") }, "b"},
-		"somebody deletes it":               {forgotten("wk1"), "a"},
+		"someone moves it to another rack": {func(s *talosScene) { s.label("wk1", "b") }, "b"},
+		"someone deletes it":               {forgotten("wk1"), "a"},
 	}, func(t *testing.T, lab *Lab, c story) {
 		s := &talosScene{talosFault: &talosFault{rolls: "wk1"}, t: t, Lab: lab}
 		s.label("wk1", "a")

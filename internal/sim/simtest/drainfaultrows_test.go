@@ -77,7 +77,7 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 		},
 		"a kubeconfig that expires meanwhile": {
 			first: inTurn(deployed(shop), budgeted("shop")), begins: expiringKubeconfig(50 * time.Second), mends: unbudgeted("shop"),
-			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: the same command again goes on from there"}, stands: leftCordoned(s),
+			says: []string{"does not accept the kubeconfig's credentials: Unauthorized", "is left cordoned: run the same command again to continue from there"}, stands: leftCordoned(s),
 		},
 		"a namespace that is being terminated": {
 			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: terminated("old"),
@@ -118,16 +118,16 @@ func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), noted: "no answer from https://127.42.7.", stands: untouched},
 		"an API that is away for good": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, apiAway), mends: unbudgeted("shop"),
-			says:   []string{"gave up after 1m0s", "no answer from https://127.42.7.", "before that: pods left: default/shop-", "is left cordoned: the same command again goes on from there"},
+			says:   []string{"gave up after 1m0s", "no answer from https://127.42.7.", "before that: pods left: default/shop-", "is left cordoned: run the same command again to continue from there"},
 			stands: leftCordoned(s),
 		},
-		"a Node that somebody deletes": {
+		"a Node that someone deletes": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, forgotten("wk1")), mends: inTurn(rebooted, unbudgeted("shop")),
 			kind: fault.Refused, says: []string{"Kubernetes has no node wk1 any more", "talosctl -n wk1 service kubelet restart"}, stands: untouched,
 		},
-		"a Node that somebody uncordons": {
+		"a Node that someone uncordons": {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, func(s *talosScene) { s.Cordon("wk1", false) }), mends: unbudgeted("shop"),
-			kind: fault.Refused, says: []string{"node wk1 is schedulable: somebody has uncordoned it meanwhile"}, stands: untouched,
+			kind: fault.Refused, says: []string{"node wk1 is schedulable: someone has uncordoned it meanwhile"}, stands: untouched,
 		},
 	}
 }

@@ -99,7 +99,7 @@ func TestResetAfterItLeft(t *testing.T) {
 		"of two":                   {planes: 2},
 		"of three":                 {planes: 3},
 		"killed":                   {planes: 2, killed: true},
-		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be told: no control plane says who the members of etcd are"},
+		"killed and off":           {planes: 2, killed: true, off: true, refused: "whether cp1 has joined etcd again since it left can't be determined: no control plane says who the members of etcd are"},
 		"killed and off, of three": {planes: 3, killed: true, off: true},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)

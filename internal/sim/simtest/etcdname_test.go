@@ -25,7 +25,7 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 	}
 	cases := map[string]story{
 		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
-		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, "cp2", "old") }, fault.Refused, "which goes by the name of old: when the machine joins anew"},
+		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, "cp2", "old") }, fault.Refused, "which is named old: when the machine joins again"},
 		"another machine's member": {
 			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "but what runs on 127.42.7.13 is member",
 		},

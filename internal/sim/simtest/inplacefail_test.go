@@ -116,7 +116,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 	}
 	eachInLab(t, oneWorker(), map[string]story{
 		"stop":     {"stop", true, talosapi.Hangs, "wk1 did not come back from its upgrade: wk1 healthy for 2s: gave up after 5m2s", "look at its console in Proxmox", "", false},
-		"rollback": {"rollback", true, talosapi.Loops, "and it can't be asked to roll back", "with roll.bootFailure: reimage recast would have installed its build anew", "", false},
+		"rollback": {"rollback", true, talosapi.Loops, "and it can't be asked to roll back", "with roll.bootFailure: reimage recast would have reinstalled its build", "", false},
 		"reimage, it hangs": {
 			"reimage", true, talosapi.Hangs, "it was reimaged and runs build ", "the disk with the system that does not boot is parked",
 			"should it not come back within the boot deadline, its system disk is parked and build ", true,

@@ -68,7 +68,7 @@ func TestUpgradeKubernetesStops(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		hints := strings.Join(fault.Hints(err), "\n")
-		if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "the same command again goes on") || rep.Outcome == "done" {
+		if !strings.Contains(hints, "edit machineconfig") || !strings.Contains(hints, "run the same command again to continue") || rep.Outcome == "done" {
 			t.Errorf("hints %q, outcome %s", hints, rep.Outcome)
 		}
 		if cp3 := lab.versions()["cp3"]; strings.Contains(cp3, strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")+"=v1.36.1") {
@@ -187,7 +187,7 @@ func TestUpgradeKubernetesLooksAgain(t *testing.T) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
 			time.Sleep(2 * time.Minute)
 		}, ""},
-		"somebody goes elsewhere": {func(l *Lab) {
+		"someone goes elsewhere": {func(l *Lab) {
 			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.35.5")
 			time.Sleep(2 * time.Minute)
 		}, "kube-scheduler of cp1 is to run registry.k8s.io/kube-scheduler:v1.35.5"},

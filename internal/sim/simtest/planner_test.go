@@ -86,9 +86,9 @@ func TestPauseDuringARoll(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		seen := lab.watchOutage()
 		c := lab.Client()
-		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "somebody works on it") })
+		c.Emit = whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") })
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: somebody works on it"
+		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
 		if fault.KindOf(err) != fault.Refused || message(err) != want {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
@@ -110,7 +110,7 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
-		lab.pause("wk1", "somebody works on it")
+		lab.pause("wk1", "someone works on it")
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
 		requireInSync(t, lab)
 	})

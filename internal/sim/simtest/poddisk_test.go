@@ -71,7 +71,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 // since the plan, but a new drive of another kind is.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 	const volid = "fast:9999/vm-9999-media.raw"
-	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "somebody's": false}, func(t *testing.T, lab *Lab, isPods bool) {
+	eachInLab(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
 		must(t, lab.World.AddLUN("fast", "pve1", "9999/vm-9999-media.raw", 1<<30, world.NewMedia([]byte("films"))))
 		if isPods {
 			proxmoxVolume("9999/vm-9999-media.raw")(lab)

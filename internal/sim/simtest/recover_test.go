@@ -191,7 +191,7 @@ func TestRecoverKilled(t *testing.T) {
 				second.killedAt(t, c.then, second.giveUp(c.node))
 				lab.loseJournal()
 				p := lab.planOf(lab.Client(), c.node, planning.Policy{})
-				if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "somebody asked for the old system disk") {
+				if !p.Resume || p.Strategy != cluster.PutBack || !strings.Contains(p.Why, "someone asked for the old system disk") {
 					t.Errorf("planned as %s: %s", p.Strategy, p.Why)
 				}
 				if !c.roll {

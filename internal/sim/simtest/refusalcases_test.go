@@ -52,7 +52,7 @@ func tiedRefusals() []refusal {
 			"the VM is on VNet tenant1, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage"),
 		onVNet("VNet whose zone has no IPAM", world.VNet{Name: "tenant2", Zone: "zone1"}, true),
 		onVNet("VNet that the token does not see", world.VNet{Name: "tenant3", Zone: "zone3"}, false, "the VM is on tenant3, which Proxmox does not show the token, "+
-			"so nobody can say whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage"),
+			"so it is unknown whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage"),
 		{name: "an ACL entry of another VM", bring: func(l *Lab) { l.World.Grant(world.ACL{Path: "/vms/90310", Who: "alice@pve", Role: "PVEVMUser"}) }},
 		{name: "a replication job of another VM", bring: func(l *Lab) { l.World.AddReplication(world.ReplicationJob{ID: "9001-0", Guest: 9001, Target: "pve2"}) }},
 	}
@@ -122,7 +122,7 @@ func settingRefusals() []refusal {
 		settings("settings of root@pam", ofRoot, root...),
 		settings("what is written by others", []string{"cicustom=meta=local:snippets/meta.yaml", "cipassword=secret"},
 			unseenMeta,
-			"the VM has cipassword, which Proxmox shows to nobody: remove it, or use reimage"),
+			"the VM has cipassword, which Proxmox never shows: remove it, or use reimage"),
 		{name: "protection", bring: change("protection=1"), lift: change("protection=0")},
 		settings("mapped device", []string{"hostpci0=mapping=gpu,pcie=1"}),
 		{name: "what a token may write", bring: whileOff(change("serial0=socket", "usb1=spice", "ciuser=talos", "ipconfig0=ip=dhcp", "numa=1"))},

@@ -24,7 +24,7 @@ func diskRefusals() []refusal {
 			l.World.AddStorage(world.Storage{ID: "san", Type: "iscsi", Shared: true, Content: []string{"images"}})
 			must(l.t, l.World.AddLUN("san", "pve1", "0.0.1.scsi-36001405a", 1<<30, world.NewMedia(nil)))
 			change("scsi2=san:0.0.1.scsi-36001405a,serial=lun-1")(l)
-		}, remove("scsi2"), "scsi2 (san:0.0.1.scsi-36001405a) carries no VM's number, so nobody can say whose it is: give the node a volume instead"),
+		}, remove("scsi2"), "scsi2 (san:0.0.1.scsi-36001405a) carries no VM's number, so its owner is unknown: give the node a volume instead"),
 		{
 			name: "device of the host", bring: func(l *Lab) {
 				l.World.AddDevice("pve1", rawDisk, 1<<30, world.NewMedia(nil))
@@ -152,7 +152,7 @@ func provenRefusals() []refusal {
 		{
 			name:  "data disk that could be either",
 			bring: whileOff(change("scsihw=megasas", "scsi0="+wk1SystemDrive+wwn, "scsi2=fast:20,serial=other")),
-			both: []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be told: " +
+			both: []string{"what is on sdb (u-data) could be on scsi1 or scsi2, and which of the machine's disks that is can't be determined: " +
 				"qm set 9031 --scsi1 " + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b, then shut VM 9031 down and start it (a reboot from inside is not enough), so that Talos shows the name"},
 			lift: whileOff(change("scsi1=" + wk1Data + ",discard=on,iothread=1,size=20G,ssd=1,serial=9031-scsi1,wwn=0x3eb37482376a108b")),
 			undo: whileOff(discard("scsi2"), change("scsihw=virtio-scsi-single", "scsi0="+wk1SystemDrive,

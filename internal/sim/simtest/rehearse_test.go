@@ -320,9 +320,9 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		c := lab.rehearsing()
 		c.killedAt(t, onServer("/9099/status/start POST"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=somebody")
+		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
 		err := lab.second().roll(planning.Policy{Only: []string{"wk1"}})(t.Context())
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "is none of the drives that it was made with") {
+		if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "is not a drive that it was created with") {
 			t.Errorf("kind %d: %v", fault.KindOf(err), err)
 		}
 		if left := lab.scratches(); len(left) != 1 {

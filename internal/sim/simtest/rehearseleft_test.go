@@ -63,9 +63,9 @@ func TestPruneKeepsAChangedScratchVM(t *testing.T) {
 	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
-		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=somebody")
+		lab.EditVM(scratchVM, "scsi5", "fast:3,serial=someone")
 		rep, err := lab.second().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
-		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), "is none of the drives that it was made with") {
+		if err != nil || len(rep.Scratch) != 1 || !strings.Contains(strings.Join(rep.Scratch[0].Keep, ""), "is not a drive that it was created with") {
 			t.Errorf("report %+v, %v", rep.Scratch, err)
 		}
 		if left := lab.scratches(); len(left) != 1 {

@@ -283,7 +283,7 @@ func TestRestoreIsRefused(t *testing.T) {
 			must(t, l.World.PowerOff(l.node("cp3").VMID))
 			time.Sleep(45 * time.Minute) // Talos' discovery drops them after 30
 			l.loseEtcd("cp1")
-		}, "cp1", fault.Refused, "can't be told: Talos' discovery does not know cp2, cp3 at present"},
+		}, "cp1", fault.Refused, "can't be determined: Talos' discovery does not know cp2, cp3 at present"},
 		"it has data": {1, nil, "cp1", fault.Refused, "cp1 has etcd data already"},
 		"another VM":  {1, func(_ *testing.T, l *Lab, _ string) { l.Replace("recast.yaml", "vmid: 9001", "vmid: 9002") }, "cp1", fault.Refused, "not VM 9002 as configured"},
 	}

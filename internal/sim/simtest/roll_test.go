@@ -127,7 +127,7 @@ func TestSwappedISOsAreNoticed(t *testing.T) {
 		if err != nil || vm.Running {
 			t.Errorf("the VM that booted the wrong bytes: %+v, %v", vm, err)
 		}
-		lab.SwapISOs() // somebody restores the right content
+		lab.SwapISOs() // someone restores the right content
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		requireDrift(t, lab)
 	})

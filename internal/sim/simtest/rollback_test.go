@@ -168,7 +168,7 @@ func TestRollbackRefused(t *testing.T) {
 				lab.Patch(everywhere)
 				c := lab.as(secondRun)
 				c.killedAt(t, after("park/scsi0"), c.roll(planning.Policy{Only: []string{"wk1"}}))
-			}, "node wk1: an earlier run is not finished", "recast roll finishes it, recast recover wk1 gives it up",
+			}, "node wk1: an earlier run is not finished", "recast roll finishes it, recast recover wk1 cancels it",
 		},
 		"the machine configuration has changed": {
 			oneWorker(), "wk1", func(t *testing.T, lab *Lab) { lab.editMachineConfig(t, "wk1") },

@@ -18,7 +18,7 @@ func faultsInPlace() map[string]*talosFault {
 		},
 		"it comes back as another build": {
 			at: "upgrade/reboot", begins: installedBy("cp1"),
-			says: []string{"it came back neither as its old system nor as the one that was installed: ", "somebody else has installed a system on it meanwhile", "recast roll goes on"}, stands: untouched,
+			says: []string{"it came back neither as its old system nor as the one that was installed: ", "someone else has installed a system on it meanwhile", "recast roll continues"}, stands: untouched,
 		},
 		"the new image loops": {
 			roll: []string{"bootFailure: stop"}, begins: breakImage(talosapi.Loops), mends: inTurn(breakImage(talosapi.Sound), switchedOff, poweredOn),
@@ -32,7 +32,7 @@ func faultsInPlace() map[string]*talosFault {
 			begins: breakImage(talosapi.Unready), remedy: (*talosScene).again,
 			says: []string{"wk1 did not come back from its upgrade", "stage booting, not ready: services: kubelet not running", "and was rolled back", "not tried in place on it again"}, stands: untouched,
 		},
-		"somebody has installed another build": {
+		"someone has installed another build": {
 			begins: inTurn(published, installedBy("cp1")), mends: rebooted,
 			kind: fault.Refused, says: []string{"talos-v1.13.9~1.efi is installed and waits for a reboot", "reboot it first, or use recreate or reimage"}, stands: untouched,
 		},
@@ -75,7 +75,7 @@ func normalTroubles() map[string]*talosFault {
 		},
 		"a half-dead API while it reboots, reimaged":       {strategy: cluster.Reimage, o: threePlanes, rolls: "cp2", stands: untouched},
 		"a half-dead API while it reboots, unattended":     {o: unattended, stands: untouched},
-		"somebody has installed a build and not booted it": {begins: inTurn(published, installedBy("cp1")), stands: untouched},
+		"someone has installed a build and not booted it": {begins: inTurn(published, installedBy("cp1")), stands: untouched},
 		"the endpoint is an address that moves": {
 			o: threePlanes, rolls: "cp2", first: virtualEndpoint, at: "take-down/stop", begins: func(s *talosScene) { s.lead(virtual, "cp3") }, stands: untouched,
 		},

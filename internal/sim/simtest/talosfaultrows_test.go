@@ -147,7 +147,7 @@ func faultsOfInstalls() map[string]*talosFault {
 		},
 		"the installer goes meanwhile": {
 			first: patient, at: "bring-up/start", begins: breakImage(talosapi.Unpullable), mends: breakImage(talosapi.Sound),
-			says: []string{"wk1 is in maintenance mode again: it could not install Talos from 127.0.0.1:8080/nocloud-installer/", "the same command again gives it its configuration anew"}, stands: isOut,
+			says: []string{"wk1 is in maintenance mode again: it could not install Talos from 127.0.0.1:8080/nocloud-installer/", "run the same command again to apply the configuration again"}, stands: isOut,
 		},
 		"the installer goes meanwhile, and is asked for again and again": {
 			at: "bring-up/start", begins: breakImage(talosapi.Unauthorized), mends: breakImage(talosapi.Sound),
