@@ -184,9 +184,9 @@ func TestProxying(t *testing.T) {
 		want    string
 		after   time.Duration
 	}{
-		"nobody listens":         {world.ConnectionRefused, "595 Connection refused", 0},
-		"there is no way":        {world.NoRouteToHost, "595 No route to host", 3 * time.Second},
-		"nobody answers":         {world.ConnectionTimedOut, "595 Connection timed out", 30 * time.Second},
+		"nobody listens":        {world.ConnectionRefused, "595 Connection refused", 0},
+		"there is no way":       {world.NoRouteToHost, "595 No route to host", 3 * time.Second},
+		"nobody answers":        {world.ConnectionTimedOut, "595 Connection timed out", 30 * time.Second},
 		"someone else is there": {world.CertificateFailed, "596 certificate verify failed", 0},
 	}
 	for name, test := range failures {

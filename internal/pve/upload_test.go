@@ -273,7 +273,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		"cut off, then sent again": {answers: []route{lost, ok}, sent: 2, quick: true},
 		"a file was there before":  {answers: []route{swallow(lost), ok}, isos: []route{there}, sent: 2},
 		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has appeared"},
-		"a proxy cancels it":      {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
+		"a proxy cancels it":       {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
 		"nothing can be looked up": {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -105,11 +105,11 @@ func TestOrder(t *testing.T) {
 		"a worker as canary, then control planes": {
 			options: sim.Options{ControlPlanes: 3, Workers: 2}, order: []string{"wk1", "cp1", "cp2", "cp3", "wk2"},
 		},
-		"workers first":                       {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
-		"no canary":                           {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
+		"workers first":                      {roll: []string{"order: workers-first"}, order: []string{"wk1", "wk2", "cp1"}},
+		"no canary":                          {roll: []string{"canary: false"}, order: []string{"cp1", "wk1", "wk2"}},
 		"someone runs the new build already": {before: "wk2", order: []string{"cp1", "wk1"}},
-		"only":                                {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
-		"exclude":                             {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"only":                               {policy: planning.Policy{Only: []string{"wk2", "cp1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
+		"exclude":                            {policy: planning.Policy{Exclude: []string{"wk1"}}, order: []string{"wk2", "cp1"}, stale: []string{"wk1"}},
 	}
 	eachIn(t, func(c story) sim.Options { return c.options }, cases, func(t *testing.T, lab *Lab, c story) {
 		lab.setRoll(c.roll...)
@@ -284,7 +284,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		"one of ours":                                          {off("wk2"), "wk1", "other nodes are not Ready: wk2", ""},
 		"one that recast does not know":                        {foreign, "wk1", "", "gpu1 (not in recast.yaml)"},
 		"the same, for a control plane":                        {foreign, "cp1", "", "gpu1 (not in recast.yaml)"},
-		"one that someone cordoned":                           {cordoned, "wk1", "", "wk2 (cordoned)"},
+		"one that someone cordoned":                            {cordoned, "wk1", "", "wk2 (cordoned)"},
 		"one that is ignored":                                  {ignored("wk2"), "wk1", "", "wk2 (in roll.ignoreNodes)"},
 		"a control plane that is ignored, for a worker":        {ignored("cp2"), "wk1", "", "cp2 (in roll.ignoreNodes)"},
 		"a control plane that is ignored, for a control plane": {ignored("cp2"), "cp1", "other nodes are not Ready: cp2", "cp2 (in roll.ignoreNodes)"},

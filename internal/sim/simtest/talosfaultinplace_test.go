@@ -73,8 +73,8 @@ func normalTroubles() map[string]*talosFault {
 		"a half-dead API while it reboots, in place with the old API": {
 			o: sim.Options{TalosVersion: "v1.12.6"}, strategy: cluster.InPlace, stands: untouched,
 		},
-		"a half-dead API while it reboots, reimaged":       {strategy: cluster.Reimage, o: threePlanes, rolls: "cp2", stands: untouched},
-		"a half-dead API while it reboots, unattended":     {o: unattended, stands: untouched},
+		"a half-dead API while it reboots, reimaged":      {strategy: cluster.Reimage, o: threePlanes, rolls: "cp2", stands: untouched},
+		"a half-dead API while it reboots, unattended":    {o: unattended, stands: untouched},
 		"someone has installed a build and not booted it": {begins: inTurn(published, installedBy("cp1")), stands: untouched},
 		"the endpoint is an address that moves": {
 			o: threePlanes, rolls: "cp2", first: virtualEndpoint, at: "take-down/stop", begins: func(s *talosScene) { s.lead(virtual, "cp3") }, stands: untouched,
