@@ -21,6 +21,7 @@ type Reason struct {
 // past one. known is false for a hash that is in none of our locks.
 type History func(lockHash string) (extensions []LockedExtension, known bool)
 
+// DiffImage compares the image that a machine runs with a build.
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	var out []Reason
 	if m.TalosVersion != b.TalosVersion {
@@ -57,6 +58,7 @@ func DiffTarget(b Build, m RunningSystem) []Reason {
 	return out
 }
 
+// OnOff is "on" or "off".
 func OnOff(on bool) string {
 	if on {
 		return "on"
@@ -91,6 +93,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 // machine configuration (pkg/imager/embed.go of Talos).
 const ConfigEntry = "embedded-config"
 
+// DiffExtensions compares the extensions of a machine with those of a build, by name and version.
 func DiffExtensions(b Build, m RunningSystem) []Reason {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
@@ -183,6 +186,7 @@ func (b Build) installs(image string) bool {
 	return name == b.SchematicID+":"+b.TalosVersion
 }
 
+// Title is the name and the version.
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
 // PreviousLock is a way back that needs no kept disk. recast refuses a lock that does not match

@@ -172,6 +172,7 @@ func CompareKeys(a, b string) int {
 	return strings.Compare(a, b)
 }
 
+// FindDrive returns the drive with that key.
 func FindDrive(disks []Disk, key string) (Disk, bool) {
 	i := slices.IndexFunc(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
 	if i < 0 {
@@ -281,6 +282,7 @@ func DriveOptions(options []string) []string {
 	return read
 }
 
+// SameOptions compares options of drives as Proxmox reads them: their order does not matter.
 func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
 // ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
@@ -317,6 +319,7 @@ func ReferencedBy(volid string, vms []VM) []string {
 	return out
 }
 
+// PlaceOf names a drive: "scsi0 of VM 101".
 func PlaceOf(vm VMID, key string) string { return fmt.Sprintf("%s of VM %d", key, vm) }
 
 // OfHost says whether the drive is a device or a file of the host, named by its path.
@@ -328,6 +331,7 @@ type Use struct {
 	Values []string
 }
 
+// OptionString is the options of a drive as a configuration writes them.
 func OptionString(d Disk) string {
 	d.Volid = ""
 	if v := d.Value(); v != "" {
@@ -336,6 +340,7 @@ func OptionString(d Disk) string {
 	return ""
 }
 
+// SplitOptions undoes OptionString.
 func SplitOptions(s string) []string {
 	if s == "" {
 		return nil
@@ -343,6 +348,7 @@ func SplitOptions(s string) []string {
 	return strings.Split(s, ",")
 }
 
+// JoinOptions is the value of a drive in a configuration.
 func JoinOptions(volid, options string) string {
 	if options == "" {
 		return volid

@@ -26,6 +26,7 @@ func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.Label(), m.Peers)
 }
 
+// Label is the name of a member, or its ID if it has none yet.
 func (m EtcdMember) Label() string {
 	if m.Name != "" {
 		return m.Name

@@ -20,6 +20,7 @@ func Pause(annotations map[string]string) string {
 	return why
 }
 
+// Unpause is the command that lets a paused node be taken out again.
 func Unpause(node string) string {
 	return "kubectl annotate node " + node + " " + PauseMark + "- lifts that"
 }

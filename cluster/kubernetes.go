@@ -261,10 +261,12 @@ func (v Version) String() string {
 // MinorVersion is the version without its patch: "v1.35".
 func (v Version) MinorVersion() string { return fmt.Sprintf("v%d.%d", v.Major, v.Minor) }
 
+// Compare is negative if v is older than o, 0 if they are equal.
 func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
 }
 
+// Before says whether v is older than o.
 func (v Version) Before(o Version) bool { return v.Compare(o) < 0 }
 
 // comparePre orders pre-releases before their release, as https://semver.org does.

@@ -69,6 +69,7 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 // the record.
 var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
 
+// ConfigSum is the SHA-256 of a machine configuration, in hex.
 func ConfigSum(config []byte) string {
 	sum := sha256.Sum256(config)
 	return hex.EncodeToString(sum[:])

@@ -34,6 +34,7 @@ func Size(bytes int64) string {
 	return fmt.Sprintf("%d GiB", bytes>>30)
 }
 
+// RoomOn reads the room on the storages of a host; Room.Err says why it could not be read.
 func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	room, err := px.Room(ctx, host)
 	room.Err = err

@@ -187,6 +187,7 @@ func (d Disk) Named(serial string) []string {
 	return d.Options
 }
 
+// WWN derives a World Wide Name from a serial number.
 func WWN(serial string) string {
 	sum := sha256.Sum256([]byte(serial))
 	return "0x3" + hex.EncodeToString(sum[:])[:15]

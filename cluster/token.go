@@ -41,6 +41,7 @@ type ACLEntry struct {
 	Propagate             bool
 }
 
+// Words says which role the entry gives to whom.
 func (e ACLEntry) Words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
 
 // Arguments are the arguments of pveum acl for the entry.

@@ -38,6 +38,7 @@ func Median(values []int) int {
 	return values[len(values)/2]
 }
 
+// EarlierRolls says, in words, how many rolls an estimate is based on.
 func EarlierRolls(rolls int, who string) string {
 	if rolls == 1 {
 		return "an earlier roll of " + who

@@ -69,4 +69,5 @@ func (c CommandGate) line() string {
 	return strings.Join(words, " ")
 }
 
+// Timeout is how long a roll waits for the gate.
 func (g UserGate) Timeout() time.Duration { return time.Duration(g.TimeoutSeconds) * time.Second }

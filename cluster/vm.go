@@ -47,6 +47,7 @@ func (m RunningSystem) Omni() []string {
 	return out
 }
 
+// ArgName is the name of a kernel argument, without its value.
 func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
 
 // Arch is the architecture that a VM's configuration names, as images name it.
@@ -83,6 +84,7 @@ func (vm VM) FixedAddress() string {
 	return ""
 }
 
+// Secured says whether the firmware is known to verify what it boots.
 func (m RunningSystem) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
 
 // LacksSecureBoot says why a boot ISO can't enrol its keys in the VM's firmware (get_ovmf_files in
@@ -143,6 +145,7 @@ func HalfMade(vm VM) error {
 			"qm unlock %[1]d && qm destroy %[1]d, then run the same command again", vm.ID, vm.Host)
 }
 
+// Locked says whether a task that ends by itself holds the VM.
 func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 
 // passing are the locks of a VM's configuration that end with the task that set them (qemu-server,
@@ -180,6 +183,7 @@ func DrivesOf(vm VM) string {
 	return strings.Join(have, ", ")
 }
 
+// ParkingName is the name of a node's parking VM.
 func ParkingName(node string) string { return "recast-parking-" + node }
 
 // Create returns the command that recreates the job.

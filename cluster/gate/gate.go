@@ -149,6 +149,7 @@ func (n Gate) requireUnchanged(ctx context.Context) error {
 	return nil
 }
 
+// MovedSince is the refusal for a VM that is on another host than the plan says.
 func (n Gate) MovedSince(vm cluster.VM) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.Plan.Host),
 		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")

@@ -52,6 +52,7 @@ type outNodes struct {
 	names map[string]bool
 }
 
+// Add marks a node as taken out.
 func (o *outNodes) Add(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,12 +62,14 @@ func (o *outNodes) Add(name string) {
 	o.names[name] = true
 }
 
+// Remove marks a node as back.
 func (o *outNodes) Remove(name string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.names, name)
 }
 
+// Has says whether this roll has the node out.
 func (o *outNodes) Has(name string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
+// Final marks an error that is not retried; Final(nil) is nil.
 func Final(err error) error {
 	if err == nil {
 		return nil
@@ -50,6 +51,7 @@ func (n *Node) Repeat(ctx context.Context, id string, within time.Duration, do f
 	return err
 }
 
+// RepeatFor is for how long a step of the node is repeated; id is its path below the node.
 func (n *Node) RepeatFor(id string) time.Duration {
 	if !n.Plan.Resume && slices.Contains(servesDuring, id) {
 		return RepeatBefore
@@ -97,6 +99,7 @@ func (n *Node) Repeating(id string, s step.Step) step.Step {
 	return s
 }
 
+// RepeatingAll is Repeating for each of the steps below a path.
 func (n *Node) RepeatingAll(below string, list []step.Step) []step.Step {
 	var out []step.Step
 	for _, s := range list {

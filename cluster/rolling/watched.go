@@ -24,14 +24,17 @@ func (n *Node) Watch(ctx context.Context, id string, w wait.For, look wait.Look)
 	return n.Timing.Await(ctx, w, look)
 }
 
+// WatchMachine reports changes of the node's machine; see wait.Watch.
 func (n *Node) WatchMachine(ctx context.Context, tell func(look bool)) error {
 	return n.Talos.WatchMachine(ctx, n.Plan.Addr, tell)
 }
 
+// WatchNode reports changes of the node's Node object; see wait.Watch.
 func (n *Node) WatchNode(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchNode(ctx, n.Plan.Node, tell)
 }
 
+// WatchDetached reports volumes that are detached from the node; see wait.Watch.
 func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 	return n.Kube.WatchDetached(ctx, n.Plan.Node, tell)
 }

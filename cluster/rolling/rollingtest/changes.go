@@ -25,8 +25,10 @@ func Begun(s *Scene) {
 	}}
 }
 
+// Is sets the strategy.
 func Is(s cluster.Strategy) func(*Scene) { return func(c *Scene) { c.Plan.Strategy = s } }
 
+// All makes one change after the other.
 func All(changes ...func(*Scene)) func(*Scene) {
 	return func(s *Scene) {
 		for _, change := range changes {
@@ -35,6 +37,7 @@ func All(changes ...func(*Scene)) func(*Scene) {
 	}
 }
 
+// Resumed makes the run one that resumes an earlier one.
 func Resumed(s *Scene) { s.Plan.Resume = true }
 
 // Swapped puts the new system disk on the VM, and parks the old one.
@@ -43,8 +46,10 @@ func Swapped(s *Scene) {
 	On(101, KV{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r1 build=b"})(s)
 }
 
+// On changes settings of a VM; "" removes one.
 func On(id cluster.VMID, config KV) func(*Scene) { return func(s *Scene) { s.PX.Set(id, config) } }
 
+// Off has the VM switched off.
 func Off(s *Scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) }
 
 // Previous adds a build to fall back to.
@@ -60,6 +65,7 @@ func Waiting(s *Scene) { OnNode("cp3", func(k *cluster.KubeNode) { k.Ready = fal
 // Joined makes the new system a member of etcd.
 func Joined(s *Scene) { s.Mem.EtcdID = 9 }
 
+// OnNode changes a Node object.
 func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
 	return func(s *Scene) {
 		k := s.Nodes[name]
@@ -71,6 +77,7 @@ func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
 // Silent makes the machine not answer with the cluster's certificates.
 func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
 
+// Saved has the node's machine configuration in the journal.
 func Saved(s *Scene) { s.Config["journal"] = cluster.Secret("machine: {}") }
 
 // Filed puts the node's configuration in a file that the plan has shown.
@@ -81,16 +88,21 @@ func Filed(s *Scene) {
 	s.Blank.SystemDisk, s.Blank.FromISO = "sda", false
 }
 
+// Paused has the mark that keeps a node from being taken out.
 func Paused(k *cluster.KubeNode) { k.Pause = "mine" }
 
+// NoQuorum has the Proxmox cluster without quorum.
 func NoQuorum(s *Scene) { s.PX.NoQuorum = true }
 
+// NoISO has no volume at all.
 func NoISO(s *Scene) { s.PX.Volumes = nil }
 
+// Stays has data of a PersistentVolume on the system disk.
 func Stays(s *Scene) {
 	s.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1", Path: "/var/x"}}
 }
 
+// Fails has each call of that name fail.
 func Fails(call string, err error) func(*Scene) {
 	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
 }

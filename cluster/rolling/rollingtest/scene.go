@@ -17,6 +17,7 @@ import (
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
+// KV is a configuration of a VM.
 type KV = map[string]string
 
 // Scene is a node with everything that its roll talks to: the worker wk1 on VM 101, or what a row
@@ -41,8 +42,10 @@ type Scene struct {
 	Applied string       // the UUID with which the machine answers once it has its configuration
 }
 
+// Addr is the address 10.0.0.last.
 func Addr(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, last}) }
 
+// NewScene is the worker wk1, which is about to be recreated, with nothing in the way.
 func NewScene() *Scene {
 	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Running: true, Config: KV{"smbios1": "uuid=u", "scsi0": "fast:vm-101-disk-0,serial=system", "scsi1": "fast:vm-101-disk-1,serial=data"}}
 	m := clustertest.InSync()
