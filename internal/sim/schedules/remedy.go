@@ -20,7 +20,7 @@ var (
 	isOn           = regexp.MustCompile(`switch VM (\d+) off, then run`)
 	staysLearner   = regexp.MustCompile(`talosctl reset -n (\S+) --graceful=false --reboot --system-labels-to-wipe (\S+),`)
 	wasMoved       = regexp.MustCompile(`qm migrate (\d+) (\w+)`)
-	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) gives`)
+	isCutOff       = regexp.MustCompile(`look at the console of VM (\d+): if Talos says there that it is installed already.* recast recover (\S+) cancels`)
 )
 
 // remedy applies the manual remedy that recast asks for, if it is mechanical.
