@@ -42,7 +42,8 @@ type NodeWriter interface {
 	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
 	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
-	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable.
+	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable, in one
+	// change. A node without a mark stays as it is.
 	Uncordon(ctx context.Context, node string) error
 	// SetFailedBuild records on the Node the build whose in-place upgrade came back as the old
 	// system; "" clears it.
@@ -65,9 +66,10 @@ type VolumeReader interface {
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// WatchDetached reports when a volume was detached from the node: see wait.Watch.
 	WatchDetached(ctx context.Context, node string, tell func(look bool)) error
-	// LocalData reads what is bound to each of the nodes: local and hostPath PersistentVolumes in
-	// use, what its pods write to it, directories of Longhorn and Rook, pools of LINSTOR. The key
-	// "" has the volumes of Proxmox' CSI driver.
+	// LocalData reads what is bound to each of the nodes, again on each call: local and hostPath
+	// PersistentVolumes with affinity to it that are in use, what its pods write to it,
+	// directories of Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox'
+	// CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
 	// PodVolumes lists the handles of all volumes of Proxmox' CSI driver.
 	PodVolumes(ctx context.Context) ([]string, error)

@@ -276,6 +276,12 @@ type EtcdReader interface {
 	EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error
 }
 
+// TalosReader reads machines and their etcd, and changes nothing.
+type TalosReader interface {
+	MachineReader
+	EtcdReader
+}
+
 // Upgrader replaces the system of a running machine in place. Each call refuses
 // unless the machine at addr has that UUID.
 type Upgrader interface {

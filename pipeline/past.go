@@ -55,8 +55,7 @@ type Runs struct{ Dir string }
 // Runs are the runs of this project.
 func (p Project) Runs() Runs { return Runs{filepath.Join(p.State(), "runs")} }
 
-// All reads every run, newest first. It returns
-// problems as texts.
+// All reads every run, newest first; what could not be read comes back as texts.
 func (r Runs) All(o PastOptions) (runs []PastRun, problems []string) {
 	infos, err := journal.Runs(r.Dir)
 	if err != nil {

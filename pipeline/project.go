@@ -1,5 +1,7 @@
-// Package pipeline holds one function for each command that reads or changes
-// the world. Each can be read from its first line to its last.
+// Package pipeline holds one function for each command that reads or changes the world. Each
+// can be read from its first line to its last. Three commands have packages of their own:
+// init is [github.com/recast-sh/recast/pipeline/setup], doctor pipeline/checkup, and
+// support-bundle pipeline/support.
 package pipeline
 
 import (

@@ -91,7 +91,10 @@ func (w upgrading) upgrade(ctx context.Context, rep *UpgradeKubernetesReport, o 
 	if err := errors.Join(refusedPlan(rep.Plan), access.NeedsToUpgradeKubernetes(host).Check(ctx, w.machines.Proxmox)); err != nil {
 		return err
 	}
-	if err := errors.Join(cluster.RequireQuorum(ctx, w.machines.Proxmox), w.claim.take(ctx, host)); err != nil {
+	if err := cluster.RequireQuorum(ctx, w.machines.Proxmox); err != nil {
+		return err
+	}
+	if err := w.claim.take(ctx, host); err != nil {
 		return err
 	}
 	ok, err := o.Confirm(rep.Plan)

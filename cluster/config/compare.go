@@ -27,7 +27,15 @@ const (
 	Reordered Kind = "reordered"
 )
 
-// Compare lists how wanted differs from found, by document and path.
+// Compare lists how wanted differs from found, by document and path. The order of documents
+// and keys, comments and style do not matter, nor whether a key is absent or null.
+//
+// Lists of scalars are compared by their entries, and lists of mappings by a key that names
+// each entry if they have one, else by index. Another order of the same entries is a change of
+// its own, Reordered: Talos' lists have no common rule for it.
+//
+// A secret is reported as changed, but its value is not shown: see package redact. A value that
+// is secret in one place of either configuration is secret in every other place.
 func Compare(found, wanted Documents) []Change {
 	c := comparison{screen: newScreen(found, wanted)}
 	was, is := byID(found), byID(wanted)

@@ -11,7 +11,7 @@ import (
 )
 
 // EtcdTroubles lists what is wrong with etcd, each with a hint.
-func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.Talos, files cluster.FileReader) []error {
+func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader) []error {
 	planes := s.ControlPlanes()
 	if len(planes) == 0 {
 		return nil // reported with Kubernetes
@@ -48,7 +48,7 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 
 // noMember says what is known about a control plane that is not among the members. One that was
 // removed but kept its data restarts its etcd for ever, and reports it only in etcd's log.
-func (s Survey) noMember(ctx context.Context, talos cluster.Talos, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
+func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),

@@ -178,7 +178,7 @@ func (v View) skew(except string) []string {
 
 // Look asks the first control plane that answers for the list of members. Then it asks every
 // member, except those named in without, for its own status.
-func Look(ctx context.Context, talos cluster.Talos, ask []cluster.Endpoint, without ...string) (View, error) {
+func Look(ctx context.Context, talos cluster.EtcdReader, ask []cluster.Endpoint, without ...string) (View, error) {
 	v := View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	var errs []error
 	for _, e := range ask {

@@ -29,7 +29,7 @@ func (n losses) Require(ctx context.Context) error {
 		return nil
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s became impossible for %s since the plan was made: %s", n.Plan.Strategy, n.Plan.Node, strings.Join(against, "; ")),
-		"remove the cause, then run the same command again")
+		"once that no longer holds, run the same command again")
 }
 
 // RequireOff is Require for a node that is already down, right before its system disk is handed

@@ -17,7 +17,7 @@ import (
 // Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and what in
 // use the wanted version has removed. It changes nothing. A machine that does not answer is not
 // an error of Observe.
-func Observe(ctx context.Context, talos cluster.Talos, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
+func Observe(ctx context.Context, talos cluster.TalosReader, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
 	wanted, err := cluster.ParseVersion(to)
 	if err != nil {
 		return Seen{}, err

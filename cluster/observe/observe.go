@@ -159,7 +159,7 @@ func Shared(found []Found) (problems []error) {
 	return problems
 }
 
-// machineRead is MachineReader's Machine, or System.
+// machineRead is StateReader.Machine, or ConfigReader.System as a Machine.
 type machineRead func(ctx context.Context, addr netip.Addr) (cluster.Machine, error)
 
 // observeMatched reads the sources and finds each node's VM.
@@ -214,10 +214,10 @@ func observeSources(ctx context.Context, src Sources) (o Observation, members []
 // Sources are what Observe reads from.
 type Sources struct {
 	Proxmox cluster.Inventory
-	Talos   cluster.Talos
+	Talos   cluster.TalosReader
 	// Maintenance reads machines that were reset; nil: they count as unreadable.
 	Maintenance cluster.Maintenance
-	Kube        cluster.Kube
+	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
 	// ParkingIDs are the VMIDs that a parking VM may have, in order.
 	ParkingIDs []cluster.VMID

@@ -15,7 +15,7 @@ import (
 // DescriptionChanged is the error of a parking VM that has lost its record.
 func DescriptionChanged(vm cluster.VM, node string) error {
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s was the parking VM of %s, but its description no longer says so", vm, node),
-		"someone edited the description of VM %d, whose last line says where disks are: restore it: recast can't continue without it", vm.ID)
+		"someone edited the description of VM %d, whose last line says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
 }
 
 // Intent is written before a disk is handed over. Proxmox renames the volume, then writes the
@@ -89,7 +89,7 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 		}
 		if err := json.Unmarshal([]byte(b), &rec); err != nil {
 			return Record{}, true, fault.WithHint(fault.ParkedHalf.Refusedf("%s: record in its description can't be read: %w", vm, err),
-				"someone edited the last line of VM %d's description, which says where disks are: restore it: recast can't continue without it", vm.ID)
+				"someone edited the last line of VM %d's description, which says where disks are: put that line back as it was; recast can't continue without it", vm.ID)
 		}
 		return rec, true, nil
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // TakePulse looks once. A server that does not answer is no error: its part stays unknown.
-func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.Talos) Pulse {
+func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.EtcdReader) Pulse {
 	var pulse Pulse
 	if nodes, err := kube.Nodes(ctx); err == nil {
 		pulse.Kubernetes, pulse.Nodes = true, len(nodes)

@@ -20,7 +20,7 @@ import (
 // ForRollback plans to boot the named nodes from their previous system disks; with no names,
 // all nodes that can. If that is not possible, the way back is a roll to the previous lock;
 // each refusal says so.
-func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.Talos, m cluster.Maintenance, p Policy) (Plan, error) {
+func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := p.Check(wanted); err != nil {
 		return Plan{}, err
@@ -54,7 +54,7 @@ func ForRollback(ctx context.Context, clusterName string, wanted []cluster.Wante
 	return plan, nil
 }
 
-func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.Talos, m cluster.Maintenance, p Policy) error {
+func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) error {
 	kept, on, ok := n.Found.LastKept()
 	switch {
 	case n.Found.Away:
@@ -126,7 +126,7 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 
 // planRollbackEtcd lets a control plane go back only if its old disk holds no etcd data, or its
 // member had left before: data of a removed member never joins again.
-func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.Talos, p Policy, kept parking.KeptDisk) error {
+func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.TalosReader, p Policy, kept parking.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {

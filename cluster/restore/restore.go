@@ -57,7 +57,7 @@ func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.
 
 // Restore restores etcd of a single control plane from a snapshot.
 type Restore struct {
-	Talos    cluster.Talos
+	Talos    cluster.TalosReader
 	Restorer cluster.EtcdRestorer
 	Kube     cluster.NodeReader
 	Target   Target

@@ -14,6 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
+// bringUp is the blank machine: checked, then configured.
+type bringUp struct {
+	*node
+	answered bool // with the cluster's certificates, since it was replaced
+}
+
 // BlankAnswers starts the message about a machine that has booted into maintenance mode.
 const BlankAnswers = "it is the blank machine that was made"
 
@@ -192,10 +198,4 @@ func (n *bringUp) stopMismatch(ctx context.Context, mismatch error) error {
 		return errors.Join(mismatch, fmt.Errorf("and VM %d could not be stopped: %w", n.Plan.VMID, err))
 	}
 	return fmt.Errorf("VM %d was stopped before anything was applied to it: %w", n.Plan.VMID, mismatch)
-}
-
-// bringUp is the blank machine: checked, then configured.
-type bringUp struct {
-	*node
-	answered bool // with the cluster's certificates, since it was replaced
 }

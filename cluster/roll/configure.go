@@ -55,7 +55,7 @@ func (n reconfigure) steps() []step.Step {
 		{ID: "configure", Code: fault.NoBoot, Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive, Skip: n.bringUp.configured, Do: n.again},
 		{ID: "wait-healthy", Code: fault.NoJoin, Title: "wait until " + n.Plan.Node + " is healthy", Skip: n.serves, Do: func(ctx context.Context) error {
 			return fault.WithHint(n.health.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacks),
-				"the console of VM %d and talosctl -n %s dmesg say more; with data of etcd that is lost and no other control plane, recast restore goes on", n.Plan.VMID, n.Plan.Addr)
+				"the console of VM %d and talosctl -n %s dmesg say more; if etcd's data is lost and there is no other control plane, continue with recast restore", n.Plan.VMID, n.Plan.Addr)
 		}},
 	}
 }

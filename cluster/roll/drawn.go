@@ -20,9 +20,8 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 		return nil, err
 	}
 	r := &Roller{Roll: &rolling.Roll{Cluster: p.Cluster, Timing: t, Say: func(string, string) {}}}
-	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(n.Phase, n.Node)})
-	of.gates, of.hooks, of.record.drawn = p.Gates, p.Hooks, drawn
-	of.Plan.ControlPlanes, of.Plan.Heed = p.ControlPlanes, p.Heed
+	of := r.planned(p, n, n.Phase)
+	of.record.drawn = drawn
 	return slices.Concat(of.upgrade.pullSteps(), of.order.branches()), nil
 }
 

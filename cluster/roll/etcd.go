@@ -15,6 +15,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
+// etcdMember is the membership of a control plane in etcd.
+type etcdMember struct {
+	*node
+	outOfIt bool // etcd was seen without this member during the take-down
+}
+
 // left is the goal of leave: etcd has no member of this name, and the record says whether its data
 // is gone too. A machine that is already off stays a member if etcd is healthy without it: the new
 // machine replaces that member by name (talos internal/app/machined/pkg/system/services/etcd.go).
@@ -283,10 +289,4 @@ func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	}
 	mem.EtcdID, mem.Old.Etcd = m.ID, v.Statuses[m.ID].Version
 	return nil
-}
-
-// etcdMember is the membership of a control plane in etcd.
-type etcdMember struct {
-	*node
-	outOfIt bool // etcd was seen without this member during the take-down
 }

@@ -14,6 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// health checks that the node runs what is wanted, and that Kubernetes has seen it.
+type health struct {
+	*node
+	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
+}
+
 // healthy is the goal of waitHealthy: the machine runs the wanted build from its own disk with
 // every volume back, and Kubernetes has seen this boot.
 func (n *health) healthy(ctx context.Context) (string, error) {
@@ -222,10 +228,4 @@ func (n *health) waitHealthy(ctx context.Context) error {
 		return err
 	}
 	return n.inVain(ctx, n.settle(ctx, "bring-up/wait-healthy", n.Timing.Join, func(ctx context.Context) (string, error) { return n.lacks(ctx, mem) }))
-}
-
-// health checks that the node runs what is wanted, and that Kubernetes has seen it.
-type health struct {
-	*node
-	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
 }

@@ -14,6 +14,12 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// newBoot checks whether an upgrade in place came up, or fell back.
+type newBoot struct {
+	*node
+	gaveUp error // why a node that was upgraded in place is to be reimaged
+}
+
 func (n *newBoot) healthy(ctx context.Context) (string, error) {
 	if n.gaveUp != nil {
 		return "it did not come back, and is reimaged instead", nil
@@ -180,10 +186,4 @@ func (n *newBoot) crossCheck(ctx context.Context, m cluster.BootedMachine, k clu
 	}
 	n.Tell("wait-healthy", fmt.Sprintf("it says that it booted %s, but it runs the system of %s: its schematic and extensions are the wanted ones", m.BootEntry, m.NextBoot))
 	return n.Kube.SetBooted(ctx, n.Plan.Node, cluster.Booted{BootID: m.BootID, Entry: m.NextBoot})
-}
-
-// newBoot checks whether an upgrade in place came up, or fell back.
-type newBoot struct {
-	*node
-	gaveUp error // why a node that was upgraded in place is to be reimaged
 }

@@ -3,6 +3,7 @@ package roll
 import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/gate"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
 )
 
@@ -35,6 +36,14 @@ type node struct {
 	hookPoints  hookPoints  // the user's hooks
 	userGates   userGates   // the user's gates
 	record      *record     // the record on the parking VM, and the exchange that it describes
+}
+
+// planned returns a node of p, in one of its phases.
+func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Phase) *node {
+	n.ControlPlanes, n.Heed = p.ControlPlanes, p.Heed
+	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(phase, n.Node)})
+	of.gates, of.hooks = p.Gates, p.Hooks
+	return of
 }
 
 // node returns a node of this roll, with its parts.

@@ -11,6 +11,14 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
+// record is the record on the parking VM, and the exchange that it describes. Where each disk goes
+// is written once, when the record is opened, so an earlier read of that stays valid.
+type record struct {
+	*node
+	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
+	opened *exchange.Replace // as the record was read last; nil: not yet
+}
+
 // known returns the exchange as it was last read, if it was. Where each disk goes is written once,
 // when the record is opened.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
@@ -114,12 +122,4 @@ func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
 		return err
 	}
 	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
-}
-
-// record is the record on the parking VM, and the exchange that it describes. Where each disk goes
-// is written once, when the record is opened, so an earlier read of that stays valid.
-type record struct {
-	*node
-	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
-	opened *exchange.Replace // as the record was read last; nil: not yet
 }

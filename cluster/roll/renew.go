@@ -13,6 +13,12 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
+// renewal is another blank disk after an interrupted installation.
+type renewal struct {
+	*node
+	done bool // it got another blank system disk after an interrupted installation
+}
+
 // stillOn adds what Proxmox says about the VM to the error of a machine that does not answer. A VM
 // that is off stays off: onboot is unset, so its host does not start it when it boots, and neither
 // does Proxmox HA.
@@ -96,10 +102,4 @@ func (n *renewal) giveDisk(ctx context.Context) error {
 		return err
 	}
 	return r.System.GiveBlank(ctx)
-}
-
-// renewal is another blank disk after an interrupted installation.
-type renewal struct {
-	*node
-	done bool // it got another blank system disk after an interrupted installation
 }

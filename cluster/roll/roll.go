@@ -9,7 +9,6 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
-	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -47,10 +46,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 		if len(n.Refused) > 0 {
 			return step.Step{}, fault.PlanRefused.Refusedf("node %s: %s", n.Node, n.Refused[0])
 		}
-		roll := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(b.Phase, n.Node)})
-		roll.gates, roll.hooks = p.Gates, p.Hooks
-		roll.Plan.ControlPlanes, roll.Plan.Heed = p.ControlPlanes, p.Heed
-		branch := roll.order.step()
+		branch := r.planned(p, n, b.Phase).order.step()
 		steps = append(steps, branch)
 		if i < ahead && len(branch.Ahead) > 0 {
 			early := branch.Ahead

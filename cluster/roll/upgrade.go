@@ -15,6 +15,16 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
+// upgrade is the upgrade in place.
+type upgrade struct {
+	*node
+	pulled    bool      // it was told to fetch the installer
+	rebooted  bool      // this process told it to reboot
+	accepted  bool      // it confirmed that it reboots
+	reached   string    // why the wanted build counts as booted; "": it does not
+	reachedAt time.Time // when that was seen
+}
+
 func (n *upgrade) awaitDown(ctx context.Context, id string, timeout time.Duration) error {
 	n.rebooted = true
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", timeout), func(ctx context.Context) (bool, string, error) {
@@ -295,7 +305,7 @@ func (n *upgrade) runsNow(ctx context.Context) (string, error) {
 		k, errNode := n.KubeNode(ctx)
 		switch installed := k.Mark != nil && k.Mark.Installed; {
 		case errNode != nil && n.rebooted, errNode == nil && installed && (n.accepted || !k.Ready || k.BootID != k.Mark.BootID):
-			return "it is unavailable: " + err.Error(), nil // without a single control plane the mark can't be read
+			return "it is unavailable: " + err.Error(), nil // if it is the only control plane, the mark can't be read while it reboots
 		case errNode == nil && installed: // its Node is Ready in the old boot: only its Talos API does not answer
 			return "", fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 		}
@@ -349,13 +359,3 @@ const (
 	pullPause = 20 * time.Second
 	pullQuick = time.Minute
 )
-
-// upgrade is the upgrade in place.
-type upgrade struct {
-	*node
-	pulled    bool      // it was told to fetch the installer
-	rebooted  bool      // this process told it to reboot
-	accepted  bool      // it confirmed that it reboots
-	reached   string    // why the wanted build counts as booted; "": it does not
-	reachedAt time.Time // when that was seen
-}

@@ -22,11 +22,11 @@ type Sources struct {
 	Proxmox      pipeline.Hypervisor
 	ErrProxmox   error
 	Endpoints    []Endpoint
-	Talos        cluster.Talos
+	Talos        cluster.TalosReader
 	ErrTalos     error
 	TalosExpires time.Time          // of our certificate; zero: there is none
 	Files        cluster.FileReader // of the machines; set whenever Talos is
-	Kube         cluster.Kube
+	Kube         cluster.KubeReader
 	ErrKube      error
 	KubeExpires  time.Time
 	Objects      cluster.ObjectJudge // set whenever Kube is

@@ -22,9 +22,9 @@ import (
 // InitSources are the clients for Init.
 type InitSources struct {
 	Proxmox pipeline.Hypervisor
-	Talos   cluster.Talos
-	Addrs   []netip.Addr // of machines in the talosconfig
-	Kube    cluster.Kube // nil: not available
+	Talos   cluster.TalosReader
+	Addrs   []netip.Addr       // of machines in the talosconfig
+	Kube    cluster.KubeReader // nil: not available
 	// Load reads a configuration; Images makes the clients for it.
 	Load   func(file string) (pipeline.Project, error)
 	Images func(p pipeline.Project) (pipeline.Images, error)

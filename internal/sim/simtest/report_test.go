@@ -62,7 +62,7 @@ func (l *Lab) keepRun(name string, run pipeline.PastRun) {
 	if !*updateReports {
 		return
 	}
-	to := filepath.Join("../../report/testdata", name, run.ID)
+	to := filepath.Join("../../../testdata/runs", name, run.ID)
 	must := func(err error) {
 		if err != nil {
 			l.t.Fatal(err)
