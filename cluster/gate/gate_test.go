@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), etcdRows(), identityRows(), lossRows(), lateRows()))
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -129,7 +129,7 @@ func lookRows() []row {
 		{Do: "in place", Change: stays, Err: "could not be reimaged"},
 		{Do: "in place", Change: all(stays, func(s *scene) { s.Plan.Previous = nil })},
 		{Do: "in place", Change: noISO, Err: "boot ISO old.iso is on none of isos"},
-		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.VM.Config = kv{"scsi0": ","} }, Err: "no volume"},
+		{Do: "recreate", Change: func(s *scene) { s.Plan.Found.VM.Config = kv{"scsi0": ","} }, Err: "no volume in"},
 		{Do: "recreate", Change: digest(on(101, kv{"memory": "1"})), Err: "is no longer as it was when the plan was made"},
 		{Do: "recreate", Change: all(digest(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"})), func(s *scene) { s.Pods = []string{"lab/pve1/fast/vm-9999-pvc-1"} })},
 		{Do: "recreate", Change: digest(all(on(101, kv{"scsi7": "fast:vm-9999-pvc-1"}), fails("PodVolumes", cluster.ErrNotNow))), Err: "no answer just now"},

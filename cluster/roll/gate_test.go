@@ -48,7 +48,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()))
+	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -88,7 +88,7 @@ var gateCalls = map[string]rollingtest.Call{
 	"reboot":   {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).newBoot.requireToReboot(ctx) }, Ready: asCP, Deaf: []string{"EtcdStatus", "EtcdMembers", "Identity"}},
 	"boot failed": {Do: func(s *scene, ctx context.Context) error {
 		return nodeOf(s).newBoot.bootFailed(ctx, errors.New("timed out"))
-	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
+	}, Ready: all(asCP, silent, func(s *scene) { delete(s.Status, addr(12)) }), Err: "cp1 did not come back from its upgrade: timed out", Deaf: []string{"Booted", "EtcdStatus", "EtcdMembers", "Identity"}},
 }
 
 // nodeOf returns the scene's node with one hook, and with its configuration file if it has one.
@@ -173,8 +173,8 @@ func etcdRows() []row {
 		{Do: "is out", Change: all(off, silentMembers), Err: "if it was a member, etcd waits for its vote"},
 		{Do: "is out", Change: off, Err: "said the replacement is off"},
 		{Do: "is out", Change: all(off, dead)},
-		{Do: "is out", Change: on(101, kv{"scsi0": ""}), Err: "does not have the new system disk"},
-		{Do: "is out", Change: func(s *scene) { s.Mem.EtcdKept = true }, Err: "etcd continues with what the disks hold"},
+		{Do: "is out", Change: on(101, kv{"scsi0": ""}), Err: "said VM 101 does not have the new system disk"},
+		{Do: "is out", Change: func(s *scene) { s.Mem.EtcdKept = true }, Err: "said etcd continues with what the disks hold"},
 		{Do: "reboot", Change: dead, Err: "etcd would not survive losing cp1"},
 		{Do: "reboot", Change: all(dead, mute)},
 		{Do: "reboot", Change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},
@@ -265,12 +265,12 @@ func otherRows() []row {
 		{Do: "start", Change: is(cluster.Recreate), Err: "is not the one that run r1 created"},
 		{Do: "start", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = true }) }, Err: "is on, but its emulator says"},
 		{Do: "start", Change: on(101, kv{"scsi9": "fast:vm-200-disk-0"}), Err: "whose that is, does not exist"},
-		{Do: "start", Change: on(101, kv{"scsi9": ","}), Err: "no volume"},
+		{Do: "start", Change: on(101, kv{"scsi9": ","}), Err: "no volume in"},
 		{Do: "back out", Change: func(s *scene) { s.Ready(); s.PX.Set(9900, kv{"scsi30": "fast:vm-9900-disk-0,backup=0"}) }, Err: "has disks of wk1 already (scsi0)"},
 		{Do: "down", Change: record(func(rec *parking.Record) { rec.Open = false })},
 		{Do: "down", Change: record(func(rec *parking.Record) { rec.Run = "r0" })},
 		{Do: "down", Change: func(s *scene) { s.Rec = nil }},
-		{Do: "down", Change: swapped, Err: "was renewed by this run"},
+		{Do: "down", Change: swapped, Err: "said VM 101 was renewed by this run"},
 		{Do: "record", Change: record(func(rec *parking.Record) { rec.Open = false }), Err: "another run was here"},
 		{Do: "record", Change: record(func(rec *parking.Record) { rec.Run = "r0" }), Err: "another run was here"},
 		{Do: "prove", Change: func(s *scene) { s.Mem.VM.Config = kv{"hookscript": "x"} }, Err: "has hookscript"},

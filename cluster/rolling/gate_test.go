@@ -42,5 +42,5 @@ func TestGateOfParking(t *testing.T) {
 		{Do: "parking", Change: record(func(rec *parking.Record) { rec.Node = "wk2" }), Err: "no longer says so"},
 		{Do: "parking", Change: record(func(rec *parking.Record) { rec.Cluster = "c2" }), Err: "no longer says so"},
 		{Do: "parking", Change: all(record(func(rec *parking.Record) { rec.Node = "wk2" }), (*scene).Ready, func(s *scene) { s.Number, s.Plan.Found.Parking = 9900, nil }), Err: "parking VM of wk1: not found"},
-	})
+	}, "not found")
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster/clustertest"
-	"github.com/recast-sh/recast/internal/fault"
 )
 
 // Call is something that gates guard, on a node that Ready has prepared.
@@ -19,6 +18,7 @@ type Call struct {
 	Do    func(*Scene, context.Context) error
 	Ready func(*Scene)
 	Done  string   // what it does if nothing is in the way
+	Err   string   // "": it succeeds then
 	Deaf  []string // calls that may fail: their answer is no reason to refuse, or they are repeated
 }
 
@@ -38,8 +38,8 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, _, err := play(t, 0, c.Do, c.Ready)
-			if got := strings.Join(s.PX.Done, "\n"); err != nil && name != "boot failed" || got != c.Done {
-				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.Done)
+			if got := strings.Join(s.PX.Done, "\n"); (err == nil) != (c.Err == "") || err != nil && !strings.Contains(err.Error(), c.Err) || got != c.Done {
+				t.Fatalf("%v, want %q, done:\n%s\nwant:\n%s", err, c.Err, got, c.Done)
 			}
 			for at, call := range s.PX.Made {
 				if slices.Contains(c.Deaf, call) {
@@ -54,7 +54,8 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 }
 
 // CheckRows checks that every condition of a gate refuses something that no other one refuses.
-func CheckRows(t *testing.T, calls map[string]Call, rows []Row) {
+// failures are in errors that are no refusals (see [clustertest.CheckErr]).
+func CheckRows(t *testing.T, calls map[string]Call, rows []Row, failures ...string) {
 	t.Helper()
 	for _, row := range rows {
 		t.Run(row.Do+": "+cmp.Or(row.Err, "not refused"), func(t *testing.T) {
@@ -67,9 +68,7 @@ func CheckRows(t *testing.T, calls map[string]Call, rows []Row) {
 			if got := strings.Join(s.PX.Done, "\n"); got != strings.TrimSpace(row.Done) || took.Round(2*time.Second) != row.Took {
 				t.Errorf("done after %s:\n%s\nwant after %s:\n%s", took, got, row.Took, row.Done)
 			}
-			if (err == nil) != (row.Err == "") || err != nil && !strings.Contains(err.Error()+"\n"+strings.Join(fault.Hints(err), "\n"), row.Err) {
-				t.Errorf("err = %v, want %q", err, row.Err)
-			}
+			clustertest.CheckErr(t, err, row.Err, failures...)
 		})
 	}
 }
