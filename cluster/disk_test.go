@@ -47,7 +47,7 @@ func TestParseDisk(t *testing.T) {
 		"host device":              {"scsi3", "/dev/sdb", Disk{Key: "scsi3", Volid: "/dev/sdb"}, 0, ""},
 		"not a drive":              {key: "net0", value: "virtio=AA", err: `"net0" is not a drive`},
 		"controller":               {key: "scsihw", value: "virtio-scsi-single", err: `"scsihw" is not a drive`},
-		"no volume in":                {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
+		"no volume in":             {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

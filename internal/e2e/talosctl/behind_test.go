@@ -11,6 +11,7 @@ import (
 // TestBehindItsBack makes recast check machines that talosctl has just changed, and repair
 // them; if it refuses, its hint leads to a cluster in sync.
 func TestBehindItsBack(t *testing.T) {
+	t.Parallel()
 	u := startLab(t, "v1.13.9")
 	other, own := u.installer("{cp1}"), u.installer("{wk1}")
 	u.types("As it was", command{line: "recast drift", out: inSync})

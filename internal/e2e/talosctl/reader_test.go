@@ -10,6 +10,7 @@ import (
 // TestReader runs recast with a talosconfig of role os:reader made by talosctl: drift says
 // what it could not compare, and a plan is refused.
 func TestReader(t *testing.T) {
+	t.Parallel()
 	u := startLab(t, "v1.13.9")
 	u.types("A talosconfig that only reads", command{line: "config new {dir}/reader --roles os:reader -n {cp1}"})
 	config, err := os.ReadFile(filepath.Join(u.dir, "recast.yaml"))

@@ -14,6 +14,7 @@ const boots = 3 * time.Minute
 
 // TestTalosctl uses Sidero's talosctl on the lab's machines as a person does.
 func TestTalosctl(t *testing.T) {
+	t.Parallel()
 	u := startLab(t, "v1.13.9")
 	u.types("Read", reads()...)
 	u.types("Look inside", insides()...)
@@ -31,6 +32,7 @@ func TestTalosctl(t *testing.T) {
 
 // TestOtherReleases tests what differs on machines of the previous and the next release.
 func TestOtherReleases(t *testing.T) {
+	t.Parallel()
 	for version, differs := range map[string]struct {
 		kubernetes  []command
 		lifecycle   func(installer string) []command
@@ -40,6 +42,7 @@ func TestOtherReleases(t *testing.T) {
 		"v1.14.1": {kubernetes("1.36.1", ""), lifecycle, maintenance()},
 	} {
 		t.Run(version, func(t *testing.T) {
+			t.Parallel()
 			u := startLab(t, version)
 			u.types("Read", reads()...)
 			u.types("Look inside", insides()...)

@@ -4,7 +4,8 @@
 //	test: 412 tests in 31 packages, 0 failed, 0 skipped, 48 s
 //
 // With -tests every test is shown as it ends, and what was skipped with its reason. With -story
-// what tests print is shown as they print it. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
+// what tests print is shown as they print it, with the name of the test if it runs beside
+// others. A test adds a figure of its own with t.Attr: numbers of the same key are summed.
 // One whose key begins with "sum:" is in the last line alone; one that has another colon ("fault:no-quorum") is shown with its own test alone.
 // With -figures the named ones alone make the last line, and the first of them may not be 0:
 //

@@ -37,6 +37,7 @@ type summary struct {
 	parents map[id]struct{} // tests that have subtests
 	figures map[string]int
 	lines   map[id][]string // figures of tests that have not ended
+	beside  map[id]bool     // tests that run beside others
 	only    []string        // figures of which the last line is made; nil: everything
 	later   map[string]bool // "package test" that may be skipped for being long; nil: all may
 	racing  map[string]bool // packages in the midst of a race detector's report
@@ -45,7 +46,7 @@ type summary struct {
 func newSummary(out io.Writer) *summary {
 	return &summary{
 		out: out, output: map[id]*strings.Builder{}, builds: map[string]*strings.Builder{},
-		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{}, lines: map[id][]string{}, racing: map[string]bool{},
+		ended: map[id]string{}, parents: map[id]struct{}{}, figures: map[string]int{}, lines: map[id][]string{}, beside: map[id]bool{}, racing: map[string]bool{},
 	}
 }
 
@@ -79,7 +80,7 @@ func (s *summary) add(line []byte) {
 			return
 		}
 		if s.story && isOwnLine(at, e.Output) {
-			fmt.Fprint(s.out, strings.TrimPrefix(e.Output, "    "))
+			s.tell(at, strings.TrimPrefix(e.Output, "    "))
 		}
 		at.text(s.output).WriteString(e.Output)
 	case "build-output":
@@ -96,9 +97,19 @@ func (s *summary) add(line []byte) {
 		if i := strings.LastIndex(e.Test, "/"); i >= 0 {
 			s.parents[id{e.Package, e.Test[:i]}] = struct{}{}
 		}
+	case "pause": // it continues with t.Parallel
+		s.beside[at] = true
 	case "pass", "fail", "skip":
 		s.end(at, e)
 	}
+}
+
+// tell shows a line of a test, with the test's name if it runs beside others.
+func (s *summary) tell(at id, line string) {
+	if s.beside[at] {
+		line = at.test[strings.LastIndex(at.test, "/")+1:] + ": " + line
+	}
+	fmt.Fprint(s.out, line)
 }
 
 // count adds a figure to the sums and to those of its test. One whose key begins with

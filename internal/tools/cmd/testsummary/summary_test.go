@@ -138,6 +138,10 @@ func TestStory(t *testing.T) {
 			test: header + `func TestA(t *testing.T) { fmt.Fprintln(t.Output(), "once"); t.Fail() }`,
 			code: 1, want: []string{"once", "--- FAIL: TestA (0.00s)"},
 		},
+		"beside others": {
+			test: header + `func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel(); fmt.Fprintln(t.Output(), "once") }) }`,
+			want: []string{"x: once", "passed  TestA (0 s)"},
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
