@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -44,6 +46,30 @@ func TestRequireOneCluster(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// These are of two clusters.
+type (
+	noVMs   struct{ cluster.Proxmox }
+	onlyCP1 struct{ cluster.Talos }
+	onlyA   struct{ cluster.Kube }
+)
+
+func (noVMs) VMs(context.Context) ([]cluster.VM, error) { return nil, nil }
+
+func (onlyCP1) Members(context.Context) ([]cluster.Member, error) {
+	return []cluster.Member{{Nodename: "cp1"}}, nil
+}
+
+func (onlyA) Nodes(context.Context) ([]cluster.KubeNode, error) {
+	return []cluster.KubeNode{{Name: "a"}}, nil
+}
+
+func TestTwoClustersAreNotDiscovered(t *testing.T) {
+	t.Parallel()
+	if _, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}}); fault.KindOf(err) != fault.Config {
+		t.Errorf("err = %v", err)
 	}
 }
 

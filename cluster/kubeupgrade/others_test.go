@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/clustertest"
 	"github.com/recast-sh/recast/internal/fault"
 )
 
@@ -25,11 +26,14 @@ type threePlanes struct {
 	cluster.Kube
 	machines map[netip.Addr]cluster.MachineKubernetes
 	nodes    []cluster.KubeNode
+	nodesErr error
 	pods     []cluster.StaticPod
 	podsErr  error
 	servers  map[netip.Addr]error // why an API server does not serve
 	members  []cluster.EtcdMember
-	sets     []string // images that were set
+	etcdErr  error
+	etcd     cluster.EtcdStatus // of each member, but its ID
+	sets     []string           // images that were set
 	at       time.Time
 	happens  func() // at that time
 }
@@ -47,7 +51,10 @@ func (p *threePlanes) tick() {
 }
 
 func newThreePlanes() *threePlanes {
-	p := &threePlanes{machines: map[netip.Addr]cluster.MachineKubernetes{}, servers: map[netip.Addr]error{}}
+	p := &threePlanes{
+		machines: map[netip.Addr]cluster.MachineKubernetes{}, servers: map[netip.Addr]error{},
+		etcd: cluster.EtcdStatus{Leader: 1, Version: "3.6.4"},
+	}
 	images := imagesAt("v1.36.1")
 	for i, addr := range planeAddrs {
 		name, uuid := fmt.Sprintf("cp%d", i+1), fmt.Sprintf("uuid-%d", i+1)
@@ -72,25 +79,27 @@ func (p *threePlanes) Kubernetes(_ context.Context, addr netip.Addr) (cluster.Ma
 	p.tick()
 	m, found := p.machines[addr]
 	if !found {
-		return m, errors.New("no answer from " + addr.String())
+		return m, errors.New(addr.String() + " is silent")
 	}
 	return m, nil
 }
 
 func (p *threePlanes) EtcdMembers(context.Context, netip.Addr) ([]cluster.EtcdMember, error) {
-	return p.members, nil
+	return p.members, p.etcdErr
 }
 
 func (p *threePlanes) EtcdStatus(_ context.Context, addr netip.Addr) (cluster.EtcdStatus, error) {
 	for _, m := range p.members {
 		if at, err := m.Address(nil); err == nil && at == addr {
-			return cluster.EtcdStatus{MemberID: m.ID, Leader: 1, Version: "3.6.4"}, nil
+			status := p.etcd
+			status.MemberID = m.ID
+			return status, nil
 		}
 	}
-	return cluster.EtcdStatus{}, errors.New("no answer from " + addr.String())
+	return cluster.EtcdStatus{}, errors.New(addr.String() + " is silent")
 }
 
-func (p *threePlanes) Nodes(context.Context) ([]cluster.KubeNode, error) { return p.nodes, nil }
+func (p *threePlanes) Nodes(context.Context) ([]cluster.KubeNode, error) { return p.nodes, p.nodesErr }
 
 func (p *threePlanes) Node(_ context.Context, name string) (cluster.KubeNode, error) {
 	i := slices.IndexFunc(p.nodes, func(k cluster.KubeNode) bool { return k.Name == name })
@@ -169,6 +178,13 @@ func TestRequireOthers(t *testing.T) {
 			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
 			p.machines[unplanned] = cluster.MachineKubernetes{UUID: "uuid-9"}
 		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is no control plane of the plan"},
+		"a member whose machine does not answer": {func(p *threePlanes) {
+			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
+		}, spotOf{}, "is no control plane of the plan: 127.0.0.9 is silent"},
+		"etcd has no leader":                    {func(p *threePlanes) { p.etcd.Leader = 0 }, spotOf{}, "etcd is not healthy"},
+		"etcd lists no members":                 {func(p *threePlanes) { p.etcdErr = cluster.ErrNotNow }, spotOf{}, "no control plane says who the members of etcd are"},
+		"the Nodes are not read":                {func(p *threePlanes) { p.nodesErr = cluster.ErrNotNow }, spotOf{}, "list Kubernetes nodes"},
+		"the pods are not read":                 {func(p *threePlanes) { p.podsErr = cluster.ErrNotNow }, spotOf{}, "list the pods"},
 		"a member whose Node has a longer name": {func(p *threePlanes) { p.members[1].Name = "cp2-short" }, spotOf{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -176,15 +192,30 @@ func TestRequireOthers(t *testing.T) {
 			p := newThreePlanes()
 			u := p.upgrade()
 			c.wrong(p)
-			err := u.requireOthers(t.Context(), c.except)
-			switch {
-			case c.want == "" && err != nil:
-				t.Errorf("err = %v", err)
-			case c.want != "" && (fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), c.want)):
-				t.Errorf("err = %v, want it refused: %s", err, c.want)
-			}
+			clustertest.CheckErr(t, u.requireOthers(t.Context(), c.except), c.want, "list ")
 		})
 	}
+}
+
+// TestRequireMemberNeedsAnAddress, though etcd does not count as healthy with such a member.
+func TestRequireMemberNeedsAnAddress(t *testing.T) {
+	t.Parallel()
+	err := newThreePlanes().upgrade().requireMember(t.Context(), cluster.EtcdMember{ID: 9, Name: "cp9"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "no address in its peer URLs") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// TestCheckAsksForTheOthers: nothing is begun either while something is down.
+func TestCheckAsksForTheOthers(t *testing.T) {
+	t.Parallel()
+	p := newThreePlanes()
+	for addr, m := range p.machines {
+		m.Images = imagesAt("v1.35.4")
+		p.machines[addr] = m
+	}
+	p.pod("cp2", cluster.Scheduler).Ready = false
+	clustertest.CheckErr(t, p.upgrade().check(t.Context()), "the kube-scheduler of cp2 is not Ready")
 }
 
 // TestRequireOthersKeepsTheHint of an API server that can't be reached from here.

@@ -220,6 +220,10 @@ func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error {
 	return sceneKube{s: k.s}.do("leave")
 }
 
+func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
+	return errors.Join(sceneKube{s: k.s}.do("roll back"), errors.New("it has no previous system"))
+}
+
 func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, error) {
 	return k.s.Config["runs"], k.s.PX.Call("MachineConfig")
 }

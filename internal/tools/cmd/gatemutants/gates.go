@@ -1,6 +1,14 @@
 package main
 
-import "strings"
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
 
 // room is a package with gates. A function whose name begins with require is a gate by
 // its name; these are the others, as "function" or "Type.method".
@@ -32,6 +40,8 @@ var rooms = []room{
 		power.start putBack.replacementOut putBack.leaveAsReplacement eviction.backOut takeDown.done record.with`},
 	{"cluster/rehearse", "^TestRehearse", "Pruner.read Pruner.deleteStopped Pruner.against trial.judge trial.create trial.on"},
 	{"cluster/restore", "^TestFind", "FindTarget"},
+	{"cluster/kubeupgrade", ".", ""},
+	{"cluster/discover", ".", ""},
 	{"cluster", "^TestRequire", `RequireQuorum RequireRemakeable Build.CheckBooted Wanted.ISOVolume`},
 }
 
@@ -42,4 +52,24 @@ func (r room) names() map[string]bool {
 		names[name] = true
 	}
 	return names
+}
+
+var gateDecl = regexp.MustCompile(`(?m)^func (\(\w+ \*?\w+\) )?require[A-Z]`)
+
+// everyGateHasARoom says which package below cluster has a gate by its name and is no room.
+func everyGateHasARoom(root string) error {
+	return filepath.WalkDir(filepath.Join(root, "cluster"), func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil || !gateDecl.Match(text) {
+			return err
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil || slices.ContainsFunc(rooms, func(r room) bool { return r.dir == filepath.ToSlash(dir) }) {
+			return err
+		}
+		return fmt.Errorf("%s has a gate, and %s is no room of internal/tools/cmd/gatemutants/gates.go", path, dir)
+	})
 }

@@ -39,6 +39,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err := flags.Parse(args); err != nil {
 		return 3
 	}
+	if *slice < 1 {
+		fmt.Fprintln(stderr, "error: -slice: every n-th mutant, from 1")
+		return 3
+	}
 	began := time.Now()
 	scratch, err := os.MkdirTemp("", "gatemutants")
 	if err != nil {
@@ -58,7 +62,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	for i, ran := range runAll(scratch, all) {
 		caught := <-ran
 		fmt.Fprintf(stdout, "%s  %s\n", all[i], caught)
-		if by[caught]++; caught == survived {
+		if by[caught]++; caught == survived || caught == noVerdict {
 			survive++
 		}
 	}
@@ -73,8 +77,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// survived stands where the table names a test.
-const survived = "NO TEST FAILS"
+// These stand where the table names a test.
+const (
+	survived  = "NO TEST FAILS"
+	noVerdict = "THE TESTS DIE" // they did not run, or to no end of theirs: this proves nothing
+)
 
 func (m mutant) String() string {
 	return fmt.Sprintf("%s:%d  %s  %s", m.at.Filename, m.at.Line, m.gate, m.what)
@@ -89,6 +96,9 @@ func program(scratch string, room int) string {
 func build(scratch string) (all []mutant, err error) {
 	root, err := filepath.Abs(".")
 	if err != nil {
+		return nil, err
+	}
+	if err := everyGateHasARoom(root); err != nil {
 		return nil, err
 	}
 	for number, r := range rooms {
@@ -161,7 +171,7 @@ func (m mutant) runSome(scratch, tests string) (by string) {
 	if err == nil {
 		return survived
 	}
-	by = "its process dies"
+	by = noVerdict
 	for i, match := range failed.FindAllSubmatch(out, 2) {
 		test := string(match[1])
 		if i == 0 || strings.HasPrefix(test, by+"/") {
