@@ -2,6 +2,7 @@ package arch
 
 import (
 	"fmt"
+	"go/ast"
 	"path"
 	"slices"
 	"strconv"
@@ -36,8 +37,35 @@ func checkImports(s source) []string {
 	return problems
 }
 
+// TestEveryAllowanceIsUsed: what nothing imports is a door that nobody would see opened.
+func TestEveryAllowanceIsUsed(t *testing.T) {
+	t.Parallel()
+	all := sources(t, false)
+	for _, r := range table {
+		for _, pattern := range r.allow {
+			if !strings.HasPrefix(pattern, "!") && !slices.ContainsFunc(all, func(s source) bool { return r.uses(s, pattern) }) {
+				t.Errorf("%s %s: nothing imports %s", r.pkg, r.files, pattern)
+			}
+		}
+	}
+}
+
+// uses reports whether a file of the row imports what the pattern allows.
+func (r row) uses(s source, pattern string) bool {
+	if !r.speaksOf(s) || r.files == "" && s.test() {
+		return false
+	}
+	return slices.ContainsFunc(s.file.Imports, func(spec *ast.ImportSpec) bool {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		return err == nil && matches(pattern, strings.TrimPrefix(imported, module+"/"))
+	})
+}
+
 // harnesses are the packages that only tests import and that may import testing.
-var harnesses = []string{"cluster/clustertest", "cluster/rolling/rollingtest", "internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules"}
+var harnesses = []string{
+	"cluster/clustertest", "cluster/clustertest/vmsetting", "cluster/observe/observetest", "cluster/rolling/rollingtest",
+	"internal/pve/api/apitest", "internal/sim/apidoc/apidoctest", "internal/sim/simtest", "internal/sim/schedules",
+}
 
 func allowed(s source, imported string) bool {
 	own, ours := strings.CutPrefix(imported, module+"/")
@@ -46,6 +74,8 @@ func allowed(s source, imported string) bool {
 		return s.test() || slices.Contains(harnesses, s.pkg) || !matches("testing/...", imported)
 	case own == s.pkg:
 		return s.test() // an external test of its own package
+	case slices.Contains(harnesses, own) && !s.test() && !slices.Contains(harnesses, s.pkg):
+		return false
 	}
 	return slices.ContainsFunc(table, func(r row) bool {
 		return r.speaksOf(s) && r.allows(own)
@@ -91,7 +121,7 @@ func TestCheckImports(t *testing.T) {
 		want               []string
 	}{
 		"standard library":            {"cluster", "a.go", "net/http", nil},
-		"as in the table":             {"cluster", "a.go", us + "internal/step", nil},
+		"as in the table":             {"cluster", "a.go", us + "internal/wait", nil},
 		"no row":                      {"internal/new", "a.go", "fmt", []string{"internal/new/a.go: internal/new has no row in the table of internal/arch"}},
 		"a test of no row":            {"internal/new", "a_test.go", "fmt", []string{"internal/new/a_test.go: internal/new has no row in the table of internal/arch"}},
 		"domain to adapter":           {"cluster", "a.go", us + "internal/pve", []string{"cluster/a.go:2: cluster may not import " + us + "internal/pve"}},
@@ -111,6 +141,7 @@ func TestCheckImports(t *testing.T) {
 		"the lab to a client":         {"internal/sim/talosapi", "a.go", "github.com/siderolabs/talos/pkg/machinery/client", []string{"internal/sim/talosapi/a.go:2: internal/sim/talosapi may not import github.com/siderolabs/talos/pkg/machinery/client"}},
 		"the lab's test to a client":  {"internal/sim/talosapi", "a_test.go", "github.com/siderolabs/talos/pkg/machinery/client", nil},
 		"the harness to anything":     {"internal/sim/simtest", "a.go", us + "pipeline", nil},
+		"recast to a harness":         {"cluster/gate", "a.go", us + "cluster/clustertest", []string{"cluster/gate/a.go:2: cluster/gate may not import " + us + "cluster/clustertest"}},
 		"the harness to testing":      {"internal/sim/simtest", "a.go", "testing/synctest", nil},
 	}
 	for name, c := range cases {
