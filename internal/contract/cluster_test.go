@@ -13,27 +13,21 @@ import (
 )
 
 func TestNextID(t *testing.T) {
-	t.Run("is free, and reserves nothing", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
-			if _, err := strconv.Atoi(text(first)); err != nil || first != second {
-				t.Errorf("%v, then %v", first, second)
-			}
-		})
+	story(t, "is free, and reserves nothing", 0, func(t *testing.T, s *server) {
+		first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
+		if _, err := strconv.Atoi(text(first)); err != nil || first != second {
+			t.Errorf("%v, then %v", first, second)
+		}
 	})
-	t.Run("says that a number is taken", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
-			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
-		})
+	story(t, "says that a number is taken", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+		wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
 	})
-	t.Run("says so also of a VM that the token may not see", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.poor(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
-			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
-		})
+	story(t, "says so also of a VM that the token may not see", poorToken, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.poor(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+		wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
 	})
 }
 
@@ -66,87 +60,75 @@ func (s *server) shows(id int, key, want string) {
 }
 
 func TestResources(t *testing.T) {
-	t.Run("find a VM at once, its state some seconds later", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if got := s.inResources(id)["node"]; got != s.place.node {
-				t.Errorf("it is on %v", got)
-			}
-			s.shows(id, "name", "recast-contract-"+itoa(id))
-			s.shows(id, "status", "stopped")
-			s.start(id)
-			s.shows(id, "status", "running")
-			s.stop(id)
-			s.shows(id, "status", "stopped")
-			s.taskOK(http.MethodDelete, s.vm(id, ""))
-			if got := s.inResources(id); got != nil {
-				t.Errorf("it is still there: %v", got)
-			}
-		})
+	story(t, "find a VM at once, its state some seconds later", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if got := s.inResources(id)["node"]; got != s.place.node {
+			t.Errorf("it is on %v", got)
+		}
+		s.shows(id, "name", "recast-contract-"+itoa(id))
+		s.shows(id, "status", "stopped")
+		s.start(id)
+		s.shows(id, "status", "running")
+		s.stop(id)
+		s.shows(id, "status", "stopped")
+		s.taskOK(http.MethodDelete, s.vm(id, ""))
+		if got := s.inResources(id); got != nil {
+			t.Errorf("it is still there: %v", got)
+		}
 	})
-	t.Run("show what was, until the next report", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
-				t.Errorf("new: %v", got)
-			}
-			s.shows(id, "status", "stopped")
-			s.start(id)
-			if got := s.inResources(id)["status"]; got != "stopped" {
-				t.Errorf("just started: %v", got)
-			}
-			s.shows(id, "status", "running")
-			s.stop(id)
-			if got := s.inResources(id)["status"]; got != "running" {
-				t.Errorf("just stopped: %v", got)
-			}
-		})
+	story(t, "show what was, until the next report", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
+			t.Errorf("new: %v", got)
+		}
+		s.shows(id, "status", "stopped")
+		s.start(id)
+		if got := s.inResources(id)["status"]; got != "stopped" {
+			t.Errorf("just started: %v", got)
+		}
+		s.shows(id, "status", "running")
+		s.stop(id)
+		if got := s.inResources(id)["status"]; got != "running" {
+			t.Errorf("just stopped: %v", got)
+		}
 	})
-	t.Run("are empty for a token without rights, not refused", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			s.newVM()
-			for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools"} {
-				got := s.poor(http.MethodGet, path)
-				if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
-					t.Errorf("%s: %s %s", path, got.Status, got.Body)
-				}
+	story(t, "are empty for a token without rights, not refused", poorToken, func(t *testing.T, s *server) {
+		s.newVM()
+		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools"} {
+			got := s.poor(http.MethodGet, path)
+			if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
+				t.Errorf("%s: %s %s", path, got.Status, got.Body)
 			}
-		})
+		}
 	})
 }
 
 func TestClusterStatus(t *testing.T) {
-	t.Run("says whether there is quorum", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			s.holds("/", "Sys.Audit")
-			quorate, nodes := "", []string{}
-			for _, row := range list(t, s.get("/cluster/status")) {
-				switch r := object(t, row); r["type"] {
-				case "cluster":
-					quorate = text(r["quorate"])
-				case "node":
-					nodes = append(nodes, text(r["name"]))
-				}
+	story(t, "says whether there is quorum", secondNode, func(t *testing.T, s *server) {
+		s.holds("/", "Sys.Audit")
+		quorate, nodes := "", []string{}
+		for _, row := range list(t, s.get("/cluster/status")) {
+			switch r := object(t, row); r["type"] {
+			case "cluster":
+				quorate = text(r["quorate"])
+			case "node":
+				nodes = append(nodes, text(r["name"]))
 			}
-			if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
-				t.Errorf("quorate %q, nodes %q", quorate, nodes)
-			}
-		})
+		}
+		if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
+			t.Errorf("quorate %q, nodes %q", quorate, nodes)
+		}
 	})
-	t.Run("needs Sys.Audit", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
-		})
+	story(t, "needs Sys.Audit", poorToken, func(t *testing.T, s *server) {
+		wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
 	})
-	t.Run("a node tells its time", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/nodes/"+s.place.node, "Sys.Audit")
-			got := object(t, s.get("/nodes/"+s.place.node+"/time"))
-			at, err := strconv.ParseInt(text(got["time"]), 10, 64)
-			if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
-				t.Error(got)
-			}
-		})
+	story(t, "a node tells its time", 0, func(t *testing.T, s *server) {
+		s.holds("/nodes/"+s.place.node, "Sys.Audit")
+		got := object(t, s.get("/nodes/"+s.place.node+"/time"))
+		at, err := strconv.ParseInt(text(got["time"]), 10, 64)
+		if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
+			t.Error(got)
+		}
 	})
 }
 
@@ -161,13 +143,11 @@ func TestNoQuorum(t *testing.T) {
 		}
 	}
 	inIsolation := func(name string, test func(t *testing.T, s *server, id int)) {
-		t.Run(name, func(t *testing.T) {
-			run(t, simulated, func(t *testing.T, s *server) {
-				id := s.newVM("scsi0=" + s.disk())
-				s.sim.world.SetQuorum(false)
-				test(t, s, id)
-				s.sim.world.SetQuorum(true)
-			})
+		story(t, name, simulated, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0=" + s.disk())
+			s.sim.world.SetQuorum(false)
+			test(t, s, id)
+			s.sim.world.SetQuorum(true)
 		})
 	}
 	inIsolation("reads, logins and uploads work", func(t *testing.T, s *server, id int) {
@@ -215,18 +195,16 @@ func TestNoQuorum(t *testing.T) {
 			t.Errorf("%q, scsi3 is %q", left, s.config(id)["scsi3"])
 		}
 	})
-	t.Run("freeing a detached disk frees it, then fails", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
-			s.put(s.vm(id, "config"), "delete=scsi0")
-			s.sim.world.SetQuorum(false)
-			got := s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0")
-			readOnly(t, got.Status[len("500 "):])
-			if left := s.volumes("data", id); len(left) > 0 || s.config(id)["unused0"] == "" {
-				t.Errorf("%q, unused0 is %q", left, s.config(id)["unused0"])
-			}
-			s.sim.world.SetQuorum(true)
-		})
+	story(t, "freeing a detached disk frees it, then fails", simulated, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0=" + s.disk())
+		s.put(s.vm(id, "config"), "delete=scsi0")
+		s.sim.world.SetQuorum(false)
+		got := s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0")
+		readOnly(t, got.Status[len("500 "):])
+		if left := s.volumes("data", id); len(left) > 0 || s.config(id)["unused0"] == "" {
+			t.Errorf("%q, unused0 is %q", left, s.config(id)["unused0"])
+		}
+		s.sim.world.SetQuorum(true)
 	})
 }
 

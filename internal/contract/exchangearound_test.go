@@ -5,8 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -84,9 +82,7 @@ func TestExchangeAround(t *testing.T) {
 			if !chosen.next() {
 				continue
 			}
-			t.Run(name+"/"+u.String(), func(t *testing.T) {
-				run(t, a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
-			})
+			story(t, name+"/"+u.String(), a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
 		}
 	}
 }
@@ -121,13 +117,9 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 			a.now(&want)
 		}
 	}
-	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	x.wantMachine(t, "afterwards", want)
-	if diff := cmp.Diff(before, look()); diff != "" {
-		t.Error(diff)
-	}
+	same(t, before, look())
 	s.intact(t)
 }
 
@@ -135,9 +127,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 func (x *exchanged) serial() string {
 	x.s.t.Helper()
 	d, err := cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"])
-	if err != nil {
-		x.s.t.Fatal(err)
-	}
+	must(x.s.t, err)
 	return d.Option("serial")
 }
 

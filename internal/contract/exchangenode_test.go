@@ -146,9 +146,7 @@ func (s *server) newClient() *pve.Client {
 		o.Poll = pollTasks
 	}
 	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	s.t.Cleanup(c.Close)
 	return c
 }

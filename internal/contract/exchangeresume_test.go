@@ -43,9 +43,7 @@ func TestExchangeResume(t *testing.T) {
 				if !chosen.next() {
 					continue
 				}
-				t.Run(fmt.Sprintf("after %d of %d changes", k, n), func(t *testing.T) {
-					run(t, 0, func(t *testing.T, s *server) { u.killed(t, s, after(k)) })
-				})
+				story(t, fmt.Sprintf("after %d of %d changes", k, n), 0, func(t *testing.T, s *server) { u.killed(t, s, after(k)) })
 			}
 		})
 	}
@@ -57,9 +55,7 @@ func (u unfinished) changes(t *testing.T) (n int) {
 	if _, isReal := realPlace(t); !isReal {
 		return u.changesSimulated(t)
 	}
-	t.Run("undisturbed", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) { n = u.count(t, s) })
-	})
+	story(t, "undisturbed", 0, func(t *testing.T, s *server) { n = u.count(t, s) })
 	return n
 }
 
@@ -84,9 +80,7 @@ func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int
 func (u unfinished) count(t *testing.T, s *server) int {
 	t.Helper()
 	x, px := u.node(t, s), mortal(s.newClient(), immortal)
-	if err := x.exchange(px, u.strategy, "r1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.exchange(px, u.strategy, "r1"))
 	u.check(t, x, false)
 	return px.done
 }
@@ -98,9 +92,7 @@ func (u unfinished) node(t *testing.T, s *server) *exchanged {
 	if u.strategy != cluster.Rollback {
 		return x
 	}
-	if err := x.exchange(s.newClient(), cluster.Reimage, "r0"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.exchange(s.newClient(), cluster.Reimage, "r0"))
 	return x
 }
 
@@ -111,9 +103,7 @@ func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bo
 	if err := x.exchange(mortal(s.newClient(), lives), u.strategy, "r1"); err == nil {
 		t.Fatal("it was not interrupted")
 	}
-	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	u.check(t, x, u.putBack)
 }
 
@@ -166,17 +156,15 @@ func TestExchangeCutOff(t *testing.T) {
 				if !chosen.next() {
 					continue
 				}
-				t.Run(fmt.Sprintf("%s/hand-over %d/%s", u, n, when), func(t *testing.T) {
-					run(t, simulated, func(t *testing.T, s *server) {
-						seen := 0
-						u.killed(t, s, func(_ int, c mutation) bool {
-							if c.what == "move" {
-								if seen++; seen == n {
-									s.sim.world.StopNextMove(stage, false)
-								}
+				story(t, fmt.Sprintf("%s/hand-over %d/%s", u, n, when), simulated, func(t *testing.T, s *server) {
+					seen := 0
+					u.killed(t, s, func(_ int, c mutation) bool {
+						if c.what == "move" {
+							if seen++; seen == n {
+								s.sim.world.StopNextMove(stage, false)
 							}
-							return true
-						})
+						}
+						return true
 					})
 				})
 			}

@@ -89,9 +89,7 @@ func (s *server) machine(id int) machine {
 func (s *server) driveIs(key, value string) driveIs {
 	s.t.Helper()
 	d, err := cluster.ParseDisk(key, value)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	slices.Sort(d.Options)
 	info := object(s.t, s.get(s.content(d.Volid)))
 	used, _ := info["used"].(float64)

@@ -48,9 +48,7 @@ func (s *server) source() string {
 func (s *server) beside(path string) string {
 	s.t.Helper()
 	u, err := url.Parse(s.source())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	u.Path = path
 	return u.String()
 }
@@ -96,9 +94,7 @@ func web(t *testing.T, s *server) (url string) {
 	})
 	const addr = "127.42.9.200:80"
 	listener, err := s.sim.network.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- server.Serve(l) }(listener)

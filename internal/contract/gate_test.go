@@ -14,9 +14,7 @@ func TestExchangeNoQuorum(t *testing.T) {
 		t.Run(u.String(), func(t *testing.T) {
 			n := u.simulate(t, func(t *testing.T, s *server) int {
 				x, px := u.begun(t, s), mortal(s.newClient(), immortal)
-				if err := u.goOn(x, px); err != nil {
-					t.Fatal(err)
-				}
+				must(t, u.goOn(x, px))
 				return px.done
 			})
 			var chosen slice
@@ -24,9 +22,7 @@ func TestExchangeNoQuorum(t *testing.T) {
 				if !chosen.next() {
 					continue
 				}
-				t.Run(fmt.Sprintf("before change %d", k+1), func(t *testing.T) {
-					run(t, simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
-				})
+				story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
 			}
 		})
 	}

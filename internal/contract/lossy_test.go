@@ -29,14 +29,10 @@ func (l *lossy) client() *pve.Client {
 	l.s.t.Helper()
 	memory := network.Memory()
 	listener, err := memory.Listen(l.host())
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, err)
 	proxy := httptest.NewUnstartedServer(l)
 	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
-	if err := proxy.Listener.Close(); err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, proxy.Listener.Close())
 	proxy.Listener = listener
 	proxy.StartTLS()
 	l.s.t.Cleanup(proxy.Close)
@@ -50,9 +46,7 @@ func (l *lossy) client() *pve.Client {
 func (l *lossy) host() string {
 	l.s.t.Helper()
 	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, err)
 	if req.URL.Port() == "" {
 		return net.JoinHostPort(req.URL.Hostname(), "8006")
 	}

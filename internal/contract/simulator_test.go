@@ -119,9 +119,7 @@ func newSimulated(t *testing.T) *server {
 	for i, host := range []string{"pve1", "pve2", "pve3"} {
 		w.AddHost(host)
 		listener, err := sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		api := pveapi.New(w, sim.recorder, host)
 		api.Serve(listener, cert)
 		servers = append(servers, api)
@@ -157,9 +155,7 @@ func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
 	o.Endpoints, o.Token = []string{s.place.endpoint}, cluster.Secret(s.place.token)
 	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return c
 }
 
@@ -167,21 +163,15 @@ func (s *server) connect(o api.Options) *pve.Client {
 func (*simulator) certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve"}, NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
 		IPAddresses: []net.IP{net.ParseIP("127.42.9.1"), net.ParseIP("127.42.9.2"), net.ParseIP("127.42.9.3")},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool := x509.NewCertPool()
 	pool.AddCert(cert)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
