@@ -34,8 +34,8 @@ func TestNextID(t *testing.T) {
 // inResources is the cluster's entry of a VM; nil: none.
 func (s *server) inResources(id int) map[string]any {
 	s.t.Helper()
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		if r := object(s.t, row); text(r["vmid"]) == itoa(id) {
+	for _, r := range s.rows("/cluster/resources", "type=vm") {
+		if text(r["vmid"]) == itoa(id) {
 			return r
 		}
 	}
@@ -94,7 +94,7 @@ func TestResources(t *testing.T) {
 	})
 	story(t, "are empty for a token without rights, not refused", poorToken, func(t *testing.T, s *server) {
 		s.newVM()
-		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools"} {
+		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools", "/access/acl"} {
 			got := s.poor(http.MethodGet, path)
 			if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
 				t.Errorf("%s: %s %s", path, got.Status, got.Body)
@@ -107,8 +107,8 @@ func TestClusterStatus(t *testing.T) {
 	story(t, "says whether there is quorum", secondNode, func(t *testing.T, s *server) {
 		s.holds("/", "Sys.Audit")
 		quorate, nodes := "", []string{}
-		for _, row := range list(t, s.get("/cluster/status")) {
-			switch r := object(t, row); r["type"] {
+		for _, r := range s.rows("/cluster/status") {
+			switch r["type"] {
 			case "cluster":
 				quorate = text(r["quorate"])
 			case "node":
@@ -142,9 +142,16 @@ func TestNoQuorum(t *testing.T) {
 			t.Error(got)
 		}
 	}
+	refusedChange := func(t *testing.T, s *server, id int, form string) {
+		t.Helper()
+		got := s.do(http.MethodPut, s.vm(id, "config"), form)
+		same(t, http.StatusInternalServerError, got.Code)
+		readOnly(t, got.Status[len("500 "):])
+	}
 	inIsolation := func(name string, test func(t *testing.T, s *server, id int)) {
 		story(t, name, simulated, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
+			id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk())
+			s.put(s.vm(id, "config"), "delete=scsi1")
 			s.sim.world.SetQuorum(false)
 			test(t, s, id)
 			s.sim.world.SetQuorum(true)
@@ -154,21 +161,16 @@ func TestNoQuorum(t *testing.T) {
 		s.get(s.vm(id, "config"))
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
 		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		if got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Status; got != "200 OK" {
-			t.Error(got)
-		}
-		for _, row := range list(t, s.get("/cluster/status")) {
-			if r := object(t, row); r["type"] == "cluster" && text(r["quorate"]) != "0" {
+		same(t, "200 OK", s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Status)
+		for _, r := range s.rows("/cluster/status") {
+			if r["type"] == "cluster" && text(r["quorate"]) != "0" {
 				t.Error(r)
 			}
 		}
 	})
 	inIsolation("a change can't be written", func(t *testing.T, s *server, id int) {
-		got := s.do(http.MethodPut, s.vm(id, "config"), "cores=2")
-		if got.Code != http.StatusInternalServerError {
-			t.Error(got.Status)
-		}
-		readOnly(t, got.Status[len("500 "):])
+		refusedChange(t, s, id, "cores=2")
+		s.wantKey(id, "cores", "")
 	})
 	inIsolation("create and start look first", func(t *testing.T, s *server, id int) {
 		wantRefusal(t, s.do(http.MethodPost, s.vm(id, "status/start")), "500 cluster not ready - no quorum?", nil)
@@ -181,30 +183,21 @@ func TestNoQuorum(t *testing.T) {
 	inIsolation("destroying frees the disks, then fails", func(t *testing.T, s *server, id int) {
 		volid := s.volid(id, "scsi0")
 		readOnly(t, s.task(http.MethodDelete, s.vm(id, "")).Exit)
-		if left := s.volumes("data", id); len(left) > 0 {
-			t.Errorf("still there: %q", left)
-		}
-		if got := s.volid(id, "scsi0"); got != volid {
-			t.Errorf("the configuration names %q, want %q", got, volid)
-		}
+		s.wantVolumes(id)
+		same(t, volid, s.volid(id, "scsi0"))
 	})
 	inIsolation("a new disk is allocated, then belongs to nothing", func(t *testing.T, s *server, id int) {
-		got := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.disk())
-		readOnly(t, got.Status[len("500 "):])
-		if left := s.volumes("data", id); len(left) != 2 || s.config(id)["scsi3"] != "" {
-			t.Errorf("%q, scsi3 is %q", left, s.config(id)["scsi3"])
+		refusedChange(t, s, id, "scsi3="+s.disk())
+		s.wantKey(id, "scsi3", "")
+		if left := s.volumes("data", id); len(left) != 3 {
+			t.Errorf("%q", left)
 		}
 	})
-	story(t, "freeing a detached disk frees it, then fails", simulated, func(t *testing.T, s *server) {
-		id := s.newVM("scsi0=" + s.disk())
-		s.put(s.vm(id, "config"), "delete=scsi0")
-		s.sim.world.SetQuorum(false)
-		got := s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0")
-		readOnly(t, got.Status[len("500 "):])
-		if left := s.volumes("data", id); len(left) > 0 || s.config(id)["unused0"] == "" {
-			t.Errorf("%q, unused0 is %q", left, s.config(id)["unused0"])
-		}
-		s.sim.world.SetQuorum(true)
+	inIsolation("freeing a detached disk frees it, then fails", func(t *testing.T, s *server, id int) {
+		volid := s.volid(id, "unused0")
+		refusedChange(t, s, id, "delete=unused0")
+		s.wantFreed(volid)
+		s.wantKey(id, "unused0", volid)
 	})
 }
 

@@ -32,9 +32,7 @@ func TestDownload(t *testing.T) {
 		s.fetches()
 		name := s.isoName()
 		e := s.downloadOK(s.source(), name)
-		if kind := strings.Split(e.UPID, ":")[5]; kind != "download" {
-			t.Errorf("task %s", kind)
-		}
+		same(t, "download", e.kind())
 		if got := s.isoSize(s.place.node, s.place.isoStorage, name); got <= 0 {
 			t.Errorf("%d bytes", got)
 		}
@@ -107,9 +105,7 @@ func TestDownloadFails(t *testing.T) {
 		s.fetches()
 		url := s.source()
 		s.sim.world.SetOutbound(s.place.node, false)
-		if got := s.wait(s.download(url, s.isoName())).Exit; got != "download failed: failed: Network is unreachable." {
-			t.Error(got)
-		}
+		wantExit(t, s.wait(s.download(url, s.isoName())), "download failed: failed: Network is unreachable.")
 	})
 }
 
@@ -172,9 +168,7 @@ func TestDownloadInterrupted(t *testing.T) {
 			upid := text(r.Data)
 			time.Sleep(3 * time.Second)
 			test.end(s, upid)
-			if got := s.wait(r).Exit; got != test.exit {
-				t.Errorf("ended with %q, want %q", got, test.exit)
-			}
+			wantExit(t, s.wait(r), test.exit)
 			if left := s.used("local"); left != test.left {
 				t.Errorf("%d bytes are left, want %d", left, test.left)
 			}
@@ -234,9 +228,7 @@ func TestDeleteISO(t *testing.T) {
 		s.wantISO(name, -1)
 		s.stop(id)
 		want := fmt.Sprintf("volume '%s:iso/%s' does not exist", s.place.isoStorage, name)
-		if got := s.task(http.MethodPost, s.vm(id, "status/start")).Exit; got != want {
-			t.Errorf("start without it: %q, want %q", got, want)
-		}
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/start")), want)
 	})
 	story(t, "is fine with one that is not there", deleteISOs, func(t *testing.T, s *server) {
 		s.taskOK(http.MethodDelete, path(s, s.isoName()))
@@ -257,8 +249,6 @@ func TestStorageOffline(t *testing.T) {
 		}
 		wantRefusal(t, s.do(http.MethodGet, "/nodes/pve1/storage/offline/content"), "500 storage 'offline' is not online", nil)
 		wantRefusal(t, s.uploadTo("pve1", "offline", iso(), file("x.iso", "x")), "500 storage 'offline' is not online", nil)
-		if e := s.wait(s.uploadTo("pve2", "offline", iso(), file("x.iso", "x"))); e.Exit != "OK" {
-			t.Error(e.Exit)
-		}
+		wantExit(t, s.wait(s.uploadTo("pve2", "offline", iso(), file("x.iso", "x"))), "OK")
 	})
 }

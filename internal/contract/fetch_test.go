@@ -24,8 +24,8 @@ func (s *server) source() string {
 		return known
 	}
 	hosts := []string{"https://127.0.0.1:8006"}
-	for _, row := range list(s.t, s.get("/cluster/status")) {
-		if o := object(s.t, row); o["name"] == s.place.node && o["ip"] != nil {
+	for _, o := range s.rows("/cluster/status") {
+		if o["name"] == s.place.node && o["ip"] != nil {
 			hosts = append(hosts, "https://"+net.JoinHostPort(text(o["ip"]), "8006"))
 		}
 	}

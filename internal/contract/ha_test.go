@@ -60,9 +60,7 @@ func TestHA(t *testing.T) {
 			{"stop", "hastop", "running", "stopped"},
 		} {
 			e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
-			if kind := strings.Split(e.UPID, ":")[5]; kind != step.kind {
-				t.Errorf("%s is a task %s", step.action, kind)
-			}
+			same(t, step.kind, e.kind())
 			if s.sim != nil { // a real manager may have had a round just now
 				if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != step.now {
 					t.Errorf("right after %s it is %v", step.action, got)
@@ -82,11 +80,7 @@ func TestHA(t *testing.T) {
 		want := fmt.Sprintf("500 unable to remove VM %d - used in HA resources and purge parameter not set.", id)
 		wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), want, nil)
 		s.taskOK(http.MethodDelete, s.vm(id, ""), "purge=1")
-		for _, row := range list(t, s.get(haResources)) {
-			if object(t, row)["sid"] == "vm:"+itoa(id) {
-				t.Error("the resource is still there")
-			}
-		}
+		same(t, "", s.managedAs(id))
 	})
 	story(t, "ignored leaves the VM to others", 0, func(t *testing.T, s *server) {
 		s.managesHA()
@@ -108,9 +102,7 @@ func TestHA(t *testing.T) {
 		id := s.newManaged("started")
 		s.becomes(id, "running")
 		must(t, s.sim.world.PowerOff(id))
-		if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "stopped" {
-			t.Error(got)
-		}
+		s.wantStatus(id, "stopped")
 		s.becomes(id, "running")
 	})
 }

@@ -23,9 +23,7 @@ func TestLinkedClone(t *testing.T) {
 	story(t, "keeps the template", 0, func(t *testing.T, s *server) {
 		id := template(s, "scsi0="+s.disk())
 		base := s.volid(id, "scsi0")
-		if got, want := diskName(base), fmt.Sprintf("base-%d-disk-0", id); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, fmt.Sprintf("base-%d-disk-0", id), diskName(base))
 		linked := clone(s, id)
 		if !onFiles(base) {
 			s.skipf("needs PVE_STORAGE to be one of files: elsewhere a name does not always tell")
@@ -95,8 +93,6 @@ func TestSnapshot(t *testing.T) {
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0"), want, nil)
 		s.taskOK(http.MethodDelete, s.vm(id, "snapshot/before"))
 		s.put(s.vm(id, "config"), "delete=unused0")
-		if s.row(volid) != nil {
-			t.Errorf("%s is still there", volid)
-		}
+		s.wantFreed(volid)
 	})
 }

@@ -27,21 +27,40 @@ func onFiles(volid string) bool { return strings.Contains(volid, "/") }
 func (s *server) row(volid string) map[string]any {
 	s.t.Helper()
 	storage, _, _ := strings.Cut(volid, ":")
-	for _, r := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/content")) {
-		if o := object(s.t, r); text(o["volid"]) == volid {
+	for _, o := range s.rows("/nodes/" + s.place.node + "/storage/" + storage + "/content") {
+		if text(o["volid"]) == volid {
 			return o
 		}
 	}
 	return nil
 }
 
+// wantThere requires a volume to be on its storage, wantFreed that it is not.
+func (s *server) wantThere(volid string) {
+	s.t.Helper()
+	if s.row(volid) == nil {
+		s.t.Errorf("%s is gone", volid)
+	}
+}
+
+func (s *server) wantFreed(volid string) {
+	s.t.Helper()
+	if s.row(volid) != nil {
+		s.t.Errorf("%s is still there", volid)
+	}
+}
+
+// wantVolumes requires these volumes with a VM's number, and no others.
+func (s *server) wantVolumes(id int, want ...string) {
+	s.t.Helper()
+	same(s.t, want, s.volumes(s.place.storage, id))
+}
+
 func TestVolumeNames(t *testing.T) {
 	story(t, "say whose a volume is", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0=" + s.disk())
 		volid := s.volid(id, "scsi0")
-		if got, want := diskName(volid), fmt.Sprintf("vm-%d-disk-0", id); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, fmt.Sprintf("vm-%d-disk-0", id), diskName(volid))
 		row := s.row(volid)
 		if got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}; !cmp.Equal(got, []string{itoa(id), "images", "raw"}) {
 			t.Errorf("listed as %v", row)
@@ -51,9 +70,7 @@ func TestVolumeNames(t *testing.T) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk())
 		gone := s.volid(id, "scsi1")
 		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
-		if s.row(gone) != nil {
-			t.Fatalf("%s is still there", gone)
-		}
+		s.wantFreed(gone)
 		s.put(s.vm(id, "config"), "scsi7="+s.disk())
 		if got := s.volid(id, "scsi7"); got != gone {
 			t.Errorf("%s, want %s again", got, gone)
@@ -125,26 +142,20 @@ func TestDeleteVM(t *testing.T) {
 			t.Fatalf("%q", got)
 		}
 		s.taskOK(del, s.vm(id, ""))
-		if left := s.volumes(s.place.storage, id); left != nil {
-			t.Errorf("left: %q", left)
-		}
+		s.wantVolumes(id)
 	})
 	story(t, "frees a detached disk", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk())
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		s.taskOK(del, s.vm(id, ""))
-		if left := s.volumes(s.place.storage, id); left != nil {
-			t.Errorf("left: %q", left)
-		}
+		s.wantVolumes(id)
 	})
 	story(t, "leaves another VM's volume", 0, func(t *testing.T, s *server) {
 		owner := s.newVM("scsi0=" + s.disk())
 		volid := s.volid(owner, "scsi0")
 		id := s.newVM("scsi0="+volid, "ide2=none,media=cdrom")
 		s.taskOK(del, s.vm(id, ""))
-		if s.row(volid) == nil {
-			t.Errorf("%s is gone", volid)
-		}
+		s.wantThere(volid)
 		s.start(owner)
 		s.stop(owner)
 	})
@@ -153,9 +164,7 @@ func TestDeleteVM(t *testing.T) {
 		volid := s.volid(owner, "scsi0")
 		other := s.newVM("scsi0=" + volid)
 		s.taskOK(del, s.vm(owner, ""))
-		if s.row(volid) != nil {
-			t.Fatalf("%s is still there", volid)
-		}
+		s.wantFreed(volid)
 		wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
 	})
 }
@@ -168,18 +177,14 @@ func TestDeleteVMByName(t *testing.T) {
 		id := s.newVM()
 		volid := s.alloc(id)
 		s.taskOK(del, s.vm(id, ""))
-		if s.row(volid) == nil {
-			t.Errorf("%s is gone", volid)
-		}
+		s.wantThere(volid)
 	})
 	story(t, "with destroy-unreferenced-disks frees by name, whoever refers to it", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		volid := s.alloc(id)
 		other := s.newVM("scsi0=" + volid)
 		s.taskOK(del, s.vm(id, ""), "destroy-unreferenced-disks=1")
-		if s.row(volid) != nil {
-			t.Errorf("%s is still there", volid)
-		}
+		s.wantFreed(volid)
 		wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
 	})
 }
@@ -213,12 +218,7 @@ func TestDeleteVMAround(t *testing.T) {
 // poolOf is the pool in a VM's listing.
 func (s *server) poolOf(id int) string {
 	s.t.Helper()
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		if o := object(s.t, row); text(o["vmid"]) == itoa(id) {
-			return text(o["pool"])
-		}
-	}
-	return ""
+	return text(s.inResources(id)["pool"])
 }
 
 // wantExit compares the exit status of a task.
@@ -261,9 +261,7 @@ func TestProtection(t *testing.T) {
 	story(t, "does not keep a disk from being reassigned", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi1="+s.disk(), "protection=1"), s.newVM()
 		s.taskOK(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi1", "target-vmid="+itoa(other))
-		if got := s.volumes(s.place.storage, id); got != nil {
-			t.Errorf("left: %q", got)
-		}
+		s.wantVolumes(id)
 	})
 }
 
@@ -282,9 +280,7 @@ func TestDeleteVolume(t *testing.T) {
 		}
 		s.start(id)
 		s.taskOK(http.MethodDelete, s.content(volid))
-		if s.row(volid) != nil {
-			t.Errorf("%s is still there", volid)
-		}
+		s.wantFreed(volid)
 	})
 	story(t, "is done when there is none", 0, func(t *testing.T, s *server) {
 		s.holds("/storage/"+s.place.storage, "Datastore.Allocate")

@@ -52,9 +52,7 @@ func TestPending(t *testing.T) {
 		if got := s.waiting(id); len(got) != 0 {
 			t.Errorf("%v", got)
 		}
-		if got := s.config(id)["unused0"]; got != volid {
-			t.Errorf("the new disk %s is not kept; unused0: %q", volid, got)
-		}
+		s.wantKey(id, "unused0", volid)
 	})
 	story(t, "is nothing that changes nothing", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -85,9 +83,7 @@ func TestPendingDrives(t *testing.T) {
 		want := map[string]pendingRow{"ide2": {Value: "none,media=cdrom", Delete: "1"}}
 		same(t, want, s.waiting(id))
 		s.stop(id)
-		if got := s.config(id)["ide2"]; got != "" {
-			t.Errorf("after the stop: %s", got)
-		}
+		s.wantKey(id, "ide2", "")
 	})
 	story(t, "wait with a disk in the place of a CD-ROM drive, and say so", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0=none,media=cdrom", "boot=c")
@@ -116,9 +112,7 @@ func TestHotplug(t *testing.T) {
 		s.start(id)
 		s.put(s.vm(id, "config"), "scsi1="+s.disk()+",serial=hot")
 		volid := s.volid(id, "scsi1")
-		if got, want := s.now(id, "scsi1"), volid+",serial=hot,size=1G"; got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, volid+",serial=hot,size=1G", s.now(id, "scsi1"))
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		if got := []string{s.now(id, "scsi1"), s.now(id, "unused0")}; !cmp.Equal(got, []string{"", volid}) {
 			t.Errorf("%q", got)
@@ -139,7 +133,7 @@ func TestHotplug(t *testing.T) {
 			t.Error("scsi0 is gone")
 		}
 		s.stop(id)
-		same(t, map[string]string{"scsi0": "", "unused0": volid}, s.keys(id, "scsi0", "unused0"))
+		s.wantKeys(id, map[string]string{"scsi0": "", "unused0": volid})
 	})
 	story(t, "that was refused is forgotten with revert, its boot order is not", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "boot=order=scsi0;scsi1")
@@ -152,7 +146,7 @@ func TestHotplug(t *testing.T) {
 		same(t, map[string]pendingRow{"boot": {Value: "order=scsi0;scsi1", Pending: "order=scsi1"}}, s.waiting(id))
 		s.put(s.vm(id, "config"), "revert=boot")
 		s.stop(id)
-		same(t, map[string]string{"scsi0": before, "boot": "order=scsi0;scsi1"}, s.keys(id, "scsi0", "boot"))
+		s.wantKeys(id, map[string]string{"scsi0": before, "boot": "order=scsi0;scsi1"})
 	})
 }
 

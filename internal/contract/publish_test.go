@@ -61,8 +61,8 @@ func sum(content string) string {
 // isoSize is the size of an ISO as a node sees it; -1: there is none.
 func (s *server) isoSize(node, storage, name string) int {
 	s.t.Helper()
-	for _, r := range list(s.t, s.get("/nodes/"+node+"/storage/"+storage+"/content", "content=iso")) {
-		if row := object(s.t, r); row["volid"] == storage+":iso/"+name {
+	for _, row := range s.rows("/nodes/"+node+"/storage/"+storage+"/content", "content=iso") {
+		if row["volid"] == storage+":iso/"+name {
 			size, err := strconv.Atoi(text(row["size"]))
 			must(s.t, err)
 			return size
@@ -91,9 +91,7 @@ func TestUpload(t *testing.T) {
 	story(t, "stores any bytes as an ISO, after it has checked their sum", 0, func(t *testing.T, s *server) {
 		name := s.isoName()
 		e := s.uploadOK(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: strings.ToUpper(sum("any bytes"))}, file(name, "any bytes"))
-		if kind := strings.Split(e.UPID, ":")[5]; kind != "imgcopy" {
-			t.Errorf("task %s", kind)
-		}
+		same(t, "imgcopy", e.kind())
 		if !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") || !slices.Contains(e.Log, "file size is: 9") {
 			t.Errorf("log %q", e.Log)
 		}
@@ -116,9 +114,7 @@ func TestUpload(t *testing.T) {
 	story(t, "takes fields from the query string", 0, func(t *testing.T, s *server) {
 		name := s.isoName()
 		path := "/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/upload?content=iso"
-		if e := s.wait(s.raw(http.MethodPost, path, multipart, form(file(name, "bytes")))); e.Exit != "OK" {
-			t.Errorf("ended with %q", e.Exit)
-		}
+		wantExit(t, s.wait(s.raw(http.MethodPost, path, multipart, form(file(name, "bytes")))), "OK")
 		s.wantISO(name, 5)
 	})
 }
@@ -177,9 +173,7 @@ func TestUploadCopy(t *testing.T) {
 		r := s.upload(iso(), file(name, content))
 		time.Sleep(time.Second + 500*time.Microsecond) // a second to begin, then one for each GiB
 		s.sim.world.KillTask(text(r.Data))
-		if got := s.wait(r).Exit; got != "unexpected status" {
-			t.Error(got)
-		}
+		wantExit(t, s.wait(r), "unexpected status")
 		s.wantISO(name, len(content)/2)
 	})
 	story(t, "takes the old file away when there is no room for the new one", simulated, func(t *testing.T, s *server) {
@@ -187,9 +181,7 @@ func TestUploadCopy(t *testing.T) {
 		s.uploadOK(iso(), file(name, "first"))
 		s.sim.world.FillStorage("local")
 		want := "import failed: cp: error writing '/var/lib/vz/template/iso/" + name + "': No space left on device"
-		if got := s.wait(s.upload(iso(), file(name, "second"))).Exit; got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		wantExit(t, s.wait(s.upload(iso(), file(name, "second"))), want)
 		s.wantISO(name, -1)
 	})
 	story(t, "needs room on the disk of the node that was asked", simulated, func(t *testing.T, s *server) {
@@ -293,9 +285,7 @@ func TestUploadStorages(t *testing.T) {
 		content := part{name: "content", value: "import"}
 		wantRefusal(t, s.uploadTo(s.place.node, "import", content, file("disk.iso", "bytes")), refused, map[string]string{"filename": "invalid filename or wrong extension"})
 		for _, name := range []string{"disk.qcow2", "disk.raw", "disk.vmdk", "disk.ova"} {
-			if e := s.wait(s.uploadTo(s.place.node, "import", content, file(name, "bytes"))); e.Exit != "OK" {
-				t.Errorf("%s: %s", name, e.Exit)
-			}
+			wantExit(t, s.wait(s.uploadTo(s.place.node, "import", content, file(name, "bytes"))), "OK")
 		}
 	})
 	story(t, "without Datastore.AllocateTemplate", poorToken, func(t *testing.T, s *server) {
@@ -327,8 +317,8 @@ func wantPlain(t *testing.T, got reply, status string) {
 // storageConfig is the cluster-wide definition of a storage.
 func (s *server) storageConfig(id string) map[string]any {
 	s.t.Helper()
-	for _, row := range list(s.t, s.get("/storage")) {
-		if entry := object(s.t, row); entry["storage"] == id {
+	for _, entry := range s.rows("/storage") {
+		if entry["storage"] == id {
 			return entry
 		}
 	}

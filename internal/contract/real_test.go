@@ -125,8 +125,7 @@ func (s *server) sweep() {
 func (s *server) left() []int {
 	s.t.Helper()
 	var left []int
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		o := object(s.t, row)
+	for _, o := range s.rows("/cluster/resources", "type=vm") {
 		var id int
 		if _, err := fmt.Sscan(text(o["vmid"]), &id); err != nil || id < s.place.first || id > s.place.last {
 			continue
@@ -145,8 +144,8 @@ func (s *server) sweepISOs() {
 	if !slices.Contains(s.privileges("/storage/"+s.place.isoStorage), "Datastore.Allocate") {
 		return
 	}
-	for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/content")) {
-		_, name, _ := strings.Cut(text(object(s.t, row)["volid"]), ":")
+	for _, row := range s.rows("/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/content") {
+		_, name, _ := strings.Cut(text(row["volid"]), ":")
 		if volid := s.place.isoStorage + ":" + name; strings.HasPrefix(name, "iso/"+isoPrefix) || strings.HasPrefix(name, "import/"+isoPrefix) {
 			s.t.Logf("remove %s, which a run before has left", volid)
 			s.removeISO(volid)
@@ -161,8 +160,7 @@ func (s *server) findVolumes() {
 		if storage == "" {
 			continue
 		}
-		for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/content")) {
-			o := object(s.t, row)
+		for _, o := range s.rows("/nodes/" + s.place.node + "/storage/" + storage + "/content") {
 			if id, err := strconv.Atoi(text(o["vmid"])); err == nil && id >= s.place.first && id <= s.place.last && !swept.volumes[id] {
 				s.t.Logf("leave VMID %d alone: no VM has it, but %s is there", id, text(o["volid"]))
 				swept.volumes[id] = true

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // reassign reassigns a disk to another VM.
@@ -24,14 +22,19 @@ func (s *server) reassigned(id int, key string, target int, form ...string) ende
 	return end
 }
 
-// keys are some keys of a VM's configuration, "" for unset ones.
-func (s *server) keys(id int, names ...string) map[string]string {
+// wantKeys requires some keys of a VM's configuration, "" for unset ones.
+func (s *server) wantKeys(id int, want map[string]string) {
 	s.t.Helper()
-	c, out := s.config(id), map[string]string{}
-	for _, name := range names {
-		out[name] = c[name]
+	c, got := s.config(id), map[string]string{}
+	for key := range want {
+		got[key] = c[key]
 	}
-	return out
+	same(s.t, want, got)
+}
+
+func (s *server) wantKey(id int, key, want string) {
+	s.t.Helper()
+	same(s.t, want, s.config(id)[key])
 }
 
 func TestReassign(t *testing.T) {
@@ -40,27 +43,19 @@ func TestReassign(t *testing.T) {
 		other := s.newVM("scsi0=" + s.disk())
 		volid, options, _ := strings.Cut(s.config(id)["scsi1"], ",")
 		end := s.reassigned(id, "scsi1", other, "target-disk=scsi5")
-		if got, want := strings.Split(end.UPID, ":")[5:7], []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}; !cmp.Equal(got, want) {
-			t.Errorf("task %q, want %q", got, want)
-		}
-		if got, want := diskName(s.volid(other, "scsi5")), fmt.Sprintf("vm-%d-disk-1", other); got != want {
-			t.Errorf("it is %s, want %s", got, want)
-		}
+		same(t, []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}, strings.Split(end.UPID, ":")[5:7])
+		same(t, fmt.Sprintf("vm-%d-disk-1", other), diskName(s.volid(other, "scsi5")))
 		if _, got, _ := strings.Cut(s.config(other)["scsi5"], ","); got != options {
 			t.Errorf("options %s, were %s", got, options)
 		}
-		if s.row(volid) != nil {
-			t.Errorf("%s is still there", volid)
-		}
+		s.wantFreed(volid)
 		want := map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"}
-		same(t, want, s.keys(id, "scsi1", "unused0", "boot"))
+		s.wantKeys(id, want)
 	})
 	story(t, "keeps the key unless told otherwise", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi4="+s.disk()), s.newVM()
 		s.reassigned(id, "scsi4", other)
-		if got, want := diskName(s.volid(other, "scsi4")), fmt.Sprintf("vm-%d-disk-0", other); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, fmt.Sprintf("vm-%d-disk-0", other), diskName(s.volid(other, "scsi4")))
 		if got := s.config(id)["boot"]; strings.TrimSpace(got) != "" {
 			t.Errorf("an empty boot order is %q", got)
 		}
@@ -118,9 +113,7 @@ func TestReassignOfRunning(t *testing.T) {
 		if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
 			t.Errorf("%s, want %s", got, want)
 		}
-		if got := s.config(id)["unused0"]; got != "" {
-			t.Errorf("unused0 is still %s", got)
-		}
+		s.wantKey(id, "unused0", "")
 	})
 	story(t, "the target is given it at once", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi1="+s.disk()+",serial=hot"), s.newVM("scsi0="+s.disk())

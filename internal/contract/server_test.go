@@ -308,10 +308,22 @@ func (s *server) wait(r reply) ended {
 func (s *server) log(path string) []string {
 	s.t.Helper()
 	var lines []string
-	for _, row := range list(s.t, s.get(path+"/log", "limit=500")) {
-		lines = append(lines, text(object(s.t, row)["t"]))
+	for _, row := range s.rows(path+"/log", "limit=500") {
+		lines = append(lines, text(row["t"]))
 	}
 	return lines
+}
+
+// kind is the task's type: "qmstart".
+func (e ended) kind() string { return strings.Split(e.UPID, ":")[5] }
+
+// rows reads a list of objects.
+func (s *server) rows(path string, form ...string) (out []map[string]any) {
+	s.t.Helper()
+	for _, row := range list(s.t, s.get(path, form...)) {
+		out = append(out, object(s.t, row))
+	}
+	return out
 }
 
 // object is a JSON object of an answer.

@@ -68,14 +68,10 @@ func TestTask(t *testing.T) {
 	story(t, "continues without pvedaemon", simulated, func(t *testing.T, s *server) {
 		r := s.do(http.MethodPost, s.vm(s.newVM(), "status/start"))
 		s.sim.world.SetDaemon(s.place.node, false)
-		if got := s.do(http.MethodGet, taskPath(s.place.node, text(r.Data))+"/status").Status; got != "595 Connection refused" {
-			t.Error(got)
-		}
+		same(t, "595 Connection refused", s.do(http.MethodGet, taskPath(s.place.node, text(r.Data))+"/status").Status)
 		time.Sleep(5 * time.Second)
 		s.sim.world.SetDaemon(s.place.node, true)
-		if got := s.wait(r).Exit; got != "OK" {
-			t.Error(got)
-		}
+		wantExit(t, s.wait(r), "OK")
 	})
 	story(t, "is in the list of its node", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -171,9 +167,7 @@ func TestWhoseTask(t *testing.T) {
 		}
 		const stop = "/nodes/pve1/qemu/90000/status/stop"
 		users, tokens := text(asUser(http.MethodPost, stop).Data), text(s.do(http.MethodPost, stop).Data)
-		if got := asUser(http.MethodGet, taskPath("pve1", tokens)+"/status").Status; got != "200 OK" {
-			t.Errorf("the user reads the token's: %s", got)
-		}
+		same(t, "200 OK", asUser(http.MethodGet, taskPath("pve1", tokens)+"/status").Status)
 		got := s.do(http.MethodGet, taskPath("pve1", users)+"/status")
 		wantRefusal(t, got, "403 Permission check failed (/nodes/pve1, Sys.Audit)", nil)
 	})
@@ -190,9 +184,7 @@ func TestStopTask(t *testing.T) {
 		if got := s.wait(reply{Data: upid}).Exit; !strings.Contains(got, "received interrupt") {
 			t.Error(got)
 		}
-		if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "running" {
-			t.Errorf("the VM is %v", got)
-		}
+		s.wantStatus(id, "running")
 	})
 	story(t, "is fine with one that has ended", 0, func(t *testing.T, s *server) {
 		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
@@ -225,9 +217,7 @@ func TestPowerTasks(t *testing.T) {
 				s.start(id)
 			}
 			want := strings.ReplaceAll(want, "%d", itoa(id))
-			if got := s.task(http.MethodPost, s.vm(id, "status/"+action)).Exit; got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
 		})
 	}
 	exit("start what runs", true, "start", "VM %d already running")
@@ -237,31 +227,23 @@ func TestPowerTasks(t *testing.T) {
 		story(t, action+" of no VM fails in the task", 0, func(t *testing.T, s *server) {
 			id := s.freeID()
 			want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
-			if got := s.task(http.MethodPost, s.vm(id, "status/"+action)).Exit; got != want {
-				t.Errorf("%q, want %q", got, want)
-			}
+			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
 		})
 	}
 	story(t, "shutdown gives up and leaves the VM running", 0, func(t *testing.T, s *server) {
 		id, began := s.newVM(), time.Now()
-		if got := s.wait(reply{Data: s.begin(id, "timeout=3")}).Exit; got != "VM quit/powerdown failed - got timeout" {
-			t.Error(got)
-		}
+		wantExit(t, s.wait(reply{Data: s.begin(id, "timeout=3")}), "VM quit/powerdown failed - got timeout")
 		if took := time.Since(began); took < 3*time.Second {
 			t.Errorf("after %v", took)
 		}
-		if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "running" {
-			t.Errorf("the VM is %v", got)
-		}
+		s.wantStatus(id, "running")
 	})
 	story(t, "shutdown with force pulls the plug", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		if got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit; got != "OK" && !strings.HasPrefix(got, "WARNINGS: ") {
 			t.Error(got)
 		}
-		if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "stopped" {
-			t.Errorf("the VM is %v", got)
-		}
+		s.wantStatus(id, "stopped")
 	})
 	story(t, "a VM that has failed still counts as running", simulated, func(t *testing.T, s *server) {
 		id := s.newVM()
