@@ -26,16 +26,12 @@ func TestNormalise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var raw rawConfig
-			if err := json.Unmarshal([]byte(tc.raw), &raw); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(tc.raw), &raw))
 			got, digest, err := raw.normalise()
 			if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
 				t.Fatalf("digest %q, error %v", digest, err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			same(t, "configuration", tc.want, got)
 		})
 	}
 }

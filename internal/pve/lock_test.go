@@ -109,28 +109,25 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				for range tc.times {
-					l.world.FailNext(tc.match, tc.message)
-				}
-				if tc.meanwhile != nil {
-					time.AfterFunc(lockPause/2, func() { tc.meanwhile(t, l) })
-				}
-				start := time.Now()
-				err := tc.do(t, l)
-				if tc.want == "" && tc.is == nil && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) || !errors.Is(err, tc.is) && tc.is != nil {
-					t.Errorf("error is %v", err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
-					t.Errorf("hints are %q", hints)
-				}
-				if took := time.Since(start); took > lockTime+time.Minute {
-					t.Errorf("took %s", took)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			l := newLab(t)
+			for range tc.times {
+				l.world.FailNext(tc.match, tc.message)
+			}
+			if tc.meanwhile != nil {
+				time.AfterFunc(lockPause/2, func() { tc.meanwhile(t, l) })
+			}
+			start := time.Now()
+			err := tc.do(t, l)
+			if tc.want == "" && tc.is == nil && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) || !errors.Is(err, tc.is) && tc.is != nil {
+				t.Errorf("error is %v", err)
+			}
+			if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
+				t.Errorf("hints are %q", hints)
+			}
+			if took := time.Since(start); took > lockTime+time.Minute {
+				t.Errorf("took %s", took)
+			}
 		})
 	}
 }

@@ -47,10 +47,7 @@ func newLosing(t *testing.T, how loss) *losing {
 	s.Serve(t, "pve1", w)
 	w.lab.Client = s.client(t, "pve1")
 	l.world.AddPool("lab")
-	l.world.AddRole("HA", "Sys.Console")
-	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
-		l.world.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
-	}
+	l.may("Sys.Console")
 	return w
 }
 
@@ -228,27 +225,24 @@ func TestLostAnswer(t *testing.T) {
 			continue
 		}
 		for name, tc := range lostChanges() {
-			t.Run(way+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					lossy := newLosing(t, w.loss)
-					if tc.prepare != nil {
-						tc.prepare(t, lossy.lab)
-					}
-					lossy.arm()
-					began := time.Now()
-					err := tc.do(t, lossy.lab)
-					done, lost := w.want(tc)
-					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
-						t.Errorf("error is %v; want a lost answer: %v", err, lost)
-					}
-					if tc.done(lossy.lab) != done {
-						t.Errorf("done: %v, want %v; error %v", !done, done, err)
-					}
-					if took := time.Since(began); took > 5*time.Minute {
-						t.Errorf("took %s", took)
-					}
-				})
+			runInBubble(t, way+"/"+name, func(t *testing.T) {
+				lossy := newLosing(t, w.loss)
+				if tc.prepare != nil {
+					tc.prepare(t, lossy.lab)
+				}
+				lossy.arm()
+				began := time.Now()
+				err := tc.do(t, lossy.lab)
+				done, lost := w.want(tc)
+				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
+					t.Errorf("error is %v; want a lost answer: %v", err, lost)
+				}
+				if tc.done(lossy.lab) != done {
+					t.Errorf("done: %v, want %v; error %v", !done, done, err)
+				}
+				if took := time.Since(began); took > 5*time.Minute {
+					t.Errorf("took %s", took)
+				}
 			})
 		}
 	}
@@ -320,20 +314,17 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lossy := newLosing(t, loss{before: true})
-				l := lossy.lab
-				lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
-					tc.meanwhile(t, l)
-					lost(w, r)
-				}
-				lossy.arm()
-				if err := tc.do(t, l); !errors.Is(err, tc.is) {
-					t.Errorf("error is %v, want %v", err, tc.is)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := newLosing(t, loss{before: true})
+			l := lossy.lab
+			lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
+				tc.meanwhile(t, l)
+				lost(w, r)
+			}
+			lossy.arm()
+			if err := tc.do(t, l); !errors.Is(err, tc.is) {
+				t.Errorf("error is %v, want %v", err, tc.is)
+			}
 		})
 	}
 }

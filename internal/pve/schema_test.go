@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -163,15 +162,12 @@ func TestEveryKindOfChange(t *testing.T) {
 	t.Parallel()
 	for _, list := range kindsOfChange() {
 		for _, c := range list {
-			t.Run(c.request, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					l := newLab(t)
-					must(t, c.send(t, l))
-					if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
-						t.Error("no such request was sent")
-					}
-				})
+			runInBubble(t, c.request, func(t *testing.T) {
+				l := newLab(t)
+				must(t, c.send(t, l))
+				if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
+					t.Error("no such request was sent")
+				}
 			})
 		}
 	}

@@ -27,9 +27,7 @@ func TestTrust(t *testing.T) {
 		"authority": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{RootCAs: s.Pool()} }},
 		"authority from a file": {options: func(t *testing.T, s *apitest.Site) Options {
 			path := filepath.Join(t.TempDir(), "ca.pem")
-			if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600))
 			return Options{CAFile: path}
 		}},
 		"pin": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{Fingerprint: s.Fingerprint()} }},
