@@ -73,9 +73,7 @@ func TestClaim(t *testing.T) {
 // TestClaimTakenOver: a process that was stopped for long loses the claim, and changes
 // nothing any more; the process that has taken it over continues.
 func TestClaimTakenOver(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		id, x, px := s.freeID(), s.newPlainNode(), s.newClient()
 		beating, stopBeating := context.WithCancel(t.Context())
@@ -116,10 +114,7 @@ func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice
 	for k := range u.changesSimulated(t) {
-		if !chosen.next() {
-			continue
-		}
-		story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
+		chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
 			id, x := s.freeID(), u.node(t, s)
 			held, err := s.claimant(id, "r1").Acquire(t.Context())
 			must(t, err)

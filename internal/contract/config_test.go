@@ -134,20 +134,14 @@ func TestConfigDelete(t *testing.T) {
 
 // TestConfigDeleteForGood: what frees a disk, and what has no effect.
 func TestConfigDeleteForGood(t *testing.T) {
-	story(t, "with force frees the disk", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi1=" + s.disk())
+	story(t, "with force, or of unusedN, frees the disk", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi1="+s.disk(), "scsi2="+s.disk())
 		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
-		if left := s.volumes(s.place.storage, id); left != nil || s.config(id)["unused0"] != "" {
-			t.Errorf("left: %q", left)
-		}
-	})
-	story(t, "of unusedN frees the disk", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi1=" + s.disk())
-		s.put(s.vm(id, "config"), "delete=scsi1")
+		s.wantVolumes(id, s.volid(id, "scsi2"))
+		s.put(s.vm(id, "config"), "delete=scsi2")
 		s.put(s.vm(id, "config"), "delete=unused0")
-		if left := s.volumes(s.place.storage, id); left != nil || s.config(id)["unused0"] != "" {
-			t.Errorf("left: %q", left)
-		}
+		s.wantVolumes(id)
+		s.wantKey(id, "unused0", "")
 	})
 	story(t, "of what is not set is done", 0, func(t *testing.T, s *server) { s.put(s.vm(s.newVM(), "config"), "delete=scsi9,onboot") })
 	story(t, "of an unknown key is refused", 0, func(t *testing.T, s *server) {

@@ -15,10 +15,7 @@ func TestExchange(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for name, b := range inOrder(belongingsOfAll()) {
-			if !chosen.next() {
-				continue
-			}
-			story(t, string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
+			chosen.story(t, string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
 				x := s.newNode(b)
 				r, err := x.open(s.newClient(), strategy, "r1")
 				must(t, err)
@@ -34,9 +31,7 @@ func TestExchange(t *testing.T) {
 // TestExchangeAgain does so three times in a row, with one parking VM: the old system
 // disks accumulate, and the last but one is restored.
 func TestExchangeAgain(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		x, px := s.newNode(mixed()), s.newClient()
 		var systems []driveIs
@@ -75,10 +70,7 @@ func (x *exchanged) writeSystem(bytes string) driveIs {
 func TestRollbackDisk(t *testing.T) {
 	var chosen slice
 	for name, b := range inOrder(belongingsOfAll()) {
-		if !chosen.next() {
-			continue
-		}
-		story(t, name, 0, func(t *testing.T, s *server) {
+		chosen.story(t, name, 0, func(t *testing.T, s *server) {
 			x, px := s.newNode(b), s.newClient()
 			must(t, x.exchange(px, cluster.Recreate, "r1"))
 			replacement := s.machine(x.id).Drives["scsi0"]
@@ -96,14 +88,9 @@ func TestPutBack(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for name, b := range inOrder(belongingsOfAll()) {
-			if !chosen.next() {
-				continue
-			}
-			story(t, "after "+string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
+			chosen.story(t, "after "+string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
 				x := s.newNode(b)
-				if err := x.exchange(mortal(s.newClient(), untilClosed), strategy, "r1"); err == nil {
-					t.Fatal("it was not interrupted")
-				}
+				x.interrupt(t, mortal(s.newClient(), untilClosed), strategy)
 				must(t, x.resume(s.newClient(), strategy, "r1", true))
 				x.wantMachine(t, "put back", x.before)
 				x.wantGivenUp(t, "put back", "r1", true)
@@ -116,9 +103,7 @@ func TestPutBack(t *testing.T) {
 // TestExchangeGrows: a larger system disk gets its size, also when another process
 // finishes the exchange.
 func TestExchangeGrows(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		x := s.newNode(mixed())
 		px := s.newClient()

@@ -73,16 +73,11 @@ func arounds() map[string]around {
 // TestExchangeAround: that is preserved too, whether the exchange is finished or
 // cancelled.
 func TestExchangeAround(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	var chosen slice
 	for name, a := range inOrder(arounds()) {
 		for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}} {
-			if !chosen.next() {
-				continue
-			}
-			story(t, name+"/"+u.String(), a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
+			chosen.story(t, name+"/"+u.String(), a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
 		}
 	}
 }
@@ -108,9 +103,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	}
 	x.before = s.machine(x.id)
 	before, want := look(), x.before.clone()
-	if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-		t.Fatal("it was not interrupted")
-	}
+	x.interrupt(t, mortal(s.newClient(), untilClosed), u.strategy)
 	if !u.putBack {
 		want = want.renewedBy("r1", x.serial())
 		if a.now != nil {

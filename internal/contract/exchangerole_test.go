@@ -13,14 +13,9 @@ import (
 func TestExchangeMinimal(t *testing.T) {
 	var chosen slice
 	for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}} {
-		if !chosen.next() {
-			continue
-		}
-		story(t, u.String(), simulated, func(t *testing.T, s *server) {
+		chosen.story(t, u.String(), simulated, func(t *testing.T, s *server) {
 			x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
-			if err := x.exchange(mortal(px, untilClosed), u.strategy, "r1"); err == nil {
-				t.Fatal("it was not interrupted")
-			}
+			x.interrupt(t, mortal(px, untilClosed), u.strategy)
 			must(t, x.resume(px, u.strategy, "r1", u.putBack))
 			u.check(t, x, u.putBack)
 		})
@@ -48,8 +43,5 @@ func (s *server) minimal(strategy string) *pve.Client {
 	}
 	o := s.trusting()
 	o.Token = cluster.Secret(id + "=" + secret)
-	c, err := pve.New(o)
-	must(s.t, err)
-	s.t.Cleanup(c.Close)
-	return c
+	return s.connect(o)
 }

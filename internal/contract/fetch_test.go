@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -77,6 +78,9 @@ func web(t *testing.T, s *server) (url string) {
 		rw.Header().Set("Content-Type", "application/octet-stream; charset=binary")
 		rw.Header().Set("Content-Disposition", `attachment; filename="metal-amd64.iso"`)
 		_, _ = rw.Write([]byte("talos"))
+	})
+	mux.HandleFunc("/image.iso", func(rw http.ResponseWriter, r *http.Request) {
+		http.ServeContent(rw, r, "image.iso", time.Time{}, strings.NewReader("the image"))
 	})
 	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = rw.Write([]byte("half"))

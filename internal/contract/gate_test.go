@@ -19,10 +19,7 @@ func TestExchangeNoQuorum(t *testing.T) {
 			})
 			var chosen slice
 			for k := range n {
-				if !chosen.next() {
-					continue
-				}
-				story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
+				chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
 			}
 		})
 	}
@@ -33,9 +30,7 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	t.Helper()
 	x := u.node(t, s)
 	if u.putBack {
-		if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-			t.Fatal("it was not interrupted")
-		}
+		x.interrupt(t, mortal(s.newClient(), untilClosed), u.strategy)
 	}
 	return x
 }

@@ -109,17 +109,14 @@ func TestHA(t *testing.T) {
 
 func TestAgent(t *testing.T) {
 	const interfaces = "agent/network-get-interfaces"
-	asks := func(s *server) { s.holdsAny("/vms", "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor") } // the last one until 8
 	story(t, "of a stopped VM", 0, func(t *testing.T, s *server) {
 		s.holds("/vms", "VM.GuestAgent.Audit")
-		asks(s)
 		id := s.newVM("agent=1")
 		wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), fmt.Sprintf("500 VM %d is not running", id), nil)
 	})
 	for _, agent := range []string{"1", "0"} {
 		story(t, "that nobody runs, agent="+agent, 0, func(t *testing.T, s *server) {
 			s.holds("/vms", "VM.GuestAgent.Audit")
-			asks(s)
 			id, began := s.newVM("agent="+agent), time.Now()
 			s.start(id)
 			wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 QEMU guest agent is not running", nil)
@@ -130,7 +127,6 @@ func TestAgent(t *testing.T) {
 	}
 	story(t, "that is not configured", 0, func(t *testing.T, s *server) {
 		s.holds("/vms", "VM.GuestAgent.Audit")
-		asks(s)
 		id := s.newVM()
 		s.start(id)
 		wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 No QEMU guest agent configured", nil)

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 
 	"github.com/recast-sh/recast/internal/pve"
-	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -37,9 +36,9 @@ func (l *lossy) client() *pve.Client {
 	proxy.StartTLS()
 	l.s.t.Cleanup(proxy.Close)
 	sum := sha256.Sum256(proxy.Certificate().Raw)
-	c := l.s.connect(api.Options{Fingerprint: hex.EncodeToString(sum[:]), Dial: memory.Dialer().DialContext})
-	l.s.t.Cleanup(c.Close)
-	return c
+	o := l.s.trusting()
+	o.Fingerprint, o.Dial = hex.EncodeToString(sum[:]), memory.Dialer().DialContext
+	return l.s.connect(o)
 }
 
 // host is the address in the client's requests.

@@ -136,17 +136,13 @@ func (s *server) alloc(id int) (volid string) {
 
 func TestDeleteVM(t *testing.T) {
 	const del = http.MethodDelete
-	story(t, "frees every volume of its own", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi0="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
-		if got := s.volumes(s.place.storage, id); len(got) != 4 {
+	story(t, "frees every volume of its own, also a detached disk", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m",
+			"tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
+		s.put(s.vm(id, "config"), "delete=scsi1")
+		if got := s.volumes(s.place.storage, id); len(got) != 5 {
 			t.Fatalf("%q", got)
 		}
-		s.taskOK(del, s.vm(id, ""))
-		s.wantVolumes(id)
-	})
-	story(t, "frees a detached disk", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk())
-		s.put(s.vm(id, "config"), "delete=scsi1")
 		s.taskOK(del, s.vm(id, ""))
 		s.wantVolumes(id)
 	})
@@ -240,28 +236,20 @@ func wantMissing(t *testing.T, got ended, before, volid string) {
 	}
 }
 
+// TestProtection: it keeps the VM and its disks from being removed, not from being reassigned.
 func TestProtection(t *testing.T) {
-	const mode = " - protection mode enabled"
-	story(t, "forbids to delete the VM", 0, func(t *testing.T, s *server) {
-		id := s.newVM("protection=1")
+	run(t, 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()), s.newVM()
+		s.put(s.vm(id, "config"), "delete=scsi0")
+		s.put(s.vm(id, "config"), "protection=1")
+		const mode = " - protection mode enabled"
 		wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), fmt.Sprintf("500 can't remove VM %d", id)+mode, nil)
-	})
-	story(t, "forbids to detach a disk", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi1="+s.disk(), "protection=1")
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1"), "500 can't remove drive 'scsi1'"+mode, nil)
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1", "force=1"), "500 can't remove drive 'scsi1'"+mode, nil)
-	})
-	story(t, "forbids to free a detached disk", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi1=" + s.disk())
-		s.put(s.vm(id, "config"), "delete=scsi1")
-		s.put(s.vm(id, "config"), "protection=1")
-		volid := s.volid(id, "unused0")
-		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0"), "500 can't remove unused disk '"+volid+"'"+mode, nil)
-	})
-	story(t, "does not keep a disk from being reassigned", 0, func(t *testing.T, s *server) {
-		id, other := s.newVM("scsi1="+s.disk(), "protection=1"), s.newVM()
-		s.taskOK(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi1", "target-vmid="+itoa(other))
-		s.wantVolumes(id)
+		detached := s.volid(id, "unused0")
+		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0"), "500 can't remove unused disk '"+detached+"'"+mode, nil)
+		s.reassigned(id, "scsi1", other)
+		s.wantVolumes(id, detached)
 	})
 }
 

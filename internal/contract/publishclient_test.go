@@ -51,9 +51,7 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 }
 
 func TestClientUpload(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with the beginnings of boundaries
 	story(t, "stores an ISO", 0, func(t *testing.T, s *server) {
 		name := s.isoName()
@@ -154,7 +152,7 @@ func TestClientDownload(t *testing.T) {
 	})
 	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
 		s.fetches()
-		link := s.web("the image")
+		link := web(t, s) + "/image.iso"
 		for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
 			d := s.clientDownload(s.isoName(), content)
 			d.URL = link
@@ -183,30 +181,12 @@ func TestClientDownload(t *testing.T) {
 	})
 }
 
-// web serves content on the simulator's network.
-func (s *server) web(content string) (link string) {
-	s.t.Helper()
-	const addr = "127.42.9.200:80"
-	l, err := s.sim.network.Listen(addr)
-	must(s.t, err)
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.ServeContent(w, r, "image.iso", time.Time{}, strings.NewReader(content))
-	})}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(l) }()
-	s.t.Cleanup(func() { _ = srv.Close(); <-done })
-	return "http://" + addr + "/image.iso"
-}
-
 // poorClient is recast's client with the token without permissions.
 func (s *server) poorClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()
 	o.Token = cluster.Secret(s.place.poor)
-	c, err := pve.New(o)
-	must(s.t, err)
-	s.t.Cleanup(c.Close)
-	return c
+	return s.connect(o)
 }
 
 // uses are the configurations that name a file, as recast's client reads them. A real

@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // taken counts the VMIDs used on the real server.
@@ -61,12 +59,11 @@ func newReal(t *testing.T, p place) *server {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 3 * time.Second}
 	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 2 * time.Minute}}
-	s.client = s.connect(api.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
 	t.Cleanup(func() {
 		s.removeAll()
-		s.client.Close()
 		transport.CloseIdleConnections()
 	})
+	s.client = s.connect(s.trusting())
 	swept.once.Do(s.sweep)
 	if !swept.done {
 		t.Fatal("what is in PVE_VMIDS could not be read: the first failure says why")

@@ -29,6 +29,21 @@ func (s *slice) next() bool {
 	return !testing.Short() || s.seen%32 == 1
 }
 
+// story is one of those cases.
+func (s *slice) story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
+	t.Helper()
+	if s.next() {
+		story(t, name, n, test)
+	}
+}
+
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+}
+
 // inOrder yields cases by name, so that short runs always select the same.
 func inOrder[V any](cases map[string]V) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
