@@ -82,17 +82,15 @@ func TestServerThatNeverSpeaks(t *testing.T) {
 }
 
 func TestCancelledChange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.Node(t, "pve1").On("DELETE /nodes/pve1/qemu/101", after(10*time.Second, data(`"`+testUPID+`"`)))
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("DELETE /nodes/pve1/qemu/101", after(10*time.Second, data(`"`+testUPID+`"`)))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
 		if !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error is %v", err)
 		}
-		err = s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		err = c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
 		if errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after the deadline: %v", err)
 		}
@@ -132,10 +130,9 @@ func TestAuthorizationHints(t *testing.T) {
 		"forbidden":         {raw("403 Permission check failed", ""), fault.Refused, "pveum user token permissions recast@pve roll"},
 	}
 	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
-			s.Node(t, "pve1").On("GET /cluster/status", tc.answer)
-			_, err := s.client(t, "pve1").Quorate(t.Context())
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("GET /cluster/status", tc.answer)
+			_, err := c.Quorate(t.Context())
 			if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
 				t.Errorf("hints of %v: %q", err, hints)
 			}

@@ -3,7 +3,6 @@ package pve
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // sent records the parameters of the last change and answers with then.
@@ -155,21 +153,52 @@ func TestNothingIsSent(t *testing.T) {
 	}
 }
 
+// TestRefusedChangeLeavesNothingPending, unless it was pending before, or cannot be taken back.
 func TestRefusedChangeLeavesNothingPending(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
-			`{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`))
-		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
-		var params map[string]string
-		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+	t.Parallel()
+	const config = "/nodes/pve1/qemu/101/config"
+	set := func(t *testing.T, c *Client) error {
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before", Pending: []string{"cores", "memory"}}
-		err := c.SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
-		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
-			t.Errorf("error is %v", err)
-		}
-		same(t, "taken back", map[string]string{"revert": "scsi1", "digest": "after"}, params)
-	})
+		return c.SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
+	}
+	free := func(t *testing.T, c *Client) error { return c.FreeDisk(t.Context(), disks101, "scsi1") }
+	for name, tc := range map[string]struct {
+		do      func(*testing.T, *Client) error
+		answer  route
+		pending route
+		revert  route
+		want    string // error
+		sent    map[string]string
+	}{
+		"still busy": {
+			set, raw("400 Parameter verification failed.", `{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`),
+			data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`), data("null"),
+			"POST " + config + ": 400 Parameter verification failed.: scsi1: hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"still in use": {
+			free, raw("400 Parameter verification failed.", `{"errors":{"scsi1":"unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`),
+			data(`[{"key":"scsi1","delete":2}]`), data("null"),
+			"POST " + config + ": 400 Parameter verification failed.: scsi1: unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"cannot be taken back": {
+			set, raw("400 hotplug problem", ""), data(`[{"key":"scsi1","delete":1}]`), raw("500 can't lock file", ""),
+			"POST " + config + ": 400 hotplug problem\nrevert what the refused change left pending (scsi1): PUT " + config + ": 500 can't lock file",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"the VM is gone": {set, raw(noVM101, ""), raw(noVM101, ""), nil, "POST " + config + ": " + noVM101, nil},
+	} {
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("POST "+config, tc.answer)
+			pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
+			pve1.On(onVM101+"/pending", tc.pending)
+			var params map[string]string
+			pve1.On("PUT "+config, sent(&params, tc.revert))
+			same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+			same(t, "taken back", tc.sent, params)
+		})
+	}
 }
 
 // TestRefusedUnplugOfABootDisk: the disk stays in the boot order of the VM's next start.
@@ -185,31 +214,6 @@ func TestRefusedUnplugOfABootDisk(t *testing.T) {
 		if len(vm.Pending) > 0 || vm.Config["boot"] != "order=scsi0;ide2" {
 			t.Errorf("pending: %q, boot: %s", vm.Pending, vm.Config["boot"])
 		}
-	})
-}
-
-func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
-		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
-		pve1.On("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
-		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
-		err := c.SetConfig(t.Context(), vm, nil, []string{"scsi1"})
-		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
-			"revert what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
-		same(t, "error", want, fmt.Sprint(err))
-	})
-}
-
-func TestRefusedChangeOfAVMThatIsGone(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		pve1.On("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
-		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "before"}
-		err := c.SetConfig(t.Context(), vm, map[string]string{"onboot": "0"}, nil)
-		const want = "PUT /nodes/pve1/qemu/101/config: " + noVM101
-		same(t, "error", want, fmt.Sprint(err))
 	})
 }
 
@@ -304,20 +308,4 @@ func TestFreeDiskRefuses(t *testing.T) {
 			same(t, "requests", []string(nil), pve1.Requests())
 		})
 	}
-}
-
-func TestFreeDiskThatIsRefusedIsTakenBack(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
-			`{"errors":{"scsi1":"unable to apply pending change scsi1 : unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`))
-		pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
-		pve1.On(onVM101+"/pending", data(`[{"key":"scsi1","delete":2}]`))
-		var params map[string]string
-		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
-		err := c.FreeDisk(t.Context(), disks101, "scsi1")
-		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
-			t.Errorf("error is %v", err)
-		}
-		same(t, "taken back", map[string]string{"revert": "scsi1", "digest": "after"}, params)
-	})
 }

@@ -46,9 +46,36 @@ func newLosing(t *testing.T, how loss) *losing {
 	w := &losing{t: t, lab: l, api: pveapi.New(l.world, l.recorder, "pve1"), loss: how}
 	s.Serve(t, "pve1", w)
 	w.lab.Client = s.client(t, "pve1")
-	l.world.AddPool("lab")
-	l.may("Sys.Console")
 	return w
+}
+
+// copied returns a request that can be sent again, whose context outlives the first.
+func copied(t *testing.T, r *http.Request) *http.Request {
+	t.Helper()
+	body, err := io.ReadAll(r.Body)
+	must(t, err)
+	again := r.Clone(t.Context())
+	r.Body, again.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
+	return again
+}
+
+// in is a lab with what the change needs, whose answers are lost from then on.
+func (c lostChange) in(t *testing.T, how loss) *losing {
+	t.Helper()
+	w := newLosing(t, how)
+	if c.prepare != nil {
+		c.prepare(t, w.lab)
+	}
+	w.arm()
+	return w
+}
+
+// wantDone makes the change and requires it to have happened.
+func (c lostChange) wantDone(t *testing.T, l lab) {
+	t.Helper()
+	if err := c.do(t, l); err != nil || !c.done(l) {
+		t.Errorf("done: %v, error %v", c.done(l), err)
+	}
 }
 
 func (w *losing) arm() {
@@ -226,11 +253,7 @@ func TestLostAnswer(t *testing.T) {
 		}
 		for name, tc := range lostChanges() {
 			runInBubble(t, way+"/"+name, func(t *testing.T) {
-				lossy := newLosing(t, w.loss)
-				if tc.prepare != nil {
-					tc.prepare(t, lossy.lab)
-				}
-				lossy.arm()
+				lossy := tc.in(t, w.loss)
 				began := time.Now()
 				err := tc.do(t, lossy.lab)
 				done, lost := w.want(tc)

@@ -1,10 +1,8 @@
 package pve
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -21,16 +19,10 @@ func TestLostAnswerOfALateChange(t *testing.T) {
 	t.Parallel()
 	for name, tc := range lostChanges() {
 		runInBubble(t, name, func(t *testing.T) {
-			lossy := newLosing(t, loss{before: true})
-			if tc.prepare != nil {
-				tc.prepare(t, lossy.lab)
-			}
+			lossy := tc.in(t, loss{before: true})
 			var wg sync.WaitGroup
 			lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
-				body, err := io.ReadAll(r.Body)
-				must(t, err)
-				later := r.Clone(t.Context())
-				later.Body = io.NopCloser(bytes.NewReader(body))
+				later := copied(t, r)
 				wg.Go(func() {
 					defer func() { _ = recover() }()
 					time.Sleep(12 * time.Second)
@@ -38,10 +30,7 @@ func TestLostAnswerOfALateChange(t *testing.T) {
 				})
 				panic(http.ErrAbortHandler)
 			}
-			lossy.arm()
-			if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
-				t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
-			}
+			tc.wantDone(t, lossy.lab)
 			wg.Wait()
 		})
 	}
@@ -56,27 +45,17 @@ func TestLostAnswerIsOvertaken(t *testing.T) {
 			continue
 		}
 		runInBubble(t, name, func(t *testing.T) {
-			lossy := newLosing(t, loss{before: true, every: true})
-			if tc.prepare != nil {
-				tc.prepare(t, lossy.lab)
-			}
+			lossy := tc.in(t, loss{before: true, every: true})
 			second := false
 			lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
 				if !second {
 					second = true
 					lost(rw, r)
 				}
-				body, err := io.ReadAll(r.Body)
-				must(t, err)
-				first := r.Clone(r.Context())
-				first.Body, r.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
-				lossy.api.ServeHTTP(httptest.NewRecorder(), first)
+				lossy.api.ServeHTTP(httptest.NewRecorder(), copied(t, r))
 				lossy.api.ServeHTTP(rw, r)
 			}
-			lossy.arm()
-			if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
-				t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
-			}
+			tc.wantDone(t, lossy.lab)
 		})
 	}
 }

@@ -50,19 +50,16 @@ func TestStartedSince(t *testing.T) {
 		"no uptime in the answer":  {listed: []string{mine}, status: data(`{}`), err: "does not report its uptime"},
 	}
 	for name, tc := range cases {
-		runInBubble(t, name, func(t *testing.T) {
-			s := newSite(t)
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
 			rows := make([]string, 0, len(tc.listed))
 			for _, u := range tc.listed {
 				rows = append(rows, `{"upid":"`+u+`"}`)
 			}
-			pve1 := s.Node(t, "pve1")
 			pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
 			if tc.status == nil {
 				tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
 			}
 			pve1.On("GET /nodes/pve1/status", tc.status)
-			c := s.client(t, "pve1")
 			c.workers.Store(move(57), true)
 			sent := time.Now()
 			time.Sleep(time.Minute)
