@@ -62,9 +62,7 @@ func (s *server) shows(id int, key, want string) {
 func TestResources(t *testing.T) {
 	story(t, "find a VM at once, its state some seconds later", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
-		if got := s.inResources(id)["node"]; got != s.place.node {
-			t.Errorf("it is on %v", got)
-		}
+		same(t, s.place.node, s.inResources(id)["node"])
 		s.shows(id, "name", "recast-contract-"+itoa(id))
 		s.shows(id, "status", "stopped")
 		s.start(id)
@@ -72,9 +70,7 @@ func TestResources(t *testing.T) {
 		s.stop(id)
 		s.shows(id, "status", "stopped")
 		s.taskOK(http.MethodDelete, s.vm(id, ""))
-		if got := s.inResources(id); got != nil {
-			t.Errorf("it is still there: %v", got)
-		}
+		same(t, map[string]any(nil), s.inResources(id))
 	})
 	story(t, "show what was, until the next report", simulated, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -83,14 +79,10 @@ func TestResources(t *testing.T) {
 		}
 		s.shows(id, "status", "stopped")
 		s.start(id)
-		if got := s.inResources(id)["status"]; got != "stopped" {
-			t.Errorf("just started: %v", got)
-		}
+		same(t, "stopped", s.inResources(id)["status"])
 		s.shows(id, "status", "running")
 		s.stop(id)
-		if got := s.inResources(id)["status"]; got != "running" {
-			t.Errorf("just stopped: %v", got)
-		}
+		same(t, "running", s.inResources(id)["status"])
 	})
 	story(t, "are empty for a token without rights, not refused", poorToken, func(t *testing.T, s *server) {
 		s.newVM()

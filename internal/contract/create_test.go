@@ -39,9 +39,10 @@ func TestCreateMakesUp(t *testing.T) {
 			t.Errorf("meta: %s", a["meta"])
 		}
 	})
-	story(t, "a boot order: first disk, bus by bus, first CD-ROM drive, network", 0, func(t *testing.T, s *server) {
-		id := s.newVM("sata0="+s.disk(), "scsi1="+s.disk(), "scsi3="+s.disk(), "ide2=none,media=cdrom", "net0=virtio,bridge="+s.place.bridge)
-		s.wantKey(id, "boot", "order=scsi1;ide2;net0")
+	story(t, "an order of tags, and of boot: first disk, bus by bus, first CD-ROM drive, network", 0, func(t *testing.T, s *server) {
+		id := s.newVM("sata0="+s.disk(), "scsi1="+s.disk(), "scsi3="+s.disk(), "ide2=none,media=cdrom",
+			"net0=virtio,bridge="+s.place.bridge, "tags=talos;roll;talos")
+		s.wantKeys(id, map[string]string{"boot": "order=scsi1;ide2;net0", "tags": "roll;talos"})
 	})
 	story(t, "sizes for the firmware's volumes", 0, func(t *testing.T, s *server) {
 		id := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0")
@@ -53,11 +54,6 @@ func TestCreateMakesUp(t *testing.T) {
 			if !strings.Contains(c[key], "size="+size) {
 				t.Errorf("%s is %s, want size=%s", key, c[key], size)
 			}
-		}
-	})
-	story(t, "an order of tags", 0, func(t *testing.T, s *server) {
-		if got := s.config(s.newVM("tags=talos;roll;talos"))["tags"]; got != "roll;talos" {
-			t.Errorf("%s", got)
 		}
 	})
 	story(t, "nothing for what it says", 0, func(t *testing.T, s *server) {
@@ -82,21 +78,15 @@ func TestCreateDrives(t *testing.T) {
 	})
 	story(t, "the volume of a VM that does not exist", 0, func(t *testing.T, s *server) {
 		volid := s.alloc(s.freeID())
-		if got := s.volid(s.newVM("scsi4="+volid), "scsi4"); got != volid {
-			t.Errorf("%s, want %s", got, volid)
-		}
+		same(t, volid, s.volid(s.newVM("scsi4="+volid), "scsi4"))
 	})
-	story(t, "a copy of a volume that is there", 0, func(t *testing.T, s *server) {
+	story(t, "a copy of a volume that is there, not of a size", 0, func(t *testing.T, s *server) {
 		s.holds("/vms", "VM.Clone")
 		volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + volid)
 		if got := s.config(id)["scsi0"]; diskName(got) != fmt.Sprintf("vm-%d-disk-0", id) || !strings.Contains(got, "size=1G") || strings.Contains(got, "import-from") {
 			t.Errorf("%s", got)
 		}
-	})
-	story(t, "not a copy of a size", 0, func(t *testing.T, s *server) {
-		volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
-		s.holds("/vms", "VM.Clone")
 		_, r := s.create("scsi0=" + s.disk() + ",import-from=" + volid)
 		want := map[string]string{"scsi0": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"}
 		wantRefusal(t, r, refused, want)
@@ -242,9 +232,7 @@ func TestCreateNeeds(t *testing.T) {
 // TestCreateAccepts: input that is wrong only later, or not at all.
 func TestCreateAccepts(t *testing.T) {
 	story(t, "a boot order of drives that are not there", 0, func(t *testing.T, s *server) {
-		if got := s.config(s.newVM("boot=order=scsi7"))["boot"]; got != "order=scsi7" {
-			t.Errorf("%s", got)
-		}
+		same(t, "order=scsi7", s.config(s.newVM("boot=order=scsi7"))["boot"])
 	})
 	story(t, "a bridge that is not there, until the start", 0, func(t *testing.T, s *server) {
 		const bridge = "vmbr987"

@@ -62,15 +62,11 @@ func TestHA(t *testing.T) {
 			e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
 			same(t, step.kind, e.kind())
 			if s.sim != nil { // a real manager may have had a round just now
-				if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != step.now {
-					t.Errorf("right after %s it is %v", step.action, got)
-				}
+				same(t, step.now, object(t, s.get(s.vm(id, "status/current")))["status"])
 			}
 			s.becomes(id, step.later)
 			state := map[string]string{"running": "started", "stopped": "stopped"}[step.later]
-			if got := object(t, s.get(haResources+"/vm:"+itoa(id)))["state"]; got != state {
-				t.Errorf("the resource is to be %v, want %s", got, state)
-			}
+			same(t, state, object(t, s.get(haResources+"/vm:"+itoa(id)))["state"])
 		}
 	})
 	story(t, "removal needs purge", 0, func(t *testing.T, s *server) {

@@ -60,17 +60,15 @@ func TestErrors(t *testing.T) {
 		wantRefusal(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/status", "nosuch=1"), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
 		wantRefusal(t, s.poor(http.MethodGet, "/nodes/nosuch/status"), "403 Permission check failed (/nodes/nosuch, Sys.Audit)", nil)
 	})
-	story(t, "a node that is not there is a host name that does not resolve", 0, func(t *testing.T, s *server) {
-		if got := s.do(http.MethodGet, "/nodes/nosuch/qemu").Status; !strings.HasPrefix(got, "500 hostname lookup 'nosuch' failed") {
-			t.Error(got)
-		}
-	})
 	story(t, "a VM is not there through another node", secondNode, func(t *testing.T, s *server) {
 		id := s.newVM()
 		got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/config")
 		wantRefusal(t, got, fmt.Sprintf("500 Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node2, id), nil)
 	})
-	story(t, "no such path, or method of it, is a 501", 0, func(t *testing.T, s *server) {
+	story(t, "no such path, or method of it, is a 501, no such node a name that does not resolve", 0, func(t *testing.T, s *server) {
+		if got := s.do(http.MethodGet, "/nodes/nosuch/qemu").Status; !strings.HasPrefix(got, "500 hostname lookup 'nosuch' failed") {
+			t.Error(got)
+		}
 		wantRefusal(t, s.do(http.MethodGet, "/nosuch"), "501 Method 'GET /nosuch' not implemented", nil)
 		wantRefusal(t, s.do(http.MethodPut, "/version"), "501 Method 'PUT /version' not implemented", nil)
 		wantRefusal(t, s.do(http.MethodPatch, "/version"), "501 method 'PATCH' not available", nil)
@@ -130,9 +128,7 @@ func TestProxying(t *testing.T) {
 		id := s.newVMOn(s.place.node2)
 		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
 		s.put(path, "cores=2")
-		if got := text(object(t, s.get(path))["cores"]); got != "2" {
-			t.Errorf("cores %s", got)
-		}
+		same(t, "2", text(object(t, s.get(path))["cores"]))
 	})
 	failures := map[string]struct {
 		failure world.ProxyFailure
@@ -168,9 +164,7 @@ func TestProxying(t *testing.T) {
 			t.Errorf("%s, body %q", got.Status, got.Body)
 		}
 		s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
-		if got := text(object(t, s.get(path))["cores"]); got != "3" {
-			t.Errorf("cores %s", got)
-		}
+		same(t, "3", text(object(t, s.get(path))["cores"]))
 	})
 	story(t, "pveproxy alone can do little", simulated, func(t *testing.T, s *server) {
 		id := s.newVM()

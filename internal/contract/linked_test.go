@@ -30,12 +30,8 @@ func TestLinkedClone(t *testing.T) {
 		}
 		_, name, _ := strings.Cut(base, ":")
 		want := fmt.Sprintf("%s:%s/%d/vm-%d-disk-0.qcow2", s.place.storage, name, linked, linked)
-		if got := s.volid(linked, "scsi0"); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
-		if got := text(s.row(want)["vmid"]); got != itoa(linked) {
-			t.Errorf("owned by %s", got)
-		}
+		same(t, want, s.volid(linked, "scsi0"))
+		same(t, itoa(linked), text(s.row(want)["vmid"]))
 		wantExit(t, s.task(http.MethodDelete, s.vm(id, "")), "base volume '"+base+"' is still in use by linked cloned")
 		s.taskOK(http.MethodDelete, s.vm(linked, ""))
 		if s.row(base) == nil {
@@ -53,9 +49,7 @@ func TestLinkedClone(t *testing.T) {
 		}
 		_, name, _ := strings.Cut(base, ":")
 		want := fmt.Sprintf("%s:%s/%d/vm-%d-disk-0.qcow2", s.place.storage, name, other, other)
-		if got := s.volid(other, "scsi0"); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		same(t, want, s.volid(other, "scsi0"))
 	})
 	story(t, "of a template cannot have its disk reassigned", 0, func(t *testing.T, s *server) {
 		id, other := template(s, "scsi0="+s.disk()), s.newVM()

@@ -66,24 +66,16 @@ func TestVolumeNames(t *testing.T) {
 			t.Errorf("listed as %v", row)
 		}
 	})
-	story(t, "carry the lowest free number, again and again", 0, func(t *testing.T, s *server) {
-		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk())
+	story(t, "carry the lowest free number, again after a removal or a reassign", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk()), s.newVM()
 		gone := s.volid(id, "scsi1")
 		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
 		s.wantFreed(gone)
 		s.put(s.vm(id, "config"), "scsi7="+s.disk())
-		if got := s.volid(id, "scsi7"); got != gone {
-			t.Errorf("%s, want %s again", got, gone)
-		}
-	})
-	story(t, "are free again after a reassign", 0, func(t *testing.T, s *server) {
-		id, other := s.newVM("scsi0="+s.disk()), s.newVM()
-		volid := s.volid(id, "scsi0")
-		s.taskOK(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi0", "target-vmid="+itoa(other))
-		s.put(s.vm(id, "config"), "scsi0="+s.disk())
-		if got := s.volid(id, "scsi0"); got != volid {
-			t.Errorf("%s, want %s again", got, volid)
-		}
+		same(t, gone, s.volid(id, "scsi7"))
+		s.reassigned(id, "scsi7", other)
+		s.put(s.vm(id, "config"), "scsi8="+s.disk())
+		same(t, gone, s.volid(id, "scsi8"))
 	})
 	story(t, "end in the format asked for, on files", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0=" + s.disk())
@@ -146,19 +138,14 @@ func TestDeleteVM(t *testing.T) {
 		s.taskOK(del, s.vm(id, ""))
 		s.wantVolumes(id)
 	})
-	story(t, "leaves another VM's volume", 0, func(t *testing.T, s *server) {
+	story(t, "leaves another VM's volume, and frees what another VM refers to", 0, func(t *testing.T, s *server) {
 		owner := s.newVM("scsi0=" + s.disk())
 		volid := s.volid(owner, "scsi0")
-		id := s.newVM("scsi0="+volid, "ide2=none,media=cdrom")
+		id, other := s.newVM("scsi0="+volid, "ide2=none,media=cdrom"), s.newVM("scsi0="+volid)
 		s.taskOK(del, s.vm(id, ""))
 		s.wantThere(volid)
 		s.start(owner)
 		s.stop(owner)
-	})
-	story(t, "frees what another VM refers to", 0, func(t *testing.T, s *server) {
-		owner := s.newVM("scsi0=" + s.disk())
-		volid := s.volid(owner, "scsi0")
-		other := s.newVM("scsi0=" + volid)
 		s.taskOK(del, s.vm(owner, ""))
 		s.wantFreed(volid)
 		wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
@@ -196,14 +183,10 @@ func TestDeleteVMAround(t *testing.T) {
 	story(t, "takes the VM out of its pool", pool, func(t *testing.T, s *server) {
 		s.holds("/pool/"+s.place.pool, "Pool.Audit")
 		id := s.newVM("pool=" + s.place.pool)
-		if got := s.poolOf(id); got != s.place.pool {
-			t.Fatalf("in pool %q", got)
-		}
+		same(t, s.place.pool, s.poolOf(id))
 		s.taskOK(del, s.vm(id, ""))
 		s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...)
-		if got := s.poolOf(id); got != "" {
-			t.Errorf("made again without a pool, it is in %q", got)
-		}
+		same(t, "", s.poolOf(id))
 	})
 	story(t, "may not be asked for by anybody", poorToken, func(t *testing.T, s *server) {
 		id := s.newVM()

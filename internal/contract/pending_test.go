@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // waiting are the keys of a VM with pending changes.
@@ -20,6 +21,11 @@ func (s *server) waiting(id int) map[string]pendingRow {
 	return out
 }
 
+func (s *server) wantWaiting(id int, want map[string]pendingRow) {
+	s.t.Helper()
+	same(s.t, want, s.waiting(id), cmpopts.EquateEmpty())
+}
+
 // now is a key's value without pending changes.
 func (s *server) now(id int, key string) string {
 	s.t.Helper()
@@ -32,16 +38,18 @@ func TestPending(t *testing.T) {
 		id := s.newVM()
 		s.start(id)
 		s.put(s.vm(id, "config"), "memory=128")
-		same(t, map[string]pendingRow{"memory": {Value: "64", Pending: "128"}}, s.waiting(id))
+		s.wantWaiting(id, map[string]pendingRow{"memory": {Value: "64", Pending: "128"}})
 		same(t, []string{"128", "64"}, []string{s.config(id)["memory"], s.now(id, "memory")})
 		s.stop(id)
 		if diff := cmp.Diff([]string{"128", "128"}, []string{s.config(id)["memory"], s.now(id, "memory")}); diff != "" {
 			t.Error("after the stop: ", diff)
 		}
 	})
-	story(t, "goes with revert", 0, func(t *testing.T, s *server) {
+	story(t, "goes with revert, and is nothing that changes nothing", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		s.start(id)
+		s.put(s.vm(id, "config"), "memory=64")
+		s.wantWaiting(id, nil)
 		s.put(s.vm(id, "config"), "memory=128", "sata0="+s.disk())
 		s.put(s.vm(id, "config"), "revert=memory")
 		if got := s.waiting(id); len(got) != 1 || got["sata0"].Pending == "" {
@@ -49,18 +57,8 @@ func TestPending(t *testing.T) {
 		}
 		volid := s.volid(id, "sata0")
 		s.put(s.vm(id, "config"), "revert=sata0")
-		if got := s.waiting(id); len(got) != 0 {
-			t.Errorf("%v", got)
-		}
+		s.wantWaiting(id, nil)
 		s.wantKey(id, "unused0", volid)
-	})
-	story(t, "is nothing that changes nothing", 0, func(t *testing.T, s *server) {
-		id := s.newVM()
-		s.start(id)
-		s.put(s.vm(id, "config"), "memory=64")
-		if got := s.waiting(id); len(got) != 0 {
-			t.Errorf("%v", got)
-		}
 	})
 }
 
@@ -75,13 +73,11 @@ func TestPendingDrives(t *testing.T) {
 			if got := s.now(id, "ide2"); !strings.HasPrefix(got, value) {
 				t.Errorf("%s, want %s", got, value)
 			}
-			if got := s.waiting(id); len(got) != 0 {
-				t.Errorf("%v", got)
-			}
+			s.wantWaiting(id, nil)
 		}
 		s.put(s.vm(id, "config"), "delete=ide2")
 		want := map[string]pendingRow{"ide2": {Value: "none,media=cdrom", Delete: "1"}}
-		same(t, want, s.waiting(id))
+		s.wantWaiting(id, want)
 		s.stop(id)
 		s.wantKey(id, "ide2", "")
 	})
@@ -143,7 +139,7 @@ func TestHotplug(t *testing.T) {
 			t.Fatalf("%s %s", r.Status, r.Body)
 		}
 		s.put(s.vm(id, "config"), "revert=scsi0")
-		same(t, map[string]pendingRow{"boot": {Value: "order=scsi0;scsi1", Pending: "order=scsi1"}}, s.waiting(id))
+		s.wantWaiting(id, map[string]pendingRow{"boot": {Value: "order=scsi0;scsi1", Pending: "order=scsi1"}})
 		s.put(s.vm(id, "config"), "revert=boot")
 		s.stop(id)
 		s.wantKeys(id, map[string]string{"scsi0": before, "boot": "order=scsi0;scsi1"})
@@ -161,13 +157,9 @@ func TestUnplug(t *testing.T) {
 		}
 		want := map[string]string{"net0": "hotplug problem - error on hot-unplugging device 'net0' - still busy in guest?"}
 		wantRefusal(t, r, refused, want)
-		if got := s.waiting(id)["net0"].Delete; got != "1" {
-			t.Errorf("delete: %q", got)
-		}
+		same(t, "1", s.waiting(id)["net0"].Delete)
 		s.put(s.vm(id, "config"), "revert=net0")
-		if got := s.waiting(id); len(got) != 0 {
-			t.Errorf("%v", got)
-		}
+		s.wantWaiting(id, nil)
 	})
 	story(t, "by force frees the disk", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "boot=order=scsi0")

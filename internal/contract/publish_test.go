@@ -132,9 +132,7 @@ func TestUploadElsewhere(t *testing.T) {
 		if node := strings.Split(e.UPID, ":")[1]; node != s.place.node {
 			t.Errorf("a task of %s", node)
 		}
-		if got := s.isoSize(s.place.node2, s.place.isoStorage, name); got != 5 {
-			t.Errorf("%d bytes on %s", got, s.place.node2)
-		}
+		same(t, 5, s.isoSize(s.place.node2, s.place.isoStorage, name))
 		if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
 			s.wait(r)
 		}
@@ -147,9 +145,7 @@ func TestUploadElsewhere(t *testing.T) {
 		if e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes"))); e.Exit != "OK" {
 			t.Fatalf("ended with %q", e.Exit)
 		}
-		if got := s.isoSize(s.place.node2, storage, name); got != 5 {
-			t.Errorf("%d bytes on %s", got, s.place.node2)
-		}
+		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
 		if got := s.volumes(storage, id); len(got) != 1 {
 			t.Errorf("%s sees %q", s.place.node, got)
@@ -215,40 +211,40 @@ func TestUploadNames(t *testing.T) {
 }
 
 func TestUploadRefused(t *testing.T) {
-	early := func(name string, want string, parts func(name string) []part) {
-		story(t, name, 0, func(t *testing.T, s *server) {
-			name := s.isoName()
-			got := s.upload(parts(name)...)
-			if got.Status != want || len(got.Body) > 0 {
-				t.Errorf("%s, body %q; want %s and none", got.Status, got.Body, want)
-			}
-			s.wantISO(name, -1)
-		})
-	}
-	early("checksum before its algorithm", "400 Bad Request", func(name string) []part {
-		return []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file(name, "bytes")}
-	})
-	early("a field that is none", "400 Bad Request", func(name string) []part {
-		return []part{iso(), {name: "nosuch", value: "1"}, file(name, "bytes")}
-	})
-	params := map[string]struct {
+	tests := map[string]struct {
 		parts  func(name string) []part
+		status string
 		errors map[string]string
 	}{
+		"checksum before its algorithm": {
+			func(name string) []part {
+				return []part{iso(), {name: "checksum", value: sum("bytes")}, {name: "checksum-algorithm", value: "sha256"}, file(name, "bytes")}
+			},
+			"400 Bad Request", nil,
+		},
+		"a field that is none": {
+			func(name string) []part { return []part{iso(), {name: "nosuch", value: "1"}, file(name, "bytes")} }, "400 Bad Request", nil,
+		},
 		"content after the file": {
-			func(name string) []part { return []part{file(name, "bytes"), iso()} }, map[string]string{"content": missing},
+			func(name string) []part { return []part{file(name, "bytes"), iso()} }, refused, map[string]string{"content": missing},
 		},
 		"another extension": {
-			func(name string) []part { return []part{iso(), file(name+".txt", "bytes")} }, map[string]string{"filename": "wrong file extension"},
+			func(name string) []part { return []part{iso(), file(name+".txt", "bytes")} }, refused, map[string]string{"filename": "wrong file extension"},
 		},
 		"a name of more than 255 characters": {
 			func(string) []part { return []part{iso(), file(strings.Repeat("x", 252)+".iso", "bytes")} },
-			map[string]string{"filename": "value may only be 255 characters long"},
+			refused, map[string]string{"filename": "value may only be 255 characters long"},
 		},
 	}
-	for name, test := range params {
+	for name, test := range tests {
 		story(t, name, 0, func(t *testing.T, s *server) {
-			wantRefusal(t, s.upload(test.parts(s.isoName())...), refused, test.errors)
+			name := s.isoName()
+			got := s.upload(test.parts(name)...)
+			wantRefusal(t, got, test.status, test.errors)
+			if test.errors == nil && len(got.Body) > 0 {
+				t.Errorf("body %q", got.Body)
+			}
+			s.wantISO(name, -1)
 		})
 	}
 	story(t, "chunked", 0, func(t *testing.T, s *server) {

@@ -130,9 +130,7 @@ func TestDownload(t *testing.T) {
 				tc.is != nil && !errors.Is(err, tc.is) || tc.not != nil && errors.Is(err, tc.not) {
 				t.Errorf("error is %v, want %q in it", err, tc.fails)
 			}
-			if sent := len(changes(pve1.Requests())); sent != tc.sent {
-				t.Errorf("sent %d times, want %d", sent, tc.sent)
-			}
+			same(t, "sent", tc.sent, len(changes(pve1.Requests())))
 			want := map[string]string{
 				"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
 				"checksum": "ab", "checksum-algorithm": "sha256",

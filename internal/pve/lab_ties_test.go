@@ -129,9 +129,7 @@ func TestLostAnswerAndAClockThatJumps(t *testing.T) {
 			if err := l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"); err == nil || !strings.Contains(err.Error(), "exit code 5") {
 				t.Errorf("error is %v", err)
 			}
-			if got := l.recorder.Mutations() - before; got != 1 {
-				t.Errorf("sent %d times", got)
-			}
+			same(t, "sent", 1, l.recorder.Mutations()-before)
 		})
 	}
 }

@@ -5,9 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -69,9 +68,8 @@ func TestVMWhereLastSeen(t *testing.T) {
 	} {
 		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
 			vm101(pve1)
-			if _, err := c.VM(t.Context(), 101); err != nil {
-				t.Fatal(err)
-			}
+			_, err := c.VM(t.Context(), 101)
+			must(t, err)
 			before := len(pve1.Requests())
 			if tc.then != nil {
 				tc.then(pve1)
@@ -83,13 +81,11 @@ func TestVMWhereLastSeen(t *testing.T) {
 			}
 			want := wantVM101Alone()
 			want.Host = tc.host
-			if diff := cmp.Diff(want, got); !tc.missing && diff != "" {
-				t.Errorf("VM (-want +got):\n%s", diff)
+			if !tc.missing {
+				same(t, "VM", want, got)
 			}
 			listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
-			if len(listed) != tc.listed {
-				t.Errorf("the list was asked %d times, want %d", len(listed), tc.listed)
-			}
+			same(t, "how often the list was asked", tc.listed, len(listed))
 		})
 	}
 }
@@ -112,12 +108,15 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 
 // TestVMWhereLastSeenUnanswered does not ask a host again that did not answer: that takes half a minute.
 func TestVMWhereLastSeenUnanswered(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
 		vm101(pve1)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
-		if _, err := c.VM(t.Context(), 101); err != nil {
-			t.Fatal(err)
-		}
+		c := s.client(t, "pve1")
+		_, err := c.VM(t.Context(), 101)
+		must(t, err)
 		on101(pve1, "pve2", "595 No route to host")
 		asked := func(c *Client) int {
 			before := len(pve1.Requests())
@@ -127,9 +126,8 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 			}
 			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
-		if had, once := asked(c), asked(c); had != once {
-			t.Errorf("asked %d times, a new client asked %d times", had, once)
-		}
+		had := asked(c)
+		same(t, "requests, as of a new client", asked(s.client(t, "pve1")), had)
 	})
 }
 

@@ -1,12 +1,10 @@
 package pve
 
 import (
-	"bytes"
 	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io"
 	"maps"
 	"path"
 	"path/filepath"
@@ -64,18 +62,12 @@ func vmChanges() map[string][]changeKind {
 }
 
 func isoChanges() map[string][]changeKind {
-	content := []byte("talos")
-	upload := func(t *testing.T, l lab) error {
-		return l.Upload(t.Context(), images.Upload{
-			Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: int64(len(content)), SHA256: world.NewMedia(content).SHA256(),
-			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil },
-		})
-	}
+	upload := func(t *testing.T, l lab) error { return l.Upload(t.Context(), isoOf(t, []byte("talos"))) }
 	return map[string][]changeKind{
 		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
 		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
 			err := l.Download(t.Context(), images.Download{
-				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: world.NewMedia(content).SHA256(),
+				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64),
 			})
 			if err == nil {
 				return errors.New("a host without a network has downloaded something")
@@ -85,7 +77,7 @@ func isoChanges() map[string][]changeKind {
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
 			must(t, upload(t, l))
 			l.may("Datastore.Allocate")
-			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso"})
+			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "recast-1.iso"})
 		}}},
 	}
 }

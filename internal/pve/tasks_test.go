@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,9 +71,7 @@ func TestTask(t *testing.T) {
 			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
 			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
 			err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
-			if tc.want == "" && err != nil || tc.want != "" && fmt.Sprint(err) != tc.want {
-				t.Errorf("error is %v\nwant     %s", err, tc.want)
-			}
+			same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
 			if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
 				t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
 			}

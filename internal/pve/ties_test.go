@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
@@ -63,9 +64,7 @@ func testTies(t *testing.T, cases map[string]tie) {
 				tc.vm(&vm)
 			}
 			got, err := c.Ties(t.Context(), vm)
-			if tc.err == "" && err != nil || tc.err != "" && fmt.Sprint(err) != tc.err {
-				t.Fatalf("error is %v\nwant     %s", err, tc.err)
-			}
+			same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 			same(t, "ties", tc.want, got)
 		})
 	}

@@ -1,12 +1,11 @@
 package pve
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -124,14 +123,12 @@ func TestVM(t *testing.T) {
 			tc.prepare(pve1)
 			start := time.Now()
 			got, err := c.VM(t.Context(), 101)
-			if tc.err != "" && fmt.Sprint(err) != tc.err || tc.err == "" && err != nil {
-				t.Fatalf("error is %v\nwant     %s", err, tc.err)
-			}
+			same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 			if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
 				t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
 			}
-			if diff := cmp.Diff(tc.want, got); tc.err == "" && diff != "" {
-				t.Errorf("VM (-want +got):\n%s", diff)
+			if tc.err == "" {
+				same(t, "VM", tc.want, got)
 			}
 			if took := time.Since(start); took > listLag+time.Minute {
 				t.Errorf("took %s", took)

@@ -91,8 +91,6 @@ func TestADeadWorkerIsNotRepeated(t *testing.T) {
 		if err := l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("error is %v", err)
 		}
-		if got := l.recorder.Mutations() - before; got != 1 {
-			t.Errorf("sent %d times", got)
-		}
+		same(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }

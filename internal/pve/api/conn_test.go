@@ -83,9 +83,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					if errors.Is(err, cluster.ErrLostAnswer) {
 						t.Errorf("%v: nothing was done", err)
 					}
-					if n := len(pve1.Requests()); n != tc.times {
-						t.Errorf("sent %d times, want %d", n, tc.times)
-					}
+					same(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
 		}
@@ -104,9 +102,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		}
 		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
 		same(t, "requests", want, pve2.Requests())
-		if got := c.transport.current.Load(); got != 1 {
-			t.Errorf("asks endpoint %d first, not the one that last answered", got)
-		}
+		same(t, "first endpoint", int64(1), c.transport.current.Load())
 	})
 }
 

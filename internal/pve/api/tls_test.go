@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -44,10 +45,7 @@ func TestTrust(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := apitest.NewSite(t)
-				host := tc.host
-				if host == "" {
-					host = "pve1"
-				}
+				host := cmp.Or(tc.host, "pve1")
 				first, second := s.Node(t, host), s.Node(t, "pve2")
 				for _, n := range []*fake{first, second} {
 					n.On("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))
