@@ -152,8 +152,7 @@ func TestNoQuorum(t *testing.T) {
 	inIsolation("reads, logins and uploads work", func(t *testing.T, s *server, id int) {
 		s.get(s.vm(id, "config"))
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		same(t, "200 OK", s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Status)
+		s.login("correct-horse")
 		for _, r := range s.rows("/cluster/status") {
 			if r["type"] == "cluster" && text(r["quorate"]) != "0" {
 				t.Error(r)

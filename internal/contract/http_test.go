@@ -175,26 +175,30 @@ func TestProxying(t *testing.T) {
 	})
 }
 
+// login gets a ticket of a person and the header that goes with it.
+func (s *server) login(password string) (ticket, csrf string) {
+	s.t.Helper()
+	s.sim.world.SetPassword("contract@pve", "correct-horse")
+	got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
+	if got.Code != http.StatusOK {
+		s.t.Fatal(got.Status)
+	}
+	data := object(s.t, got.Data)
+	return text(data["ticket"]), text(data["CSRFPreventionToken"])
+}
+
+func (s *server) withTicket(method, path, ticket, csrf string, body string) reply {
+	s.t.Helper()
+	req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
+	req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
+	if csrf != "" {
+		req.Header.Set("CSRFPreventionToken", csrf)
+	}
+	return s.send(req)
+}
+
 // TestTickets: how people and clients with passwords authenticate.
 func TestTickets(t *testing.T) {
-	login := func(t *testing.T, s *server, password string) (ticket, csrf string) {
-		t.Helper()
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
-		if got.Code != http.StatusOK {
-			t.Fatal(got.Status)
-		}
-		data := object(t, got.Data)
-		return text(data["ticket"]), text(data["CSRFPreventionToken"])
-	}
-	send := func(s *server, method, path, ticket, csrf string, body string) reply {
-		req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
-		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
-		if csrf != "" {
-			req.Header.Set("CSRFPreventionToken", csrf)
-		}
-		return s.send(req)
-	}
 	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
 		began := time.Now()
 		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
@@ -206,31 +210,31 @@ func TestTickets(t *testing.T) {
 		}
 	})
 	story(t, "reads need only the cookie, changes the header too", simulated, func(t *testing.T, s *server) {
-		ticket, csrf := login(t, s, "correct-horse")
+		ticket, csrf := s.login("correct-horse")
 		id := s.newVM()
-		if got := send(s, http.MethodGet, s.vm(id, "config"), ticket, "", ""); got.Code != http.StatusOK {
+		if got := s.withTicket(http.MethodGet, s.vm(id, "config"), ticket, "", ""); got.Code != http.StatusOK {
 			t.Error(got.Status)
 		}
 		for header, want := range map[string]string{
 			"": "401 Permission denied - invalid csrf token", ticket: "401 Permission denied - invalid csrf token", csrf: "200 OK",
 		} {
-			if got := send(s, http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2"); got.Status != want {
+			if got := s.withTicket(http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2"); got.Status != want {
 				t.Errorf("%s, want %s", got.Status, want)
 			}
 		}
 	})
 	story(t, "uploads need no header", simulated, func(t *testing.T, s *server) {
-		ticket, _ := login(t, s, "correct-horse")
+		ticket, _ := s.login("correct-horse")
 		req := s.request("", http.MethodPost, "/nodes/pve1/storage/local/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
 		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: ticket})
 		wantExit(t, s.wait(s.send(req)), "OK")
 	})
 	story(t, "last two hours, and buy the next one", simulated, func(t *testing.T, s *server) {
-		ticket, _ := login(t, s, "correct-horse")
+		ticket, _ := s.login("correct-horse")
 		time.Sleep(2 * time.Hour)
-		next, _ := login(t, s, ticket)
+		next, _ := s.login(ticket)
 		time.Sleep(time.Second)
-		same(t, "401 permission denied - invalid PVE ticket", send(s, http.MethodGet, "/version", ticket, "", "").Status)
-		same(t, "200 OK", send(s, http.MethodGet, "/version", next, "", "").Status)
+		same(t, "401 permission denied - invalid PVE ticket", s.withTicket(http.MethodGet, "/version", ticket, "", "").Status)
+		same(t, "200 OK", s.withTicket(http.MethodGet, "/version", next, "", "").Status)
 	})
 }

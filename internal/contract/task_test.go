@@ -157,17 +157,10 @@ func TestWhoseTask(t *testing.T) {
 		for _, who := range []string{"contract@pve", simToken} {
 			s.sim.world.Grant(world.ACL{Path: "/vms", Who: who, Role: "Power", Propagate: true})
 		}
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		ticket := object(t, s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Data)
-		asUser := func(method, path string) reply {
-			req := s.request("", method, path, "", nil)
-			req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: text(ticket["ticket"])})
-			req.Header.Set("CSRFPreventionToken", text(ticket["CSRFPreventionToken"]))
-			return s.send(req)
-		}
+		ticket, csrf := s.login("correct-horse")
 		const stop = "/nodes/pve1/qemu/90000/status/stop"
-		users, tokens := text(asUser(http.MethodPost, stop).Data), text(s.do(http.MethodPost, stop).Data)
-		same(t, "200 OK", asUser(http.MethodGet, taskPath("pve1", tokens)+"/status").Status)
+		users, tokens := text(s.withTicket(http.MethodPost, stop, ticket, csrf, "").Data), text(s.do(http.MethodPost, stop).Data)
+		same(t, "200 OK", s.withTicket(http.MethodGet, taskPath("pve1", tokens)+"/status", ticket, csrf, "").Status)
 		got := s.do(http.MethodGet, taskPath("pve1", users)+"/status")
 		wantRefusal(t, got, "403 Permission check failed (/nodes/pve1, Sys.Audit)", nil)
 	})
@@ -210,26 +203,20 @@ func TestStopTask(t *testing.T) {
 }
 
 func TestPowerTasks(t *testing.T) {
-	exit := func(name string, running bool, action, want string) {
-		story(t, name, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if running {
-				s.start(id)
-			}
-			want := strings.ReplaceAll(want, "%d", itoa(id))
+	story(t, "stop and shut down what is stopped, start what runs", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.stop(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/shutdown")), "OK")
+		s.start(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/start")), fmt.Sprintf("VM %d already running", id))
+	})
+	story(t, "of no VM fail in the task", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
+		for _, action := range []string{"start", "stop", "shutdown"} {
 			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
-		})
-	}
-	exit("start what runs", true, "start", "VM %d already running")
-	exit("stop what is stopped", false, "stop", "OK")
-	exit("shut down what is stopped", false, "shutdown", "OK")
-	for _, action := range []string{"start", "stop", "shutdown"} {
-		story(t, action+" of no VM fails in the task", 0, func(t *testing.T, s *server) {
-			id := s.freeID()
-			want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
-			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
-		})
-	}
+		}
+	})
 	story(t, "shutdown gives up and leaves the VM running", 0, func(t *testing.T, s *server) {
 		id, began := s.newVM(), time.Now()
 		wantExit(t, s.wait(reply{Data: s.begin(id, "timeout=3")}), "VM quit/powerdown failed - got timeout")
