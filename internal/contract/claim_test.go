@@ -34,75 +34,57 @@ func (s *server) beat(id int) int {
 
 // TestClaim: one process at a time.
 func TestClaim(t *testing.T) {
-	t.Run("keeps a second process out, for as long as the first one lives", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.freeID()
-			held, err := s.claimant(id, "r1").Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			began := s.beat(id)
-			if _, err := s.claimant(id, "r2").Acquire(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1") {
-				t.Errorf("the second one: %v", err)
-			}
-			if now := s.beat(id); now <= began {
-				t.Errorf("the claim's counter stands at %d, stood at %d", now, began)
-			}
-			if err := held.Check(t.Context()); err != nil {
-				t.Error(err)
-			}
-			if err := held.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if r := s.do(http.MethodGet, s.vm(id, "config")); r.Code == http.StatusOK {
-				t.Error("given back, the claim is still there")
-			}
-			next, err := s.claimant(id, "r2").Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := next.Release(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
+	story(t, "keeps a second process out, for as long as the first one lives", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		held, err := s.claimant(id, "r1").Acquire(t.Context())
+		must(t, err)
+		began := s.beat(id)
+		if _, err := s.claimant(id, "r2").Acquire(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1") {
+			t.Errorf("the second one: %v", err)
+		}
+		if now := s.beat(id); now <= began {
+			t.Errorf("the claim's counter stands at %d, stood at %d", now, began)
+		}
+		if err := held.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+		must(t, held.Release(t.Context()))
+		if r := s.do(http.MethodGet, s.vm(id, "config")); r.Code == http.StatusOK {
+			t.Error("given back, the claim is still there")
+		}
+		next, err := s.claimant(id, "r2").Acquire(t.Context())
+		must(t, err)
+		if err := next.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
-	t.Run("is no other VM's number", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			before := s.config(id)["digest"]
-			if _, err := s.claimant(id, "r1").Acquire(t.Context()); fault.KindOf(err) != fault.Refused {
-				t.Error(err)
-			}
-			if s.config(id)["digest"] != before {
-				t.Error("that VM was changed")
-			}
-		})
+	story(t, "is no other VM's number", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		before := s.config(id)["digest"]
+		if _, err := s.claimant(id, "r1").Acquire(t.Context()); fault.KindOf(err) != fault.Refused {
+			t.Error(err)
+		}
+		if s.config(id)["digest"] != before {
+			t.Error("that VM was changed")
+		}
 	})
 }
 
 // TestClaimTakenOver: a process that was stopped for long loses the claim, and changes
 // nothing any more; the process that has taken it over continues.
 func TestClaimTakenOver(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		id, x, px := s.freeID(), s.newPlainNode(), s.newClient()
 		beating, stopBeating := context.WithCancel(t.Context())
 		held, err := s.claimant(id, "r1").Acquire(beating)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r, err := x.open(held.Guard(px), cluster.Recreate, "r1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stopBeating()
 		began := time.Now()
 		next, err := s.claimant(id, "r2").Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if took := time.Since(began); took < claim.Watch {
 			t.Errorf("taken over after %v", took)
 		}
@@ -132,27 +114,20 @@ func TestClaimLost(t *testing.T) {
 	u := unfinished{strategy: cluster.Reimage}
 	var chosen slice
 	for k := range u.changesSimulated(t) {
-		if !chosen.next() {
-			continue
-		}
-		t.Run(fmt.Sprintf("before change %d", k+1), func(t *testing.T) {
-			run(t, simulated, func(t *testing.T, s *server) {
-				id, x := s.freeID(), u.node(t, s)
-				held, err := s.claimant(id, "r1").Acquire(t.Context())
-				if err != nil {
-					t.Fatal(err)
+		chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) {
+			id, x := s.freeID(), u.node(t, s)
+			held, err := s.claimant(id, "r1").Acquire(t.Context())
+			must(t, err)
+			px := mortal(held.Guard(s.newClient()), func(made int, _ mutation) bool {
+				if made == k {
+					s.usurp(id)
 				}
-				px := mortal(held.Guard(s.newClient()), func(made int, _ mutation) bool {
-					if made == k {
-						s.usurp(id)
-					}
-					return true
-				})
-				if err := x.exchange(px, u.strategy, "r1"); fault.KindOf(err) != fault.Claimed || px.done != k {
-					t.Errorf("it made %d changes and ended with: %v", px.done, err)
-				}
-				x.wantAllThere(t)
+				return true
 			})
+			if err := x.exchange(px, u.strategy, "r1"); fault.KindOf(err) != fault.Claimed || px.done != k {
+				t.Errorf("it made %d changes and ended with: %v", px.done, err)
+			}
+			x.wantAllThere(t)
 		})
 	}
 }

@@ -30,92 +30,77 @@ func values(form ...string) map[string]string {
 func (s *server) read(id int) cluster.VM {
 	s.t.Helper()
 	vm, err := s.client.VM(s.t.Context(), cluster.VMID(id))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return vm
 }
 
 // TestClientErrors: recast's client recognizes Proxmox's refusals.
 func TestClientErrors(t *testing.T) {
-	t.Run("a VM that there is not", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			if _, err := s.client.VM(t.Context(), cluster.VMID(s.freeID())); !errors.Is(err, cluster.ErrNotFound) {
-				t.Error(err)
-			}
-		})
+	story(t, "a VM that there is not", 0, func(t *testing.T, s *server) {
+		if _, err := s.client.VM(t.Context(), cluster.VMID(s.freeID())); !errors.Is(err, cluster.ErrNotFound) {
+			t.Error(err)
+		}
 	})
-	t.Run("a VMID that is taken", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id)...)); !errors.Is(err, cluster.ErrExists) {
-				t.Error(err)
-			}
-		})
+	story(t, "a VMID that is taken", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id)...)); !errors.Is(err, cluster.ErrExists) {
+			t.Error(err)
+		}
 	})
-	t.Run("a configuration that is another one", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi0="+s.place.storage+":1"), s.newVM()
-			vm := s.read(id)
-			vm.Digest = strings.Repeat("0", 40)
-			for name, err := range map[string]error{
-				"at once":     s.client.SetConfig(t.Context(), vm, map[string]string{"onboot": "1"}, nil),
-				"by a worker": s.client.SetConfig(t.Context(), vm, map[string]string{"ide2": "none,media=cdrom"}, nil),
-				"move":        s.client.MoveDisk(t.Context(), vm, "scsi0", cluster.VMID(other), "scsi0"),
-			} {
-				if !errors.Is(err, cluster.ErrChanged) {
-					t.Errorf("%s: %v", name, err)
-				}
+	story(t, "a configuration that is another one", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.place.storage+":1"), s.newVM()
+		vm := s.read(id)
+		vm.Digest = strings.Repeat("0", 40)
+		for name, err := range map[string]error{
+			"at once":     s.client.SetConfig(t.Context(), vm, map[string]string{"onboot": "1"}, nil),
+			"by a worker": s.client.SetConfig(t.Context(), vm, map[string]string{"ide2": "none,media=cdrom"}, nil),
+			"free":        s.client.FreeDisk(t.Context(), vm, "scsi0"),
+			"move":        s.client.MoveDisk(t.Context(), vm, "scsi0", cluster.VMID(other), "scsi0"),
+		} {
+			if !errors.Is(err, cluster.ErrChanged) {
+				t.Errorf("%s: %v", name, err)
 			}
-		})
+		}
 	})
-	t.Run("parameters, one by one", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.wrong("nosuch")
-			err := s.client.SetConfig(t.Context(), s.read(s.newVM()), map[string]string{"nosuch": "1"}, nil)
-			e, ok := errors.AsType[*api.Error](err)
-			if !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown || !strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed.") {
-				t.Errorf("%+v", err)
-			}
-		})
+	story(t, "parameters, one by one", 0, func(t *testing.T, s *server) {
+		s.wrong("nosuch")
+		err := s.client.SetConfig(t.Context(), s.read(s.newVM()), map[string]string{"nosuch": "1"}, nil)
+		e, ok := errors.AsType[*api.Error](err)
+		if !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown || !strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed.") {
+			t.Errorf("%+v", err)
+		}
 	})
-	t.Run("a task that fails, with its log", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.freeID()
-			volid := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
-			err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id, "ide2="+volid+",media=cdrom")...))
-			e, ok := errors.AsType[*api.TaskError](err)
-			if !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) || !strings.Contains(e.Exit, "volume '"+volid+"' does not exist") {
-				t.Errorf("%v", err)
-			}
-		})
+	story(t, "a task that fails, with its log", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		volid := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
+		err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id, "ide2="+volid+",media=cdrom")...))
+		e, ok := errors.AsType[*api.TaskError](err)
+		if !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) || !strings.Contains(e.Exit, "volume '"+volid+"' does not exist") {
+			t.Errorf("%v", err)
+		}
 	})
 }
 
 // TestClientIsNotLetIn: recast's client reports a failed authentication without an
 // additional delay.
 func TestClientIsNotLetIn(t *testing.T) {
-	t.Run("with a wrong secret", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, _, _ := strings.Cut(s.place.token, "=")
-			o := s.trusting()
-			o.Token = cluster.Secret(id + "=" + secret[:35] + "f")
-			began := time.Now()
-			err := s.asking(o)
-			e, ok := errors.AsType[*api.Error](err)
-			if took := time.Since(began); !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second {
-				t.Errorf("%v after %v", err, took)
-			}
-		})
+	story(t, "with a wrong secret", 0, func(t *testing.T, s *server) {
+		id, _, _ := strings.Cut(s.place.token, "=")
+		o := s.trusting()
+		o.Token = cluster.Secret(id + "=" + secret[:35] + "f")
+		began := time.Now()
+		err := s.asking(o)
+		e, ok := errors.AsType[*api.Error](err)
+		if took := time.Since(began); !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
 	})
-	t.Run("by a certificate that is not the pinned one", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			o := s.trusting()
-			o.Fingerprint = strings.Repeat("AB:", 31) + "AB"
-			if _, ok := errors.AsType[*api.FingerprintError](s.asking(o)); !ok {
-				t.Error("it was let in")
-			}
-		})
+	story(t, "by a certificate that is not the pinned one", 0, func(t *testing.T, s *server) {
+		o := s.trusting()
+		o.Fingerprint = strings.Repeat("AB:", 31) + "AB"
+		if _, ok := errors.AsType[*api.FingerprintError](s.asking(o)); !ok {
+			t.Error("it was let in")
+		}
 	})
 }
 
@@ -131,12 +116,7 @@ func (s *server) trusting() api.Options {
 // asking reads something with a separate client.
 func (s *server) asking(o api.Options) error {
 	s.t.Helper()
-	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer c.Close()
-	_, err = c.Quorate(s.t.Context())
+	_, err := s.connect(o).Quorate(s.t.Context())
 	return err
 }
 
@@ -150,6 +130,7 @@ type change struct {
 }
 
 func changes() map[string]change {
+	to := 0 // the VM that gets the disk
 	disk := func(s *server) int { return s.newVM("scsi1=" + s.place.storage + ":1,serial=a") }
 	return map[string]change{
 		"create": {
@@ -178,6 +159,25 @@ func changes() map[string]change {
 			do:      func(s *server, c *pve.Client, id int) error { return c.FreeDisk(s.t.Context(), s.read(id), "scsi1") },
 			done:    func(s *server, id int) any { return len(s.volumes(s.place.storage, id)) }, want: 0, again: true,
 		},
+		"free a detached disk": {
+			prepare: func(s *server) int {
+				id := disk(s)
+				s.put(s.vm(id, "config"), "delete=scsi1")
+				return id
+			},
+			do:   func(s *server, c *pve.Client, id int) error { return c.FreeDisk(s.t.Context(), s.read(id), "unused0") },
+			done: func(s *server, id int) any { return len(s.volumes(s.place.storage, id)) }, want: 0, again: true,
+		},
+		"move a disk": {
+			prepare: func(s *server) int {
+				to = s.newVM()
+				return disk(s)
+			},
+			do: func(s *server, c *pve.Client, id int) error {
+				return c.MoveDisk(s.t.Context(), s.read(id), "scsi1", cluster.VMID(to), "scsi4")
+			},
+			done: func(s *server, _ int) any { return strings.Contains(s.config(to)["scsi4"], "serial=a") }, want: true,
+		},
 		"delete": {
 			prepare: disk,
 			do:      func(s *server, c *pve.Client, id int) error { return c.DeleteVM(s.t.Context(), s.read(id)) },
@@ -198,31 +198,15 @@ func changes() map[string]change {
 // detects that the change was made.
 func TestClientLosesAnswers(t *testing.T) {
 	for name, test := range changes() {
-		t.Run(name, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				id := test.prepare(s)
-				way := &lossy{s: s}
-				if err := test.do(s, way.client(), id); err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(test.want, test.done(s, id)); diff != "" || way.lost.Load() != 1 {
-					t.Errorf("%d answers lost; %s", way.lost.Load(), diff)
-				}
-			})
+		story(t, name, 0, func(t *testing.T, s *server) {
+			id := test.prepare(s)
+			way := &lossy{s: s}
+			must(t, test.do(s, way.client(), id))
+			if diff := cmp.Diff(test.want, test.done(s, id)); diff != "" || way.lost.Load() != 1 {
+				t.Errorf("%d answers lost; %s", way.lost.Load(), diff)
+			}
 		})
 	}
-	t.Run("move a disk", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			from, to := s.newVM("scsi1="+s.place.storage+":1,serial=a"), s.newVM()
-			way := &lossy{s: s}
-			if err := way.client().MoveDisk(t.Context(), s.read(from), "scsi1", cluster.VMID(to), "scsi4"); err != nil {
-				t.Fatal(err)
-			}
-			if got := s.config(to)["scsi4"]; !strings.Contains(got, "serial=a") || way.lost.Load() != 1 {
-				t.Errorf("scsi4 is %q; %d answers lost", got, way.lost.Load())
-			}
-		})
-	})
 }
 
 // TestClientLosesChanges: a change does not arrive. One with a digest, or for a new VMID,
@@ -230,18 +214,16 @@ func TestClientLosesAnswers(t *testing.T) {
 func TestClientLosesChanges(t *testing.T) {
 	for _, name := range []string{"create", "set a drive", "delete"} {
 		test := changes()[name]
-		t.Run(name, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				id := test.prepare(s)
-				way := &lossy{s: s, before: true}
-				err := test.do(s, way.client(), id)
-				if test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer) {
-					t.Errorf("error is %v", err)
-				}
-				if got := test.done(s, id); cmp.Equal(test.want, got) != test.again {
-					t.Errorf("%v; error %v", got, err)
-				}
-			})
+		story(t, name, 0, func(t *testing.T, s *server) {
+			id := test.prepare(s)
+			way := &lossy{s: s, before: true}
+			err := test.do(s, way.client(), id)
+			if test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer) {
+				t.Errorf("error is %v", err)
+			}
+			if got := test.done(s, id); cmp.Equal(test.want, got) != test.again {
+				t.Errorf("%v; error %v", got, err)
+			}
 		})
 	}
 }

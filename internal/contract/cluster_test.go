@@ -13,35 +13,29 @@ import (
 )
 
 func TestNextID(t *testing.T) {
-	t.Run("is free, and reserves nothing", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
-			if _, err := strconv.Atoi(text(first)); err != nil || first != second {
-				t.Errorf("%v, then %v", first, second)
-			}
-		})
+	story(t, "is free, and reserves nothing", 0, func(t *testing.T, s *server) {
+		first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
+		if _, err := strconv.Atoi(text(first)); err != nil || first != second {
+			t.Errorf("%v, then %v", first, second)
+		}
 	})
-	t.Run("says that a number is taken", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
-			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
-		})
+	story(t, "says that a number is taken", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+		wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
 	})
-	t.Run("says so also of a VM that the token may not see", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.poor(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
-			wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
-		})
+	story(t, "says so also of a VM that the token may not see", poorToken, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.poor(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id))
+		wantRefusal(t, got, refused, map[string]string{"vmid": fmt.Sprintf("VM %d already exists", id)})
 	})
 }
 
 // inResources is the cluster's entry of a VM; nil: none.
 func (s *server) inResources(id int) map[string]any {
 	s.t.Helper()
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		if r := object(s.t, row); text(r["vmid"]) == itoa(id) {
+	for _, r := range s.rows("/cluster/resources", "type=vm") {
+		if text(r["vmid"]) == itoa(id) {
 			return r
 		}
 	}
@@ -66,87 +60,67 @@ func (s *server) shows(id int, key, want string) {
 }
 
 func TestResources(t *testing.T) {
-	t.Run("find a VM at once, its state some seconds later", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if got := s.inResources(id)["node"]; got != s.place.node {
-				t.Errorf("it is on %v", got)
-			}
-			s.shows(id, "name", "recast-contract-"+itoa(id))
-			s.shows(id, "status", "stopped")
-			s.start(id)
-			s.shows(id, "status", "running")
-			s.stop(id)
-			s.shows(id, "status", "stopped")
-			s.taskOK(http.MethodDelete, s.vm(id, ""))
-			if got := s.inResources(id); got != nil {
-				t.Errorf("it is still there: %v", got)
-			}
-		})
+	story(t, "find a VM at once, its state some seconds later", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		same(t, s.place.node, s.inResources(id)["node"])
+		s.shows(id, "name", "recast-contract-"+itoa(id))
+		s.shows(id, "status", "stopped")
+		s.start(id)
+		s.shows(id, "status", "running")
+		s.stop(id)
+		s.shows(id, "status", "stopped")
+		s.taskOK(http.MethodDelete, s.vm(id, ""))
+		same(t, map[string]any(nil), s.inResources(id))
 	})
-	t.Run("show what was, until the next report", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
-				t.Errorf("new: %v", got)
-			}
-			s.shows(id, "status", "stopped")
-			s.start(id)
-			if got := s.inResources(id)["status"]; got != "stopped" {
-				t.Errorf("just started: %v", got)
-			}
-			s.shows(id, "status", "running")
-			s.stop(id)
-			if got := s.inResources(id)["status"]; got != "running" {
-				t.Errorf("just stopped: %v", got)
-			}
-		})
+	story(t, "show what was, until the next report", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
+			t.Errorf("new: %v", got)
+		}
+		s.shows(id, "status", "stopped")
+		s.start(id)
+		same(t, "stopped", s.inResources(id)["status"])
+		s.shows(id, "status", "running")
+		s.stop(id)
+		same(t, "running", s.inResources(id)["status"])
 	})
-	t.Run("are empty for a token without rights, not refused", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			s.newVM()
-			for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools"} {
-				got := s.poor(http.MethodGet, path)
-				if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
-					t.Errorf("%s: %s %s", path, got.Status, got.Body)
-				}
+	story(t, "are empty for a token without rights, not refused", poorToken, func(t *testing.T, s *server) {
+		s.newVM()
+		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools", "/access/acl"} {
+			got := s.poor(http.MethodGet, path)
+			if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
+				t.Errorf("%s: %s %s", path, got.Status, got.Body)
 			}
-		})
+		}
 	})
 }
 
 func TestClusterStatus(t *testing.T) {
-	t.Run("says whether there is quorum", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			s.holds("/", "Sys.Audit")
-			quorate, nodes := "", []string{}
-			for _, row := range list(t, s.get("/cluster/status")) {
-				switch r := object(t, row); r["type"] {
-				case "cluster":
-					quorate = text(r["quorate"])
-				case "node":
-					nodes = append(nodes, text(r["name"]))
-				}
+	story(t, "says whether there is quorum", secondNode, func(t *testing.T, s *server) {
+		s.holds("/", "Sys.Audit")
+		quorate, nodes := "", []string{}
+		for _, r := range s.rows("/cluster/status") {
+			switch r["type"] {
+			case "cluster":
+				quorate = text(r["quorate"])
+			case "node":
+				nodes = append(nodes, text(r["name"]))
 			}
-			if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
-				t.Errorf("quorate %q, nodes %q", quorate, nodes)
-			}
-		})
+		}
+		if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
+			t.Errorf("quorate %q, nodes %q", quorate, nodes)
+		}
 	})
-	t.Run("needs Sys.Audit", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
-		})
+	story(t, "needs Sys.Audit", poorToken, func(t *testing.T, s *server) {
+		wantRefusal(t, s.poor(http.MethodGet, "/cluster/status"), "403 Permission check failed (/, Sys.Audit)", nil)
 	})
-	t.Run("a node tells its time", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/nodes/"+s.place.node, "Sys.Audit")
-			got := object(t, s.get("/nodes/"+s.place.node+"/time"))
-			at, err := strconv.ParseInt(text(got["time"]), 10, 64)
-			if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
-				t.Error(got)
-			}
-		})
+	story(t, "a node tells its time", 0, func(t *testing.T, s *server) {
+		s.holds("/nodes/"+s.place.node, "Sys.Audit")
+		got := object(t, s.get("/nodes/"+s.place.node+"/time"))
+		at, err := strconv.ParseInt(text(got["time"]), 10, 64)
+		if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
+			t.Error(got)
+		}
 	})
 }
 
@@ -160,35 +134,34 @@ func TestNoQuorum(t *testing.T) {
 			t.Error(got)
 		}
 	}
+	refusedChange := func(t *testing.T, s *server, id int, form string) {
+		t.Helper()
+		got := s.do(http.MethodPut, s.vm(id, "config"), form)
+		same(t, http.StatusInternalServerError, got.Code)
+		readOnly(t, got.Status[len("500 "):])
+	}
 	inIsolation := func(name string, test func(t *testing.T, s *server, id int)) {
-		t.Run(name, func(t *testing.T) {
-			run(t, simulated, func(t *testing.T, s *server) {
-				id := s.newVM("scsi0=" + s.disk())
-				s.sim.world.SetQuorum(false)
-				test(t, s, id)
-				s.sim.world.SetQuorum(true)
-			})
+		story(t, name, simulated, func(t *testing.T, s *server) {
+			id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk())
+			s.put(s.vm(id, "config"), "delete=scsi1")
+			s.sim.world.SetQuorum(false)
+			test(t, s, id)
+			s.sim.world.SetQuorum(true)
 		})
 	}
 	inIsolation("reads, logins and uploads work", func(t *testing.T, s *server, id int) {
 		s.get(s.vm(id, "config"))
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		if got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Status; got != "200 OK" {
-			t.Error(got)
-		}
-		for _, row := range list(t, s.get("/cluster/status")) {
-			if r := object(t, row); r["type"] == "cluster" && text(r["quorate"]) != "0" {
+		s.login("correct-horse")
+		for _, r := range s.rows("/cluster/status") {
+			if r["type"] == "cluster" && text(r["quorate"]) != "0" {
 				t.Error(r)
 			}
 		}
 	})
 	inIsolation("a change can't be written", func(t *testing.T, s *server, id int) {
-		got := s.do(http.MethodPut, s.vm(id, "config"), "cores=2")
-		if got.Code != http.StatusInternalServerError {
-			t.Error(got.Status)
-		}
-		readOnly(t, got.Status[len("500 "):])
+		refusedChange(t, s, id, "cores=2")
+		s.wantKey(id, "cores", "")
 	})
 	inIsolation("create and start look first", func(t *testing.T, s *server, id int) {
 		wantRefusal(t, s.do(http.MethodPost, s.vm(id, "status/start")), "500 cluster not ready - no quorum?", nil)
@@ -201,32 +174,21 @@ func TestNoQuorum(t *testing.T) {
 	inIsolation("destroying frees the disks, then fails", func(t *testing.T, s *server, id int) {
 		volid := s.volid(id, "scsi0")
 		readOnly(t, s.task(http.MethodDelete, s.vm(id, "")).Exit)
-		if left := s.volumes("data", id); len(left) > 0 {
-			t.Errorf("still there: %q", left)
-		}
-		if got := s.volid(id, "scsi0"); got != volid {
-			t.Errorf("the configuration names %q, want %q", got, volid)
-		}
+		s.wantVolumes(id)
+		same(t, volid, s.volid(id, "scsi0"))
 	})
 	inIsolation("a new disk is allocated, then belongs to nothing", func(t *testing.T, s *server, id int) {
-		got := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.disk())
-		readOnly(t, got.Status[len("500 "):])
-		if left := s.volumes("data", id); len(left) != 2 || s.config(id)["scsi3"] != "" {
-			t.Errorf("%q, scsi3 is %q", left, s.config(id)["scsi3"])
+		refusedChange(t, s, id, "scsi3="+s.disk())
+		s.wantKey(id, "scsi3", "")
+		if left := s.volumes("data", id); len(left) != 3 {
+			t.Errorf("%q", left)
 		}
 	})
-	t.Run("freeing a detached disk frees it, then fails", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
-			s.put(s.vm(id, "config"), "delete=scsi0")
-			s.sim.world.SetQuorum(false)
-			got := s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0")
-			readOnly(t, got.Status[len("500 "):])
-			if left := s.volumes("data", id); len(left) > 0 || s.config(id)["unused0"] == "" {
-				t.Errorf("%q, unused0 is %q", left, s.config(id)["unused0"])
-			}
-			s.sim.world.SetQuorum(true)
-		})
+	inIsolation("freeing a detached disk frees it, then fails", func(t *testing.T, s *server, id int) {
+		volid := s.volid(id, "unused0")
+		refusedChange(t, s, id, "delete=unused0")
+		s.wantFreed(volid)
+		s.wantKey(id, "unused0", volid)
 	})
 }
 

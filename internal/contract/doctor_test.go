@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/access"
 	"github.com/recast-sh/recast/internal/config"
@@ -21,73 +19,40 @@ import (
 
 // TestPermissions: /access/permissions, on which doctor relies.
 func TestPermissions(t *testing.T) {
-	t.Run("a path that does not exist has what comes from above", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.freeID()
-			for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
-				answer := object(t, s.get("/access/permissions", "path="+path))
-				held, there := answer[path]
-				if len(answer) != 1 || !there {
-					t.Fatalf("asked about %s: %v", path, answer)
-				}
-				for privilege, propagates := range object(t, held) {
-					if p := text(propagates); p != "0" && p != "1" {
-						t.Errorf("%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
-					}
+	story(t, "a path that does not exist has what comes from above", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
+			answer := object(t, s.get("/access/permissions", "path="+path))
+			held, there := answer[path]
+			if len(answer) != 1 || !there {
+				t.Fatalf("asked about %s: %v", path, answer)
+			}
+			for privilege, propagates := range object(t, held) {
+				if p := text(propagates); p != "0" && p != "1" {
+					t.Errorf("%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
 				}
 			}
-		})
+		}
 	})
-	t.Run("a token with nothing is shown an empty object at a path", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			r := s.poor(http.MethodGet, "/access/permissions", "path=/vms")
-			want := map[string]any{"/vms": map[string]any{}}
-			if diff := cmp.Diff(want, r.Data); r.Code != http.StatusOK || diff != "" {
-				t.Errorf("%s\n%s", r.Status, diff)
-			}
-		})
+	story(t, "a token with nothing is shown that, and no one else's", poorToken, func(t *testing.T, s *server) {
+		for form, want := range map[string]any{"path=/vms": map[string]any{"/vms": map[string]any{}}, "": map[string]any{}} {
+			r := s.poor(http.MethodGet, "/access/permissions?"+form)
+			same(t, http.StatusOK, r.Code)
+			same(t, want, r.Data)
+		}
+		r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
+		wantRefusal(t, r, "403 Permission check failed (/access, Sys.Audit)", nil)
 	})
-	t.Run("the list leaves out paths where nothing is held", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			r := s.poor(http.MethodGet, "/access/permissions")
-			if diff := cmp.Diff(map[string]any{}, r.Data); r.Code != http.StatusOK || diff != "" {
-				t.Errorf("%s\n%s", r.Status, diff)
+	story(t, "the state of the cluster is not shown without Sys.Audit", poorToken, func(t *testing.T, s *server) {
+		at := "/nodes/" + s.place.node
+		for path, want := range map[string]int{
+			"/cluster/status": http.StatusForbidden, at + "/time": http.StatusForbidden,
+			"/version": http.StatusOK, "/nodes": http.StatusOK, at + "/version": http.StatusOK, // everybody may see them
+		} {
+			if r := s.poor(http.MethodGet, path); r.Code != want {
+				t.Errorf("GET %s: %s", path, r.Status)
 			}
-		})
-	})
-	t.Run("someone else's take Sys.Audit on /access", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			r := s.poor(http.MethodGet, "/access/permissions", "userid=root@pam")
-			if r.Code != http.StatusForbidden || !strings.Contains(r.Status, "Permission check failed (/access, Sys.Audit)") {
-				t.Errorf("%s", r.Status)
-			}
-		})
-	})
-	t.Run("lists are empty for a token with nothing, without an error", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			s.newVM("scsi0=" + s.place.storage + ":1")
-			for _, path := range []string{"/cluster/resources?type=vm", "/storage", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/access/acl"} {
-				r := s.poor(http.MethodGet, path)
-				if list, ok := r.Data.([]any); r.Code != http.StatusOK || !ok || len(list) > 0 {
-					t.Errorf("GET %s: %s %s", path, r.Status, r.Body)
-				}
-			}
-		})
-	})
-	t.Run("the state of the cluster is not shown without Sys.Audit", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			if r := s.poor(http.MethodGet, "/cluster/status"); r.Code != http.StatusForbidden {
-				t.Errorf("%s", r.Status)
-			}
-			if r := s.poor(http.MethodGet, "/nodes/"+s.place.node+"/time"); r.Code != http.StatusForbidden {
-				t.Errorf("%s", r.Status)
-			}
-			for _, path := range []string{"/version", "/nodes", "/nodes/" + s.place.node + "/version"} {
-				if r := s.poor(http.MethodGet, path); r.Code != http.StatusOK {
-					t.Errorf("GET %s, which everybody may see: %s", path, r.Status)
-				}
-			}
-		})
+		}
 	})
 }
 
@@ -97,9 +62,7 @@ func TestUserPermissions(t *testing.T) {
 	run(t, 0, func(t *testing.T, s *server) {
 		audits := slices.Contains(s.privileges("/access"), "Sys.Audit")
 		standing, err := s.client.Standing(t.Context(), []string{"/vms"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		at := standing["/vms"]
 		if at.Whole != audits {
 			t.Errorf("it has Sys.Audit on /access: %v, and is shown it: %v", audits, at.Whole)
@@ -137,59 +100,49 @@ func (a poorAccess) Standing(context.Context, []string) (map[string]cluster.Stan
 // TestDoctor is the part of recast doctor that needs no Talos, for the recreation of a VM
 // of these tests.
 func TestDoctor(t *testing.T) {
-	t.Run("a token with nothing lacks all of it", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			needs := access.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
-			missing, err := needs.Missing(t.Context(), poorAccess{s})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(missing.Lacks) != len(needs) {
-				t.Errorf("it lacks %d of %d: %s", len(missing.Lacks), len(needs), missing)
-			}
-		})
+	story(t, "a token with nothing lacks all of it", poorToken, func(t *testing.T, s *server) {
+		needs := access.NeedsToRoll([]string{s.place.isoStorage}, []string{s.place.node}, cluster.Recreate)
+		missing, err := needs.Missing(t.Context(), poorAccess{s})
+		must(t, err)
+		if len(missing.Lacks) != len(needs) {
+			t.Errorf("it lacks %d of %d: %s", len(missing.Lacks), len(needs), missing)
+		}
 	})
-	t.Run("what a recreate takes is compared with what the token has", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "scsi1="+s.place.storage+":1,serial=data", "net0=virtio,bridge="+s.place.bridge)
-			res := s.doctor(id)
-			for _, n := range res.Needs {
-				has := slices.Contains(s.privileges(n.Path), n.Privilege)
-				if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it must also propagate
-					t.Errorf("%s on %s: granted %v, has %v", n.Privilege, n.Path, n.Granted, has)
-				}
+	story(t, "what a recreate takes is compared with what the token has", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "scsi1="+s.place.storage+":1,serial=data", "net0=virtio,bridge="+s.place.bridge)
+		res := s.doctor(id)
+		for _, n := range res.Needs {
+			has := slices.Contains(s.privileges(n.Path), n.Privilege)
+			if n.Granted && !has || !n.Granted && has && n.Path != "/vms" && n.Path != "/" { // there it must also propagate
+				t.Errorf("%s on %s: granted %v, has %v", n.Privilege, n.Path, n.Granted, has)
 			}
-			for _, want := range []string{
-				"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
-				"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
-			} {
-				if !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
-					t.Errorf("%s is not said to be needed", want)
-				}
+		}
+		for _, want := range []string{
+			"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
+			"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
+		} {
+			if !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
+				t.Errorf("%s is not said to be needed", want)
 			}
-			if major, _, _ := strings.Cut(res.Version, "."); major != "8" && major != "9" {
-				t.Errorf("version %q", res.Version)
-			}
-		})
+		}
+		if major, _, _ := strings.Cut(res.Version, "."); major != "8" && major != "9" {
+			t.Errorf("version %q", res.Version)
+		}
 	})
-	t.Run("nothing but what the token lacks is in the way", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
-			for _, c := range s.doctor(id).Checks {
-				if c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage) {
-					t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
-				}
+	story(t, "nothing but what the token lacks is in the way", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
+		for _, c := range s.doctor(id).Checks {
+			if c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage) {
+				t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
 			}
-		})
+		}
 	})
-	t.Run("a VM's protection is not in the way", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
-			against := s.doctor(id).Nodes[0].Against[cluster.Recreate]
-			if slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }) {
-				t.Errorf("against recreate: %q", against)
-			}
-		})
+	story(t, "a VM's protection is not in the way", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
+		against := s.doctor(id).Nodes[0].Against[cluster.Recreate]
+		if slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }) {
+			t.Errorf("against recreate: %q", against)
+		}
 	})
 }
 

@@ -15,23 +15,14 @@ func TestExchange(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for name, b := range inOrder(belongingsOfAll()) {
-			if !chosen.next() {
-				continue
-			}
-			t.Run(string(strategy)+"/"+name, func(t *testing.T) {
-				run(t, 0, func(t *testing.T, s *server) {
-					x := s.newNode(b)
-					r, err := x.open(s.newClient(), strategy, "r1")
-					if err != nil {
-						t.Fatal(err)
-					}
-					if err := s.carryOut(r.Steps()); err != nil {
-						t.Fatal(err)
-					}
-					x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial))
-					x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
-					s.intact(t)
-				})
+			chosen.story(t, string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
+				x := s.newNode(b)
+				r, err := x.open(s.newClient(), strategy, "r1")
+				must(t, err)
+				must(t, s.carryOut(r.Steps()))
+				x.wantMachine(t, "afterwards", x.before.renewedBy("r1", r.Serial))
+				x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
+				s.intact(t)
 			})
 		}
 	}
@@ -40,24 +31,18 @@ func TestExchange(t *testing.T) {
 // TestExchangeAgain does so three times in a row, with one parking VM: the old system
 // disks accumulate, and the last but one is restored.
 func TestExchangeAgain(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		x, px := s.newNode(mixed()), s.newClient()
 		var systems []driveIs
 		for i, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 			run := "r" + itoa(i+1)
 			systems = append(systems, x.writeSystem("before "+run))
-			if err := x.exchange(px, strategy, run); err != nil {
-				t.Fatal(err)
-			}
+			must(t, x.exchange(px, strategy, run))
 			x.wantKept(t, run, systems...)
 		}
 		third := x.writeSystem("before r3")
-		if err := x.exchange(px, cluster.Rollback, "r3"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, x.exchange(px, cluster.Rollback, "r3"))
 		want := x.before.markedBy("r3")
 		want.Drives["scsi0"] = systems[1]
 		x.wantMachine(t, "rolled back", want)
@@ -85,23 +70,14 @@ func (x *exchanged) writeSystem(bytes string) driveIs {
 func TestRollbackDisk(t *testing.T) {
 	var chosen slice
 	for name, b := range inOrder(belongingsOfAll()) {
-		if !chosen.next() {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				x, px := s.newNode(b), s.newClient()
-				if err := x.exchange(px, cluster.Recreate, "r1"); err != nil {
-					t.Fatal(err)
-				}
-				replacement := s.machine(x.id).Drives["scsi0"]
-				if err := x.exchange(px, cluster.Rollback, "r2"); err != nil {
-					t.Fatal(err)
-				}
-				x.wantMachine(t, "rolled back", x.before.markedBy("r2"))
-				x.wantKept(t, "rolled back", replacement)
-				s.intact(t)
-			})
+		chosen.story(t, name, 0, func(t *testing.T, s *server) {
+			x, px := s.newNode(b), s.newClient()
+			must(t, x.exchange(px, cluster.Recreate, "r1"))
+			replacement := s.machine(x.id).Drives["scsi0"]
+			must(t, x.exchange(px, cluster.Rollback, "r2"))
+			x.wantMachine(t, "rolled back", x.before.markedBy("r2"))
+			x.wantKept(t, "rolled back", replacement)
+			s.intact(t)
 		})
 	}
 }
@@ -112,22 +88,13 @@ func TestPutBack(t *testing.T) {
 	var chosen slice
 	for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
 		for name, b := range inOrder(belongingsOfAll()) {
-			if !chosen.next() {
-				continue
-			}
-			t.Run("after "+string(strategy)+"/"+name, func(t *testing.T) {
-				run(t, 0, func(t *testing.T, s *server) {
-					x := s.newNode(b)
-					if err := x.exchange(mortal(s.newClient(), untilClosed), strategy, "r1"); err == nil {
-						t.Fatal("it was not interrupted")
-					}
-					if err := x.resume(s.newClient(), strategy, "r1", true); err != nil {
-						t.Fatal(err)
-					}
-					x.wantMachine(t, "put back", x.before)
-					x.wantGivenUp(t, "put back", "r1", true)
-					s.intact(t)
-				})
+			chosen.story(t, "after "+string(strategy)+"/"+name, 0, func(t *testing.T, s *server) {
+				x := s.newNode(b)
+				x.interrupt(t, mortal(s.newClient(), untilClosed), strategy)
+				must(t, x.resume(s.newClient(), strategy, "r1", true))
+				x.wantMachine(t, "put back", x.before)
+				x.wantGivenUp(t, "put back", "r1", true)
+				s.intact(t)
 			})
 		}
 	}
@@ -136,26 +103,18 @@ func TestPutBack(t *testing.T) {
 // TestExchangeGrows: a larger system disk gets its size, also when another process
 // finishes the exchange.
 func TestExchangeGrows(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
 		x := s.newNode(mixed())
 		px := s.newClient()
 		vm, err := px.VM(t.Context(), cluster.VMID(x.id))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r, err := exchange.OpenReplace(t.Context(), px, exchange.ReplaceOptions{
 			Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r1", Build: "b0", Strategy: cluster.Recreate, VM: vm, System: "scsi0",
 			SystemGiB: 3, ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: x.bootISO,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.carryOut(r.Steps()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, s.carryOut(r.Steps()))
 		want := x.before.renewedBy("r1", r.Serial)
 		system := want.Drives["scsi0"]
 		system.Size = itoa(3 << 30)

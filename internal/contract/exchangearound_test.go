@@ -5,8 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -75,18 +73,11 @@ func arounds() map[string]around {
 // TestExchangeAround: that is preserved too, whether the exchange is finished or
 // cancelled.
 func TestExchangeAround(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	var chosen slice
 	for name, a := range inOrder(arounds()) {
 		for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}} {
-			if !chosen.next() {
-				continue
-			}
-			t.Run(name+"/"+u.String(), func(t *testing.T) {
-				run(t, a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
-			})
+			chosen.story(t, name+"/"+u.String(), a.needs, func(t *testing.T, s *server) { a.try(t, s, u) })
 		}
 	}
 }
@@ -112,22 +103,16 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	}
 	x.before = s.machine(x.id)
 	before, want := look(), x.before.clone()
-	if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-		t.Fatal("it was not interrupted")
-	}
+	x.interrupt(t, mortal(s.newClient(), untilClosed), u.strategy)
 	if !u.putBack {
 		want = want.renewedBy("r1", x.serial())
 		if a.now != nil {
 			a.now(&want)
 		}
 	}
-	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	x.wantMachine(t, "afterwards", want)
-	if diff := cmp.Diff(before, look()); diff != "" {
-		t.Error(diff)
-	}
+	same(t, before, look())
 	s.intact(t)
 }
 
@@ -135,9 +120,7 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 func (x *exchanged) serial() string {
 	x.s.t.Helper()
 	d, err := cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"])
-	if err != nil {
-		x.s.t.Fatal(err)
-	}
+	must(x.s.t, err)
 	return d.Option("serial")
 }
 

@@ -145,12 +145,7 @@ func (s *server) newClient() *pve.Client {
 	if s.sim == nil {
 		o.Poll = pollTasks
 	}
-	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(c.Close)
-	return c
+	return s.connect(o)
 }
 
 // open begins an exchange of the node as a new run.
@@ -200,6 +195,14 @@ func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run 
 		return err
 	}
 	return x.s.carryOut(r.Steps())
+}
+
+// interrupt ends an exchange before it is complete.
+func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy) {
+	t.Helper()
+	if err := x.exchange(px, strategy, "r1"); err == nil {
+		t.Fatal("it was not interrupted")
+	}
 }
 
 func (s *server) carryOut(root step.Step) error {

@@ -113,12 +113,7 @@ func TestExchangeRefused(t *testing.T) {
 	all := foreignHands()
 	maps.Copy(all, foreignRecords())
 	for name, f := range inOrder(all) {
-		if !chosen.next() {
-			continue
-		}
-		t.Run(name, func(t *testing.T) {
-			run(t, f.needs, func(t *testing.T, s *server) { f.try(t, s) })
-		})
+		chosen.story(t, name, f.needs, func(t *testing.T, s *server) { f.try(t, s) })
 	}
 }
 
@@ -136,9 +131,7 @@ func (f foreign) try(t *testing.T, s *server) {
 	}
 	px := s.newClient()
 	r, err := x.open(px, strategy, "r1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.do(s, x)
 	err = s.carryOut(r.Steps())
 	want := strings.NewReplacer("%d", itoa(x.id), "%[2]d", itoa(x.park)).Replace(f.want)
@@ -150,9 +143,7 @@ func (f foreign) try(t *testing.T, s *server) {
 		return
 	}
 	f.undo(s, x)
-	if err := x.resume(s.newClient(), strategy, "r1", false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.resume(s.newClient(), strategy, "r1", false))
 	x.wantMachine(t, "afterwards", x.before.renewedBy("r1", x.serial()))
 	x.wantKept(t, "afterwards", x.before.Drives["scsi0"])
 	s.intact(t)
@@ -199,9 +190,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
 				text, err := parking.Record{Cluster: exchangeCluster, Node: "node-" + itoa(x.id), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
-				if err != nil {
-					s.t.Fatal(err)
-				}
+				must(s.t, err)
 				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "description="+text)...)
 			},
 			want: "is not on",
@@ -210,9 +199,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: simulated,
 			prepare: func(s *server, x *exchanged) {
 				change := world.ChangeRequest{ID: x.id, Set: map[string]string{"args": "-no-hpet"}}
-				if err := s.sim.world.SetConfig("root@pam", s.place.node, change); err != nil {
-					s.t.Fatal(err)
-				}
+				must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, change))
 			},
 			want: "has args, which only root@pam may set",
 		},
@@ -226,34 +213,28 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: simulated,
 			prepare: func(s *server, x *exchanged) {
 				s.sim.world.AddStorage(world.Storage{ID: "san", Type: "iscsi", Content: []string{"images"}})
-				if err := s.sim.world.AddLUN("san", s.place.node, "0.0.0.scsi-1", 1<<30, world.NewMedia(nil)); err != nil {
-					s.t.Fatal(err)
-				}
+				must(s.t, s.sim.world.AddLUN("san", s.place.node, "0.0.0.scsi-1", 1<<30, world.NewMedia(nil)))
 				change := world.ChangeRequest{ID: x.id, Set: map[string]string{"scsi7": "san:0.0.0.scsi-1"}}
-				if err := s.sim.world.SetConfig("root@pam", s.place.node, change); err != nil {
-					s.t.Fatal(err)
-				}
+				must(s.t, s.sim.world.SetConfig("root@pam", s.place.node, change))
 			},
 			want: "scsi7",
 		},
 	}
 	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			run(t, test.needs, func(t *testing.T, s *server) {
-				x := s.newPlainNode()
-				test.prepare(s, x)
-				before, parked := fmt.Sprint(s.config(x.id)), fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data)
-				_, err := x.open(s.newClient(), cluster.Recreate, "r1")
-				if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), test.want) {
-					t.Errorf("kind %d: %v; want %q", fault.KindOf(err), err, test.want)
-				}
-				if now := fmt.Sprint(s.config(x.id)); now != before {
-					t.Errorf("the VM was changed: %s, was %s", now, before)
-				}
-				if now := fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data); now != parked {
-					t.Errorf("the parking VM was changed: %s, was %s", now, parked)
-				}
-			})
+		story(t, name, test.needs, func(t *testing.T, s *server) {
+			x := s.newPlainNode()
+			test.prepare(s, x)
+			before, parked := fmt.Sprint(s.config(x.id)), fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data)
+			_, err := x.open(s.newClient(), cluster.Recreate, "r1")
+			if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("kind %d: %v; want %q", fault.KindOf(err), err, test.want)
+			}
+			if now := fmt.Sprint(s.config(x.id)); now != before {
+				t.Errorf("the VM was changed: %s, was %s", now, before)
+			}
+			if now := fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data); now != parked {
+				t.Errorf("the parking VM was changed: %s, was %s", now, parked)
+			}
 		})
 	}
 }

@@ -29,9 +29,7 @@ func unfinishedOnes() []unfinished {
 // TestExchangeResume kills an exchange after each of its changes. Another process, which
 // only has Proxmox's state, finishes or cancels it.
 func TestExchangeResume(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	for i, u := range unfinishedOnes() {
 		t.Run(u.String(), func(t *testing.T) {
 			n, first, each := u.changes(t), 0, 1
@@ -40,12 +38,7 @@ func TestExchangeResume(t *testing.T) {
 			}
 			var chosen slice
 			for k := first; k < n; k += each {
-				if !chosen.next() {
-					continue
-				}
-				t.Run(fmt.Sprintf("after %d of %d changes", k, n), func(t *testing.T) {
-					run(t, 0, func(t *testing.T, s *server) { u.killed(t, s, after(k)) })
-				})
+				chosen.story(t, fmt.Sprintf("after %d of %d changes", k, n), 0, func(t *testing.T, s *server) { u.killed(t, s, after(k)) })
 			}
 		})
 	}
@@ -57,9 +50,7 @@ func (u unfinished) changes(t *testing.T) (n int) {
 	if _, isReal := realPlace(t); !isReal {
 		return u.changesSimulated(t)
 	}
-	t.Run("undisturbed", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) { n = u.count(t, s) })
-	})
+	story(t, "undisturbed", 0, func(t *testing.T, s *server) { n = u.count(t, s) })
 	return n
 }
 
@@ -84,9 +75,7 @@ func (unfinished) simulate(t *testing.T, count func(t *testing.T, s *server) int
 func (u unfinished) count(t *testing.T, s *server) int {
 	t.Helper()
 	x, px := u.node(t, s), mortal(s.newClient(), immortal)
-	if err := x.exchange(px, u.strategy, "r1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.exchange(px, u.strategy, "r1"))
 	u.check(t, x, false)
 	return px.done
 }
@@ -98,9 +87,7 @@ func (u unfinished) node(t *testing.T, s *server) *exchanged {
 	if u.strategy != cluster.Rollback {
 		return x
 	}
-	if err := x.exchange(s.newClient(), cluster.Reimage, "r0"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, x.exchange(s.newClient(), cluster.Reimage, "r0"))
 	return x
 }
 
@@ -108,12 +95,8 @@ func (u unfinished) node(t *testing.T, s *server) *exchanged {
 func (u unfinished) killed(t *testing.T, s *server, lives func(int, mutation) bool) {
 	t.Helper()
 	x := u.node(t, s)
-	if err := x.exchange(mortal(s.newClient(), lives), u.strategy, "r1"); err == nil {
-		t.Fatal("it was not interrupted")
-	}
-	if err := x.resume(s.newClient(), u.strategy, "r1", u.putBack); err != nil {
-		t.Fatal(err)
-	}
+	x.interrupt(t, mortal(s.newClient(), lives), u.strategy)
+	must(t, x.resume(s.newClient(), u.strategy, "r1", u.putBack))
 	u.check(t, x, u.putBack)
 }
 
@@ -154,29 +137,22 @@ func (x *exchanged) replacement(run string) driveIs {
 // TestExchangeCutOff: Proxmox itself is interrupted between the parts of each hand-over of
 // a disk, when no configuration names the volume.
 func TestExchangeCutOff(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	moves := map[cluster.Strategy]int{cluster.Recreate: 3, cluster.Reimage: 1, cluster.Rollback: 2}
 	stages := map[string]world.MoveStage{"once it is renamed": world.AfterRename, "once the source is written": world.AfterSource}
 	var chosen slice
 	for _, u := range unfinishedOnes() {
 		for n := 1; n <= moves[u.strategy]; n++ {
 			for when, stage := range inOrder(stages) {
-				if !chosen.next() {
-					continue
-				}
-				t.Run(fmt.Sprintf("%s/hand-over %d/%s", u, n, when), func(t *testing.T) {
-					run(t, simulated, func(t *testing.T, s *server) {
-						seen := 0
-						u.killed(t, s, func(_ int, c mutation) bool {
-							if c.what == "move" {
-								if seen++; seen == n {
-									s.sim.world.StopNextMove(stage, false)
-								}
+				chosen.story(t, fmt.Sprintf("%s/hand-over %d/%s", u, n, when), simulated, func(t *testing.T, s *server) {
+					seen := 0
+					u.killed(t, s, func(_ int, c mutation) bool {
+						if c.what == "move" {
+							if seen++; seen == n {
+								s.sim.world.StopNextMove(stage, false)
 							}
-							return true
-						})
+						}
+						return true
 					})
 				})
 			}

@@ -13,20 +13,11 @@ import (
 func TestExchangeMinimal(t *testing.T) {
 	var chosen slice
 	for _, u := range []unfinished{{cluster.Recreate, false}, {cluster.Recreate, true}, {cluster.Reimage, false}, {cluster.Reimage, true}} {
-		if !chosen.next() {
-			continue
-		}
-		t.Run(u.String(), func(t *testing.T) {
-			run(t, simulated, func(t *testing.T, s *server) {
-				x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
-				if err := x.exchange(mortal(px, untilClosed), u.strategy, "r1"); err == nil {
-					t.Fatal("it was not interrupted")
-				}
-				if err := x.resume(px, u.strategy, "r1", u.putBack); err != nil {
-					t.Fatal(err)
-				}
-				u.check(t, x, u.putBack)
-			})
+		chosen.story(t, u.String(), simulated, func(t *testing.T, s *server) {
+			x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
+			x.interrupt(t, mortal(px, untilClosed), u.strategy)
+			must(t, x.resume(px, u.strategy, "r1", u.putBack))
+			u.check(t, x, u.putBack)
 		})
 	}
 }
@@ -52,10 +43,5 @@ func (s *server) minimal(strategy string) *pve.Client {
 	}
 	o := s.trusting()
 	o.Token = cluster.Secret(id + "=" + secret)
-	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(c.Close)
-	return c
+	return s.connect(o)
 }

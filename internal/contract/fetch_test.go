@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -24,8 +25,8 @@ func (s *server) source() string {
 		return known
 	}
 	hosts := []string{"https://127.0.0.1:8006"}
-	for _, row := range list(s.t, s.get("/cluster/status")) {
-		if o := object(s.t, row); o["name"] == s.place.node && o["ip"] != nil {
+	for _, o := range s.rows("/cluster/status") {
+		if o["name"] == s.place.node && o["ip"] != nil {
 			hosts = append(hosts, "https://"+net.JoinHostPort(text(o["ip"]), "8006"))
 		}
 	}
@@ -48,9 +49,7 @@ func (s *server) source() string {
 func (s *server) beside(path string) string {
 	s.t.Helper()
 	u, err := url.Parse(s.source())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	u.Path = path
 	return u.String()
 }
@@ -80,6 +79,9 @@ func web(t *testing.T, s *server) (url string) {
 		rw.Header().Set("Content-Disposition", `attachment; filename="metal-amd64.iso"`)
 		_, _ = rw.Write([]byte("talos"))
 	})
+	mux.HandleFunc("/image.iso", func(rw http.ResponseWriter, r *http.Request) {
+		http.ServeContent(rw, r, "image.iso", time.Time{}, strings.NewReader("the image"))
+	})
 	mux.HandleFunc("/slow.iso", func(rw http.ResponseWriter, r *http.Request) {
 		_, _ = rw.Write([]byte("half"))
 		_ = http.NewResponseController(rw).Flush()
@@ -96,9 +98,7 @@ func web(t *testing.T, s *server) (url string) {
 	})
 	const addr = "127.42.9.200:80"
 	listener, err := s.sim.network.Listen(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func(l net.Listener) { served <- server.Serve(l) }(listener)

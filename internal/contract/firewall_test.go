@@ -4,8 +4,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // wall gives a VM a firewall with rules that name a set, which names an alias.
@@ -51,45 +49,37 @@ func (s *server) firewall(id int) map[string]any {
 }
 
 func TestFirewall(t *testing.T) {
-	t.Run("a rule is added before all others, and is off unless it says otherwise", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			s.wall(id)
-			want := map[string]any{
-				"aliases":      []any{map[string]any{"name": "Desk", "cidr": "192.0.2.7", "comment": "Alice's"}},
-				"ipset":        []any{map[string]any{"name": "admins", "comment": "who may"}},
-				"ipset/admins": []any{map[string]any{"cidr": "192.0.2.128/28"}, map[string]any{"cidr": "192.0.2.130", "nomatch": "1", "comment": "but not this"}},
-				"options":      []any{map[string]any{"enable": "1", "policy_in": "DROP"}},
-				"rules": []any{
-					map[string]any{"pos": "0", "type": "in", "action": "DROP", "enable": "0", "source": "desk", "comment": "comes before it"},
-					map[string]any{"pos": "1", "type": "in", "action": "ACCEPT", "enable": "1", "proto": "tcp", "dport": "50000", "source": "+admins"},
-				},
-			}
-			if diff := cmp.Diff(want, s.firewall(id)); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "a rule is added before all others, and is off unless it says otherwise", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.wall(id)
+		want := map[string]any{
+			"aliases":      []any{map[string]any{"name": "Desk", "cidr": "192.0.2.7", "comment": "Alice's"}},
+			"ipset":        []any{map[string]any{"name": "admins", "comment": "who may"}},
+			"ipset/admins": []any{map[string]any{"cidr": "192.0.2.128/28"}, map[string]any{"cidr": "192.0.2.130", "nomatch": "1", "comment": "but not this"}},
+			"options":      []any{map[string]any{"enable": "1", "policy_in": "DROP"}},
+			"rules": []any{
+				map[string]any{"pos": "0", "type": "in", "action": "DROP", "enable": "0", "source": "desk", "comment": "comes before it"},
+				map[string]any{"pos": "1", "type": "in", "action": "ACCEPT", "enable": "1", "proto": "tcp", "dport": "50000", "source": "+admins"},
+			},
+		}
+		same(t, want, s.firewall(id))
 	})
-	t.Run("what it names must be there", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			for source, want := range map[string]string{"nobody": "no such alias 'nobody'", "+nobody": "no such ipset 'nobody'"} {
-				r := s.do(http.MethodPost, s.vm(id, "firewall/rules"), "type=in", "action=DROP", "source="+source)
-				if got := strings.TrimSpace(r.Errors["source"]); r.Code != http.StatusBadRequest || got != want {
-					t.Errorf("%s: %s, source: %s", source, r.Status, got)
-				}
+	story(t, "what it names must be there", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		for source, want := range map[string]string{"nobody": "no such alias 'nobody'", "+nobody": "no such ipset 'nobody'"} {
+			r := s.do(http.MethodPost, s.vm(id, "firewall/rules"), "type=in", "action=DROP", "source="+source)
+			if got := strings.TrimSpace(r.Errors["source"]); r.Code != http.StatusBadRequest || got != want {
+				t.Errorf("%s: %s, source: %s", source, r.Status, got)
 			}
-		})
+		}
 	})
-	t.Run("it goes with the VM", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			s.wall(id)
-			s.taskOK(http.MethodDelete, s.vm(id, ""))
-			s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", "vmid="+itoa(id))
-			if rows := list(t, s.get(s.vm(id, "firewall/rules"))); len(rows) > 0 {
-				t.Errorf("a new VM under its number has %v", rows)
-			}
-		})
+	story(t, "it goes with the VM", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.wall(id)
+		s.taskOK(http.MethodDelete, s.vm(id, ""))
+		s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", "vmid="+itoa(id))
+		if rows := list(t, s.get(s.vm(id, "firewall/rules"))); len(rows) > 0 {
+			t.Errorf("a new VM under its number has %v", rows)
+		}
 	})
 }

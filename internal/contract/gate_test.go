@@ -14,19 +14,12 @@ func TestExchangeNoQuorum(t *testing.T) {
 		t.Run(u.String(), func(t *testing.T) {
 			n := u.simulate(t, func(t *testing.T, s *server) int {
 				x, px := u.begun(t, s), mortal(s.newClient(), immortal)
-				if err := u.goOn(x, px); err != nil {
-					t.Fatal(err)
-				}
+				must(t, u.goOn(x, px))
 				return px.done
 			})
 			var chosen slice
 			for k := range n {
-				if !chosen.next() {
-					continue
-				}
-				t.Run(fmt.Sprintf("before change %d", k+1), func(t *testing.T) {
-					run(t, simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
-				})
+				chosen.story(t, fmt.Sprintf("before change %d", k+1), simulated, func(t *testing.T, s *server) { u.isolated(t, s, k) })
 			}
 		})
 	}
@@ -37,9 +30,7 @@ func (u unfinished) begun(t *testing.T, s *server) *exchanged {
 	t.Helper()
 	x := u.node(t, s)
 	if u.putBack {
-		if err := x.exchange(mortal(s.newClient(), untilClosed), u.strategy, "r1"); err == nil {
-			t.Fatal("it was not interrupted")
-		}
+		x.interrupt(t, mortal(s.newClient(), untilClosed), u.strategy)
 	}
 	return x
 }

@@ -51,114 +51,74 @@ func (s *server) becomes(id int, want string) {
 }
 
 func TestHA(t *testing.T) {
-	t.Run("start and stop are requests, carried out some time later", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.managesHA()
-			id := s.newManaged("stopped")
-			s.becomes(id, "stopped")
-			for _, step := range []struct{ action, kind, now, later string }{
-				{"start", "hastart", "stopped", "running"},
-				{"stop", "hastop", "running", "stopped"},
-			} {
-				e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
-				if kind := strings.Split(e.UPID, ":")[5]; kind != step.kind {
-					t.Errorf("%s is a task %s", step.action, kind)
-				}
-				if s.sim != nil { // a real manager may have had a round just now
-					if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != step.now {
-						t.Errorf("right after %s it is %v", step.action, got)
-					}
-				}
-				s.becomes(id, step.later)
-				state := map[string]string{"running": "started", "stopped": "stopped"}[step.later]
-				if got := object(t, s.get(haResources+"/vm:"+itoa(id)))["state"]; got != state {
-					t.Errorf("the resource is to be %v, want %s", got, state)
-				}
+	story(t, "start and stop are requests, carried out some time later", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("stopped")
+		s.becomes(id, "stopped")
+		for _, step := range []struct{ action, kind, now, later string }{
+			{"start", "hastart", "stopped", "running"},
+			{"stop", "hastop", "running", "stopped"},
+		} {
+			e := s.taskOK(http.MethodPost, s.vm(id, "status/"+step.action))
+			same(t, step.kind, e.kind())
+			if s.sim != nil { // a real manager may have had a round just now
+				same(t, step.now, object(t, s.get(s.vm(id, "status/current")))["status"])
 			}
-		})
+			s.becomes(id, step.later)
+			state := map[string]string{"running": "started", "stopped": "stopped"}[step.later]
+			same(t, state, object(t, s.get(haResources+"/vm:"+itoa(id)))["state"])
+		}
 	})
-	t.Run("removal needs purge", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.managesHA()
-			id := s.newManaged("stopped")
-			s.becomes(id, "stopped")
-			want := fmt.Sprintf("500 unable to remove VM %d - used in HA resources and purge parameter not set.", id)
-			wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), want, nil)
-			s.taskOK(http.MethodDelete, s.vm(id, ""), "purge=1")
-			for _, row := range list(t, s.get(haResources)) {
-				if object(t, row)["sid"] == "vm:"+itoa(id) {
-					t.Error("the resource is still there")
-				}
-			}
-		})
+	story(t, "removal needs purge", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("stopped")
+		s.becomes(id, "stopped")
+		want := fmt.Sprintf("500 unable to remove VM %d - used in HA resources and purge parameter not set.", id)
+		wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), want, nil)
+		s.taskOK(http.MethodDelete, s.vm(id, ""), "purge=1")
+		same(t, "", s.managedAs(id))
 	})
-	t.Run("ignored leaves the VM to others", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.managesHA()
-			id := s.newManaged("ignored")
-			if e := s.taskOK(http.MethodPost, s.vm(id, "status/start")); strings.Split(e.UPID, ":")[5] != "qmstart" {
-				t.Error(e.UPID)
-			}
-			s.stop(id)
-		})
+	story(t, "ignored leaves the VM to others", 0, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("ignored")
+		if e := s.taskOK(http.MethodPost, s.vm(id, "status/start")); strings.Split(e.UPID, ":")[5] != "qmstart" {
+			t.Error(e.UPID)
+		}
+		s.stop(id)
 	})
-	t.Run("its configuration needs Sys.Console", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			want := "403 Permission check failed (/, Sys.Console)"
-			sid := "vm:" + itoa(s.newVM())
-			wantRefusal(t, s.poor(http.MethodPost, haResources, "sid="+sid), want, nil)
-			wantRefusal(t, s.poor(http.MethodPut, haResources+"/"+sid, "state=stopped"), want, nil)
-			wantRefusal(t, s.poor(http.MethodDelete, haResources+"/"+sid), want, nil)
-		})
+	story(t, "its configuration needs Sys.Console", poorToken, func(t *testing.T, s *server) {
+		want := "403 Permission check failed (/, Sys.Console)"
+		sid := "vm:" + itoa(s.newVM())
+		wantRefusal(t, s.poor(http.MethodPost, haResources, "sid="+sid), want, nil)
+		wantRefusal(t, s.poor(http.MethodPut, haResources+"/"+sid, "state=stopped"), want, nil)
+		wantRefusal(t, s.poor(http.MethodDelete, haResources+"/"+sid), want, nil)
 	})
-	t.Run("a guest that powers itself off is started again", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			s.managesHA()
-			id := s.newManaged("started")
-			s.becomes(id, "running")
-			if err := s.sim.world.PowerOff(id); err != nil {
-				t.Fatal(err)
-			}
-			if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "stopped" {
-				t.Error(got)
-			}
-			s.becomes(id, "running")
-		})
+	story(t, "a guest that powers itself off is started again", simulated, func(t *testing.T, s *server) {
+		s.managesHA()
+		id := s.newManaged("started")
+		s.becomes(id, "running")
+		must(t, s.sim.world.PowerOff(id))
+		s.wantStatus(id, "stopped")
+		s.becomes(id, "running")
 	})
 }
 
 func TestAgent(t *testing.T) {
 	const interfaces = "agent/network-get-interfaces"
-	asks := func(s *server) { s.holdsAny("/vms", "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor") } // the last one until 8
-	t.Run("of a stopped VM", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
+	for form, want := range map[string]string{
+		"agent=1": "QEMU guest agent is not running", "agent=0": "QEMU guest agent is not running", "cores=1": "No QEMU guest agent configured",
+	} {
+		story(t, "that nobody runs, "+form, 0, func(t *testing.T, s *server) {
 			s.holds("/vms", "VM.GuestAgent.Audit")
-			asks(s)
-			id := s.newVM("agent=1")
-			wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), fmt.Sprintf("500 VM %d is not running", id), nil)
-		})
-	})
-	for _, agent := range []string{"1", "0"} {
-		t.Run("that nobody runs, agent="+agent, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				s.holds("/vms", "VM.GuestAgent.Audit")
-				asks(s)
-				id, began := s.newVM("agent="+agent), time.Now()
-				s.start(id)
-				wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 QEMU guest agent is not running", nil)
-				if took := time.Since(began); took > 30*time.Second {
-					t.Errorf("after %v", took)
-				}
-			})
+			id, began := s.newVM(form), time.Now()
+			if form == "agent=1" {
+				wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), fmt.Sprintf("500 VM %d is not running", id), nil)
+			}
+			s.start(id)
+			wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 "+want, nil)
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("after %v", took)
+			}
 		})
 	}
-	t.Run("that is not configured", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/vms", "VM.GuestAgent.Audit")
-			asks(s)
-			id := s.newVM()
-			s.start(id)
-			wantRefusal(t, s.do(http.MethodGet, s.vm(id, interfaces)), "500 No QEMU guest agent configured", nil)
-		})
-	})
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -30,154 +28,107 @@ func TestUnauthorized(t *testing.T) {
 		"no such user":  {func(*server) string { return "nobody@pve!nosuch=" + secret }, "401 no such user ('nobody@pve')"},
 	}
 	for name, test := range tokens {
-		t.Run(name+" is told so late, with nothing in the body", func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				began := time.Now()
-				got := s.as(test.token(s), http.MethodGet, "/version")
-				if got.Code != http.StatusUnauthorized || len(got.Body) > 0 {
-					t.Errorf("%s, body %q", got.Status, got.Body)
-				}
-				if s.sim != nil && got.Status != test.want {
-					t.Errorf("%s, want %s", got.Status, test.want)
-				}
-				if took := time.Since(began); took < 2900*time.Millisecond || took > 10*time.Second {
-					t.Errorf("after %v", took)
-				}
-			})
+		story(t, name+" is told so late, with nothing in the body", 0, func(t *testing.T, s *server) {
+			began := time.Now()
+			got := s.as(test.token(s), http.MethodGet, "/version")
+			if got.Code != http.StatusUnauthorized || len(got.Body) > 0 {
+				t.Errorf("%s, body %q", got.Status, got.Body)
+			}
+			if s.sim != nil && got.Status != test.want {
+				t.Errorf("%s, want %s", got.Status, test.want)
+			}
+			if took := time.Since(began); took < 2900*time.Millisecond || took > 10*time.Second {
+				t.Errorf("after %v", took)
+			}
 		})
 	}
 }
 
 func TestErrors(t *testing.T) {
-	t.Run("of parameters are listed one by one, and in words", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			got := s.do(http.MethodGet, "/cluster/resources", "nosuch=1")
-			wantRefusal(t, got, refused, map[string]string{"nosuch": unknown})
-			if got.Message != "Parameter verification failed.\n" || got.Data != nil {
-				t.Errorf("%s", got.Body)
-			}
-		})
+	story(t, "of parameters are listed one by one, and in words", 0, func(t *testing.T, s *server) {
+		got := s.do(http.MethodGet, "/cluster/resources", "nosuch=1")
+		wantRefusal(t, got, refused, map[string]string{"nosuch": unknown})
+		if got.Message != "Parameter verification failed.\n" || got.Data != nil {
+			t.Errorf("%s", got.Body)
+		}
 	})
-	t.Run("403 comes before anything is looked up", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			id := s.freeID()
-			for _, path := range []string{s.vm(id, "config"), s.vm(id, "status/current"), s.vm(id, "pending")} {
-				wantRefusal(t, s.poor(http.MethodGet, path), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Audit)", id), nil)
-			}
-			wantRefusal(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/status", "nosuch=1"), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
-			wantRefusal(t, s.poor(http.MethodGet, "/nodes/nosuch/status"), "403 Permission check failed (/nodes/nosuch, Sys.Audit)", nil)
-		})
+	story(t, "403 comes before anything is looked up", poorToken, func(t *testing.T, s *server) {
+		id := s.freeID()
+		for _, path := range []string{s.vm(id, "config"), s.vm(id, "status/current"), s.vm(id, "pending")} {
+			wantRefusal(t, s.poor(http.MethodGet, path), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Audit)", id), nil)
+		}
+		wantRefusal(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/status", "nosuch=1"), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
+		wantRefusal(t, s.poor(http.MethodGet, "/nodes/nosuch/status"), "403 Permission check failed (/nodes/nosuch, Sys.Audit)", nil)
 	})
-	t.Run("what is not there is a 500", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.freeID()
-			want := fmt.Sprintf("500 Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
-			for _, path := range []string{s.vm(id, "config"), s.vm(id, "status/current")} {
-				wantRefusal(t, s.do(http.MethodGet, path), want, nil)
-			}
-		})
+	story(t, "a VM is not there through another node", secondNode, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/config")
+		wantRefusal(t, got, fmt.Sprintf("500 Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node2, id), nil)
 	})
-	t.Run("a node that is not there is a host name that does not resolve", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			if got := s.do(http.MethodGet, "/nodes/nosuch/qemu").Status; !strings.HasPrefix(got, "500 hostname lookup 'nosuch' failed") {
-				t.Error(got)
-			}
-		})
+	story(t, "no such path, or method of it, is a 501, no such node a name that does not resolve", 0, func(t *testing.T, s *server) {
+		if got := s.do(http.MethodGet, "/nodes/nosuch/qemu").Status; !strings.HasPrefix(got, "500 hostname lookup 'nosuch' failed") {
+			t.Error(got)
+		}
+		wantRefusal(t, s.do(http.MethodGet, "/nosuch"), "501 Method 'GET /nosuch' not implemented", nil)
+		wantRefusal(t, s.do(http.MethodPut, "/version"), "501 Method 'PUT /version' not implemented", nil)
+		wantRefusal(t, s.do(http.MethodPatch, "/version"), "501 method 'PATCH' not available", nil)
 	})
-	t.Run("a VM is not there through another node", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/config")
-			wantRefusal(t, got, fmt.Sprintf("500 Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node2, id), nil)
-		})
+	story(t, "some calls want a person", 0, func(t *testing.T, s *server) {
+		got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
+		if got.Code != http.StatusForbidden || !strings.Contains(got.Status, "not available with API token, need proper ticket") {
+			t.Error(got.Status)
+		}
 	})
-	t.Run("no such path, or method of it, is a 501", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			wantRefusal(t, s.do(http.MethodGet, "/nosuch"), "501 Method 'GET /nosuch' not implemented", nil)
-			wantRefusal(t, s.do(http.MethodPut, "/version"), "501 Method 'PUT /version' not implemented", nil)
-			wantRefusal(t, s.do(http.MethodPatch, "/version"), "501 method 'PATCH' not available", nil)
-		})
-	})
-	t.Run("some calls want a person", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
-			if got.Code != http.StatusForbidden || !strings.Contains(got.Status, "not available with API token, need proper ticket") {
-				t.Error(got.Status)
-			}
-		})
-	})
-	t.Run("a storage that is not there", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/storage/nosuch", "Datastore.Audit")
-			wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/content"), "500 storage 'nosuch' does not exist", nil)
-			wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/status"), refused, map[string]string{"storage": "No such storage."})
-		})
+	story(t, "a storage that is not there", 0, func(t *testing.T, s *server) {
+		s.holds("/storage/nosuch", "Datastore.Audit")
+		wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/content"), "500 storage 'nosuch' does not exist", nil)
+		wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/status"), refused, map[string]string{"storage": "No such storage."})
 	})
 }
 
 func TestBodies(t *testing.T) {
-	t.Run("may be JSON", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
-			if got.Status != "200 OK" {
-				t.Fatal(got.Status, got.Errors)
-			}
-			c := s.config(id)
-			if diff := cmp.Diff([]string{"1", "2", "96", "a;b"}, []string{c["onboot"], c["cores"], c["memory"], c["tags"]}); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "may be JSON", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
+		if got.Status != "200 OK" {
+			t.Fatal(got.Status, got.Errors)
+		}
+		c := s.config(id)
+		same(t, []string{"1", "2", "96", "a;b"}, []string{c["onboot"], c["cores"], c["memory"], c["tags"]})
 	})
-	t.Run("booleans are numbers, and some numbers texts", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("cores=1", "memory=96", "agent=1", "onboot=1")
-			c := object(t, s.get(s.vm(id, "config")))
-			if diff := cmp.Diff([]any{1.0, "96", "1", 1.0}, []any{c["cores"], c["memory"], c["agent"], c["onboot"]}); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "booleans are numbers, and some numbers texts", 0, func(t *testing.T, s *server) {
+		id := s.newVM("cores=1", "memory=96", "agent=1", "onboot=1")
+		c := object(t, s.get(s.vm(id, "config")))
+		same(t, []any{1.0, "96", "1", 1.0}, []any{c["cores"], c["memory"], c["agent"], c["onboot"]})
 	})
-	t.Run("of more than half a megabyte close the connection", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			body := []byte(url.Values{"description": {strings.Repeat("x", 600<<10)}}.Encode())
-			got, err := s.try(s.request(s.place.token, http.MethodPut, s.vm(id, "config"), "application/x-www-form-urlencoded", body))
-			if err == nil && got.Code != http.StatusNotImplemented {
-				t.Error(got.Status)
-			}
-			if s.config(id)["description"] == strings.Repeat("x", 600<<10) {
-				t.Error("it was taken")
-			}
-		})
+	story(t, "of more than half a megabyte close the connection", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		body := []byte(url.Values{"description": {strings.Repeat("x", 600<<10)}}.Encode())
+		got, err := s.try(s.request(s.place.token, http.MethodPut, s.vm(id, "config"), "application/x-www-form-urlencoded", body))
+		if err == nil && got.Code != http.StatusNotImplemented {
+			t.Error(got.Status)
+		}
+		if s.config(id)["description"] == strings.Repeat("x", 600<<10) {
+			t.Error("it was taken")
+		}
 	})
-	t.Run("do not belong to a GET", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
-			wantPlain(t, got, "501 Unexpected content for method 'GET'")
-		})
+	story(t, "do not belong to a GET", 0, func(t *testing.T, s *server) {
+		got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
+		wantPlain(t, got, "501 Unexpected content for method 'GET'")
 	})
-	t.Run("give way to the query string", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			s.put(s.vm(id, "config")+"?cores=2", "cores=1")
-			if got := s.config(id)["cores"]; got != "2" {
-				t.Errorf("cores %s", got)
-			}
-		})
+	story(t, "give way to the query string", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.put(s.vm(id, "config")+"?cores=2", "cores=1")
+		s.wantKey(id, "cores", "2")
 	})
 }
 
 func TestProxying(t *testing.T) {
-	t.Run("any node answers for every one", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			id := s.newVMOn(s.place.node2)
-			path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
-			s.put(path, "cores=2")
-			if got := text(object(t, s.get(path))["cores"]); got != "2" {
-				t.Errorf("cores %s", got)
-			}
-		})
+	story(t, "any node answers for every one", secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
+		s.put(path, "cores=2")
+		same(t, "2", text(object(t, s.get(path))["cores"]))
 	})
 	failures := map[string]struct {
 		failure world.ProxyFailure
@@ -190,120 +141,100 @@ func TestProxying(t *testing.T) {
 		"someone else is there": {world.CertificateFailed, "596 certificate verify failed", 0},
 	}
 	for name, test := range failures {
-		t.Run(name, func(t *testing.T) {
-			run(t, simulated|secondNode, func(t *testing.T, s *server) {
-				s.sim.world.BreakProxy(s.place.node2, test.failure)
-				began := time.Now()
-				got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/status")
-				if got.Status != test.want || len(got.Body) > 0 {
-					t.Errorf("%s, body %q; want %s", got.Status, got.Body, test.want)
-				}
-				if took := time.Since(began); took != test.after {
-					t.Errorf("after %v, want %v", took, test.after)
-				}
-				s.get("/nodes/" + s.place.node + "/status")
-				s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
-				s.get("/nodes/" + s.place.node2 + "/status")
-			})
+		story(t, name, simulated|secondNode, func(t *testing.T, s *server) {
+			s.sim.world.BreakProxy(s.place.node2, test.failure)
+			began := time.Now()
+			got := s.do(http.MethodGet, "/nodes/"+s.place.node2+"/status")
+			if got.Status != test.want || len(got.Body) > 0 {
+				t.Errorf("%s, body %q; want %s", got.Status, got.Body, test.want)
+			}
+			if took := time.Since(began); took != test.after {
+				t.Errorf("after %v, want %v", took, test.after)
+			}
+			s.get("/nodes/" + s.place.node + "/status")
+			s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
+			s.get("/nodes/" + s.place.node2 + "/status")
 		})
 	}
-	t.Run("an answer that takes too long is lost, what was asked is done", func(t *testing.T) {
-		run(t, simulated|secondNode, func(t *testing.T, s *server) {
-			id := s.newVMOn(s.place.node2)
-			path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
-			s.sim.world.BreakProxy(s.place.node2, world.AnswerTimedOut)
-			if got := s.do(http.MethodPut, path, "cores=3"); got.Status != "596 Connection timed out" || len(got.Body) > 0 {
-				t.Errorf("%s, body %q", got.Status, got.Body)
-			}
-			s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
-			if got := text(object(t, s.get(path))["cores"]); got != "3" {
-				t.Errorf("cores %s", got)
-			}
-		})
+	story(t, "an answer that takes too long is lost, what was asked is done", simulated|secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
+		s.sim.world.BreakProxy(s.place.node2, world.AnswerTimedOut)
+		if got := s.do(http.MethodPut, path, "cores=3"); got.Status != "596 Connection timed out" || len(got.Body) > 0 {
+			t.Errorf("%s, body %q", got.Status, got.Body)
+		}
+		s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
+		same(t, "3", text(object(t, s.get(path))["cores"]))
 	})
-	t.Run("pveproxy alone can do little", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM()
-			s.sim.world.SetDaemon(s.place.node, false)
-			if got := s.do(http.MethodGet, s.vm(id, "config")).Status; got != "595 Connection refused" {
-				t.Error(got)
-			}
-			s.get("/cluster/resources")
-			s.sim.world.SetDaemon(s.place.node, true)
-		})
+	story(t, "pveproxy alone can do little", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.sim.world.SetDaemon(s.place.node, false)
+		same(t, "595 Connection refused", s.do(http.MethodGet, s.vm(id, "config")).Status)
+		s.get("/cluster/resources")
+		s.sim.world.SetDaemon(s.place.node, true)
 	})
+}
+
+// login gets a ticket of a person and the header that goes with it.
+func (s *server) login(password string) (ticket, csrf string) {
+	s.t.Helper()
+	s.sim.world.SetPassword("contract@pve", "correct-horse")
+	got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
+	if got.Code != http.StatusOK {
+		s.t.Fatal(got.Status)
+	}
+	data := object(s.t, got.Data)
+	return text(data["ticket"]), text(data["CSRFPreventionToken"])
+}
+
+func (s *server) withTicket(method, path, ticket, csrf string, body string) reply {
+	s.t.Helper()
+	req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
+	req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
+	if csrf != "" {
+		req.Header.Set("CSRFPreventionToken", csrf)
+	}
+	return s.send(req)
 }
 
 // TestTickets: how people and clients with passwords authenticate.
 func TestTickets(t *testing.T) {
-	login := func(t *testing.T, s *server, password string) (ticket, csrf string) {
-		t.Helper()
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
-		if got.Code != http.StatusOK {
-			t.Fatal(got.Status)
+	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
+		began := time.Now()
+		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
+		if got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure" {
+			t.Error(got.Status)
 		}
-		data := object(t, got.Data)
-		return text(data["ticket"]), text(data["CSRFPreventionToken"])
-	}
-	send := func(s *server, method, path, ticket, csrf string, body string) reply {
-		req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
-		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
-		if csrf != "" {
-			req.Header.Set("CSRFPreventionToken", csrf)
+		if took := time.Since(began); took < 2900*time.Millisecond {
+			t.Errorf("after %v", took)
 		}
-		return s.send(req)
-	}
-	t.Run("a wrong password", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			began := time.Now()
-			got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
-			if got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure" {
-				t.Error(got.Status)
-			}
-			if took := time.Since(began); took < 2900*time.Millisecond {
-				t.Errorf("after %v", took)
-			}
-		})
 	})
-	t.Run("reads need only the cookie, changes the header too", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			ticket, csrf := login(t, s, "correct-horse")
-			id := s.newVM()
-			if got := send(s, http.MethodGet, s.vm(id, "config"), ticket, "", ""); got.Code != http.StatusOK {
-				t.Error(got.Status)
+	story(t, "reads need only the cookie, changes the header too", simulated, func(t *testing.T, s *server) {
+		ticket, csrf := s.login("correct-horse")
+		id := s.newVM()
+		if got := s.withTicket(http.MethodGet, s.vm(id, "config"), ticket, "", ""); got.Code != http.StatusOK {
+			t.Error(got.Status)
+		}
+		for header, want := range map[string]string{
+			"": "401 Permission denied - invalid csrf token", ticket: "401 Permission denied - invalid csrf token", csrf: "200 OK",
+		} {
+			if got := s.withTicket(http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2"); got.Status != want {
+				t.Errorf("%s, want %s", got.Status, want)
 			}
-			for header, want := range map[string]string{
-				"": "401 Permission denied - invalid csrf token", ticket: "401 Permission denied - invalid csrf token", csrf: "200 OK",
-			} {
-				if got := send(s, http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2"); got.Status != want {
-					t.Errorf("%s, want %s", got.Status, want)
-				}
-			}
-		})
+		}
 	})
-	t.Run("uploads need no header", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			ticket, _ := login(t, s, "correct-horse")
-			req := s.request("", http.MethodPost, "/nodes/pve1/storage/local/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
-			req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: ticket})
-			if got := s.wait(s.send(req)).Exit; got != "OK" {
-				t.Error(got)
-			}
-		})
+	story(t, "uploads need no header", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		req := s.request("", http.MethodPost, "/nodes/pve1/storage/local/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
+		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: ticket})
+		wantExit(t, s.wait(s.send(req)), "OK")
 	})
-	t.Run("last two hours, and buy the next one", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			ticket, _ := login(t, s, "correct-horse")
-			time.Sleep(2 * time.Hour)
-			next, _ := login(t, s, ticket)
-			time.Sleep(time.Second)
-			if got, want := send(s, http.MethodGet, "/version", ticket, "", "").Status, "401 permission denied - invalid PVE ticket"; got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			if got := send(s, http.MethodGet, "/version", next, "", "").Status; got != "200 OK" {
-				t.Error(got)
-			}
-		})
+	story(t, "last two hours, and buy the next one", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		time.Sleep(2 * time.Hour)
+		next, _ := s.login(ticket)
+		time.Sleep(time.Second)
+		same(t, "401 permission denied - invalid PVE ticket", s.withTicket(http.MethodGet, "/version", ticket, "", "").Status)
+		same(t, "200 OK", s.withTicket(http.MethodGet, "/version", next, "", "").Status)
 	})
 }

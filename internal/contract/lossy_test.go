@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 
 	"github.com/recast-sh/recast/internal/pve"
-	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/network"
 )
 
@@ -29,30 +28,24 @@ func (l *lossy) client() *pve.Client {
 	l.s.t.Helper()
 	memory := network.Memory()
 	listener, err := memory.Listen(l.host())
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, err)
 	proxy := httptest.NewUnstartedServer(l)
 	proxy.Config.ErrorLog = log.New(io.Discard, "", 0)
-	if err := proxy.Listener.Close(); err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, proxy.Listener.Close())
 	proxy.Listener = listener
 	proxy.StartTLS()
 	l.s.t.Cleanup(proxy.Close)
 	sum := sha256.Sum256(proxy.Certificate().Raw)
-	c := l.s.connect(api.Options{Fingerprint: hex.EncodeToString(sum[:]), Dial: memory.Dialer().DialContext})
-	l.s.t.Cleanup(c.Close)
-	return c
+	o := l.s.trusting()
+	o.Fingerprint, o.Dial = hex.EncodeToString(sum[:]), memory.Dialer().DialContext
+	return l.s.connect(o)
 }
 
 // host is the address in the client's requests.
 func (l *lossy) host() string {
 	l.s.t.Helper()
 	req, err := http.NewRequestWithContext(l.s.t.Context(), http.MethodGet, l.s.place.endpoint, http.NoBody)
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	must(l.s.t, err)
 	if req.URL.Port() == "" {
 		return net.JoinHostPort(req.URL.Hostname(), "8006")
 	}

@@ -27,69 +27,68 @@ func onFiles(volid string) bool { return strings.Contains(volid, "/") }
 func (s *server) row(volid string) map[string]any {
 	s.t.Helper()
 	storage, _, _ := strings.Cut(volid, ":")
-	for _, r := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/content")) {
-		if o := object(s.t, r); text(o["volid"]) == volid {
+	for _, o := range s.rows("/nodes/" + s.place.node + "/storage/" + storage + "/content") {
+		if text(o["volid"]) == volid {
 			return o
 		}
 	}
 	return nil
 }
 
+// wantThere requires a volume to be on its storage, wantFreed that it is not.
+func (s *server) wantThere(volid string) {
+	s.t.Helper()
+	if s.row(volid) == nil {
+		s.t.Errorf("%s is gone", volid)
+	}
+}
+
+func (s *server) wantFreed(volid string) {
+	s.t.Helper()
+	if s.row(volid) != nil {
+		s.t.Errorf("%s is still there", volid)
+	}
+}
+
+// wantVolumes requires these volumes with a VM's number, and no others.
+func (s *server) wantVolumes(id int, want ...string) {
+	s.t.Helper()
+	same(s.t, want, s.volumes(s.place.storage, id))
+}
+
 func TestVolumeNames(t *testing.T) {
-	t.Run("say whose a volume is", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(id, "scsi0")
-			if got, want := diskName(volid), fmt.Sprintf("vm-%d-disk-0", id); got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			row := s.row(volid)
-			if got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}; !cmp.Equal(got, []string{itoa(id), "images", "raw"}) {
-				t.Errorf("listed as %v", row)
-			}
-		})
+	story(t, "say whose a volume is", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0=" + s.disk())
+		volid := s.volid(id, "scsi0")
+		same(t, fmt.Sprintf("vm-%d-disk-0", id), diskName(volid))
+		row := s.row(volid)
+		if got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}; !cmp.Equal(got, []string{itoa(id), "images", "raw"}) {
+			t.Errorf("listed as %v", row)
+		}
 	})
-	t.Run("carry the lowest free number, again and again", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk())
-			gone := s.volid(id, "scsi1")
-			s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
-			if s.row(gone) != nil {
-				t.Fatalf("%s is still there", gone)
-			}
-			s.put(s.vm(id, "config"), "scsi7="+s.disk())
-			if got := s.volid(id, "scsi7"); got != gone {
-				t.Errorf("%s, want %s again", got, gone)
-			}
-		})
+	story(t, "carry the lowest free number, again after a removal or a reassign", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk()), s.newVM()
+		gone := s.volid(id, "scsi1")
+		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
+		s.wantFreed(gone)
+		s.put(s.vm(id, "config"), "scsi7="+s.disk())
+		same(t, gone, s.volid(id, "scsi7"))
+		s.reassigned(id, "scsi7", other)
+		s.put(s.vm(id, "config"), "scsi8="+s.disk())
+		same(t, gone, s.volid(id, "scsi8"))
 	})
-	t.Run("are free again after a reassign", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi0="+s.disk()), s.newVM()
-			volid := s.volid(id, "scsi0")
-			s.taskOK(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi0", "target-vmid="+itoa(other))
-			s.put(s.vm(id, "config"), "scsi0="+s.disk())
-			if got := s.volid(id, "scsi0"); got != volid {
-				t.Errorf("%s, want %s again", got, volid)
-			}
-		})
-	})
-	t.Run("end in the format asked for, on files", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
-			if !onFiles(s.volid(id, "scsi0")) {
-				s.skipf("needs PVE_STORAGE to be one of files: others have no formats to choose from")
-			}
-			s.put(s.vm(id, "config"), "scsi1="+s.disk()+",format=qcow2")
-			want := map[string]string{
-				"scsi0": fmt.Sprintf("%s:%d/vm-%d-disk-0.raw,size=1G", s.place.storage, id, id),
-				"scsi1": fmt.Sprintf("%s:%d/vm-%d-disk-1.qcow2,size=1G", s.place.storage, id, id),
-			}
-			c := s.config(id)
-			if diff := cmp.Diff(want, map[string]string{"scsi0": c["scsi0"], "scsi1": c["scsi1"]}); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "end in the format asked for, on files", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0=" + s.disk())
+		if !onFiles(s.volid(id, "scsi0")) {
+			s.skipf("needs PVE_STORAGE to be one of files: others have no formats to choose from")
+		}
+		s.put(s.vm(id, "config"), "scsi1="+s.disk()+",format=qcow2")
+		want := map[string]string{
+			"scsi0": fmt.Sprintf("%s:%d/vm-%d-disk-0.raw,size=1G", s.place.storage, id, id),
+			"scsi1": fmt.Sprintf("%s:%d/vm-%d-disk-1.qcow2,size=1G", s.place.storage, id, id),
+		}
+		c := s.config(id)
+		same(t, want, map[string]string{"scsi0": c["scsi0"], "scsi1": c["scsi1"]})
 	})
 }
 
@@ -129,52 +128,27 @@ func (s *server) alloc(id int) (volid string) {
 
 func TestDeleteVM(t *testing.T) {
 	const del = http.MethodDelete
-	t.Run("frees every volume of its own", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
-			if got := s.volumes(s.place.storage, id); len(got) != 4 {
-				t.Fatalf("%q", got)
-			}
-			s.taskOK(del, s.vm(id, ""))
-			if left := s.volumes(s.place.storage, id); left != nil {
-				t.Errorf("left: %q", left)
-			}
-		})
+	story(t, "frees every volume of its own, also a detached disk", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m",
+			"tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
+		s.put(s.vm(id, "config"), "delete=scsi1")
+		if got := s.volumes(s.place.storage, id); len(got) != 5 {
+			t.Fatalf("%q", got)
+		}
+		s.taskOK(del, s.vm(id, ""))
+		s.wantVolumes(id)
 	})
-	t.Run("frees a detached disk", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk())
-			s.put(s.vm(id, "config"), "delete=scsi1")
-			s.taskOK(del, s.vm(id, ""))
-			if left := s.volumes(s.place.storage, id); left != nil {
-				t.Errorf("left: %q", left)
-			}
-		})
-	})
-	t.Run("leaves another VM's volume", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			owner := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(owner, "scsi0")
-			id := s.newVM("scsi0="+volid, "ide2=none,media=cdrom")
-			s.taskOK(del, s.vm(id, ""))
-			if s.row(volid) == nil {
-				t.Errorf("%s is gone", volid)
-			}
-			s.start(owner)
-			s.stop(owner)
-		})
-	})
-	t.Run("frees what another VM refers to", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			owner := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(owner, "scsi0")
-			other := s.newVM("scsi0=" + volid)
-			s.taskOK(del, s.vm(owner, ""))
-			if s.row(volid) != nil {
-				t.Fatalf("%s is still there", volid)
-			}
-			wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
-		})
+	story(t, "leaves another VM's volume, and frees what another VM refers to", 0, func(t *testing.T, s *server) {
+		owner := s.newVM("scsi0=" + s.disk())
+		volid := s.volid(owner, "scsi0")
+		id, other := s.newVM("scsi0="+volid, "ide2=none,media=cdrom"), s.newVM("scsi0="+volid)
+		s.taskOK(del, s.vm(id, ""))
+		s.wantThere(volid)
+		s.start(owner)
+		s.stop(owner)
+		s.taskOK(del, s.vm(owner, ""))
+		s.wantFreed(volid)
+		wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
 	})
 }
 
@@ -182,71 +156,48 @@ func TestDeleteVM(t *testing.T) {
 // whoever uses them.
 func TestDeleteVMByName(t *testing.T) {
 	const del = http.MethodDelete
-	t.Run("leaves what nobody refers to", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			volid := s.alloc(id)
-			s.taskOK(del, s.vm(id, ""))
-			if s.row(volid) == nil {
-				t.Errorf("%s is gone", volid)
-			}
-		})
+	story(t, "leaves what nobody refers to", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		volid := s.alloc(id)
+		s.taskOK(del, s.vm(id, ""))
+		s.wantThere(volid)
 	})
-	t.Run("with destroy-unreferenced-disks frees by name, whoever refers to it", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			volid := s.alloc(id)
-			other := s.newVM("scsi0=" + volid)
-			s.taskOK(del, s.vm(id, ""), "destroy-unreferenced-disks=1")
-			if s.row(volid) != nil {
-				t.Errorf("%s is still there", volid)
-			}
-			wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
-		})
+	story(t, "with destroy-unreferenced-disks frees by name, whoever refers to it", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		volid := s.alloc(id)
+		other := s.newVM("scsi0=" + volid)
+		s.taskOK(del, s.vm(id, ""), "destroy-unreferenced-disks=1")
+		s.wantFreed(volid)
+		wantMissing(t, s.task(http.MethodPost, s.vm(other, "status/start")), "", volid)
 	})
 }
 
 // TestDeleteVMAround: the VM's state, its pool and its permissions.
 func TestDeleteVMAround(t *testing.T) {
 	const del = http.MethodDelete
-	t.Run("refuses a running VM", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0=" + s.disk())
-			s.start(id)
-			wantRefusal(t, s.do(del, s.vm(id, "")), fmt.Sprintf("500 VM %d is running - destroy failed", id), nil)
-		})
+	story(t, "refuses a running VM", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0=" + s.disk())
+		s.start(id)
+		wantRefusal(t, s.do(del, s.vm(id, "")), fmt.Sprintf("500 VM %d is running - destroy failed", id), nil)
 	})
-	t.Run("takes the VM out of its pool", func(t *testing.T) {
-		run(t, pool, func(t *testing.T, s *server) {
-			s.holds("/pool/"+s.place.pool, "Pool.Audit")
-			id := s.newVM("pool=" + s.place.pool)
-			if got := s.poolOf(id); got != s.place.pool {
-				t.Fatalf("in pool %q", got)
-			}
-			s.taskOK(del, s.vm(id, ""))
-			s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...)
-			if got := s.poolOf(id); got != "" {
-				t.Errorf("made again without a pool, it is in %q", got)
-			}
-		})
+	story(t, "takes the VM out of its pool", pool, func(t *testing.T, s *server) {
+		s.holds("/pool/"+s.place.pool, "Pool.Audit")
+		id := s.newVM("pool=" + s.place.pool)
+		same(t, s.place.pool, s.poolOf(id))
+		s.taskOK(del, s.vm(id, ""))
+		s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(id)...)
+		same(t, "", s.poolOf(id))
 	})
-	t.Run("may not be asked for by anybody", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			id := s.newVM()
-			wantRefusal(t, s.poor(del, s.vm(id, "")), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Allocate)", id), nil)
-		})
+	story(t, "may not be asked for by anybody", poorToken, func(t *testing.T, s *server) {
+		id := s.newVM()
+		wantRefusal(t, s.poor(del, s.vm(id, "")), fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Allocate)", id), nil)
 	})
 }
 
 // poolOf is the pool in a VM's listing.
 func (s *server) poolOf(id int) string {
 	s.t.Helper()
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		if o := object(s.t, row); text(o["vmid"]) == itoa(id) {
-			return text(o["pool"])
-		}
-	}
-	return ""
+	return text(s.inResources(id)["pool"])
 }
 
 // wantExit compares the exit status of a task.
@@ -268,38 +219,20 @@ func wantMissing(t *testing.T, got ended, before, volid string) {
 	}
 }
 
+// TestProtection: it keeps the VM and its disks from being removed, not from being reassigned.
 func TestProtection(t *testing.T) {
-	const mode = " - protection mode enabled"
-	t.Run("forbids to delete the VM", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("protection=1")
-			wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), fmt.Sprintf("500 can't remove VM %d", id)+mode, nil)
-		})
-	})
-	t.Run("forbids to detach a disk", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi1="+s.disk(), "protection=1")
-			wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1"), "500 can't remove drive 'scsi1'"+mode, nil)
-			wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1", "force=1"), "500 can't remove drive 'scsi1'"+mode, nil)
-		})
-	})
-	t.Run("forbids to free a detached disk", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi1=" + s.disk())
-			s.put(s.vm(id, "config"), "delete=scsi1")
-			s.put(s.vm(id, "config"), "protection=1")
-			volid := s.volid(id, "unused0")
-			wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0"), "500 can't remove unused disk '"+volid+"'"+mode, nil)
-		})
-	})
-	t.Run("does not keep a disk from being reassigned", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk(), "protection=1"), s.newVM()
-			s.taskOK(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi1", "target-vmid="+itoa(other))
-			if got := s.volumes(s.place.storage, id); got != nil {
-				t.Errorf("left: %q", got)
-			}
-		})
+	run(t, 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()), s.newVM()
+		s.put(s.vm(id, "config"), "delete=scsi0")
+		s.put(s.vm(id, "config"), "protection=1")
+		const mode = " - protection mode enabled"
+		wantRefusal(t, s.do(http.MethodDelete, s.vm(id, "")), fmt.Sprintf("500 can't remove VM %d", id)+mode, nil)
+		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1"), "500 can't remove drive 'scsi1'"+mode, nil)
+		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi1", "force=1"), "500 can't remove drive 'scsi1'"+mode, nil)
+		detached := s.volid(id, "unused0")
+		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=unused0"), "500 can't remove unused disk '"+detached+"'"+mode, nil)
+		s.reassigned(id, "scsi1", other)
+		s.wantVolumes(id, detached)
 	})
 }
 
@@ -309,41 +242,33 @@ func (s *server) content(volid string) string {
 }
 
 func TestDeleteVolume(t *testing.T) {
-	t.Run("frees the disk of a running VM", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/storage/"+s.place.storage, "Datastore.Allocate")
-			id := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(id, "scsi0")
-			if !onFiles(volid) {
-				s.skipf("needs PVE_STORAGE to be one of files: elsewhere a running VM has its device open")
-			}
-			s.start(id)
-			s.taskOK(http.MethodDelete, s.content(volid))
-			if s.row(volid) != nil {
-				t.Errorf("%s is still there", volid)
-			}
-		})
+	story(t, "frees the disk of a running VM", 0, func(t *testing.T, s *server) {
+		s.holds("/storage/"+s.place.storage, "Datastore.Allocate")
+		id := s.newVM("scsi0=" + s.disk())
+		volid := s.volid(id, "scsi0")
+		if !onFiles(volid) {
+			s.skipf("needs PVE_STORAGE to be one of files: elsewhere a running VM has its device open")
+		}
+		s.start(id)
+		s.taskOK(http.MethodDelete, s.content(volid))
+		s.wantFreed(volid)
 	})
-	t.Run("is done when there is none", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.holds("/storage/"+s.place.storage, "Datastore.Allocate")
-			id := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(id, "scsi0")
-			if !onFiles(volid) {
-				s.skipf("needs PVE_STORAGE to be one of files: others say so in other words")
-			}
-			end := s.taskOK(http.MethodDelete, s.content(strings.Replace(volid, "disk-0", "disk-7", 1)))
-			if !strings.Contains(strings.Join(end.Log, "\n"), "does not exist") {
-				t.Errorf("%q", end.Log)
-			}
-		})
+	story(t, "is done when there is none", 0, func(t *testing.T, s *server) {
+		s.holds("/storage/"+s.place.storage, "Datastore.Allocate")
+		id := s.newVM("scsi0=" + s.disk())
+		volid := s.volid(id, "scsi0")
+		if !onFiles(volid) {
+			s.skipf("needs PVE_STORAGE to be one of files: others say so in other words")
+		}
+		end := s.taskOK(http.MethodDelete, s.content(strings.Replace(volid, "disk-0", "disk-7", 1)))
+		if !strings.Contains(strings.Join(end.Log, "\n"), "does not exist") {
+			t.Errorf("%q", end.Log)
+		}
 	})
-	t.Run("takes Datastore.Allocate", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.lacks("/storage/"+s.place.storage, "Datastore.Allocate")
-			id := s.newVM("scsi0=" + s.disk())
-			want := "403 Permission check failed (/storage/" + s.place.storage + ", Datastore.Allocate)"
-			wantRefusal(t, s.do(http.MethodDelete, s.content(s.volid(id, "scsi0"))), want, nil)
-		})
+	story(t, "takes Datastore.Allocate", 0, func(t *testing.T, s *server) {
+		s.lacks("/storage/"+s.place.storage, "Datastore.Allocate")
+		id := s.newVM("scsi0=" + s.disk())
+		want := "403 Permission check failed (/storage/" + s.place.storage + ", Datastore.Allocate)"
+		wantRefusal(t, s.do(http.MethodDelete, s.content(s.volid(id, "scsi0"))), want, nil)
 	})
 }

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestParking is what recast does to a VM: it moves every disk to a parking VM, each with
@@ -59,9 +57,7 @@ func TestParking(t *testing.T) {
 		if before["vmgenid"] == after["vmgenid"] {
 			t.Error("vmgenid is the same")
 		}
-		if diff := cmp.Diff(lasting(before), lasting(after)); diff != "" {
-			t.Error(diff)
-		}
+		same(t, lasting(before), lasting(after))
 		for i, key := range []string{"scsi0", "scsi1", "efidisk0", "tpmstate0"} {
 			if got, want := diskName(after[key]), fmt.Sprintf("vm-%d-disk-%d", id, i); got != want {
 				t.Errorf("%s is %s, want %s", key, got, want)

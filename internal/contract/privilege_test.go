@@ -23,15 +23,6 @@ func (s *server) holds(path string, wanted ...string) {
 	}
 }
 
-// holdsAny skips a test if the token has none of the privileges.
-func (s *server) holdsAny(path string, privileges ...string) {
-	s.t.Helper()
-	held := s.privileges(path)
-	if !slices.ContainsFunc(privileges, func(p string) bool { return slices.Contains(held, p) }) {
-		s.skipf("needs %s on %s", strings.Join(privileges, " or "), path)
-	}
-}
-
 // lacks skips a test for which the token of a real server must not have a privilege. The
 // simulator's token loses it.
 func (s *server) lacks(path, privilege string) {

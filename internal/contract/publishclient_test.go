@@ -31,18 +31,14 @@ func (s *server) clientUpload(name, content string) images.Upload {
 
 func (s *server) clientUploadOK(name, content string) {
 	s.t.Helper()
-	if err := s.client.Upload(s.t.Context(), s.clientUpload(name, content)); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
 }
 
 // stored is the ISO as the client lists it, without its time.
 func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	s.t.Helper()
 	isos, err := s.client.ISOs(s.t.Context(), node, storage)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	i := slices.IndexFunc(isos, func(iso images.StoredISO) bool { return iso.Name == name })
 	if i < 0 {
 		return images.StoredISO{}, false
@@ -55,93 +51,69 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 }
 
 func TestClientUpload(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
+	long(t)
 	large := string(bytes.Repeat([]byte("0123456789abcdef\r\n--"), 200_000)) // 4 MB, with the beginnings of boundaries
-	t.Run("stores an ISO", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			name := s.isoName()
-			u := s.clientUpload(name, large)
-			var last int64
-			u.Progress = func(sent int64) { last = sent }
-			if err := s.client.Upload(t.Context(), u); err != nil {
-				t.Fatal(err)
-			}
-			size, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
-			if got, want := fmt.Sprint(size, found, err, last), fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes); got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			got, _ := s.stored(u.Host, u.Storage, name)
-			if diff := cmp.Diff(images.StoredISO{Host: u.Host, Storage: u.Storage, Name: name, SizeBytes: u.SizeBytes}, got); diff != "" {
-				t.Errorf("listed (-want +got):\n%s", diff)
-			}
-		})
+	story(t, "stores an ISO", 0, func(t *testing.T, s *server) {
+		name := s.isoName()
+		u := s.clientUpload(name, large)
+		var last int64
+		u.Progress = func(sent int64) { last = sent }
+		must(t, s.client.Upload(t.Context(), u))
+		size, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
+		same(t, fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes), fmt.Sprint(size, found, err, last))
+		got, _ := s.stored(u.Host, u.Storage, name)
+		if diff := cmp.Diff(images.StoredISO{Host: u.Host, Storage: u.Storage, Name: name, SizeBytes: u.SizeBytes}, got); diff != "" {
+			t.Errorf("listed (-want +got):\n%s", diff)
+		}
 	})
-	t.Run("stores nothing that has another checksum", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			u := s.clientUpload(s.isoName(), large)
-			u.SHA256 = sum("other")
-			err := s.client.Upload(t.Context(), u)
-			if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
-				t.Errorf("error is %v", err)
-			}
-			s.wantISO(u.Name, -1)
-		})
+	story(t, "stores nothing that has another checksum", 0, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), large)
+		u.SHA256 = sum("other")
+		err := s.client.Upload(t.Context(), u)
+		if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
+			t.Errorf("error is %v", err)
+		}
+		s.wantISO(u.Name, -1)
 	})
-	t.Run("replaces a file", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			name := s.isoName()
-			s.clientUploadOK(name, "half")
-			s.clientUploadOK(name, "the whole")
-			s.wantISO(name, len("the whole"))
-		})
-	})
-	t.Run("is cancelled, and the next one succeeds", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			ctx, cancel := context.WithCancel(t.Context())
-			u := s.clientUpload(s.isoName(), large)
-			u.Progress = func(int64) { cancel() }
-			if err := s.client.Upload(ctx, u); !errors.Is(err, context.Canceled) {
-				t.Errorf("error is %v", err)
-			}
-			s.clientUploadOK(u.Name, large)
-			s.wantISO(u.Name, len(large))
-		})
+	story(t, "is cancelled, and the next one succeeds", 0, func(t *testing.T, s *server) {
+		ctx, cancel := context.WithCancel(t.Context())
+		u := s.clientUpload(s.isoName(), large)
+		u.Progress = func(int64) { cancel() }
+		if err := s.client.Upload(ctx, u); !errors.Is(err, context.Canceled) {
+			t.Errorf("error is %v", err)
+		}
+		s.clientUploadOK(u.Name, large)
+		s.wantISO(u.Name, len(large))
 	})
 }
 
 func TestClientUploadElsewhere(t *testing.T) {
-	t.Run("goes to another node through this one", func(t *testing.T) {
-		run(t, secondNode|deleteISOs, func(t *testing.T, s *server) {
-			u := s.clientUpload(s.isoName(), "somewhere else")
-			u.Host = s.place.node2
-			t.Cleanup(func() {
-				if err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name}); err != nil {
-					t.Error(err)
-				}
-			})
-			if err := s.client.Upload(t.Context(), u); err != nil {
-				s.crosses(err.Error())
-				t.Fatal(err)
-			}
-			if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
-				t.Errorf("%+v", got)
+	story(t, "goes to another node through this one", secondNode|deleteISOs, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), "somewhere else")
+		u.Host = s.place.node2
+		t.Cleanup(func() {
+			if err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name}); err != nil {
+				t.Error(err)
 			}
 		})
+		if err := s.client.Upload(t.Context(), u); err != nil {
+			s.crosses(err.Error())
+			t.Fatal(err)
+		}
+		if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
+			t.Errorf("%+v", got)
+		}
 	})
-	t.Run("says which storage there is not", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			u := s.clientUpload(s.isoName(), "x")
-			u.Storage = "nosuch-storage"
-			if err := s.client.Upload(t.Context(), u); err == nil {
-				t.Error("no error")
-			}
-			s.holds("/storage/"+u.Storage, "Datastore.Audit")
-			if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
-				t.Errorf("error is %v", err)
-			}
-		})
+	story(t, "says which storage there is not", 0, func(t *testing.T, s *server) {
+		u := s.clientUpload(s.isoName(), "x")
+		u.Storage = "nosuch-storage"
+		if err := s.client.Upload(t.Context(), u); err == nil {
+			t.Error("no error")
+		}
+		s.holds("/storage/"+u.Storage, "Datastore.Audit")
+		if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
+			t.Errorf("error is %v", err)
+		}
 	})
 }
 
@@ -154,84 +126,59 @@ func (s *server) clientDownload(name, content string) images.Download {
 }
 
 func TestClientDownload(t *testing.T) {
-	t.Run("compares a file that is there and fetches nothing", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.fetches()
-			name := s.isoName()
-			s.clientUploadOK(name, "mine")
-			if err := s.client.Download(t.Context(), s.clientDownload(name, "mine")); err != nil {
-				t.Error(err)
-			}
-			if err := s.client.Download(t.Context(), s.clientDownload(name, "ours")); !errors.Is(err, images.ErrOtherContent) {
-				t.Errorf("of another checksum: %v", err)
-			}
-			s.wantISO(name, 4)
-		})
+	story(t, "compares a file that is there and fetches nothing", 0, func(t *testing.T, s *server) {
+		s.fetches()
+		name := s.isoName()
+		s.clientUploadOK(name, "mine")
+		if err := s.client.Download(t.Context(), s.clientDownload(name, "mine")); err != nil {
+			t.Error(err)
+		}
+		if err := s.client.Download(t.Context(), s.clientDownload(name, "ours")); !errors.Is(err, images.ErrOtherContent) {
+			t.Errorf("of another checksum: %v", err)
+		}
+		s.wantISO(name, 4)
 	})
-	t.Run("fails where nobody answers", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			s.fetches()
-			d := s.clientDownload(s.isoName(), "mine")
-			if _, err := s.client.URLSize(t.Context(), d.Host, d.URL); err == nil {
-				t.Error("its size is known")
-			}
-			err := s.client.Download(t.Context(), d)
-			if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
-				t.Errorf("error is %v", err)
-			}
-			s.wantISO(d.Name, -1)
-		})
+	story(t, "fails where nobody answers", 0, func(t *testing.T, s *server) {
+		s.fetches()
+		d := s.clientDownload(s.isoName(), "mine")
+		if _, err := s.client.URLSize(t.Context(), d.Host, d.URL); err == nil {
+			t.Error("its size is known")
+		}
+		err := s.client.Download(t.Context(), d)
+		if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
+			t.Errorf("error is %v", err)
+		}
+		s.wantISO(d.Name, -1)
 	})
-	t.Run("fetches what has the checksum", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			s.fetches()
-			link := s.web("the image")
-			for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
-				d := s.clientDownload(s.isoName(), content)
-				d.URL = link
-				if size, err := s.client.URLSize(t.Context(), d.Host, d.URL); size != 9 || err != nil {
-					t.Errorf("%d bytes, %v", size, err)
-				}
-				if err := s.client.Download(t.Context(), d); !errors.Is(err, is) {
-					t.Errorf("error is %v, want %v", err, is)
-				}
-				want := -1
-				if is == nil {
-					want = 9
-				}
-				s.wantISO(d.Name, want)
+	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
+		s.fetches()
+		link := web(t, s) + "/image.iso"
+		for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
+			d := s.clientDownload(s.isoName(), content)
+			d.URL = link
+			if size, err := s.client.URLSize(t.Context(), d.Host, d.URL); size != 9 || err != nil {
+				t.Errorf("%d bytes, %v", size, err)
 			}
-		})
+			if err := s.client.Download(t.Context(), d); !errors.Is(err, is) {
+				t.Errorf("error is %v, want %v", err, is)
+			}
+			want := -1
+			if is == nil {
+				want = 9
+			}
+			s.wantISO(d.Name, want)
+		}
 	})
-	t.Run("knows what the token may not", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
-			if want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage; why != want || err != nil {
-				t.Errorf("%q, %v", why, err)
-			}
-			s.fetches()
-			if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
-				t.Errorf("with the token of the suite: %q, %v", why, err)
-			}
-		})
+	story(t, "knows what the token may not", poorToken, func(t *testing.T, s *server) {
+		why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
+		if want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage; why != want || err != nil {
+			t.Errorf("%q, %v", why, err)
+		}
+		s.fetches()
+		if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
+			t.Errorf("with the token of the suite: %q, %v", why, err)
+		}
 	})
-}
-
-// web serves content on the simulator's network.
-func (s *server) web(content string) (link string) {
-	s.t.Helper()
-	const addr = "127.42.9.200:80"
-	l, err := s.sim.network.Listen(addr)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.ServeContent(w, r, "image.iso", time.Time{}, strings.NewReader(content))
-	})}
-	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(l) }()
-	s.t.Cleanup(func() { _ = srv.Close(); <-done })
-	return "http://" + addr + "/image.iso"
 }
 
 // poorClient is recast's client with the token without permissions.
@@ -239,12 +186,7 @@ func (s *server) poorClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()
 	o.Token = cluster.Secret(s.place.poor)
-	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(c.Close)
-	return c
+	return s.connect(o)
 }
 
 // uses are the configurations that name a file, as recast's client reads them. A real
@@ -255,9 +197,7 @@ func (s *server) uses(name string) []string {
 	if s.sim == nil && fault.KindOf(err) == fault.Refused {
 		s.skipf("needs a token that sees every VM: %v", err)
 	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	var by []string
 	for _, u := range all {
 		if slices.ContainsFunc(u.Values, func(v string) bool { return strings.Contains(v, name) }) {
@@ -268,58 +208,52 @@ func (s *server) uses(name string) []string {
 }
 
 func TestClientUses(t *testing.T) {
-	t.Run("of VMs, of what a running one is to lose, of snapshots", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			name := s.isoName()
-			s.clientUploadOK(name, strings.Repeat("iso\n", 16<<10))
-			volid := s.place.isoStorage + ":iso/" + name
-			if by := s.uses(name); by != nil {
-				t.Errorf("before: %v", by)
+	story(t, "of VMs, of what a running one is to lose, of snapshots", 0, func(t *testing.T, s *server) {
+		name := s.isoName()
+		s.clientUploadOK(name, strings.Repeat("iso\n", 16<<10))
+		volid := s.place.isoStorage + ":iso/" + name
+		if by := s.uses(name); by != nil {
+			t.Errorf("before: %v", by)
+		}
+		id := s.newVM("ide2=" + volid + ",media=cdrom")
+		vm := s.read(id).String()
+		wantUses := func(when string, want ...string) {
+			t.Helper()
+			if diff := cmp.Diff(want, s.uses(name)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", when, diff)
 			}
-			id := s.newVM("ide2=" + volid + ",media=cdrom")
-			vm := s.read(id).String()
-			wantUses := func(when string, want ...string) {
-				t.Helper()
-				if diff := cmp.Diff(want, s.uses(name)); diff != "" {
-					t.Errorf("%s (-want +got):\n%s", when, diff)
-				}
-			}
-			wantUses("in a drive", vm)
-			s.start(id)
-			s.put(s.vm(id, "config"), "delete=ide2")
-			wantUses("to be removed at the next stop", vm)
-			s.stop(id)
-			wantUses("after the stop")
-			if !slices.Contains(s.privileges("/vms/"+itoa(id)), "VM.Snapshot") {
-				return
-			}
-			s.put(s.vm(id, "config"), "ide2="+volid+",media=cdrom")
-			s.taskOK(http.MethodPost, s.vm(id, "snapshot"), "snapname=before")
-			s.put(s.vm(id, "config"), "delete=ide2")
-			wantUses("in a snapshot alone", "snapshot before of "+vm)
-		})
+		}
+		wantUses("in a drive", vm)
+		s.start(id)
+		s.put(s.vm(id, "config"), "delete=ide2")
+		wantUses("to be removed at the next stop", vm)
+		s.stop(id)
+		wantUses("after the stop")
+		if !slices.Contains(s.privileges("/vms/"+itoa(id)), "VM.Snapshot") {
+			return
+		}
+		s.put(s.vm(id, "config"), "ide2="+volid+",media=cdrom")
+		s.taskOK(http.MethodPost, s.vm(id, "snapshot"), "snapname=before")
+		s.put(s.vm(id, "config"), "delete=ide2")
+		wantUses("in a snapshot alone", "snapshot before of "+vm)
 	})
-	t.Run("are not told a token that does not see every VM", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			if uses, err := s.poorClient().Uses(t.Context()); fault.KindOf(err) != fault.Refused {
-				t.Errorf("%v, error %v", uses, err)
-			}
-		})
+	story(t, "are not told a token that does not see every VM", poorToken, func(t *testing.T, s *server) {
+		if uses, err := s.poorClient().Uses(t.Context()); fault.KindOf(err) != fault.Refused {
+			t.Errorf("%v, error %v", uses, err)
+		}
 	})
 }
 
 func TestClientDeleteISO(t *testing.T) {
-	t.Run("deletes it, also while a VM has it in a drive, and also twice", func(t *testing.T) {
-		run(t, deleteISOs, func(t *testing.T, s *server) {
-			name := s.isoName()
-			s.clientUploadOK(name, "iso")
-			s.newVM("ide2=" + s.place.isoStorage + ":iso/" + name + ",media=cdrom")
-			for range 2 {
-				if err := s.client.DeleteISO(t.Context(), images.StoredISO{Host: s.place.node, Storage: s.place.isoStorage, Name: name}); err != nil {
-					t.Error(err)
-				}
-				s.wantISO(name, -1)
+	story(t, "deletes it, also while a VM has it in a drive, and also twice", deleteISOs, func(t *testing.T, s *server) {
+		name := s.isoName()
+		s.clientUploadOK(name, "iso")
+		s.newVM("ide2=" + s.place.isoStorage + ":iso/" + name + ",media=cdrom")
+		for range 2 {
+			if err := s.client.DeleteISO(t.Context(), images.StoredISO{Host: s.place.node, Storage: s.place.isoStorage, Name: name}); err != nil {
+				t.Error(err)
 			}
-		})
+			s.wantISO(name, -1)
+		}
 	})
 }

@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // taken counts the VMIDs used on the real server.
@@ -61,12 +59,11 @@ func newReal(t *testing.T, p place) *server {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: pinned(os.Getenv("PVE_FINGERPRINT")), TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 3 * time.Second}
 	s := &server{t: t, place: p, http: &http.Client{Transport: transport, Timeout: 2 * time.Minute}}
-	s.client = s.connect(api.Options{Fingerprint: os.Getenv("PVE_FINGERPRINT")})
 	t.Cleanup(func() {
 		s.removeAll()
-		s.client.Close()
 		transport.CloseIdleConnections()
 	})
+	s.client = s.connect(s.trusting())
 	swept.once.Do(s.sweep)
 	if !swept.done {
 		t.Fatal("what is in PVE_VMIDS could not be read: the first failure says why")
@@ -125,8 +122,7 @@ func (s *server) sweep() {
 func (s *server) left() []int {
 	s.t.Helper()
 	var left []int
-	for _, row := range list(s.t, s.get("/cluster/resources", "type=vm")) {
-		o := object(s.t, row)
+	for _, o := range s.rows("/cluster/resources", "type=vm") {
 		var id int
 		if _, err := fmt.Sscan(text(o["vmid"]), &id); err != nil || id < s.place.first || id > s.place.last {
 			continue
@@ -145,8 +141,8 @@ func (s *server) sweepISOs() {
 	if !slices.Contains(s.privileges("/storage/"+s.place.isoStorage), "Datastore.Allocate") {
 		return
 	}
-	for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/content")) {
-		_, name, _ := strings.Cut(text(object(s.t, row)["volid"]), ":")
+	for _, row := range s.rows("/nodes/" + s.place.node + "/storage/" + s.place.isoStorage + "/content") {
+		_, name, _ := strings.Cut(text(row["volid"]), ":")
 		if volid := s.place.isoStorage + ":" + name; strings.HasPrefix(name, "iso/"+isoPrefix) || strings.HasPrefix(name, "import/"+isoPrefix) {
 			s.t.Logf("remove %s, which a run before has left", volid)
 			s.removeISO(volid)
@@ -161,8 +157,7 @@ func (s *server) findVolumes() {
 		if storage == "" {
 			continue
 		}
-		for _, row := range list(s.t, s.get("/nodes/"+s.place.node+"/storage/"+storage+"/content")) {
-			o := object(s.t, row)
+		for _, o := range s.rows("/nodes/" + s.place.node + "/storage/" + storage + "/content") {
 			if id, err := strconv.Atoi(text(o["vmid"])); err == nil && id >= s.place.first && id <= s.place.last && !swept.volumes[id] {
 				s.t.Logf("leave VMID %d alone: no VM has it, but %s is there", id, text(o["volid"]))
 				swept.volumes[id] = true

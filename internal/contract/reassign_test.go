@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // reassign reassigns a disk to another VM.
@@ -24,130 +22,107 @@ func (s *server) reassigned(id int, key string, target int, form ...string) ende
 	return end
 }
 
-// keys are some keys of a VM's configuration, "" for unset ones.
-func (s *server) keys(id int, names ...string) map[string]string {
+// wantKeys requires some keys of a VM's configuration, "" for unset ones.
+func (s *server) wantKeys(id int, want map[string]string) {
 	s.t.Helper()
-	c, out := s.config(id), map[string]string{}
-	for _, name := range names {
-		out[name] = c[name]
+	c, got := s.config(id), map[string]string{}
+	for key := range want {
+		got[key] = c[key]
 	}
-	return out
+	same(s.t, want, got)
+}
+
+func (s *server) wantKey(id int, key, want string) {
+	s.t.Helper()
+	same(s.t, want, s.config(id)[key])
 }
 
 func TestReassign(t *testing.T) {
-	t.Run("renames the volume and keeps the drive's options", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()+",serial=data-1,discard=on,ssd=1,iothread=1,backup=0", "boot=order=scsi0;scsi1")
-			other := s.newVM("scsi0=" + s.disk())
-			volid, options, _ := strings.Cut(s.config(id)["scsi1"], ",")
-			end := s.reassigned(id, "scsi1", other, "target-disk=scsi5")
-			if got, want := strings.Split(end.UPID, ":")[5:7], []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}; !cmp.Equal(got, want) {
-				t.Errorf("task %q, want %q", got, want)
-			}
-			if got, want := diskName(s.volid(other, "scsi5")), fmt.Sprintf("vm-%d-disk-1", other); got != want {
-				t.Errorf("it is %s, want %s", got, want)
-			}
-			if _, got, _ := strings.Cut(s.config(other)["scsi5"], ","); got != options {
-				t.Errorf("options %s, were %s", got, options)
-			}
-			if s.row(volid) != nil {
-				t.Errorf("%s is still there", volid)
-			}
-			want := map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"}
-			if diff := cmp.Diff(want, s.keys(id, "scsi1", "unused0", "boot")); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "renames the volume and keeps the drive's options", 0, func(t *testing.T, s *server) {
+		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()+",serial=data-1,discard=on,ssd=1,iothread=1,backup=0", "boot=order=scsi0;scsi1")
+		other := s.newVM("scsi0=" + s.disk())
+		volid, options, _ := strings.Cut(s.config(id)["scsi1"], ",")
+		end := s.reassigned(id, "scsi1", other, "target-disk=scsi5")
+		same(t, []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}, strings.Split(end.UPID, ":")[5:7])
+		same(t, fmt.Sprintf("vm-%d-disk-1", other), diskName(s.volid(other, "scsi5")))
+		if _, got, _ := strings.Cut(s.config(other)["scsi5"], ","); got != options {
+			t.Errorf("options %s, were %s", got, options)
+		}
+		s.wantFreed(volid)
+		want := map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"}
+		s.wantKeys(id, want)
 	})
-	t.Run("keeps the key unless told otherwise", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi4="+s.disk()), s.newVM()
-			s.reassigned(id, "scsi4", other)
-			if got, want := diskName(s.volid(other, "scsi4")), fmt.Sprintf("vm-%d-disk-0", other); got != want {
-				t.Errorf("%s, want %s", got, want)
-			}
-			if got := s.config(id)["boot"]; strings.TrimSpace(got) != "" {
-				t.Errorf("an empty boot order is %q", got)
-			}
-		})
+	story(t, "keeps the key unless told otherwise", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi4="+s.disk()), s.newVM()
+		s.reassigned(id, "scsi4", other)
+		same(t, fmt.Sprintf("vm-%d-disk-0", other), diskName(s.volid(other, "scsi4")))
+		if got := s.config(id)["boot"]; strings.TrimSpace(got) != "" {
+			t.Errorf("an empty boot order is %q", got)
+		}
 	})
-	t.Run("to unusedN keeps the volume alone", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi4="+s.disk()+",serial=s"), s.newVM()
-			s.reassigned(id, "scsi4", other, "target-disk=unused2")
-			value := s.config(other)["unused2"]
-			if diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ",") {
-				t.Errorf("unused2: %s", value)
-			}
-		})
+	story(t, "to unusedN keeps the volume alone", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi4="+s.disk()+",serial=s"), s.newVM()
+		s.reassigned(id, "scsi4", other, "target-disk=unused2")
+		value := s.config(other)["unused2"]
+		if diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ",") {
+			t.Errorf("unused2: %s", value)
+		}
 	})
-	t.Run("takes the firmware's volumes too", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0"), s.newVM()
-			for _, key := range []string{"efidisk0", "tpmstate0"} {
-				_, options, _ := strings.Cut(s.config(id)[key], ",")
-				s.reassigned(id, key, other)
-				if _, got, _ := strings.Cut(s.config(other)[key], ","); got != options {
-					t.Errorf("%s: options %s, were %s", key, got, options)
-				}
+	story(t, "takes the firmware's volumes too", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0"), s.newVM()
+		for _, key := range []string{"efidisk0", "tpmstate0"} {
+			_, options, _ := strings.Cut(s.config(id)[key], ",")
+			s.reassigned(id, key, other)
+			if _, got, _ := strings.Cut(s.config(other)[key], ","); got != options {
+				t.Errorf("%s: options %s, were %s", key, got, options)
 			}
-		})
+		}
 	})
-	t.Run("of another VM's volume leaves that one's configuration with nothing", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			owner := s.newVM("scsi0=" + s.disk())
-			volid := s.volid(owner, "scsi0")
-			id, other := s.newVM("scsi3="+volid), s.newVM()
-			s.reassigned(id, "scsi3", other)
-			if got := s.volid(owner, "scsi0"); got != volid || s.row(volid) != nil {
-				t.Errorf("the owner has %s, which is there: %v", got, s.row(volid) != nil)
-			}
-			if got := s.volid(other, "scsi3"); s.row(got) == nil {
-				t.Errorf("%s is not there", got)
-			}
-			wantMissing(t, s.task(http.MethodPost, s.vm(owner, "status/start")), "", volid)
-		})
+	story(t, "of another VM's volume leaves that one's configuration with nothing", 0, func(t *testing.T, s *server) {
+		owner := s.newVM("scsi0=" + s.disk())
+		volid := s.volid(owner, "scsi0")
+		id, other := s.newVM("scsi3="+volid), s.newVM()
+		s.reassigned(id, "scsi3", other)
+		if got := s.volid(owner, "scsi0"); got != volid || s.row(volid) != nil {
+			t.Errorf("the owner has %s, which is there: %v", got, s.row(volid) != nil)
+		}
+		if got := s.volid(other, "scsi3"); s.row(got) == nil {
+			t.Errorf("%s is not there", got)
+		}
+		wantMissing(t, s.task(http.MethodPost, s.vm(owner, "status/start")), "", volid)
 	})
 }
 
 // TestReassignOfRunning: one of the two VMs runs.
 func TestReassignOfRunning(t *testing.T) {
-	t.Run("the source keeps what is attached", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()), s.newVM()
-			s.start(id)
-			want := "500 Cannot move disk to another VM while the source VM is running - detach first"
-			wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
-		})
+	story(t, "the source keeps what is attached", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()), s.newVM()
+		s.start(id)
+		want := "500 Cannot move disk to another VM while the source VM is running - detach first"
+		wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
 	})
-	t.Run("the source gives what is detached, without its options", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()+",serial=lost,ssd=1", "boot=order=scsi0"), s.newVM()
-			s.start(id)
-			s.put(s.vm(id, "config"), "delete=scsi1")
-			value := s.config(id)["unused0"]
-			if diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ",") {
-				t.Errorf("unused0: %s", value)
-			}
-			s.reassigned(id, "unused0", other, "target-disk=scsi1")
-			if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
-				t.Errorf("%s, want %s", got, want)
-			}
-			if got := s.config(id)["unused0"]; got != "" {
-				t.Errorf("unused0 is still %s", got)
-			}
-		})
+	story(t, "the source gives what is detached, without its options", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk()+",serial=lost,ssd=1", "boot=order=scsi0"), s.newVM()
+		s.start(id)
+		s.put(s.vm(id, "config"), "delete=scsi1")
+		value := s.config(id)["unused0"]
+		if diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ",") {
+			t.Errorf("unused0: %s", value)
+		}
+		s.reassigned(id, "unused0", other, "target-disk=scsi1")
+		if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
+			t.Errorf("%s, want %s", got, want)
+		}
+		s.wantKey(id, "unused0", "")
 	})
-	t.Run("the target is given it at once", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()+",serial=hot"), s.newVM("scsi0="+s.disk())
-			s.start(other)
-			s.reassigned(id, "scsi1", other)
-			row := s.pending(other)["scsi1"]
-			if !strings.Contains(row.Value, "serial=hot") || row.Pending != "" {
-				t.Errorf("%+v", row)
-			}
-		})
+	story(t, "the target is given it at once", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()+",serial=hot"), s.newVM("scsi0="+s.disk())
+		s.start(other)
+		s.reassigned(id, "scsi1", other)
+		row := s.pending(other)["scsi1"]
+		if !strings.Contains(row.Value, "serial=hot") || row.Pending != "" {
+			t.Errorf("%+v", row)
+		}
 	})
 }
 
@@ -168,95 +143,79 @@ func TestReassignRefused(t *testing.T) {
 		"to another storage and another VM in one go": {form: []string{"disk=scsi1", "storage=local"}, want: "400 Parameter verification failed.", params: map[string]string{"storage": "either set 'storage' or 'target-vmid', but not both", "target-vmid": "either set 'storage' or 'target-vmid', but not both"}},
 	}
 	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				id, other := s.newVM("scsi1="+s.disk(), "ide2=none,media=cdrom"), s.newVM("scsi2="+s.disk())
-				form := []string{"target-vmid=" + itoa(other)}
-				for _, f := range test.form {
-					if strings.Contains(f, "%") {
-						f, form = fmt.Sprintf(f, id), nil
-					}
-					form = append(form, f)
+		story(t, name, 0, func(t *testing.T, s *server) {
+			id, other := s.newVM("scsi1="+s.disk(), "ide2=none,media=cdrom"), s.newVM("scsi2="+s.disk())
+			form := []string{"target-vmid=" + itoa(other)}
+			for _, f := range test.form {
+				if strings.Contains(f, "%") {
+					f, form = fmt.Sprintf(f, id), nil
 				}
-				want := strings.NewReplacer("%d", itoa(id), "%[2]d", itoa(other)).Replace(test.want)
-				wantRefusal(t, s.do(http.MethodPost, s.vm(id, "move_disk"), form...), want, test.params)
-				if got := s.volumes(s.place.storage, id); len(got) != 1 {
-					t.Errorf("volumes %q", got)
-				}
-			})
+				form = append(form, f)
+			}
+			want := strings.NewReplacer("%d", itoa(id), "%[2]d", itoa(other)).Replace(test.want)
+			wantRefusal(t, s.do(http.MethodPost, s.vm(id, "move_disk"), form...), want, test.params)
+			if got := s.volumes(s.place.storage, id); len(got) != 1 {
+				t.Errorf("volumes %q", got)
+			}
 		})
 	}
 }
 
 // TestReassignNeeds: a VM and permissions at both ends.
 func TestReassignNeeds(t *testing.T) {
-	t.Run("a target", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, none := s.newVM("scsi1="+s.disk()), s.freeID()
-			wantRefusal(t, s.reassign(id, "scsi1", none), fmt.Sprintf("500 could not find target VM %d", none), nil)
-		})
+	story(t, "a target", 0, func(t *testing.T, s *server) {
+		id, none := s.newVM("scsi1="+s.disk()), s.freeID()
+		wantRefusal(t, s.reassign(id, "scsi1", none), fmt.Sprintf("500 could not find target VM %d", none), nil)
 	})
-	t.Run("the same node", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVMOn(s.place.node2)
-			want := fmt.Sprintf("500 Both VMs need to be on the same node (%s != %s)", s.place.node, s.place.node2)
-			wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
-		})
+	story(t, "the same node", secondNode, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVMOn(s.place.node2)
+		want := fmt.Sprintf("500 Both VMs need to be on the same node (%s != %s)", s.place.node, s.place.node2)
+		wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
 	})
-	t.Run("the right to change the source", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVM()
-			r := s.poor(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi1", "target-vmid="+itoa(other))
-			wantRefusal(t, r, fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Config.Disk)", id), nil)
-		})
+	story(t, "the right to change the source", poorToken, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVM()
+		r := s.poor(http.MethodPost, s.vm(id, "move_disk"), "disk=scsi1", "target-vmid="+itoa(other))
+		wantRefusal(t, r, fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Config.Disk)", id), nil)
 	})
-	t.Run("the right to space on the storage", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVM()
-			s.lacks("/storage/"+s.place.storage, "Datastore.AllocateSpace")
-			want := "403 Permission check failed (/storage/" + s.place.storage + ", Datastore.AllocateSpace)"
-			wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
-		})
+	story(t, "the right to space on the storage", simulated, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVM()
+		s.lacks("/storage/"+s.place.storage, "Datastore.AllocateSpace")
+		want := "403 Permission check failed (/storage/" + s.place.storage + ", Datastore.AllocateSpace)"
+		wantRefusal(t, s.reassign(id, "scsi1", other), want, nil)
 	})
-	t.Run("no lock on either", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVM()
-			for _, locked := range []int{id, other} {
-				s.sim.world.SetLock(locked, "backup")
-				wantRefusal(t, s.reassign(id, "scsi1", other), "500 VM is locked (backup)", nil)
-				s.sim.world.SetLock(locked, "")
-			}
-		})
+	story(t, "no lock on either", simulated, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVM()
+		for _, locked := range []int{id, other} {
+			s.sim.world.SetLock(locked, "backup")
+			wantRefusal(t, s.reassign(id, "scsi1", other), "500 VM is locked (backup)", nil)
+			s.sim.world.SetLock(locked, "")
+		}
 	})
-	t.Run("both configurations' locks, in time", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVM()
-			release := s.holdLock(other)
-			begun := time.Now()
-			end := s.wait(s.reassign(id, "scsi1", other))
-			wantExit(t, end, fmt.Sprintf("can't lock file '/var/lock/qemu-server/lock-%d.conf' - got timeout", other))
-			if took := time.Since(begun); took < 9*time.Second {
-				t.Errorf("it waited only %v", took)
-			}
-			release()
-			s.reassigned(id, "scsi1", other)
-		})
+	story(t, "both configurations' locks, in time", 0, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVM()
+		release := s.holdLock(other)
+		begun := time.Now()
+		end := s.wait(s.reassign(id, "scsi1", other))
+		wantExit(t, end, fmt.Sprintf("can't lock file '/var/lock/qemu-server/lock-%d.conf' - got timeout", other))
+		if took := time.Since(begun); took < 9*time.Second {
+			t.Errorf("it waited only %v", took)
+		}
+		release()
+		s.reassigned(id, "scsi1", other)
 	})
-	t.Run("a quorum, but finds out only when the volume has its new name", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id, other := s.newVM("scsi1="+s.disk()), s.newVM()
-			volid := s.volid(id, "scsi1")
-			s.sim.world.SetQuorum(false)
-			end := s.wait(s.reassign(id, "scsi1", other))
-			want := fmt.Sprintf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.", s.place.node, id)
-			if !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied") {
-				t.Errorf("the task ended with %q", end.Exit)
-			}
-			if got := s.volid(id, "scsi1"); got != volid || s.row(volid) != nil || len(s.volumes(s.place.storage, other)) != 1 {
-				t.Errorf("%s is named %s; the target owns %q", volid, got, s.volumes(s.place.storage, other))
-			}
-			s.sim.world.SetQuorum(true)
-		})
+	story(t, "a quorum, but finds out only when the volume has its new name", simulated, func(t *testing.T, s *server) {
+		id, other := s.newVM("scsi1="+s.disk()), s.newVM()
+		volid := s.volid(id, "scsi1")
+		s.sim.world.SetQuorum(false)
+		end := s.wait(s.reassign(id, "scsi1", other))
+		want := fmt.Sprintf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.", s.place.node, id)
+		if !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied") {
+			t.Errorf("the task ended with %q", end.Exit)
+		}
+		if got := s.volid(id, "scsi1"); got != volid || s.row(volid) != nil || len(s.volumes(s.place.storage, other)) != 1 {
+			t.Errorf("%s is named %s; the target owns %q", volid, got, s.volumes(s.place.storage, other))
+		}
+		s.sim.world.SetQuorum(true)
 	})
 }
 

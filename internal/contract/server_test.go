@@ -17,6 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/pve"
 )
 
@@ -106,6 +108,28 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 	test(t, s)
 }
 
+// story is one test of that name; see run.
+func story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { run(t, n, test) })
+}
+
+// same requires two values to be equal.
+func same(t *testing.T, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // skipf skips a test that is impossible on the real server or with its token. On the
 // simulator it must not be used: a test that is skipped in a bubble passes.
 func (s *server) skipf(format string, args ...any) {
@@ -175,9 +199,7 @@ func (s *server) raw(method, path, contentType string, body []byte) reply {
 func (s *server) request(token, method, path, contentType string, body []byte) *http.Request {
 	s.t.Helper()
 	req, err := http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token)
 	}
@@ -286,10 +308,22 @@ func (s *server) wait(r reply) ended {
 func (s *server) log(path string) []string {
 	s.t.Helper()
 	var lines []string
-	for _, row := range list(s.t, s.get(path+"/log", "limit=500")) {
-		lines = append(lines, text(object(s.t, row)["t"]))
+	for _, row := range s.rows(path+"/log", "limit=500") {
+		lines = append(lines, text(row["t"]))
 	}
 	return lines
+}
+
+// kind is the task's type: "qmstart".
+func (e ended) kind() string { return strings.Split(e.UPID, ":")[5] }
+
+// rows reads a list of objects.
+func (s *server) rows(path string, form ...string) (out []map[string]any) {
+	s.t.Helper()
+	for _, row := range list(s.t, s.get(path, form...)) {
+		out = append(out, object(s.t, row))
+	}
+	return out
 }
 
 // object is a JSON object of an answer.

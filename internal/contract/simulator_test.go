@@ -1,14 +1,9 @@
 package contract
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -18,11 +13,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
@@ -114,14 +108,14 @@ func newSimulated(t *testing.T) *server {
 	w.Grant(world.ACL{Path: "/", Who: simToken, Role: "Contract", Propagate: true})
 	w.Grant(world.ACL{Path: "/storage/local", Who: simToken, Role: "DeletesISOs", Propagate: true})
 
-	cert, pool := sim.certificate(t)
+	cert := apitest.NewCertificate(t, net.IPv4(127, 42, 9, 1), net.IPv4(127, 42, 9, 2), net.IPv4(127, 42, 9, 3))
+	pool := x509.NewCertPool()
+	pool.AddCert(cert.Leaf)
 	var servers []*pveapi.Server
 	for i, host := range []string{"pve1", "pve2", "pve3"} {
 		w.AddHost(host)
 		listener, err := sim.network.Listen(fmt.Sprintf("127.42.9.%d:8006", i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		api := pveapi.New(w, sim.recorder, host)
 		api.Serve(listener, cert)
 		servers = append(servers, api)
@@ -137,10 +131,8 @@ func newSimulated(t *testing.T) *server {
 			first: 90000, last: 90099, taken: new(atomic.Int64),
 		},
 	}
-	s.client = s.connect(api.Options{RootCAs: pool, Dial: dialer.DialContext})
 	t.Cleanup(func() {
 		s.removeAll()
-		s.client.Close()
 		transport.CloseIdleConnections()
 		w.Close()
 		for _, api := range servers {
@@ -149,40 +141,15 @@ func newSimulated(t *testing.T) *server {
 			}
 		}
 	})
+	s.client = s.connect(s.trusting())
 	return s
 }
 
-// connect makes a recast client with the suite's token.
+// connect makes a recast client.
 func (s *server) connect(o api.Options) *pve.Client {
 	s.t.Helper()
-	o.Endpoints, o.Token = []string{s.place.endpoint}, cluster.Secret(s.place.token)
 	c, err := pve.New(o)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
+	s.t.Cleanup(c.Close)
 	return c
-}
-
-// certificate is made inside the bubble, whose clock decides its validity.
-func (*simulator) certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve"}, NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
-		IPAddresses: []net.IP{net.ParseIP("127.42.9.1"), net.ParseIP("127.42.9.2"), net.ParseIP("127.42.9.3")},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }

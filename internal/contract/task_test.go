@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -34,152 +32,120 @@ func (s *server) begin(id int, form ...string) (upid string) {
 }
 
 func TestTask(t *testing.T) {
-	t.Run("has a UPID that says where, what and whose it is", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
-			token, _, _ := strings.Cut(s.place.token, "=")
-			want := fmt.Sprintf(`^UPID:%s:[0-9A-F]{8}:[0-9A-F]{8,9}:[0-9A-F]{8}:qmstop:%d:%s:$`, s.place.node, id, regexp.QuoteMeta(token))
-			if !regexp.MustCompile(want).MatchString(upid) {
-				t.Errorf("%s, want %s", upid, want)
-			}
-			user, name, _ := strings.Cut(token, "!")
-			status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
-			got := []any{status["upid"], status["node"], status["type"], status["id"], status["user"], status["tokenid"], status["status"], status["exitstatus"]}
-			if diff := cmp.Diff([]any{upid, s.place.node, "qmstop", itoa(id), user, name, "stopped", "OK"}, got); diff != "" {
-				t.Error(diff)
-			}
-		})
+	story(t, "has a UPID that says where, what and whose it is", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
+		token, _, _ := strings.Cut(s.place.token, "=")
+		want := fmt.Sprintf(`^UPID:%s:[0-9A-F]{8}:[0-9A-F]{8,9}:[0-9A-F]{8}:qmstop:%d:%s:$`, s.place.node, id, regexp.QuoteMeta(token))
+		if !regexp.MustCompile(want).MatchString(upid) {
+			t.Errorf("%s, want %s", upid, want)
+		}
+		user, name, _ := strings.Cut(token, "!")
+		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
+		got := []any{status["upid"], status["node"], status["type"], status["id"], status["user"], status["tokenid"], status["status"], status["exitstatus"]}
+		same(t, []any{upid, s.place.node, "qmstop", itoa(id), user, name, "stopped", "OK"}, got)
 	})
-	t.Run("runs, and has no exit status until it has ended", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			upid := s.begin(s.newVM(), "timeout=5")
-			status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
-			if status["status"] != "running" || status["exitstatus"] != nil {
-				t.Error(status)
-			}
-			s.wait(reply{Data: upid})
-		})
+	story(t, "runs, and has no exit status until it has ended", 0, func(t *testing.T, s *server) {
+		upid := s.begin(s.newVM(), "timeout=5")
+		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
+		if status["status"] != "running" || status["exitstatus"] != nil {
+			t.Error(status)
+		}
+		s.wait(reply{Data: upid})
 	})
-	t.Run("can be followed through any node", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			id := s.newVMOn(s.place.node2)
-			e := s.task(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/stop")
-			if e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":") {
-				t.Errorf("%+v", e)
-			}
-		})
+	story(t, "can be followed through any node", secondNode, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		e := s.task(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/stop")
+		if e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":") {
+			t.Errorf("%+v", e)
+		}
 	})
-	t.Run("is unknown elsewhere", func(t *testing.T) {
-		run(t, secondNode, func(t *testing.T, s *server) {
-			upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
-			got := s.do(http.MethodGet, taskPath(s.place.node2, upid)+"/status")
-			wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
-		})
+	story(t, "is unknown elsewhere", secondNode, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		got := s.do(http.MethodGet, taskPath(s.place.node2, upid)+"/status")
+		wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
 	})
-	t.Run("continues without pvedaemon", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			r := s.do(http.MethodPost, s.vm(s.newVM(), "status/start"))
-			s.sim.world.SetDaemon(s.place.node, false)
-			if got := s.do(http.MethodGet, taskPath(s.place.node, text(r.Data))+"/status").Status; got != "595 Connection refused" {
-				t.Error(got)
-			}
-			time.Sleep(5 * time.Second)
-			s.sim.world.SetDaemon(s.place.node, true)
-			if got := s.wait(r).Exit; got != "OK" {
-				t.Error(got)
-			}
-		})
+	story(t, "continues without pvedaemon", simulated, func(t *testing.T, s *server) {
+		r := s.do(http.MethodPost, s.vm(s.newVM(), "status/start"))
+		s.sim.world.SetDaemon(s.place.node, false)
+		same(t, "595 Connection refused", s.do(http.MethodGet, taskPath(s.place.node, text(r.Data))+"/status").Status)
+		time.Sleep(5 * time.Second)
+		s.sim.world.SetDaemon(s.place.node, true)
+		wantExit(t, s.wait(r), "OK")
 	})
-	t.Run("is in the list of its node", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
-			rows := func(form ...string) []any {
-				return list(t, s.get("/nodes/"+s.place.node+"/tasks", append(form, "vmid="+itoa(id), "typefilter=qmstop", "source=all")...))
+	story(t, "is in the list of its node", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.taskOK(http.MethodPost, s.vm(id, "status/stop")).UPID
+		rows := func(form ...string) []any {
+			return list(t, s.get("/nodes/"+s.place.node+"/tasks", append(form, "vmid="+itoa(id), "typefilter=qmstop", "source=all")...))
+		}
+		// pvedaemon moves a task to the index when it notices its end, and pveproxy reads the
+		// active ones every five seconds (AnyEvent.pm, inotify_poll).
+		var all, failed []any
+		for range 100 {
+			all, failed = rows("limit=1"), rows("errors=1")
+			isFailed := slices.ContainsFunc(failed, func(row any) bool { return object(t, row)["upid"] == upid })
+			if len(all) == 1 && object(t, all[0])["upid"] == upid && object(t, all[0])["status"] == "OK" && !isFailed {
+				return
 			}
-			// pvedaemon moves a task to the index when it notices its end, and pveproxy reads the
-			// active ones every five seconds (AnyEvent.pm, inotify_poll).
-			var all, failed []any
-			for range 100 {
-				all, failed = rows("limit=1"), rows("errors=1")
-				isFailed := slices.ContainsFunc(failed, func(row any) bool { return object(t, row)["upid"] == upid })
-				if len(all) == 1 && object(t, all[0])["upid"] == upid && object(t, all[0])["status"] == "OK" && !isFailed {
-					return
-				}
-				time.Sleep(200 * time.Millisecond)
-			}
-			t.Errorf("%v; among the failed: %v", all, failed)
-		})
+			time.Sleep(200 * time.Millisecond)
+		}
+		t.Errorf("%v; among the failed: %v", all, failed)
 	})
 }
 
 func TestTaskLog(t *testing.T) {
-	t.Run("comes in pages", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			e := s.uploadOK(iso(), file(s.isoName(), "bytes"))
-			r := s.do(http.MethodGet, taskPath(s.place.node, e.UPID)+"/log", "start=1", "limit=2")
-			var got []string
-			for _, row := range list(t, r.Data) {
-				got = append(got, text(object(t, row)["n"])+" "+text(object(t, row)["t"]))
-			}
-			if diff := cmp.Diff([]string{"2 " + e.Log[1], "3 " + e.Log[2]}, got); diff != "" {
-				t.Error(diff)
-			}
-			if want := fmt.Sprintf(`"total":%d`, len(e.Log)); !strings.Contains(string(r.Body), want) {
-				t.Errorf("%s, want %s", r.Body, want)
-			}
-		})
+	story(t, "comes in pages", 0, func(t *testing.T, s *server) {
+		e := s.uploadOK(iso(), file(s.isoName(), "bytes"))
+		r := s.do(http.MethodGet, taskPath(s.place.node, e.UPID)+"/log", "start=1", "limit=2")
+		var got []string
+		for _, row := range list(t, r.Data) {
+			got = append(got, text(object(t, row)["n"])+" "+text(object(t, row)["t"]))
+		}
+		same(t, []string{"2 " + e.Log[1], "3 " + e.Log[2]}, got)
+		if want := fmt.Sprintf(`"total":%d`, len(e.Log)); !strings.Contains(string(r.Body), want) {
+			t.Errorf("%s, want %s", r.Body, want)
+		}
 	})
-	t.Run("ends with how the task ended", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if e := s.taskOK(http.MethodPost, s.vm(id, "status/stop")); e.Log[len(e.Log)-1] != "TASK OK" {
-				t.Errorf("%q", e.Log)
-			}
-			s.start(id)
-			e := s.task(http.MethodPost, s.vm(id, "status/start"))
-			if want := "TASK ERROR: " + e.Exit; e.Log[len(e.Log)-1] != want {
-				t.Errorf("%q, want %s", e.Log, want)
-			}
-		})
+	story(t, "ends with how the task ended", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if e := s.taskOK(http.MethodPost, s.vm(id, "status/stop")); e.Log[len(e.Log)-1] != "TASK OK" {
+			t.Errorf("%q", e.Log)
+		}
+		s.start(id)
+		e := s.task(http.MethodPost, s.vm(id, "status/start"))
+		if want := "TASK ERROR: " + e.Exit; e.Log[len(e.Log)-1] != want {
+			t.Errorf("%q, want %s", e.Log, want)
+		}
 	})
-	t.Run("of no task is a line that says so", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			rows := list(t, s.get(taskPath(s.place.node, unknownUPID(s.place.node))+"/log"))
-			if len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - ") {
-				t.Error(rows)
-			}
-		})
+	story(t, "of no task is a line that says so", 0, func(t *testing.T, s *server) {
+		rows := list(t, s.get(taskPath(s.place.node, unknownUPID(s.place.node))+"/log"))
+		if len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - ") {
+			t.Error(rows)
+		}
 	})
 }
 
 func TestUnknownTask(t *testing.T) {
 	for method, path := range map[string]string{http.MethodGet: "/status", http.MethodDelete: ""} {
-		t.Run(method+" of one that is not there", func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				got := s.do(method, taskPath(s.place.node, unknownUPID(s.place.node))+path)
-				wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
-			})
+		story(t, method+" of one that is not there", 0, func(t *testing.T, s *server) {
+			got := s.do(method, taskPath(s.place.node, unknownUPID(s.place.node))+path)
+			wantRefusal(t, got, refused, map[string]string{"upid": "no such task"})
 		})
-		t.Run(method+" of what is no UPID", func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				wantRefusal(t, s.do(method, taskPath(s.place.node, "nonsense")+path), refused, map[string]string{"upid": "unable to parse worker upid"})
-			})
+		story(t, method+" of what is no UPID", 0, func(t *testing.T, s *server) {
+			wantRefusal(t, s.do(method, taskPath(s.place.node, "nonsense")+path), refused, map[string]string{"upid": "unable to parse worker upid"})
 		})
 	}
-	t.Run("someone else's", func(t *testing.T) {
-		run(t, poorToken, func(t *testing.T, s *server) {
-			upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
-			path := taskPath(s.place.node, upid)
-			for _, what := range []string{"/status", "/log"} {
-				wantRefusal(t, s.poor(http.MethodGet, path+what), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
-			}
-			wantRefusal(t, s.poor(http.MethodDelete, path), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Modify)", nil)
-			if rows := list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data); len(rows) > 0 {
-				t.Errorf("sees %d tasks of others", len(rows))
-			}
-		})
+	story(t, "someone else's", poorToken, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		path := taskPath(s.place.node, upid)
+		for _, what := range []string{"/status", "/log"} {
+			wantRefusal(t, s.poor(http.MethodGet, path+what), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Audit)", nil)
+		}
+		wantRefusal(t, s.poor(http.MethodDelete, path), "403 Permission check failed (/nodes/"+s.place.node+", Sys.Modify)", nil)
+		if rows := list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data); len(rows) > 0 {
+			t.Errorf("sees %d tasks of others", len(rows))
+		}
 	})
 }
 
@@ -191,133 +157,88 @@ func TestWhoseTask(t *testing.T) {
 		for _, who := range []string{"contract@pve", simToken} {
 			s.sim.world.Grant(world.ACL{Path: "/vms", Who: who, Role: "Power", Propagate: true})
 		}
-		s.sim.world.SetPassword("contract@pve", "correct-horse")
-		ticket := object(t, s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password=correct-horse").Data)
-		asUser := func(method, path string) reply {
-			req := s.request("", method, path, "", nil)
-			req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: text(ticket["ticket"])})
-			req.Header.Set("CSRFPreventionToken", text(ticket["CSRFPreventionToken"]))
-			return s.send(req)
-		}
+		ticket, csrf := s.login("correct-horse")
 		const stop = "/nodes/pve1/qemu/90000/status/stop"
-		users, tokens := text(asUser(http.MethodPost, stop).Data), text(s.do(http.MethodPost, stop).Data)
-		if got := asUser(http.MethodGet, taskPath("pve1", tokens)+"/status").Status; got != "200 OK" {
-			t.Errorf("the user reads the token's: %s", got)
-		}
+		users, tokens := text(s.withTicket(http.MethodPost, stop, ticket, csrf, "").Data), text(s.do(http.MethodPost, stop).Data)
+		same(t, "200 OK", s.withTicket(http.MethodGet, taskPath("pve1", tokens)+"/status", ticket, csrf, "").Status)
 		got := s.do(http.MethodGet, taskPath("pve1", users)+"/status")
 		wantRefusal(t, got, "403 Permission check failed (/nodes/pve1, Sys.Audit)", nil)
 	})
 }
 
 func TestStopTask(t *testing.T) {
-	t.Run("interrupts its worker", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			upid := s.begin(id, "timeout=60")
-			time.Sleep(2 * time.Second)
-			if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" || r.Data != nil {
-				t.Errorf("%s %v", r.Status, r.Data)
-			}
-			if got := s.wait(reply{Data: upid}).Exit; !strings.Contains(got, "received interrupt") {
-				t.Error(got)
-			}
-			if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "running" {
-				t.Errorf("the VM is %v", got)
-			}
-		})
+	story(t, "interrupts its worker", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		upid := s.begin(id, "timeout=60")
+		time.Sleep(2 * time.Second)
+		if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" || r.Data != nil {
+			t.Errorf("%s %v", r.Status, r.Data)
+		}
+		if got := s.wait(reply{Data: upid}).Exit; !strings.Contains(got, "received interrupt") {
+			t.Error(got)
+		}
+		s.wantStatus(id, "running")
 	})
-	t.Run("is fine with one that has ended", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
-			if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" {
-				t.Error(r.Status)
-			}
-		})
+	story(t, "is fine with one that has ended", 0, func(t *testing.T, s *server) {
+		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
+		if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" {
+			t.Error(r.Status)
+		}
 	})
-	t.Run("kill -9 leaves no word of why", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			upid := s.begin(s.newVM())
-			s.sim.world.KillTask(upid)
-			if e := s.wait(reply{Data: upid}); e.Exit != "unexpected status" {
-				t.Errorf("%+v", e)
-			}
-		})
+	story(t, "kill -9 leaves no word of why", simulated, func(t *testing.T, s *server) {
+		upid := s.begin(s.newVM())
+		s.sim.world.KillTask(upid)
+		if e := s.wait(reply{Data: upid}); e.Exit != "unexpected status" {
+			t.Errorf("%+v", e)
+		}
 	})
-	t.Run("a reboot of its node does too", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVMOn(s.place.node2)
-			upid := text(s.do(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/start").Data)
-			s.sim.world.RebootHost(s.place.node2, time.Minute)
-			if e := s.wait(reply{Data: upid}); e.Exit != "unexpected status" {
-				t.Errorf("%+v", e)
-			}
-		})
+	story(t, "a reboot of its node does too", simulated, func(t *testing.T, s *server) {
+		id := s.newVMOn(s.place.node2)
+		upid := text(s.do(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/start").Data)
+		s.sim.world.RebootHost(s.place.node2, time.Minute)
+		if e := s.wait(reply{Data: upid}); e.Exit != "unexpected status" {
+			t.Errorf("%+v", e)
+		}
 	})
 }
 
 func TestPowerTasks(t *testing.T) {
-	exit := func(name string, running bool, action, want string) {
-		t.Run(name, func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				id := s.newVM()
-				if running {
-					s.start(id)
-				}
-				want := strings.ReplaceAll(want, "%d", itoa(id))
-				if got := s.task(http.MethodPost, s.vm(id, "status/"+action)).Exit; got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
-			})
-		})
-	}
-	exit("start what runs", true, "start", "VM %d already running")
-	exit("stop what is stopped", false, "stop", "OK")
-	exit("shut down what is stopped", false, "shutdown", "OK")
-	for _, action := range []string{"start", "stop", "shutdown"} {
-		t.Run(action+" of no VM fails in the task", func(t *testing.T) {
-			run(t, 0, func(t *testing.T, s *server) {
-				id := s.freeID()
-				want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
-				if got := s.task(http.MethodPost, s.vm(id, "status/"+action)).Exit; got != want {
-					t.Errorf("%q, want %q", got, want)
-				}
-			})
-		})
-	}
-	t.Run("shutdown gives up and leaves the VM running", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id, began := s.newVM(), time.Now()
-			if got := s.wait(reply{Data: s.begin(id, "timeout=3")}).Exit; got != "VM quit/powerdown failed - got timeout" {
-				t.Error(got)
-			}
-			if took := time.Since(began); took < 3*time.Second {
-				t.Errorf("after %v", took)
-			}
-			if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "running" {
-				t.Errorf("the VM is %v", got)
-			}
-		})
+	story(t, "stop and shut down what is stopped, start what runs", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.stop(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/shutdown")), "OK")
+		s.start(id)
+		wantExit(t, s.task(http.MethodPost, s.vm(id, "status/start")), fmt.Sprintf("VM %d already running", id))
 	})
-	t.Run("shutdown with force pulls the plug", func(t *testing.T) {
-		run(t, 0, func(t *testing.T, s *server) {
-			id := s.newVM()
-			if got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit; got != "OK" && !strings.HasPrefix(got, "WARNINGS: ") {
-				t.Error(got)
-			}
-			if got := object(t, s.get(s.vm(id, "status/current")))["status"]; got != "stopped" {
-				t.Errorf("the VM is %v", got)
-			}
-		})
+	story(t, "of no VM fail in the task", 0, func(t *testing.T, s *server) {
+		id := s.freeID()
+		want := fmt.Sprintf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", s.place.node, id)
+		for _, action := range []string{"start", "stop", "shutdown"} {
+			wantExit(t, s.task(http.MethodPost, s.vm(id, "status/"+action)), want)
+		}
 	})
-	t.Run("a VM that has failed still counts as running", func(t *testing.T) {
-		run(t, simulated, func(t *testing.T, s *server) {
-			id := s.newVM()
-			s.start(id)
-			s.sim.world.SetQMP(id, "internal-error")
-			got := object(t, s.get(s.vm(id, "status/current")))
-			if got["status"] != "running" || got["qmpstatus"] != "internal-error" {
-				t.Error(got)
-			}
-		})
+	story(t, "shutdown gives up and leaves the VM running", 0, func(t *testing.T, s *server) {
+		id, began := s.newVM(), time.Now()
+		wantExit(t, s.wait(reply{Data: s.begin(id, "timeout=3")}), "VM quit/powerdown failed - got timeout")
+		if took := time.Since(began); took < 3*time.Second {
+			t.Errorf("after %v", took)
+		}
+		s.wantStatus(id, "running")
+	})
+	story(t, "shutdown with force pulls the plug", 0, func(t *testing.T, s *server) {
+		id := s.newVM()
+		if got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit; got != "OK" && !strings.HasPrefix(got, "WARNINGS: ") {
+			t.Error(got)
+		}
+		s.wantStatus(id, "stopped")
+	})
+	story(t, "a VM that has failed still counts as running", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		s.start(id)
+		s.sim.world.SetQMP(id, "internal-error")
+		got := object(t, s.get(s.vm(id, "status/current")))
+		if got["status"] != "running" || got["qmpstatus"] != "internal-error" {
+			t.Error(got)
+		}
 	})
 }

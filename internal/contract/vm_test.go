@@ -102,8 +102,7 @@ type pendingRow struct {
 func (s *server) pending(id int) map[string]pendingRow {
 	s.t.Helper()
 	out := map[string]pendingRow{}
-	for _, row := range list(s.t, s.get(s.vm(id, "pending"))) {
-		o := object(s.t, row)
+	for _, o := range s.rows(s.vm(id, "pending")) {
 		out[text(o["key"])] = pendingRow{text(o["value"]), text(o["pending"]), text(o["delete"])}
 	}
 	return out
@@ -119,13 +118,19 @@ func (s *server) stop(id int) {
 	s.taskOK(http.MethodPost, s.vm(id, "status/stop"))
 }
 
+// wantStatus requires a VM to be "running" or "stopped".
+func (s *server) wantStatus(id int, want string) {
+	s.t.Helper()
+	same(s.t, any(want), object(s.t, s.get(s.vm(id, "status/current")))["status"])
+}
+
 // volumes lists the volids with a VMID on a storage of the node, sorted.
 func (s *server) volumes(storage string, owner int) []string {
 	s.t.Helper()
 	var out []string
 	path := "/nodes/" + s.place.node + "/storage/" + storage + "/content"
-	for _, row := range list(s.t, s.get(path, "content=images", "vmid="+itoa(owner))) {
-		out = append(out, text(object(s.t, row)["volid"]))
+	for _, row := range s.rows(path, "content=images", "vmid="+itoa(owner)) {
+		out = append(out, text(row["volid"]))
 	}
 	slices.Sort(out)
 	return out

@@ -3,10 +3,7 @@ package pve
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -49,45 +46,32 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 		}, awayOn("does not answer (595 Connection timed out)"), 2 * time.Minute},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				threeHosts(pve1, tc.state)
-				tc.prepare(pve1)
-				began := time.Now()
-				vms, err := s.client(t, "pve1").VMs(t.Context())
-				away, ok := errors.AsType[*cluster.HostsAway](err)
-				if !ok || len(fault.Hints(err)) == 0 {
-					t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
-				}
-				if diff := cmp.Diff(tc.want, *away); diff != "" {
-					t.Error(diff)
-				}
-				if diff := cmp.Diff([]cluster.VM{wantVM101}, vms); diff != "" {
-					t.Error(diff)
-				}
-				if took := time.Since(began); took > tc.within {
-					t.Errorf("it took %s", took)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			threeHosts(pve1, tc.state)
+			tc.prepare(pve1)
+			began := time.Now()
+			vms, err := c.VMs(t.Context())
+			away, ok := errors.AsType[*cluster.HostsAway](err)
+			if !ok || len(fault.Hints(err)) == 0 {
+				t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
+			}
+			same(t, "hosts", tc.want, *away)
+			same(t, "VMs", []cluster.VM{wantVM101}, vms)
+			if took := time.Since(began); took > tc.within {
+				t.Errorf("it took %s", took)
+			}
 		})
 	}
 }
 
 // TestUnreachableHostWithoutVMs: nothing relevant can be on it.
 func TestUnreachableHostWithoutVMs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
-		vms, err := s.client(t, "pve1").VMs(t.Context())
-		if err != nil || len(vms) != 1 {
-			t.Errorf("%v, %v", vms, err)
-		}
+		vms, err := c.VMs(t.Context())
+		must(t, err)
+		same(t, "VMs", []cluster.VM{wantVM101}, vms)
 	})
 }
 
@@ -105,25 +89,20 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 		"does not answer":     {202, "online", raw("595 Connection refused", ""), "find VM 202: Proxmox host pve2 does not answer (595 Connection refused), so VM 202 can't be read", 5 * time.Second},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				threeHosts(pve1, tc.state)
-				if tc.answer != nil {
-					pve1.On("GET /nodes/pve2/qemu/201/pending", tc.answer)
-					pve1.On("GET /nodes/pve2/qemu/202/pending", tc.answer)
-				}
-				began := time.Now()
-				_, err := s.client(t, "pve1").VM(t.Context(), tc.id)
-				if err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0 {
-					t.Errorf("err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
-				}
-				if took := time.Since(began); took > tc.within {
-					t.Errorf("it took %s", took)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			threeHosts(pve1, tc.state)
+			if tc.answer != nil {
+				pve1.On("GET /nodes/pve2/qemu/201/pending", tc.answer)
+				pve1.On("GET /nodes/pve2/qemu/202/pending", tc.answer)
+			}
+			began := time.Now()
+			_, err := c.VM(t.Context(), tc.id)
+			if err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0 {
+				t.Errorf("err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
+			}
+			if took := time.Since(began); took > tc.within {
+				t.Errorf("it took %s", took)
+			}
 		})
 	}
 }

@@ -11,8 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
@@ -36,21 +34,16 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
-				s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-				err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-				if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-					t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
-				}
-				if diff := cmp.Diff([]string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests())); diff != "" {
-					t.Errorf("changes (-want +got):\n%s", diff)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			s := newSite(t)
+			pve1 := s.Node(t, "pve1")
+			pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
+			s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+			err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
+			if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
+				t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
+			}
+			same(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
 		})
 	}
 }
@@ -89,17 +82,15 @@ func TestServerThatNeverSpeaks(t *testing.T) {
 }
 
 func TestCancelledChange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.Node(t, "pve1").On("DELETE /nodes/pve1/qemu/101", after(10*time.Second, data(`"`+testUPID+`"`)))
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("DELETE /nodes/pve1/qemu/101", after(10*time.Second, data(`"`+testUPID+`"`)))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
 		if !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error is %v", err)
 		}
-		err = s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+		err = c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
 		if errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("after the deadline: %v", err)
 		}
@@ -107,16 +98,12 @@ func TestCancelledChange(t *testing.T) {
 }
 
 func TestSecretIsNeverShown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		var authorized atomic.Bool
 		pve1.On("GET /access/permissions?path=%2F", func(w http.ResponseWriter, r *http.Request) {
 			authorized.Store(r.Header.Get("Authorization") == "PVEAPIToken="+apitest.Token)
 			raw("500 who is "+apitest.Secret, `{"message":"`+apitest.Secret+`","errors":{"a":"`+apitest.Secret+`"}}`)(w, r)
 		})
-		c := s.client(t, "pve1")
 		_, err := c.Permissions(t.Context(), "/")
 		e, ok := errors.AsType[*api.Error](err)
 		if !ok || !authorized.Load() {
@@ -143,19 +130,15 @@ func TestAuthorizationHints(t *testing.T) {
 		"forbidden":         {raw("403 Permission check failed", ""), fault.Refused, "pveum user token permissions recast@pve roll"},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				s.Node(t, "pve1").On("GET /cluster/status", tc.answer)
-				_, err := s.client(t, "pve1").Quorate(t.Context())
-				if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
-					t.Errorf("hints of %v: %q", err, hints)
-				}
-				if got := fault.KindOf(err); got != tc.kind {
-					t.Errorf("kind %v, want %v", got, tc.kind)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("GET /cluster/status", tc.answer)
+			_, err := c.Quorate(t.Context())
+			if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
+				t.Errorf("hints of %v: %q", err, hints)
+			}
+			if got := fault.KindOf(err); got != tc.kind {
+				t.Errorf("kind %v, want %v", got, tc.kind)
+			}
 		})
 	}
 }

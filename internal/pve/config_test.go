@@ -22,20 +22,17 @@ func TestNormalise(t *testing.T) {
 		"a section of Proxmox 8":   {`{"digest":"d","name":"a","cloudinit":{"ipconfig0":"ip=dhcp","ide2":"x:vm-1-cloudinit"}}`, "", map[string]string{"name": "a"}},
 		"sections of Proxmox 9":    {`{"digest":"d","name":"a","special-sections":{"cloudinit":{"name":"b"},"fleecing":{}}}`, "", map[string]string{"name": "a"}},
 		"anything else is a fault": {`{"digest":"d","extra":{"a":1}}`, `extra is neither a text nor a number: {"a":1}`, nil},
+		"a list is one, too":       {`{"digest":"d","net0":["a"]}`, `net0 is neither a text nor a number: ["a"]`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var raw rawConfig
-			if err := json.Unmarshal([]byte(tc.raw), &raw); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(tc.raw), &raw))
 			got, digest, err := raw.normalise()
 			if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
 				t.Fatalf("digest %q, error %v", digest, err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			same(t, "configuration", tc.want, got)
 		})
 	}
 }

@@ -25,16 +25,13 @@ type editor struct {
 
 // CreateVM implements cluster.Editor.
 func (c *editor) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
-	params := maps.Clone(config)
 	for _, key := range []string{"start", "force", "archive", "vmid", "digest"} {
-		if _, has := params[key]; has {
+		if _, has := config[key]; has {
 			return fmt.Errorf("create VM %d: %q is not a configuration key", id, key)
 		}
 	}
-	if params == nil {
-		params = map[string]string{}
-	}
-	params["vmid"] = strconv.Itoa(int(id))
+	params := map[string]string{"vmid": strconv.Itoa(int(id))}
+	maps.Copy(params, config)
 	err := c.changes.carryOut(ctx, mutation{
 		method: http.MethodPost, path: "/nodes/" + url.PathEscape(host) + "/qemu", params: params,
 		worker: worker{host, "qmcreate", strconv.Itoa(int(id))}, slot: true, repeatable: true, look: c.seeCreated(host, id, config),
@@ -51,10 +48,8 @@ func (c *editor) SetConfig(ctx context.Context, vm cluster.VM, set map[string]st
 	if len(set) == 0 && len(del) == 0 {
 		return nil
 	}
-	params := maps.Clone(set)
-	if params == nil {
-		params = map[string]string{}
-	}
+	params := map[string]string{}
+	maps.Copy(params, set)
 	if len(del) > 0 {
 		params["delete"] = strings.Join(del, ",")
 	}

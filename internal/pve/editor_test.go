@@ -3,17 +3,13 @@ package pve
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // sent records the parameters of the last change and answers with then.
@@ -89,41 +85,27 @@ func sentChanges() map[string]sentChange {
 func TestChangesAreSentAsProxmoxTakesThem(t *testing.T) {
 	t.Parallel()
 	for name, tc := range sentChanges() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				answer := data("null")
-				if tc.task {
-					answer = data(`"` + testUPID + `"`)
-				}
-				var params map[string]string
-				pve1.On(tc.request, sent(&params, answer))
-				pve1.On(statusPath, running, stopped("OK"))
-				if err := tc.do(t, s.client(t, "pve1")); err != nil {
-					t.Fatal(err)
-				}
-				if diff := gocmp.Diff(tc.params, params); diff != "" {
-					t.Errorf("parameters (-want +got):\n%s", diff)
-				}
-				want := []string{tc.request}
-				if tc.task {
-					want = append(want, statusPath, statusPath)
-				}
-				if diff := gocmp.Diff(want, pve1.Requests()); diff != "" {
-					t.Errorf("requests (-want +got):\n%s", diff)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			answer := data("null")
+			if tc.task {
+				answer = data(`"` + testUPID + `"`)
+			}
+			var params map[string]string
+			pve1.On(tc.request, sent(&params, answer))
+			pve1.On(statusPath, running, stopped("OK"))
+			must(t, tc.do(t, c))
+			same(t, "parameters", tc.params, params)
+			want := []string{tc.request}
+			if tc.task {
+				want = append(want, statusPath, statusPath)
+			}
+			same(t, "requests", want, pve1.Requests())
 		})
 	}
 }
 
 func TestDeleteSendsNoParameters(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("DELETE /nodes/pve1/qemu/101", func(w http.ResponseWriter, r *http.Request) {
 			if r.ContentLength != 0 {
 				t.Errorf("a body of %d bytes", r.ContentLength)
@@ -131,12 +113,8 @@ func TestDeleteSendsNoParameters(t *testing.T) {
 			data(`"`+testUPID+`"`)(w, r)
 		})
 		pve1.On(statusPath, stopped("OK"))
-		if err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}); err != nil {
-			t.Fatal(err)
-		}
-		if diff := gocmp.Diff([]string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests()); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
-		}
+		must(t, c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"}))
+		same(t, "requests", []string{"DELETE /nodes/pve1/qemu/101", statusPath}, pve1.Requests())
 	})
 }
 
@@ -168,42 +146,59 @@ func TestNothingIsSent(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if got := pve1.Requests(); len(got) > 0 {
-					t.Errorf("sent %q", got)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+			same(t, "requests", []string(nil), pve1.Requests())
 		})
 	}
 }
 
+// TestRefusedChangeLeavesNothingPending, unless it was pending before, or cannot be taken back.
 func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
-			`{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`))
-		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`))
-		var params map[string]string
-		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
+	const config = "/nodes/pve1/qemu/101/config"
+	set := func(t *testing.T, c *Client) error {
 		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before", Pending: []string{"cores", "memory"}}
-		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
-		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
-			t.Errorf("error is %v", err)
-		}
-		if diff := gocmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
-			t.Errorf("taken back (-want +got):\n%s", diff)
-		}
-	})
+		return c.SetConfig(t.Context(), vm, map[string]string{"cores": "4", "net0": "y"}, []string{"scsi1"})
+	}
+	free := func(t *testing.T, c *Client) error { return c.FreeDisk(t.Context(), disks101, "scsi1") }
+	for name, tc := range map[string]struct {
+		do      func(*testing.T, *Client) error
+		answer  route
+		pending route
+		revert  route
+		want    string // error
+		sent    map[string]string
+	}{
+		"still busy": {
+			set, raw("400 Parameter verification failed.", `{"errors":{"scsi1":"hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?\n"},"data":null}`),
+			data(`[{"key":"memory","pending":4096},{"key":"cores","pending":4},{"key":"scsi1","delete":1},{"key":"net0","value":"x"}]`), data("null"),
+			"POST " + config + ": 400 Parameter verification failed.: scsi1: hotplug problem - error on hot-unplugging device 'scsi1' - still busy in guest?",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"still in use": {
+			free, raw("400 Parameter verification failed.", `{"errors":{"scsi1":"unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`),
+			data(`[{"key":"scsi1","delete":2}]`), data("null"),
+			"POST " + config + ": 400 Parameter verification failed.: scsi1: unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"cannot be taken back": {
+			set, raw("400 hotplug problem", ""), data(`[{"key":"scsi1","delete":1}]`), raw("500 can't lock file", ""),
+			"POST " + config + ": 400 hotplug problem\nrevert what the refused change left pending (scsi1): PUT " + config + ": 500 can't lock file",
+			map[string]string{"revert": "scsi1", "digest": "after"},
+		},
+		"the VM is gone": {set, raw(noVM101, ""), raw(noVM101, ""), nil, "POST " + config + ": " + noVM101, nil},
+	} {
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("POST "+config, tc.answer)
+			pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
+			pve1.On(onVM101+"/pending", tc.pending)
+			var params map[string]string
+			pve1.On("PUT "+config, sent(&params, tc.revert))
+			same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+			same(t, "taken back", tc.sent, params)
+		})
+	}
 }
 
 // TestRefusedUnplugOfABootDisk: the disk stays in the boot order of the VM's next start.
@@ -218,41 +213,6 @@ func TestRefusedUnplugOfABootDisk(t *testing.T) {
 		vm := l.read(t, 9011)
 		if len(vm.Pending) > 0 || vm.Config["boot"] != "order=scsi0;ide2" {
 			t.Errorf("pending: %q, boot: %s", vm.Pending, vm.Config["boot"])
-		}
-	})
-}
-
-func TestRefusedChangeThatCannotBeTakenBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 hotplug problem", ""))
-		pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"after"}`))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[{"key":"scsi1","delete":1}]`))
-		pve1.On("PUT /nodes/pve1/qemu/101/config", raw("500 can't lock file", ""))
-		vm := cluster.VM{ID: 101, Host: "pve1", Running: true, Digest: "before"}
-		err := s.client(t, "pve1").SetConfig(t.Context(), vm, nil, []string{"scsi1"})
-		const want = "POST /nodes/pve1/qemu/101/config: 400 hotplug problem\n" +
-			"revert what the refused change left pending (scsi1): PUT /nodes/pve1/qemu/101/config: 500 can't lock file"
-		if fmt.Sprint(err) != want {
-			t.Errorf("error is %v\nwant     %s", err, want)
-		}
-	})
-}
-
-func TestRefusedChangeOfAVMThatIsGone(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		pve1.On("PUT /nodes/pve1/qemu/101/config", raw(noVM101, ""))
-		pve1.On("GET /nodes/pve1/qemu/101/pending", raw(noVM101, ""))
-		vm := cluster.VM{ID: 101, Host: "pve1", Digest: "before"}
-		err := s.client(t, "pve1").SetConfig(t.Context(), vm, map[string]string{"onboot": "0"}, nil)
-		const want = "PUT /nodes/pve1/qemu/101/config: " + noVM101
-		if fmt.Sprint(err) != want {
-			t.Errorf("error is %v\nwant     %s", err, want)
 		}
 	})
 }
@@ -308,25 +268,16 @@ func TestFreeDisk(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				var params map[string]string
-				pve1.On("POST /nodes/pve1/qemu/101/config", sent(&params, data(`"`+testUPID+`"`)))
-				pve1.On(logPath, data(`[]`))
-				pve1.On(statusPath, running, stopped(cmp.Or(tc.task, "OK")))
-				pve1.On(onVM101+"/config", data(cmp.Or(tc.config, freed)))
-				pve1.On(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
-				pve1.On(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
-				if err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, tc.key); fmt.Sprint(err) != tc.want {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if diff := gocmp.Diff(map[string]string{"delete": tc.key, "force": "1", "digest": "before"}, params); diff != "" {
-					t.Errorf("parameters (-want +got):\n%s", diff)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			var params map[string]string
+			pve1.On("POST /nodes/pve1/qemu/101/config", sent(&params, data(`"`+testUPID+`"`)))
+			pve1.On(logPath, data(`[]`))
+			pve1.On(statusPath, running, stopped(cmp.Or(tc.task, "OK")))
+			pve1.On(onVM101+"/config", data(cmp.Or(tc.config, freed)))
+			pve1.On(onVM101+"/pending", data(cmp.Or(tc.pending, "[]")))
+			pve1.On(content, data(cmp.Or(tc.listed, `[{"volid":"fast:101/vm-101-disk-0.raw","size":1}]`)))
+			same(t, "error", tc.want, fmt.Sprint(c.FreeDisk(t.Context(), disks101, tc.key)))
+			same(t, "parameters", map[string]string{"delete": tc.key, "force": "1", "digest": "before"}, params)
 		})
 	}
 }
@@ -349,40 +300,12 @@ func TestFreeDiskRefuses(t *testing.T) {
 		"no digest":           {undigested, "scsi1", `VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`, false},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				err := s.client(t, "pve1").FreeDisk(t.Context(), tc.vm, tc.key)
-				if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if got := pve1.Requests(); len(got) > 0 {
-					t.Errorf("sent %q", got)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			err := c.FreeDisk(t.Context(), tc.vm, tc.key)
+			if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
+				t.Errorf("error is %v\nwant     %s", err, tc.want)
+			}
+			same(t, "requests", []string(nil), pve1.Requests())
 		})
 	}
-}
-
-func TestFreeDiskThatIsRefusedIsTakenBack(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		pve1.On("POST /nodes/pve1/qemu/101/config", raw("400 Parameter verification failed.",
-			`{"errors":{"scsi1":"unable to apply pending change scsi1 : unable to delete 'fast:101/vm-101-disk-1.raw' - volume is still in use (snapshot?)\n"},"data":null}`))
-		pve1.On(onVM101+"/config", data(`{"digest":"after"}`))
-		pve1.On(onVM101+"/pending", data(`[{"key":"scsi1","delete":2}]`))
-		var params map[string]string
-		pve1.On("PUT /nodes/pve1/qemu/101/config", sent(&params, data("null")))
-		err := s.client(t, "pve1").FreeDisk(t.Context(), disks101, "scsi1")
-		if e, ok := errors.AsType[*api.Error](err); !ok || e.Params["scsi1"] == "" {
-			t.Errorf("error is %v", err)
-		}
-		if diff := gocmp.Diff(map[string]string{"revert": "scsi1", "digest": "after"}, params); diff != "" {
-			t.Errorf("taken back (-want +got):\n%s", diff)
-		}
-	})
 }

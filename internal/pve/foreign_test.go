@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -13,9 +12,7 @@ import (
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	evil := string(quoted)
 	const change = "DELETE /nodes/pve1/qemu/101"
 	ended := data(`"` + testUPID + `"`)
@@ -30,28 +27,23 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		"warnings":    {change: ended, statusPath: stopped("WARNINGS: 1"), logPath: log},
 		"setting":     {"GET /nodes/pve1/qemu/101/config": data("{\"net0\":[\"bad\",\n\t\"fake line\"]}")},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-				pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-				for request, answer := range answers {
-					pve1.On(request, answer)
-				}
-				c, vm := s.client(t, "pve1"), cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
-				err := c.readConfig(t.Context(), &vm)
-				if err == nil {
-					err = c.DeleteVM(t.Context(), vm)
-				}
-				if err == nil {
-					t.Fatal("no error")
-				}
-				if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-					t.Errorf("%q", text)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+			for request, answer := range answers {
+				pve1.On(request, answer)
+			}
+			c, vm := c, cluster.VM{ID: 101, Host: "pve1", Digest: "d"}
+			err := c.readConfig(t.Context(), &vm)
+			if err == nil {
+				err = c.DeleteVM(t.Context(), vm)
+			}
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
+				t.Errorf("%q", text)
+			}
 		})
 	}
 }

@@ -180,10 +180,8 @@ func sameHA(now, want cluster.HAResource) error {
 // haValues are all settings of a resource. "enabled" is the old word for
 // "started" (HA/Config.pm).
 func haValues(r cluster.HAResource) map[string]string {
-	all := maps.Clone(r.Settings)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := map[string]string{}
+	maps.Copy(all, r.Settings)
 	all["state"] = cmp.Or(r.State, "started")
 	if r.State == "enabled" {
 		all["state"] = "started"

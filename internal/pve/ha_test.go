@@ -5,9 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
-	"testing/synctest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -39,21 +36,12 @@ type removal struct {
 func testRemoveHA(t *testing.T, cases map[string]removal) {
 	t.Helper()
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				for request, answers := range tc.answers {
-					pve1.On(request, answers...)
-				}
-				if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != tc.want {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if diff := cmp.Diff(tc.requests, pve1.Requests()); diff != "" {
-					t.Errorf("requests (-want +got):\n%s", diff)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			for request, answers := range tc.answers {
+				pve1.On(request, answers...)
+			}
+			same(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+			same(t, "requests", tc.requests, pve1.Requests())
 		})
 	}
 }
@@ -131,27 +119,19 @@ func TestRemoveHAKeepsRules(t *testing.T) {
 }
 
 func TestRemoveHAGivesUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On(haGet, noHA)
 		pve1.On(haStatus, haListed)
 		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
-		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); fmt.Sprint(err) != want {
-			t.Errorf("error is %v\nwant     %s", err, want)
-		}
+		same(t, "error", want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
 	})
 }
 
 func TestRemoveHAWithoutAnAnswer(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On(haGet, inHA)
 		pve1.On(haDelete+"?purge=0", lost)
-		if err := s.client(t, "pve1").RemoveHA(t.Context(), 101); !errors.Is(err, cluster.ErrLostAnswer) {
+		if err := c.RemoveHA(t.Context(), 101); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("error is %v", err)
 		}
 	})
@@ -208,29 +188,18 @@ func TestAddHA(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				var params map[string]string
-				pve1.On(haGet, tc.get)
-				pve1.On(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
-				pve1.On(haStatus, haUnlisted, haListed)
-				err := s.client(t, "pve1").AddHA(t.Context(), tc.want)
-				if fmt.Sprint(err) != tc.err {
-					t.Errorf("error is %v\nwant     %s", err, tc.err)
-				}
-				if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
-					t.Errorf("hints %q", fault.Hints(err))
-				}
-				if diff := cmp.Diff(tc.sent, params); diff != "" {
-					t.Errorf("parameters (-want +got):\n%s", diff)
-				}
-				if diff := cmp.Diff(tc.requests, pve1.Requests()); diff != "" {
-					t.Errorf("requests (-want +got):\n%s", diff)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			var params map[string]string
+			pve1.On(haGet, tc.get)
+			pve1.On(post, sent(&params, func(w http.ResponseWriter, r *http.Request) { tc.post(w, r) }))
+			pve1.On(haStatus, haUnlisted, haListed)
+			err := c.AddHA(t.Context(), tc.want)
+			same(t, "error", tc.err, fmt.Sprint(err))
+			if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
+				t.Errorf("hints %q", fault.Hints(err))
+			}
+			same(t, "parameters", tc.sent, params)
+			same(t, "requests", tc.requests, pve1.Requests())
 		})
 	}
 }

@@ -3,10 +3,8 @@ package pve
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
@@ -14,19 +12,14 @@ import (
 )
 
 func TestHosts(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /cluster/status", data(`[{"type":"cluster","name":"c","quorate":1},{"type":"node","name":"pve1","online":1,"local":1},{"type":"node","name":"pve2","online":0,"local":0}]`))
 		pve1.On("GET /nodes/pve1/version", data(`{"version":"8.4.1","release":"8.4"}`))
 		pve1.On("GET /nodes/pve1/time", data(`{"time":1700000000,"localtime":1700003600,"timezone":"Europe/Berlin"}`))
 		pve1.On("GET /nodes/pve1/status", data(`{"rootfs":{"total":100,"used":10,"avail":90,"free":90}}`))
 		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":"50","metadata_size":10,"metadata_used":1}]`))
-		got, err := s.client(t, "pve1").Hosts(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		got, err := c.Hosts(t.Context())
+		must(t, err)
 		want := []cluster.Host{
 			{
 				Name: "pve1", Online: true, Entry: true, Version: "8.4.1", Clock: time.Unix(1700000000, 0), Asked: time.Now(), SpoolFree: 90,
@@ -34,17 +27,12 @@ func TestHosts(t *testing.T) {
 			},
 			{Name: "pve2"},
 		}
-		if diff := cmp.Diff(want, got, cmpopts.EquateApproxTime(time.Second)); diff != "" {
-			t.Error(diff)
-		}
+		same(t, "hosts", want, got, cmpopts.EquateApproxTime(time.Second))
 	})
 }
 
 func TestHostsOfATokenWithNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		denied := raw("403 Permission check failed (/, Sys.Audit)", "")
 		pve1.On("GET /cluster/status", denied)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
@@ -52,7 +40,7 @@ func TestHostsOfATokenWithNothing(t *testing.T) {
 		for _, what := range []string{"time", "status", "disks/lvmthin"} {
 			pve1.On("GET /nodes/pve1/"+what, denied)
 		}
-		got, err := s.client(t, "pve1").Hosts(t.Context())
+		got, err := c.Hosts(t.Context())
 		if err != nil || len(got) != 1 || got[0].Version != "9.2.11" || !got[0].Online {
 			t.Fatalf("%+v, %v", got, err)
 		}

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 )
@@ -35,23 +33,18 @@ func TestMayDownload(t *testing.T) {
 		"nothing on the storage":   {storage: "Datastore.Audit", node: "Sys.AccessNetwork", want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
 		"a token that has nothing": {want: "the token has no Datastore.AllocateTemplate on /storage/isos"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				for path, privileges := range map[string]string{"/storage/isos": tc.storage, "/nodes/pve1": tc.node, "/": tc.root} {
-					held := "{}"
-					if privileges != "" {
-						held = `{"` + path + `":{"` + strings.ReplaceAll(privileges, " ", `":0,"`) + `":1}}`
-					}
-					pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			for path, privileges := range map[string]string{"/storage/isos": tc.storage, "/nodes/pve1": tc.node, "/": tc.root} {
+				held := "{}"
+				if privileges != "" {
+					held = `{"` + path + `":{"` + strings.ReplaceAll(privileges, " ", `":0,"`) + `":1}}`
 				}
-				why, err := s.client(t, "pve1").MayDownload(t.Context(), "pve1", "isos")
-				if why != tc.want || err != nil {
-					t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
-				}
-			})
+				pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
+			}
+			why, err := c.MayDownload(t.Context(), "pve1", "isos")
+			if why != tc.want || err != nil {
+				t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
+			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -64,14 +57,10 @@ func TestMayDownload(t *testing.T) {
 }
 
 func TestURLSize(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes/pve1/query-url-metadata?"+url.Values{"url": {isoLink}, "verify-certificates": {"1"}}.Encode(),
 			data(`{"filename":"nocloud-amd64.iso","size":1048576,"mimetype":"application/octet-stream"}`), data(`{"size":"7"}`), data(`{"filename":"x"}`),
 			raw("500 invalid server response: '404 Not Found'", ""))
-		c := s.client(t, "pve1")
 		for _, want := range []int64{1048576, 7, 0} {
 			if got, err := c.URLSize(t.Context(), "pve1", isoLink); got != want || err != nil {
 				t.Errorf("%d bytes, want %d; %v", got, want, err)
@@ -119,43 +108,34 @@ func TestDownload(t *testing.T) {
 		"its host does not answer":   {answers: []route{raw("595 No route to host", "")}, is: cluster.ErrLostAnswer, fails: "595 No route to host", sent: 2},
 		"a file that it has not got": {answers: []route{lost, started}, isos: `[{"volid":"isos:iso/recast-1.iso","size":6}]`, exit: "OK", sent: 2},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				var form map[string]string
-				answers := make([]route, len(tc.answers))
-				for i, then := range tc.answers {
-					answers[i] = func(w http.ResponseWriter, r *http.Request) {
-						if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
-							t.Error(err)
-						}
-						then(w, r)
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			var form map[string]string
+			answers := make([]route, len(tc.answers))
+			for i, then := range tc.answers {
+				answers[i] = func(w http.ResponseWriter, r *http.Request) {
+					if err := json.NewDecoder(r.Body).Decode(&form); err != nil {
+						t.Error(err)
 					}
+					then(w, r)
 				}
-				pve1.On(downloadPath, answers...)
-				pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
-				pve1.On("GET /nodes/pve1/status", data(`{"uptime":745}`))
-				pve1.On(isosPath, data(cmp.Or(tc.isos, "[]")))
-				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
-				pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
-				err := s.client(t, "pve1").Download(t.Context(), d)
-				if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) ||
-					tc.is != nil && !errors.Is(err, tc.is) || tc.not != nil && errors.Is(err, tc.not) {
-					t.Errorf("error is %v, want %q in it", err, tc.fails)
-				}
-				if sent := len(changes(pve1.Requests())); sent != tc.sent {
-					t.Errorf("sent %d times, want %d", sent, tc.sent)
-				}
-				want := map[string]string{
-					"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
-					"checksum": "ab", "checksum-algorithm": "sha256",
-				}
-				if diff := gocmp.Diff(want, form); diff != "" {
-					t.Errorf("parameters (-want +got):\n%s", diff)
-				}
-			})
+			}
+			pve1.On(downloadPath, answers...)
+			pve1.On(tasks, data(cmp.Or(tc.tasks, "[]")))
+			pve1.On("GET /nodes/pve1/status", data(`{"uptime":745}`))
+			pve1.On(isosPath, data(cmp.Or(tc.isos, "[]")))
+			pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/status", running, stopped(tc.exit))
+			pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
+			err := c.Download(t.Context(), d)
+			if err != nil != (tc.fails != "") || tc.fails != "" && !strings.Contains(err.Error(), tc.fails) ||
+				tc.is != nil && !errors.Is(err, tc.is) || tc.not != nil && errors.Is(err, tc.not) {
+				t.Errorf("error is %v, want %q in it", err, tc.fails)
+			}
+			same(t, "sent", tc.sent, len(changes(pve1.Requests())))
+			want := map[string]string{
+				"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
+				"checksum": "ab", "checksum-algorithm": "sha256",
+			}
+			same(t, "parameters", want, form)
 		})
 	}
 }

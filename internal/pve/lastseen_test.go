@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 )
 
@@ -68,35 +66,26 @@ func TestVMWhereLastSeen(t *testing.T) {
 			on101(pve1, "pve2", noVM101)
 		}, listed: 1, missing: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				vm101(pve1)
-				c := s.client(t, "pve1")
-				if _, err := c.VM(t.Context(), 101); err != nil {
-					t.Fatal(err)
-				}
-				before := len(pve1.Requests())
-				if tc.then != nil {
-					tc.then(pve1)
-				}
-				time.Sleep(tc.later)
-				got, err := c.VM(t.Context(), 101)
-				if errors.Is(err, cluster.ErrNotFound) != tc.missing || !tc.missing && err != nil {
-					t.Fatal(err)
-				}
-				want := wantVM101Alone()
-				want.Host = tc.host
-				if diff := cmp.Diff(want, got); !tc.missing && diff != "" {
-					t.Errorf("VM (-want +got):\n%s", diff)
-				}
-				listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
-				if len(listed) != tc.listed {
-					t.Errorf("the list was asked %d times, want %d", len(listed), tc.listed)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			vm101(pve1)
+			_, err := c.VM(t.Context(), 101)
+			must(t, err)
+			before := len(pve1.Requests())
+			if tc.then != nil {
+				tc.then(pve1)
+			}
+			time.Sleep(tc.later)
+			got, err := c.VM(t.Context(), 101)
+			if errors.Is(err, cluster.ErrNotFound) != tc.missing || !tc.missing && err != nil {
+				t.Fatal(err)
+			}
+			want := wantVM101Alone()
+			want.Host = tc.host
+			if !tc.missing {
+				same(t, "VM", want, got)
+			}
+			listed := slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return r != listPath })
+			same(t, "how often the list was asked", tc.listed, len(listed))
 		})
 	}
 }
@@ -104,14 +93,10 @@ func TestVMWhereLastSeen(t *testing.T) {
 // TestVMWhoseHostIsUnknown: if the list has no state of a VM, its host may be
 // unreachable, which the next read has to find out as well.
 func TestVMWhoseHostIsUnknown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
 		pve1.On(listPath, data(`[{"type":"qemu","vmid":101,"node":"pve1","status":"unknown"}]`))
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
-		c := s.client(t, "pve1")
 		for range 2 {
 			vm, err := c.VM(t.Context(), 101)
 			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
@@ -130,9 +115,8 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 		vm101(pve1)
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"}]`))
 		c := s.client(t, "pve1")
-		if _, err := c.VM(t.Context(), 101); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.VM(t.Context(), 101)
+		must(t, err)
 		on101(pve1, "pve2", "595 No route to host")
 		asked := func(c *Client) int {
 			before := len(pve1.Requests())
@@ -142,31 +126,22 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 			}
 			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
-		if had, once := asked(c), asked(s.client(t, "pve1")); had != once {
-			t.Errorf("asked %d times, a new client asked %d times", had, once)
-		}
+		had := asked(c)
+		same(t, "requests, as of a new client", asked(s.client(t, "pve1")), had)
 	})
 }
 
 // TestVMConfig asks only for the configuration, and never reports the VM as off.
 func TestVMConfig(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
 		pve1.On("GET /nodes/pve1/qemu/101/status/current", data(`{"status":"stopped","qmpstatus":"stopped"}`))
-		c := s.client(t, "pve1")
 		for range 2 {
 			got, err := c.VMConfig(t.Context(), 101)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			want := wantVM101Alone()
 			want.QMP, want.HA, want.Running = "", false, true
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("VM (-want +got):\n%s", diff)
-			}
+			same(t, "VM", want, got)
 		}
 		if got := strings.Join(pve1.Requests(), " "); strings.Contains(got, "status/current") {
 			t.Errorf("asked %s", got)
@@ -175,12 +150,8 @@ func TestVMConfig(t *testing.T) {
 }
 
 func TestPool(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
-		c := s.client(t, "pve1")
 		if pool, err := c.Pool(t.Context(), 101); err != nil || pool != "talos" {
 			t.Errorf("pool %q, error %v", pool, err)
 		}

@@ -109,69 +109,48 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				for range tc.times {
-					l.world.FailNext(tc.match, tc.message)
-				}
-				if tc.meanwhile != nil {
-					time.AfterFunc(lockPause/2, func() { tc.meanwhile(t, l) })
-				}
-				start := time.Now()
-				err := tc.do(t, l)
-				if tc.want == "" && tc.is == nil && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) || !errors.Is(err, tc.is) && tc.is != nil {
-					t.Errorf("error is %v", err)
-				}
-				if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
-					t.Errorf("hints are %q", hints)
-				}
-				if took := time.Since(start); took > lockTime+time.Minute {
-					t.Errorf("took %s", took)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			l := newLab(t)
+			for range tc.times {
+				l.world.FailNext(tc.match, tc.message)
+			}
+			if tc.meanwhile != nil {
+				time.AfterFunc(lockPause/2, func() { tc.meanwhile(t, l) })
+			}
+			start := time.Now()
+			err := tc.do(t, l)
+			if tc.want == "" && tc.is == nil && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) || !errors.Is(err, tc.is) && tc.is != nil {
+				t.Errorf("error is %v", err)
+			}
+			if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
+				t.Errorf("hints are %q", hints)
+			}
+			if took := time.Since(start); took > lockTime+time.Minute {
+				t.Errorf("took %s", took)
+			}
 		})
 	}
 }
 
 func TestSlots(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var s slots
-		var mu sync.Mutex
-		running, most := map[string]int{}, map[string]int{}
-		var wg sync.WaitGroup
-		for i := range 20 {
-			host := []string{"pve1", "pve2"}[i%2]
-			wg.Go(func() {
-				release, err := s.take(t.Context(), host)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer release()
-				mu.Lock()
-				running[host]++
-				most[host] = max(most[host], running[host])
-				mu.Unlock()
-				time.Sleep(time.Second)
-				mu.Lock()
-				running[host]--
-				mu.Unlock()
-			})
+	var s slots
+	var release func()
+	for _, host := range []string{"pve1", "pve2"} {
+		for range slotsPerHost {
+			var err error
+			release, err = s.take(t.Context(), host)
+			must(t, err)
 		}
-		time.Sleep(time.Millisecond)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second/2)
-		defer cancel()
-		if _, err := s.take(ctx, "pve1"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("while all are taken: %v", err)
-		}
-		wg.Wait()
-		if most["pve1"] != slotsPerHost || most["pve2"] != slotsPerHost {
-			t.Errorf("at once: %v", most)
-		}
-	})
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.take(ended, "pve2"); !errors.Is(err, context.Canceled) {
+		t.Errorf("while all are taken: %v", err)
+	}
+	release()
+	_, err := s.take(t.Context(), "pve2")
+	must(t, err)
 }
 
 // TestSlotsLimitWorkers creates many VMs at once, and shuts one down meanwhile.

@@ -46,12 +46,36 @@ func newLosing(t *testing.T, how loss) *losing {
 	w := &losing{t: t, lab: l, api: pveapi.New(l.world, l.recorder, "pve1"), loss: how}
 	s.Serve(t, "pve1", w)
 	w.lab.Client = s.client(t, "pve1")
-	l.world.AddPool("lab")
-	l.world.AddRole("HA", "Sys.Console")
-	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
-		l.world.Grant(world.ACL{Path: "/", Who: who, Role: "HA", Propagate: true})
-	}
 	return w
+}
+
+// copied returns a request that can be sent again, whose context outlives the first.
+func copied(t *testing.T, r *http.Request) *http.Request {
+	t.Helper()
+	body, err := io.ReadAll(r.Body)
+	must(t, err)
+	again := r.Clone(t.Context())
+	r.Body, again.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
+	return again
+}
+
+// in is a lab with what the change needs, whose answers are lost from then on.
+func (c lostChange) in(t *testing.T, how loss) *losing {
+	t.Helper()
+	w := newLosing(t, how)
+	if c.prepare != nil {
+		c.prepare(t, w.lab)
+	}
+	w.arm()
+	return w
+}
+
+// wantDone makes the change and requires it to have happened.
+func (c lostChange) wantDone(t *testing.T, l lab) {
+	t.Helper()
+	if err := c.do(t, l); err != nil || !c.done(l) {
+		t.Errorf("done: %v, error %v", c.done(l), err)
+	}
 }
 
 func (w *losing) arm() {
@@ -228,27 +252,20 @@ func TestLostAnswer(t *testing.T) {
 			continue
 		}
 		for name, tc := range lostChanges() {
-			t.Run(way+"/"+name, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					lossy := newLosing(t, w.loss)
-					if tc.prepare != nil {
-						tc.prepare(t, lossy.lab)
-					}
-					lossy.arm()
-					began := time.Now()
-					err := tc.do(t, lossy.lab)
-					done, lost := w.want(tc)
-					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
-						t.Errorf("error is %v; want a lost answer: %v", err, lost)
-					}
-					if tc.done(lossy.lab) != done {
-						t.Errorf("done: %v, want %v; error %v", !done, done, err)
-					}
-					if took := time.Since(began); took > 5*time.Minute {
-						t.Errorf("took %s", took)
-					}
-				})
+			runInBubble(t, way+"/"+name, func(t *testing.T) {
+				lossy := tc.in(t, w.loss)
+				began := time.Now()
+				err := tc.do(t, lossy.lab)
+				done, lost := w.want(tc)
+				if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
+					t.Errorf("error is %v; want a lost answer: %v", err, lost)
+				}
+				if tc.done(lossy.lab) != done {
+					t.Errorf("done: %v, want %v; error %v", !done, done, err)
+				}
+				if took := time.Since(began); took > 5*time.Minute {
+					t.Errorf("took %s", took)
+				}
 			})
 		}
 	}
@@ -320,20 +337,17 @@ func TestLostAnswerAndAnotherProcess(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lossy := newLosing(t, loss{before: true})
-				l := lossy.lab
-				lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
-					tc.meanwhile(t, l)
-					lost(w, r)
-				}
-				lossy.arm()
-				if err := tc.do(t, l); !errors.Is(err, tc.is) {
-					t.Errorf("error is %v, want %v", err, tc.is)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := newLosing(t, loss{before: true})
+			l := lossy.lab
+			lossy.loss.answer = func(w http.ResponseWriter, r *http.Request) {
+				tc.meanwhile(t, l)
+				lost(w, r)
+			}
+			lossy.arm()
+			if err := tc.do(t, l); !errors.Is(err, tc.is) {
+				t.Errorf("error is %v, want %v", err, tc.is)
+			}
 		})
 	}
 }

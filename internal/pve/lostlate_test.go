@@ -1,10 +1,8 @@
 package pve
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -20,32 +18,20 @@ import (
 func TestLostAnswerOfALateChange(t *testing.T) {
 	t.Parallel()
 	for name, tc := range lostChanges() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lossy := newLosing(t, loss{before: true})
-				if tc.prepare != nil {
-					tc.prepare(t, lossy.lab)
-				}
-				var wg sync.WaitGroup
-				lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
-					body, err := io.ReadAll(r.Body)
-					must(t, err)
-					later := r.Clone(t.Context())
-					later.Body = io.NopCloser(bytes.NewReader(body))
-					wg.Go(func() {
-						defer func() { _ = recover() }()
-						time.Sleep(12 * time.Second)
-						lossy.api.ServeHTTP(httptest.NewRecorder(), later)
-					})
-					panic(http.ErrAbortHandler)
-				}
-				lossy.arm()
-				if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
-					t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
-				}
-				wg.Wait()
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := tc.in(t, loss{before: true})
+			var wg sync.WaitGroup
+			lossy.loss.answer = func(_ http.ResponseWriter, r *http.Request) {
+				later := copied(t, r)
+				wg.Go(func() {
+					defer func() { _ = recover() }()
+					time.Sleep(12 * time.Second)
+					lossy.api.ServeHTTP(httptest.NewRecorder(), later)
+				})
+				panic(http.ErrAbortHandler)
+			}
+			tc.wantDone(t, lossy.lab)
+			wg.Wait()
 		})
 	}
 }
@@ -58,31 +44,18 @@ func TestLostAnswerIsOvertaken(t *testing.T) {
 		if !tc.again {
 			continue
 		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				lossy := newLosing(t, loss{before: true, every: true})
-				if tc.prepare != nil {
-					tc.prepare(t, lossy.lab)
+		runInBubble(t, name, func(t *testing.T) {
+			lossy := tc.in(t, loss{before: true, every: true})
+			second := false
+			lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
+				if !second {
+					second = true
+					lost(rw, r)
 				}
-				second := false
-				lossy.loss.answer = func(rw http.ResponseWriter, r *http.Request) {
-					if !second {
-						second = true
-						lost(rw, r)
-					}
-					body, err := io.ReadAll(r.Body)
-					must(t, err)
-					first := r.Clone(r.Context())
-					first.Body, r.Body = io.NopCloser(bytes.NewReader(body)), io.NopCloser(bytes.NewReader(body))
-					lossy.api.ServeHTTP(httptest.NewRecorder(), first)
-					lossy.api.ServeHTTP(rw, r)
-				}
-				lossy.arm()
-				if err := tc.do(t, lossy.lab); err != nil || !tc.done(lossy.lab) {
-					t.Errorf("done: %v, error %v", tc.done(lossy.lab), err)
-				}
-			})
+				lossy.api.ServeHTTP(httptest.NewRecorder(), copied(t, r))
+				lossy.api.ServeHTTP(rw, r)
+			}
+			tc.wantDone(t, lossy.lab)
 		})
 	}
 }
@@ -106,19 +79,14 @@ func TestLostAnswerRightAfterAnother(t *testing.T) {
 
 // TestNothingCanBeLookedUp bounds the search after a lost answer.
 func TestNothingCanBeLookedUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("POST /nodes/pve1/qemu", lost)
 		pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmcreate", lost)
 		start := time.Now()
-		err := s.client(t, "pve1").CreateVM(t.Context(), "pve1", 101, nil)
+		err := c.CreateVM(t.Context(), "pve1", 101, nil)
 		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took < searchTime || took > searchTime+time.Minute {
 			t.Errorf("error %v after %s", err, took)
 		}
-		if got := fmt.Sprint(changes(pve1.Requests())); got != "[POST /nodes/pve1/qemu]" {
-			t.Errorf("sent %s", got)
-		}
+		same(t, "sent", "[POST /nodes/pve1/qemu]", fmt.Sprint(changes(pve1.Requests())))
 	})
 }

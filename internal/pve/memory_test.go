@@ -23,9 +23,7 @@ func TestRemember(t *testing.T) {
 		pve1.On(listPath, data(`[]`))
 		asked := func(path string, want int) {
 			t.Helper()
-			if got := len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })); got != want {
-				t.Errorf("%s: asked %d times, want %d", path, got, want)
-			}
+			same(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
 		}
 		c := s.client(t, "pve1")
 		c.Remember()

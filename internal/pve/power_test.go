@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 )
@@ -41,23 +38,14 @@ func TestPower(t *testing.T) {
 		"stop of a VM that is gone":       {stop, "stop", map[string]string{}, stopped("OK"), []route{raw(noVM101, "")}, "VM 101 stopped: GET /nodes/pve1/qemu/101/status/current: " + noVM101},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				var params map[string]string
-				pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
-				pve1.On(statusPath, tc.task)
-				pve1.On(logPath, data(`[]`))
-				pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
-				if err := tc.do(t, s.client(t, "pve1")); fmt.Sprint(err) != tc.want {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if diff := cmp.Diff(tc.params, params); diff != "" {
-					t.Errorf("parameters (-want +got):\n%s", diff)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			var params map[string]string
+			pve1.On("POST /nodes/pve1/qemu/101/status/"+tc.what, sent(&params, data(`"`+testUPID+`"`)))
+			pve1.On(statusPath, tc.task)
+			pve1.On(logPath, data(`[]`))
+			pve1.On("GET /nodes/pve1/qemu/101/status/current", tc.states...)
+			same(t, "error", tc.want, fmt.Sprint(tc.do(t, c)))
+			same(t, "parameters", tc.params, params)
 		})
 	}
 }
@@ -65,10 +53,7 @@ func TestPower(t *testing.T) {
 // TestShutdownByHA has a guest that needs most of its grace period: the task of a VM
 // that Proxmox HA manages ends at once.
 func TestShutdownByHA(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		began := time.Now()
 		pve1.On("POST /nodes/pve1/qemu/101/status/shutdown", data(`"`+testUPID+`"`))
 		pve1.On(statusPath, stopped("OK"))
@@ -80,7 +65,7 @@ func TestShutdownByHA(t *testing.T) {
 			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
 		})
 		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
-		if err := s.client(t, "pve1").Shutdown(t.Context(), vm, 5*time.Minute); err != nil {
+		if err := c.Shutdown(t.Context(), vm, 5*time.Minute); err != nil {
 			t.Error(err)
 		}
 	})
@@ -102,19 +87,16 @@ func TestUnansweredIsReported(t *testing.T) {
 		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
 		"its task was found, it ran": {on: true, do: shutdownMeanwhile},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLosing(t, c.loss)
-				if c.on {
-					must(t, l.lab.Start(t.Context(), l.lab.read(t, 9011)))
-				}
-				l.arm()
-				ctx, unanswered := cluster.WithUnanswered(t.Context())
-				if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
-					t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
-				}
-			})
+		runInBubble(t, name, func(t *testing.T) {
+			l := newLosing(t, c.loss)
+			if c.on {
+				must(t, l.lab.Start(t.Context(), l.lab.read(t, 9011)))
+			}
+			l.arm()
+			ctx, unanswered := cluster.WithUnanswered(t.Context())
+			if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
+				t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
+			}
 		})
 	}
 }

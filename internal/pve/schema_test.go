@@ -1,24 +1,19 @@
 package pve
 
 import (
-	"bytes"
 	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io"
 	"maps"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/sim/record"
@@ -33,68 +28,46 @@ type changeKind struct {
 
 // kindsOfChange are all of them, by the function that names their method.
 func kindsOfChange() map[string][]changeKind {
-	return maps.Collect(func(yield func(string, []changeKind) bool) {
-		for _, of := range []map[string][]changeKind{configChanges(), powerChanges(), isoChanges(), haChanges(), firewallKinds()} {
-			for name, list := range of {
-				if !yield(name, list) {
-					return
-				}
-			}
-		}
-	})
+	all := vmChanges()
+	maps.Copy(all, isoChanges())
+	maps.Copy(all, firewallKinds())
+	return all
 }
 
 const onVM = "/nodes/*/qemu/*"
 
-func configChanges() map[string][]changeKind {
-	set := func(key, value string) func(*testing.T, lab) error {
-		return func(t *testing.T, l lab) error {
-			return l.SetConfig(t.Context(), l.read(t, 9011), map[string]string{key: value}, []string{"tags"})
-		}
+// vmChanges are those of which TestLostAnswer also loses the answers.
+func vmChanges() map[string][]changeKind {
+	all := lostChanges()
+	kind := func(request, name string) changeKind {
+		return changeKind{request, func(t *testing.T, l lab) error {
+			if all[name].prepare != nil {
+				all[name].prepare(t, l)
+			}
+			return all[name].do(t, l)
+		}}
 	}
 	return map[string][]changeKind{
-		"CreateVM": {{"POST /nodes/*/qemu", func(t *testing.T, l lab) error {
-			return l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"name": "new", "scsi0": "fast:10,serial=a,discard=on"})
-		}}},
-		"configChange": {
-			{"PUT " + onVM + "/config", set("onboot", "1")},
-			{"POST " + onVM + "/config", set("scsi5", "fast:1")},
-		},
-		"DeleteVM": {{"DELETE " + onVM, func(t *testing.T, l lab) error {
-			return l.DeleteVM(t.Context(), l.read(t, 9011))
-		}}},
-		"MoveDisk": {{"POST " + onVM + "/move_disk", func(t *testing.T, l lab) error {
-			must(t, l.CreateVM(t.Context(), "pve1", 9090, nil))
-			return l.MoveDisk(t.Context(), l.read(t, 9011), "scsi1", 9090, "scsi7")
-		}}},
-	}
-}
-
-func powerChanges() map[string][]changeKind {
-	return map[string][]changeKind{
+		"CreateVM":     {kind("POST /nodes/*/qemu", "create")},
+		"configChange": {kind("PUT "+onVM+"/config", "set"), kind("POST "+onVM+"/config", "set a drive")},
+		"DeleteVM":     {kind("DELETE "+onVM, "delete")},
+		"MoveDisk":     {kind("POST "+onVM+"/move_disk", "move a disk")},
 		"switchTo": {
-			{"POST " + onVM + "/status/start", func(t *testing.T, l lab) error { return l.Start(t.Context(), l.read(t, 9011)) }},
-			{"POST " + onVM + "/status/stop", func(t *testing.T, l lab) error { return l.Stop(t.Context(), l.read(t, 9011)) }},
-			{"POST " + onVM + "/status/shutdown", func(t *testing.T, l lab) error {
-				return l.Shutdown(t.Context(), l.read(t, 9011), time.Minute)
-			}},
+			kind("POST "+onVM+"/status/start", "start"), kind("POST "+onVM+"/status/stop", "stop"),
+			kind("POST "+onVM+"/status/shutdown", "shut down"),
 		},
+		"AddHA":          {kind("POST /cluster/ha/resources", "put into HA")},
+		"removeResource": {kind("DELETE /cluster/ha/resources/*", "take out of HA")},
 	}
 }
 
 func isoChanges() map[string][]changeKind {
-	content := []byte("talos")
-	upload := func(t *testing.T, l lab) error {
-		return l.Upload(t.Context(), images.Upload{
-			Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: int64(len(content)), SHA256: world.NewMedia(content).SHA256(),
-			Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil },
-		})
-	}
+	upload := func(t *testing.T, l lab) error { return l.Upload(t.Context(), isoOf(t, []byte("talos"))) }
 	return map[string][]changeKind{
 		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
 		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
 			err := l.Download(t.Context(), images.Download{
-				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: world.NewMedia(content).SHA256(),
+				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64),
 			})
 			if err == nil {
 				return errors.New("a host without a network has downloaded something")
@@ -104,21 +77,7 @@ func isoChanges() map[string][]changeKind {
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
 			must(t, upload(t, l))
 			l.may("Datastore.Allocate")
-			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso"})
-		}}},
-	}
-}
-
-func haChanges() map[string][]changeKind {
-	return map[string][]changeKind{
-		"AddHA": {{"POST /cluster/ha/resources", func(t *testing.T, l lab) error {
-			l.may("Sys.Console")
-			return l.AddHA(t.Context(), cluster.HAResource{VMID: 9011, State: "stopped", Settings: map[string]string{"max_restart": "3", "comment": "two words"}})
-		}}},
-		"removeResource": {{"DELETE /cluster/ha/resources/*", func(t *testing.T, l lab) error {
-			l.may("Sys.Console")
-			l.world.AddHA(world.HAResource{SID: "vm:9011", State: "stopped"})
-			return l.RemoveHA(t.Context(), 9011)
+			return l.DeleteISO(t.Context(), images.StoredISO{Host: "pve1", Storage: "isos", Name: "recast-1.iso"})
 		}}},
 	}
 }
@@ -163,15 +122,12 @@ func TestEveryKindOfChange(t *testing.T) {
 	t.Parallel()
 	for _, list := range kindsOfChange() {
 		for _, c := range list {
-			t.Run(c.request, func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
-					l := newLab(t)
-					must(t, c.send(t, l))
-					if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
-						t.Error("no such request was sent")
-					}
-				})
+			runInBubble(t, c.request, func(t *testing.T) {
+				l := newLab(t)
+				must(t, c.send(t, l))
+				if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
+					t.Error("no such request was sent")
+				}
 			})
 		}
 	}

@@ -2,7 +2,10 @@ package pve
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
@@ -45,9 +48,39 @@ func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
 		o.Dial = s.Net.Dialer().DialContext
 	}
 	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(c.Close)
 	return c
+}
+
+// onNode runs a test in a bubble with a fake of one node and a client of it.
+func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		pve1 := s.Node(t, "pve1")
+		test(t, pve1, s.client(t, "pve1"))
+	})
+}
+
+func runOnNode(t *testing.T, name string, test func(t *testing.T, pve1 *fake, c *Client)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { onNode(t, test) })
+}
+
+func runInBubble(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, test)
+	})
+}
+
+// same requires two values to be equal.
+func same(t *testing.T, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }

@@ -4,34 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 )
 
 func TestStorage(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
 			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1},
 			{"storage":"others","content":"images","shared":0,"active":0,"enabled":0}]`))
 		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
 		pve1.On("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
 		pve1.On("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
-		c := s.client(t, "pve1")
 		got, err := c.Storage(t.Context(), "pve1", "isos")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("storage (-want +got):\n%s", diff)
-		}
+		same(t, "storage", want, got)
 		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
 			t.Errorf("inactive storage: %+v, error %v", got, err)
 		}
@@ -62,50 +51,15 @@ func TestStorage(t *testing.T) {
 	})
 }
 
-func TestStorages(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		pve1.On("GET /storage", data(`[{"storage":"thin","type":"lvmthin","vgname":"pve","thinpool":"data","content":"images","digest":"d"},{"storage":"ceph","type":"rbd","shared":1},
-			{"storage":"nas","type":"nfs","shared":"1"},{"storage":"local","type":"dir","shared":0}]`), raw("595 No route to host", ""))
-		c := s.client(t, "pve1")
-		got, err := c.Storages(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := []cluster.Storage{
-			{Name: "ceph", Type: "rbd", Shared: true, Pool: "rbd rbd of the hosts' own Ceph"},
-			{Name: "local", Type: "dir"},
-			{Name: "nas", Type: "nfs", Shared: true},
-			{Name: "thin", Type: "lvmthin", Pool: "pve/data"},
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("storages (-want +got):\n%s", diff)
-		}
-		if got, err := c.Storages(t.Context()); err == nil {
-			t.Errorf("lists %v without an answer", got)
-		}
-	})
-}
-
 func TestOwnedVolumes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes/pve1/storage/fast/content?content=images&vmid=101",
 			data(`[{"volid":"fast:vm-101-disk-1","vmid":"101","size":1},{"volid":"fast:vm-101-disk-0","vmid":101,"size":"2"}]`),
 			data(`[]`), raw("500 storage 'fast' does not exist", ""))
-		c := s.client(t, "pve1")
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
 			got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("volumes (-want +got):\n%s", diff)
-			}
+			must(t, err)
+			same(t, "volumes", want, got)
 		}
 		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
 			t.Errorf("lists %v of a missing storage", got)
@@ -113,11 +67,9 @@ func TestOwnedVolumes(t *testing.T) {
 	})
 }
 
-func TestStoragesTellHowTheyAllocate(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.Node(t, "pve1").On("GET /storage", data(`[
+func TestStorages(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		pve1.On("GET /storage", data(`[
 			{"storage":"a-dir","type":"dir","path":"/srv"},
 			{"storage":"b-full","type":"dir","preallocation":"full"},
 			{"storage":"c-metadata","type":"nfs","shared":1,"preallocation":"metadata"},
@@ -127,11 +79,9 @@ func TestStoragesTellHowTheyAllocate(t *testing.T) {
 			{"storage":"g-sparse","type":"zfspool","pool":"rpool/data","sparse":1},
 			{"storage":"h-ceph","type":"rbd","shared":1},
 			{"storage":"i-ceph","type":"rbd","shared":1,"pool":"vms","monhost":"10.0.0.1 10.0.0.2"},
-			{"storage":"j-plugin","type":"linstor","shared":1}]`))
-		got, err := s.client(t, "pve1").Storages(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+			{"storage":"j-plugin","type":"linstor","shared":"1"}]`), raw("595 No route to host", ""))
+		got, err := c.Storages(t.Context())
+		must(t, err)
 		want := []cluster.Storage{
 			{Name: "a-dir", Type: "dir"},
 			{Name: "b-full", Type: "dir", Thick: true},
@@ -144,17 +94,15 @@ func TestStoragesTellHowTheyAllocate(t *testing.T) {
 			{Name: "i-ceph", Type: "rbd", Shared: true, Pool: "rbd vms of 10.0.0.1 10.0.0.2"},
 			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("storages (-want +got):\n%s", diff)
+		same(t, "storages", want, got)
+		if got, err := c.Storages(t.Context()); err == nil {
+			t.Errorf("lists %v without an answer", got)
 		}
 	})
 }
 
 func TestRoom(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes/pve1/storage?content=images", data(`[
 			{"storage":"thin","type":"lvmthin","content":"images","active":1,"enabled":1,"total":100,"used":40,"avail":60,"used_fraction":0.4},
 			{"storage":"nas","type":"nfs","active":0,"enabled":1,"total":0,"used":0,"avail":0},
@@ -162,11 +110,8 @@ func TestRoom(t *testing.T) {
 		pve1.On("GET /nodes/pve1/disks/lvmthin", data(`[{"lv":"data","vg":"pve","lv_size":100,"used":40,"metadata_size":10,"metadata_used":1}]`))
 		pve1.On("GET /nodes/pve2/storage?content=images", data(`[{"storage":"thin","type":"lvmthin","active":1,"total":100,"avail":60}]`))
 		pve1.On("GET /nodes/pve2/disks/lvmthin", raw("500 got no thin pools", ""))
-		c := s.client(t, "pve1")
 		got, err := c.Room(t.Context(), "pve1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := cluster.Room{
 			Storages: []cluster.StorageRoom{
 				{Name: "fs", Active: true, Total: 2e15, Free: 15e14},
@@ -175,9 +120,7 @@ func TestRoom(t *testing.T) {
 			},
 			ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 40, MetaSize: 10, MetaUsed: 1}},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("room (-want +got):\n%s", diff)
-		}
+		same(t, "room", want, got)
 		if got, err := c.Room(t.Context(), "pve2"); err != nil || got.ErrPools == nil || len(got.Storages) != 1 {
 			t.Errorf("thin pools that can't be read: %+v, error %v", got, err)
 		}

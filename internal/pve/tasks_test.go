@@ -1,6 +1,7 @@
 package pve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,18 +11,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/pve/api"
 )
 
 // TestOwnTasks returns the tasks of our token about the requested VMs.
 func TestOwnTasks(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"offline"}]`))
 		var rows []string
 		for _, task := range []string{
@@ -31,13 +27,9 @@ func TestOwnTasks(t *testing.T) {
 			rows = append(rows, `{"upid":"UPID:pve1:0000ABCD:00012345:386D4380:`+task+`:"}`)
 		}
 		pve1.On("GET /nodes/pve1/tasks?source=active&limit=500", data("["+strings.Join(rows, ",")+"]"))
-		got, err := s.client(t, "pve1").OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got); diff != "" {
-			t.Errorf("tasks (-want +got):\n%s", diff)
-		}
+		got, err := c.OwnTasks(t.Context(), func(id cluster.VMID) bool { return id == 101 })
+		must(t, err)
+		same(t, "tasks", []string{"qmshutdown 101 on pve1", "qmmove 9900-scsi1>101-scsi1 on pve1"}, got)
 	})
 }
 
@@ -72,24 +64,17 @@ func TestTask(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-				pve1.On(statusPath, tc.answers...)
-				pve1.On(logPath, log)
-				pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
-				pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-				err := s.client(t, "pve1").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
-				if tc.want == "" && err != nil || tc.want != "" && fmt.Sprint(err) != tc.want {
-					t.Errorf("error is %v\nwant     %s", err, tc.want)
-				}
-				if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-					t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+			pve1.On(statusPath, tc.answers...)
+			pve1.On(logPath, log)
+			pve1.On("GET /nodes/pve1/qemu/101/config", data(`{"digest":"d"}`))
+			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+			err := c.DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1", Digest: "d"})
+			same(t, "error", cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
+			if errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
+				t.Errorf("lost answer: %v, want %v", !tc.lost, tc.lost)
+			}
 		})
 	}
 }
@@ -111,33 +96,28 @@ func TestTaskPolls(t *testing.T) {
 		"ten minutes": {10 * time.Minute, 2 * time.Second, 325, 2 * time.Second, 305},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				end := time.Now().Add(tc.takes)
-				pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
-				pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
-					answer := running
-					if !time.Now().Before(end) {
-						answer = stopped("OK")
-					}
-					answer(w, r)
-				})
-				c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
-				for i := range 3 {
-					before := len(pve1.Requests()) - len(changes(pve1.Requests()))
-					end = time.Now().Add(tc.takes)
-					if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
-						t.Fatal(err)
-					}
-					late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
-					if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
-						t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
-					}
+		runInBubble(t, name, func(t *testing.T) {
+			s := newSite(t)
+			pve1 := s.Node(t, "pve1")
+			end := time.Now().Add(tc.takes)
+			pve1.On("POST /nodes/pve1/qemu", data(`"`+testUPID+`"`))
+			pve1.On(statusPath, func(w http.ResponseWriter, r *http.Request) {
+				answer := running
+				if !time.Now().Before(end) {
+					answer = stopped("OK")
 				}
+				answer(w, r)
 			})
+			c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: 2 * time.Second}, "pve1")
+			for i := range 3 {
+				before := len(pve1.Requests()) - len(changes(pve1.Requests()))
+				end = time.Now().Add(tc.takes)
+				must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
+				late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
+				if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
+					t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
+				}
+			}
 		})
 	}
 }
@@ -152,13 +132,9 @@ func TestWarningsOfOtherTasksAreReported(t *testing.T) {
 		pve1.On(logPath, data(`[{"n":1,"t":"iothread is only valid with virtio disk"}]`))
 		var warned []string
 		c := s.clientWith(t, api.Options{RootCAs: s.Pool(), Warn: func(text string) { warned = append(warned, text) }}, "pve1")
-		if err := c.CreateVM(t.Context(), "pve1", 101, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 		want := []string{"task qmdestroy 101 on pve1: WARNINGS: 1 (iothread is only valid with virtio disk)"}
-		if diff := cmp.Diff(want, warned); diff != "" {
-			t.Errorf("warned (-want +got):\n%s", diff)
-		}
+		same(t, "warned", want, warned)
 	})
 }
 
@@ -173,24 +149,19 @@ func TestTaskWaitEnds(t *testing.T) {
 		"when Proxmox becomes unavailable": {24 * time.Hour, raw("595 Connection refused", ""), outage + time.Minute},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
-				pve1.On(statusPath, tc.status)
-				ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
-				defer cancel()
-				start := time.Now()
-				err := s.client(t, "pve1").DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-				if !errors.Is(err, cluster.ErrLostAnswer) {
-					t.Errorf("error is %v", err)
-				}
-				if took := time.Since(start); took > tc.within {
-					t.Errorf("took %s", took)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
+			pve1.On(statusPath, tc.status)
+			ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
+			defer cancel()
+			start := time.Now()
+			err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
+			if !errors.Is(err, cluster.ErrLostAnswer) {
+				t.Errorf("error is %v", err)
+			}
+			if took := time.Since(start); took > tc.within {
+				t.Errorf("took %s", took)
+			}
 		})
 	}
 }

@@ -1,12 +1,10 @@
 package pve
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/firewall"
@@ -54,29 +52,20 @@ type tie struct {
 func testTies(t *testing.T, cases map[string]tie) {
 	t.Helper()
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				untied(pve1)
-				for path, answer := range map[string]route{tc.path: tc.answer, tc.path2: tc.answer2} {
-					if path != "" {
-						pve1.On(path, answer)
-					}
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			untied(pve1)
+			for path, answer := range map[string]route{tc.path: tc.answer, tc.path2: tc.answer2} {
+				if path != "" {
+					pve1.On(path, answer)
 				}
-				vm := tied101
-				if tc.vm != nil {
-					tc.vm(&vm)
-				}
-				got, err := s.client(t, "pve1").Ties(t.Context(), vm)
-				if tc.err == "" && err != nil || tc.err != "" && fmt.Sprint(err) != tc.err {
-					t.Fatalf("error is %v\nwant     %s", err, tc.err)
-				}
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("ties (-want +got):\n%s", diff)
-				}
-			})
+			}
+			vm := tied101
+			if tc.vm != nil {
+				tc.vm(&vm)
+			}
+			got, err := c.Ties(t.Context(), vm)
+			same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+			same(t, "ties", tc.want, got)
 		})
 	}
 }
@@ -278,10 +267,7 @@ func TestReplications(t *testing.T) {
 // TestOneLookAtManyVMs: what is kept in one place for all VMs, or for all of a host,
 // is read once per look.
 func TestOneLookAtManyVMs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		untied(pve1)
 		var vms []cluster.VM
 		var jobs, resources string
@@ -304,7 +290,6 @@ func TestOneLookAtManyVMs(t *testing.T) {
 		pve1.On("GET /cluster/options", data(`{"allowed-tags":["b"]}`))
 		pve1.On(listPath, list(resources))
 		pve1.On(haList, data(`[]`))
-		c := s.client(t, "pve1")
 		for look := 1; look <= 2; look++ {
 			for i, of := range c.TiesOf(t.Context(), vms) {
 				if of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1 {

@@ -81,29 +81,19 @@ type uploadFigures struct {
 func measureUpload(t testing.TB) uploadFigures {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "huge.iso")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
 	server := again(t, "server")
 	stop, err := server.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, err := server.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, server.Start())
 	defer func() {
 		_ = stop.Close() // ends the server
 		_ = server.Wait()
 	}()
 	where, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := again(t, "client", serverVar+"="+strings.TrimSpace(where), fileVar+"="+file)
 	said, err := client.Output()
 	if err != nil {
@@ -130,9 +120,7 @@ func again(t testing.TB, role string, env ...string) *exec.Cmd {
 func uploadHuge(t *testing.T) {
 	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
 	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer c.Close()
 	u := images.Upload{
 		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
@@ -145,9 +133,7 @@ func uploadHuge(t *testing.T) {
 	got.idleMiB = memoryMiB(t, "VmRSS")
 	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
 	begun := time.Now()
-	if err := c.Upload(t.Context(), u); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Upload(t.Context(), u))
 	got.took = time.Since(begun)
 	got.aboveMiB = memoryMiB(t, "VmHWM") - got.idleMiB
 	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
@@ -190,13 +176,9 @@ func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, a
 func memoryMiB(t *testing.T, name string) float64 {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, _ := strings.Cut(string(status), name+":")
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return float64(kib) / 1024
 }

@@ -23,10 +23,7 @@ func seesAll(f *fake) {
 }
 
 func TestUses(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		seesAll(pve1)
 		moved := data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1","status":"running"},{"type":"lxc","vmid":102,"node":"pve1","name":"ct"},
 			{"type":"qemu","vmid":103,"node":"pve2","name":"gone","status":"stopped"}]`)
@@ -39,19 +36,15 @@ func TestUses(t *testing.T) {
 		pve1.On("GET /nodes/pve2/qemu/103/pending", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
 		pve1.On("GET /nodes/pve2/qemu/103/config", raw("500 Configuration file 'nodes/pve2/qemu-server/103.conf' does not exist", ""))
 		pve1.On("GET /cluster/nextid?vmid=103", data(`"103"`))
-		got, err := s.client(t, "pve1").Uses(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		got, err := c.Uses(t.Context())
+		must(t, err)
 		want := []images.Use{
 			{By: `VM 101 "wk1" on pve1`, Values: []string{
 				"2", "local:iso/a.iso,media=cdrom", "none,media=cdrom", "local:iso/b.iso,media=cdrom", "local:iso/c.iso,media=cdrom",
 			}},
 			{By: `snapshot before of VM 101 "wk1" on pve1`, Values: []string{"1", "512", "local:iso/d.iso,media=cdrom"}},
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		same(t, "uses", want, got)
 	})
 }
 
@@ -108,21 +101,16 @@ func TestUsesFails(t *testing.T) {
 			}, "snapshot 's' does not exist", fault.Failed,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				seesAll(pve1)
-				pve1.On("GET /cluster/resources?type=vm", data(seen))
-				pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
-				pve1.On("GET /nodes/pve1/qemu/101/snapshot", data(`[]`))
-				tc.change(pve1)
-				got, err := s.client(t, "pve1").Uses(t.Context())
-				if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
-					t.Errorf("error is %v (%v), want %q in it; uses %v", err, fault.KindOf(err), tc.want, got)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			seesAll(pve1)
+			pve1.On("GET /cluster/resources?type=vm", data(seen))
+			pve1.On("GET /nodes/pve1/qemu/101/pending", data(`[]`))
+			pve1.On("GET /nodes/pve1/qemu/101/snapshot", data(`[]`))
+			tc.change(pve1)
+			got, err := c.Uses(t.Context())
+			if err == nil || !strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != tc.kind {
+				t.Errorf("error is %v (%v), want %q in it; uses %v", err, fault.KindOf(err), tc.want, got)
+			}
 		})
 	}
 }

@@ -42,9 +42,7 @@ func TestSameValue(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := sameValue(tc.key, tc.want, tc.now); got != tc.same {
-				t.Errorf("%s: wanted %q, is %q: same %v", tc.key, tc.want, tc.now, got)
-			}
+			same(t, "result", tc.same, sameValue(tc.key, tc.want, tc.now))
 		})
 	}
 }

@@ -1,13 +1,11 @@
 package pve
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -46,57 +44,20 @@ func wantVM101Alone() cluster.VM {
 }
 
 func TestContainers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		vm101(s.Node(t, "pve1"))
-		got, err := s.client(t, "pve1").Containers(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]cluster.Container{{ID: 200, Name: "ct", Host: "pve1"}}, got); diff != "" {
-			t.Errorf("containers (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestVMs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		vm101(s.Node(t, "pve1"))
-		got, err := s.client(t, "pve1").VMs(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]cluster.VM{wantVM101}, got); diff != "" {
-			t.Errorf("VMs (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestVMsFailsWhereOneCannotBeRead(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
-		pve1.On("GET /nodes/pve1/qemu/101/config", raw("595 No route to host", ""))
-		if vms, err := s.client(t, "pve1").VMs(t.Context()); err == nil {
-			t.Errorf("lists %v", vms)
-		}
+		got, err := c.Containers(t.Context())
+		must(t, err)
+		same(t, "containers", []cluster.Container{{ID: 200, Name: "ct", Host: "pve1"}}, got)
 	})
 }
 
 func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		vm101(pve1)
 		pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
 		pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
-		vms, err := s.client(t, "pve1").VMs(t.Context())
+		vms, err := c.VMs(t.Context())
 		if err != nil || len(vms) > 0 {
 			t.Errorf("lists %v, error %v", vms, err)
 		}
@@ -158,27 +119,20 @@ func TestVM(t *testing.T) {
 		},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				pve1 := s.Node(t, "pve1")
-				tc.prepare(pve1)
-				start := time.Now()
-				got, err := s.client(t, "pve1").VM(t.Context(), 101)
-				if tc.err != "" && fmt.Sprint(err) != tc.err || tc.err == "" && err != nil {
-					t.Fatalf("error is %v\nwant     %s", err, tc.err)
-				}
-				if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
-					t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
-				}
-				if diff := cmp.Diff(tc.want, got); tc.err == "" && diff != "" {
-					t.Errorf("VM (-want +got):\n%s", diff)
-				}
-				if took := time.Since(start); took > listLag+time.Minute {
-					t.Errorf("took %s", took)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			tc.prepare(pve1)
+			start := time.Now()
+			got, err := c.VM(t.Context(), 101)
+			same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+			if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
+				t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
+			}
+			if tc.err == "" {
+				same(t, "VM", tc.want, got)
+			}
+			if took := time.Since(start); took > listLag+time.Minute {
+				t.Errorf("took %s", took)
+			}
 		})
 	}
 }
@@ -200,55 +154,31 @@ func TestQuorate(t *testing.T) {
 		"something entirely": {`"quorate"`, false, true},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				s.Node(t, "pve1").On("GET /cluster/status", data(tc.answer))
-				got, err := s.client(t, "pve1").Quorate(t.Context())
-				if got != tc.want || (err != nil) != tc.err {
-					t.Errorf("quorate %v, error %v", got, err)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			pve1.On("GET /cluster/status", data(tc.answer))
+			got, err := c.Quorate(t.Context())
+			if got != tc.want || (err != nil) != tc.err {
+				t.Errorf("quorate %v, error %v", got, err)
+			}
 		})
 	}
 }
 
 func TestPermissions(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		pve1.On("GET /access/permissions?path=%2Fvms", data(`{"/vms":{"VM.PowerMgmt":"1","VM.Audit":0}}`), data(`{"/vms":{}}`), data(`{}`))
-		c := s.client(t, "pve1")
 		for _, want := range []cluster.Privileges{{"VM.Audit": false, "VM.PowerMgmt": true}, {}, {}} {
 			got, err := c.Permissions(t.Context(), "/vms")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("permissions (-want +got):\n%s", diff)
-			}
+			must(t, err)
+			same(t, "permissions", want, got)
 		}
 	})
-}
-
-func TestNormaliseRefusesWhatItDoesNotKnow(t *testing.T) {
-	t.Parallel()
-	for _, value := range []string{`{"a":1}`, `["a"]`} {
-		if config, _, err := (rawConfig{"net0": []byte(value)}).normalise(); err == nil {
-			t.Errorf("%s is read as %v", value, config)
-		}
-	}
 }
 
 // TestVMsOfAListThatIsBehind: the list shows a VM as being created, but its host
 // shows it as complete. VMs completed before it may be missing from the list.
 func TestVMsOfAListThatIsBehind(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
 		const ours = `{"type":"qemu","vmid":9000,"node":"pve1","status":"unknown"`
 		pve1.On(listPath, data(`[`+ours+`,"lock":"create"}]`),
 			data(`[`+ours+`},{"type":"qemu","vmid":9100,"node":"pve1","status":"unknown","lock":"create"}]`),
@@ -257,7 +187,7 @@ func TestVMsOfAListThatIsBehind(t *testing.T) {
 		for _, id := range []string{"9000", "9100"} {
 			pve1.On("GET /nodes/pve1/qemu/"+id+"/pending", data(`[{"key":"digest","value":"d"},{"key":"name","value":"recast-claim"}]`))
 		}
-		vms, err := s.client(t, "pve1").VMs(t.Context())
+		vms, err := c.VMs(t.Context())
 		if err != nil || len(vms) != 2 || vms[0].ID != 9000 || vms[1].ID != 9100 {
 			t.Errorf("VMs %v, %v", vms, err)
 		}

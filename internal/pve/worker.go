@@ -35,13 +35,13 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 	query := url.Values{"source": {"all"}, "typefilter": {w.kind}, "limit": {"500"}}
 	path := "/nodes/" + url.PathEscape(w.host) + "/tasks?" + query.Encode()
 	var rows []struct{ UPID string }
+	var up uptime
 	err := c.Get(ctx, path, &rows)
-	if err != nil || len(rows) == 0 {
-		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
+	if err == nil && len(rows) > 0 {
+		up, err = c.hosts.uptime(ctx, w.host)
 	}
-	up, err := c.hosts.uptime(ctx, w.host)
 	if err != nil {
-		return "", prefixed(err, "look for task %s %s on %s", w.kind, w.id, w.host)
+		return "", fmt.Errorf("look for task %s %s on %s: %w", w.kind, w.id, w.host, err)
 	}
 	from, until := up.ago(time.Since(sent)+uptimeSlack), up.ago(-uptimeSlack)
 	var found []api.UPID
@@ -65,11 +65,4 @@ func (c *tasks) startedSince(ctx context.Context, w worker, sent time.Time) (str
 		return found[0].Raw, nil
 	}
 	return "", wait.Stop(fmt.Errorf("%d tasks could be the one: %s and %s", len(found), found[0].Raw, found[1].Raw))
-}
-
-func prefixed(err error, format string, args ...any) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf(format+": %w", append(args, err)...)
 }

@@ -50,36 +50,30 @@ func TestStartedSince(t *testing.T) {
 		"no uptime in the answer":  {listed: []string{mine}, status: data(`{}`), err: "does not report its uptime"},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				rows := make([]string, 0, len(tc.listed))
-				for _, u := range tc.listed {
-					rows = append(rows, `{"upid":"`+u+`"}`)
-				}
-				pve1 := s.Node(t, "pve1")
-				pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
-				if tc.status == nil {
-					tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
-				}
-				pve1.On("GET /nodes/pve1/status", tc.status)
-				c := s.client(t, "pve1")
-				c.workers.Store(move(57), true)
-				sent := time.Now()
-				time.Sleep(time.Minute)
-				worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
-				got, err := c.startedSince(t.Context(), worker, sent)
-				if got != tc.want || tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
-					t.Errorf("got %q, error %v", got, err)
-				}
-				if tc.want == "" {
-					return
-				}
-				if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
-					t.Errorf("the second time: %q, error %v", again, err)
-				}
-			})
+		runOnNode(t, name, func(t *testing.T, pve1 *fake, c *Client) {
+			rows := make([]string, 0, len(tc.listed))
+			for _, u := range tc.listed {
+				rows = append(rows, `{"upid":"`+u+`"}`)
+			}
+			pve1.On("GET /nodes/pve1/tasks?limit=500&source=all&typefilter=qmmove", data("["+strings.Join(rows, ",")+"]"))
+			if tc.status == nil {
+				tc.status = data(`{"uptime":86400,"cpuinfo":{"user_hz":100}}`)
+			}
+			pve1.On("GET /nodes/pve1/status", tc.status)
+			c.workers.Store(move(57), true)
+			sent := time.Now()
+			time.Sleep(time.Minute)
+			worker := moveWorker(cluster.VM{ID: 100, Host: "pve1"}, "scsi1", 200, "scsi5")
+			got, err := c.startedSince(t.Context(), worker, sent)
+			if got != tc.want || tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+				t.Errorf("got %q, error %v", got, err)
+			}
+			if tc.want == "" {
+				return
+			}
+			if again, err := c.startedSince(t.Context(), worker, sent); again != "" || err != nil {
+				t.Errorf("the second time: %q, error %v", again, err)
+			}
 		})
 	}
 }
@@ -97,8 +91,6 @@ func TestADeadWorkerIsNotRepeated(t *testing.T) {
 		if err := l.MoveDisk(t.Context(), vm, "scsi1", 9090, "scsi1"); !errors.Is(err, cluster.ErrLostAnswer) {
 			t.Errorf("error is %v", err)
 		}
-		if got := l.recorder.Mutations() - before; got != 1 {
-			t.Errorf("sent %d times", got)
-		}
+		same(t, "sent", 1, l.recorder.Mutations()-before)
 	})
 }

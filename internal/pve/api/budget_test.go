@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -12,8 +13,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -97,9 +96,7 @@ func TestReadsAreBounded(t *testing.T) {
 				if took := time.Since(start); took > tc.within {
 					t.Errorf("took %s, more than %s", took, tc.within)
 				}
-				if tc.err == "" && err != nil || tc.err != "" && fmt.Sprint(err) != tc.err {
-					t.Errorf("error is %v\nwant     %s", err, tc.err)
-				}
+				same(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 				asked := 0
 				for _, f := range hosts {
 					if len(f.Requests()) > 0 {
@@ -132,9 +129,7 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 			t.Errorf("error %v, hints %s", err, hints)
 		}
 		must(t, c.Get(t.Context(), "/version", &out))
-		if diff := cmp.Diff("GET /version", pve1.Requests()[len(pve1.Requests())-1]); diff != "" {
-			t.Errorf("last asked of pve1 (-want +got):\n%s", diff)
-		}
+		same(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
 	})
 }
 
@@ -227,9 +222,7 @@ func TestPasswordIsNeverShown(t *testing.T) {
 		s := apitest.NewSite(t)
 		s.Node(t, "pve1").On("PUT /x", raw("400 Parameter verification failed.", `{"message":"hunter2","errors":{"cipassword":"got 'hunter2'"}}`))
 		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", map[string]string{"cipassword": "hunter2"}, nil)
-		if got := fmt.Sprint(err); got != "PUT /x: 400 [redacted]: cipassword: got '[redacted]'" {
-			t.Errorf("error is %s", got)
-		}
+		same(t, "error", "PUT /x: 400 [redacted]: cipassword: got '[redacted]'", fmt.Sprint(err))
 	})
 }
 
@@ -249,9 +242,7 @@ func TestHTTP2IsNotUsed(t *testing.T) {
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
 		c := connTo(t, s, "pve1")
 		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
-		if got := fmt.Sprint(err); got != "PUT /x: 500 no options specified" {
-			t.Errorf("error is %s", got)
-		}
+		same(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
 		must(t, srv.Close())
 		wg.Wait()
 	})

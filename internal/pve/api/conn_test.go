@@ -9,8 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
@@ -52,9 +50,7 @@ func TestReadIsRepeated(t *testing.T) {
 				if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
 					t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
 				}
-				if diff := cmp.Diff(tc.want, pve1.Requests()); diff != "" {
-					t.Errorf("requests (-want +got):\n%s", diff)
-				}
+				same(t, "requests", tc.want, pve1.Requests())
 			})
 		})
 	}
@@ -87,9 +83,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					if errors.Is(err, cluster.ErrLostAnswer) {
 						t.Errorf("%v: nothing was done", err)
 					}
-					if n := len(pve1.Requests()); n != tc.times {
-						t.Errorf("sent %d times, want %d", n, tc.times)
-					}
+					same(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
 		}
@@ -104,17 +98,11 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		pve2.On("PUT /nodes/pve1/qemu/101/config", data("null"))
 		c := connTo(t, s, "pve1", "pve2") // nothing listens at pve1
 		for range 2 {
-			if err := c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil); err != nil {
-				t.Fatal(err)
-			}
+			must(t, c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil))
 		}
 		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
-		if diff := cmp.Diff(want, pve2.Requests()); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
-		}
-		if got := c.transport.current.Load(); got != 1 {
-			t.Errorf("asks endpoint %d first, not the one that last answered", got)
-		}
+		same(t, "requests", want, pve2.Requests())
+		same(t, "first endpoint", int64(1), c.transport.current.Load())
 	})
 }
 
@@ -154,9 +142,7 @@ func TestNewRefuses(t *testing.T) {
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	got, err := parseEndpoints([]string{"https://pve1/", "https://[::1]:443", "https://pve2.example"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []string{net.JoinHostPort("pve1", "8006"), "[::1]:443", "pve2.example:8006"}
 	for i, u := range got {
 		if u.Host != want[i] {

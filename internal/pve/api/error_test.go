@@ -60,9 +60,7 @@ func TestParseError(t *testing.T) {
 			t.Parallel()
 			got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
 			tc.want.Method, tc.want.Path = "POST", "/p"
-			if diff := cmp.Diff(&tc.want, got); diff != "" {
-				t.Errorf("parsed (-want +got):\n%s", diff)
-			}
+			same(t, "parsed", &tc.want, got)
 			if got.Error() != tc.text {
 				t.Errorf("says %q, want %q", got, tc.text)
 			}

@@ -3,6 +3,8 @@ package api
 import (
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 )
 
@@ -40,9 +42,17 @@ func connWith(t *testing.T, s *apitest.Site, o Options, hosts ...string) *Conn {
 	return c
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// same requires two values to be equal.
+func same(t *testing.T, what string, want, got any) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

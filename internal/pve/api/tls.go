@@ -95,11 +95,7 @@ func parseFingerprints(s string) ([][sha256.Size]byte, error) {
 }
 
 func formatFingerprint(sum [sha256.Size]byte) string {
-	pairs := make([]string, len(sum))
-	for i, b := range sum {
-		pairs[i] = fmt.Sprintf("%02X", b)
-	}
-	return strings.Join(pairs, ":")
+	return strings.ReplaceAll(fmt.Sprintf("% X", sum), " ", ":")
 }
 
 // Untrusted returns why the server's certificate is not trusted; "" if err is

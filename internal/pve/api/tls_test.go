@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -27,9 +28,7 @@ func TestTrust(t *testing.T) {
 		"authority": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{RootCAs: s.Pool()} }},
 		"authority from a file": {options: func(t *testing.T, s *apitest.Site) Options {
 			path := filepath.Join(t.TempDir(), "ca.pem")
-			if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Cert.Leaf.Raw}), 0o600))
 			return Options{CAFile: path}
 		}},
 		"pin": {options: func(_ *testing.T, s *apitest.Site) Options { return Options{Fingerprint: s.Fingerprint()} }},
@@ -46,10 +45,7 @@ func TestTrust(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				s := apitest.NewSite(t)
-				host := tc.host
-				if host == "" {
-					host = "pve1"
-				}
+				host := cmp.Or(tc.host, "pve1")
 				first, second := s.Node(t, host), s.Node(t, "pve2")
 				for _, n := range []*fake{first, second} {
 					n.On("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func TestParseUPID(t *testing.T) {
@@ -40,9 +38,7 @@ func TestParseUPID(t *testing.T) {
 			if (err != nil) != tc.err {
 				t.Errorf("error %v", err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("parsed (-want +got):\n%s", diff)
-			}
+			same(t, "parsed", tc.want, got)
 		})
 	}
 }

@@ -166,8 +166,8 @@ func Fingerprint(c *x509.Certificate) string {
 	return strings.ReplaceAll(fmt.Sprintf("% X", sha256.Sum256(c.Raw)), " ", ":")
 }
 
-// NewCertificate makes a certificate of pve1 and pve2 that is its own authority.
-func NewCertificate(t *testing.T) tls.Certificate {
+// NewCertificate makes a certificate of pve1, pve2 and addresses that is its own authority.
+func NewCertificate(t *testing.T, addrs ...net.IP) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -176,7 +176,7 @@ func NewCertificate(t *testing.T) tls.Certificate {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve1"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().AddDate(1, 0, 0),
-		DNSNames: []string{"pve1", "pve2"}, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		DNSNames: []string{"pve1", "pve2"}, IPAddresses: addrs, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
