@@ -20,14 +20,8 @@ func TestEntryAfterAKexecWithoutEFIVariables(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t)
-		l.installers[newRef] = image("new")
-		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
 		l.fw.Trouble(9001, talosapi.Trouble{NoOneShot: true})
-		b.on()
-		defer func() { b.guest.Kill() }()
-		l.running(cpAddr)
-		c := l.client(cpAddr, role.Admin)
+		b, c := l.node(image("old"))
 		before := facts(t, c)
 		mustInstall(t, c, newRef)
 		if err := c.Reboot(t.Context()); err != nil {
@@ -38,9 +32,8 @@ func TestEntryAfterAKexecWithoutEFIVariables(t *testing.T) {
 		if now.entry != before.entry || now.schematic != "schematic-new" {
 			t.Errorf("before %+v, now %+v", before, now)
 		}
-		if b.guest.Kill(); true {
-			b.on()
-		}
+		b.guest.Kill()
+		b.on()
 		l.running(cpAddr)
 		if now := facts(t, l.client(cpAddr, role.Admin)); now.entry == before.entry {
 			t.Errorf("the firmware has run, and it still says %s", now.entry)

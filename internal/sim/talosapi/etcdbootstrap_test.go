@@ -23,7 +23,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		}
 		old := q.id("cp1")
 		q.kill("cp1")
-		q.blank("cp1")
+		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
 		time.Sleep(time.Minute)
 		c := q.admin(1)

@@ -2,10 +2,7 @@ package talosapi_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,10 +14,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/emptypb"
-
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // hostname is the name of the machine that answers.
@@ -36,8 +30,8 @@ func TestCallsArePassedOn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := newQuorum(t, 2)
-		wk := q.worker()
-		defer func() { wk.guest.Kill() }()
+		q.worker()
+		q.running(workerAddr)
 		admin, reader := q.admin(1), q.client(address(1), role.Reader)
 		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
 			got, err := hostname(client.WithNode(t.Context(), target), reader)
@@ -89,63 +83,6 @@ func TestAnswersAreJoined(t *testing.T) {
 	})
 }
 
-// worker starts an installed worker.
-func (q *quorum) worker() *box {
-	q.t.Helper()
-	conf := q.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-	b := q.box(9031, "02:00:00:00:00:1F", disk("virtio0", "system", 10, q.installed(conf, image("old"))))
-	b.on()
-	q.running(workerAddr)
-	return b
-}
-
-func TestEventsContinueAfterAReboot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
-		c := q.admin(1)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		events := make(chan client.EventResult)
-		if err := c.EventsWatchV2(ctx, events); err != nil {
-			t.Fatal(err)
-		}
-		answer, err := c.RebootWithResponse(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		actor, last, stopping := answer.GetMessages()[0].GetActorId(), "", false
-		for r := range events {
-			if r.Error != nil {
-				break
-			}
-			if task, ok := r.Event.Payload.(*machineapi.TaskEvent); ok && task.GetTask() == "stopAllServices" && r.Event.ActorID == actor {
-				stopping = true
-			}
-			last = r.Event.ID
-		}
-		if !stopping {
-			t.Error("the stop of its services is not reported to the caller of the reboot")
-		}
-		q.running(address(1))
-		again := make(chan client.EventResult)
-		if err := c.EventsWatchV2(ctx, again, client.WithTailID(last)); err != nil {
-			t.Fatal(err)
-		}
-		for r := range again {
-			if r.Error != nil {
-				t.Fatal(r.Error)
-			}
-			if r.Event.ID <= last {
-				t.Fatalf("event %s again, after %s", r.Event.ID, last)
-			}
-			if s, ok := r.Event.Payload.(*machineapi.MachineStatusEvent); ok && s.GetStage() == machineapi.MachineStatusEvent_RUNNING && s.GetStatus().GetReady() {
-				return
-			}
-		}
-	})
-}
-
 func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -174,47 +111,6 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		apply(t, open, raw)
 		q.running(address(2))
 		want(t, "members", q.members(), "cp1 cp2")
-		if err := q.admin(2).Reboot(t.Context()); err != nil { // the configuration is kept
-			t.Fatal(err)
-		}
-		time.Sleep(time.Second)
-		q.running(address(2))
-	})
-}
-
-func TestClientConfigurations(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
-		c := q.admin(1)
-		b, err := c.Kubeconfig(t.Context())
-		if err != nil || !strings.Contains(string(b), "current-context: admin@lab") || !strings.Contains(string(b), "server: https://127.42.7.10:6443") {
-			t.Errorf("kubeconfig %q, %v", b, err)
-		}
-		answer, err := c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{
-			Roles: []string{string(role.Reader)}, CrtTtl: durationpb.New(time.Hour),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := string(answer.GetMessages()[0].GetTalosconfig()); !strings.HasPrefix(got, "context: reader@lab\n") {
-			t.Errorf("talosconfig %q", got)
-		}
-		_, err = c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{})
-		requireError(t, "no life", err, codes.InvalidArgument, "crt_ttl should be positive")
-		s, err := c.Dmesg(t.Context(), false, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, err := s.Recv()
-		if err != nil || !strings.HasPrefix(string(first.GetBytes()), "kern:  notice: [") {
-			t.Errorf("dmesg %q, %v", first.GetBytes(), err)
-		}
-		for err == nil {
-			_, err = s.Recv()
-		}
-		if !errors.Is(err, io.EOF) {
-			t.Error(err)
-		}
+		q.reboot(q.admin(2), func() error { return q.admin(2).Reboot(t.Context()) }) // the configuration is kept
 	})
 }
