@@ -66,7 +66,6 @@ func TestTroubles(t *testing.T) {
 		"cut too late": {factoryapi.Cut(7000), "/versions", got{status: 200, kind: "text/plain; charset=utf-8", body: versions}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				l.factory.Strike(1, tc.path, tc.trouble)
 				answer, err := l.see(tc.path)
@@ -82,7 +81,6 @@ func TestTroubles(t *testing.T) {
 }
 
 func TestRefusedConnection(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.factory.Strike(1, "/", factoryapi.Refused())
 		if answer, err := l.see("/versions"); err == nil {
@@ -93,7 +91,6 @@ func TestRefusedConnection(t *testing.T) {
 
 // TestStalledAnswer: the answer stalls until the factory is closed.
 func TestStalledAnswer(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		l.factory.Strike(1, "/versions", factoryapi.Stall(7))
 		time.AfterFunc(time.Hour, l.factory.Close)
@@ -107,7 +104,6 @@ func TestStalledAnswer(t *testing.T) {
 // TestImpatientProxy: the client gets an error after a minute, the factory continues, and
 // the next request gets the result.
 func TestImpatientProxy(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		path := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
@@ -132,7 +128,6 @@ func TestImpatientProxy(t *testing.T) {
 
 // TestBuilt: HEAD builds too, and cached assets are not rebuilt.
 func TestBuilt(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		iso := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
@@ -150,7 +145,6 @@ func TestBuilt(t *testing.T) {
 
 // TestStore: an image is only available by the signed URL that the factory redirects to.
 func TestStore(t *testing.T) {
-	t.Parallel()
 	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {
 		path := "/image/" + l.register(nil) + "/" + talosVersion + "/nocloud-amd64.iso"
 		if head, _ := l.do(http.MethodHead, path, ""); head.StatusCode != http.StatusOK || head.ContentLength < 1 {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -28,9 +27,7 @@ import (
 )
 
 func TestRoles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		l.node(image("old"))
 		ctx := t.Context()
 		calls := map[string]func(*client.Client) error{
@@ -96,9 +93,7 @@ func TestRoles(t *testing.T) {
 }
 
 func TestWorkerNeedsAControlPlane(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		l.worker()
 		if !l.silent(workerAddr, 5*time.Minute) {
 			t.Error("a lone worker has an API")
@@ -109,9 +104,7 @@ func TestWorkerNeedsAControlPlane(t *testing.T) {
 }
 
 func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
 		b := l.worker()
 		l.running(workerAddr)
@@ -142,9 +135,8 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 }
 
 func TestWatchSeesAReboot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, c := newLab(t).node(image("old"))
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		events := make(chan state.Event)
 		if err := c.COSI.Watch(t.Context(), runtime.NewMachineStatus().Metadata(), events); err != nil {
 			t.Fatal(err)
@@ -166,9 +158,7 @@ func TestWatchSeesAReboot(t *testing.T) {
 }
 
 func TestRecorderSeesAndBreaksCalls(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))
 		from := len(l.rec.Calls())
 		facts(t, c)
@@ -200,9 +190,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 }
 
 func TestDisksAsTheKernelShowsThem(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		named := func(d world.Drive) world.Drive {
 			d.WWN = "3ABCDEF012345678"
 			return d

@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/role"
@@ -21,9 +20,8 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, cp, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		cp, c := l.node(image("old"))
 		const file = "/usr/local/sbin/iscsid"
 		large := make([]byte, 2<<20)
 		_, _ = rand.NewChaCha8([32]byte{}).Read(large) // never fails

@@ -2,9 +2,7 @@ package talosapi_test
 
 import (
 	"net"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -26,7 +24,8 @@ func (l *lab) silent(addr string, d time.Duration) bool {
 
 func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 	each(t, map[string]string{"by schematic": "schematic-new", "by reference": newRef}, func(t *testing.T, _, broken string) {
-		l, b, c := upgradeLab(t)
+		l := newLab(t)
+		b, c := l.node(image("old"))
 		l.fw.BreakImage(broken, talosapi.RollsBack)
 		old := facts(t, c)
 		mustInstall(t, c, newRef)
@@ -41,40 +40,9 @@ func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 	})
 }
 
-func TestUpgradeToASystemThatNeverComesUp(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
-	each(t, map[string]talosapi.Defect{"hangs": talosapi.Hangs, "loops": talosapi.Loops}, func(t *testing.T, _ string, defect talosapi.Defect) {
-		l, b, c := upgradeLab(t)
-		l.fw.BreakImage("schematic-new", defect)
-		mustInstall(t, c, newRef)
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(10 * time.Second)
-		if !l.silent(cpAddr, 30*time.Minute) {
-			t.Error("the API came up")
-		}
-		reboots := strings.Count(strings.Join(l.lines(&l.screen), "\n"), "rebooting")
-		if looped := reboots > 10; looped != (defect == talosapi.Loops) {
-			t.Errorf("%d reboots", reboots)
-		}
-		b.guest.Shutdown() // no effect
-		time.Sleep(time.Minute)
-		b.requireOn()
-		b.guest.Kill()
-		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`)
-		l.fw.BreakImage("schematic-new", talosapi.Sound)
-		b.on()
-		l.running(cpAddr)
-	})
-}
-
 func TestInstallerThatFails(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
 		if err := pull(t.Context(), c, newRef); err != nil {
@@ -115,9 +83,8 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 }
 
 func TestOneInstallerAtATime(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, _, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		if err := pull(t.Context(), c, newRef); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -31,6 +32,13 @@ func address(n int) string { return fmt.Sprintf("127.42.7.%d", 10+n) }
 
 // newQuorum starts n control planes and waits until all are ready.
 func newQuorum(t *testing.T, n int) *quorum { return newQuorumOf(t, n, image("old")) }
+
+// inQuorum runs a test with n ready control planes, in a bubble.
+func inQuorum(t *testing.T, n int, test func(*testing.T, *quorum)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newQuorum(t, n)) })
+}
 
 // newQuorumOf is newQuorum with that image.
 func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
@@ -163,9 +171,7 @@ func (q *quorum) remove(machine string) {
 }
 
 func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
 		q.replace("cp3")
 		time.Sleep(18 * time.Second) // it joins after 15 s
@@ -184,9 +190,7 @@ func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
 }
 
 func TestEtcdCaseBDataKept(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old, lasting := q.id("cp3"), talosapi.Lasting(q.data["cp3"].Media.Bytes())
 		q.kill("cp3")
 		q.start(3, "cp3", "cp3")
@@ -200,9 +204,7 @@ func TestEtcdCaseBDataKept(t *testing.T) {
 }
 
 func TestEtcdCaseCEmptyDataOtherName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.replace("cp4")
 		time.Sleep(5 * time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
@@ -218,9 +220,7 @@ func TestEtcdCaseCEmptyDataOtherName(t *testing.T) {
 }
 
 func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.kill("cp3")
 		q.remove("cp3")
 		q.start(3, "cp3", "cp3")
@@ -235,9 +235,7 @@ func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
 }
 
 func TestEtcdADuplicateNameEvictsALiveMember(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.replace("cp2") // only two of three run: etcd protects the quorum, so nothing happens
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
@@ -255,9 +253,7 @@ func TestEtcdADuplicateNameEvictsALiveMember(t *testing.T) {
 }
 
 func TestEtcdWithoutQuorumWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.kill("cp2")
 		q.kill("cp3")
 		began := time.Now()
@@ -266,9 +262,8 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
-		if _, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{}); client.StatusCode(err).String() != "DeadlineExceeded" {
-			t.Errorf("with a deadline: %v", err)
-		}
+		_, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})
+		requireError(t, "with a deadline", err, codes.DeadlineExceeded, "")
 		s, err := q.admin(1).EtcdStatus(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -276,6 +271,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
 			t.Errorf("status %v", m)
 		}
+		requireError(t, "a snapshot needs no quorum", snapshotError(t.Context(), q.client(address(1), role.EtcdBackup)), codes.OK, "")
 		time.Sleep(time.Minute)
 		want(t, "service", q.service(1), "Running Fail: Health check failed: context deadline exceeded")
 		want(t, "machine", q.machine(1), "running ready=false services: etcd not healthy")
@@ -293,9 +289,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 }
 
 func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		img := version("old", "v1.14.1")
 		data := disk("virtio1", "data", 20, nil)
 		b := l.box(cpAddr, disk("virtio0", "system", 10, l.installed(l.config(talosapi.Machine{

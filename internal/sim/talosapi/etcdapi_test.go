@@ -2,12 +2,10 @@ package talosapi_test
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -19,9 +17,7 @@ import (
 )
 
 func TestEtcdForfeitLeadership(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		for n := 1; n <= 3; n++ {
 			led := q.leader(n)
 			answer, err := q.admin(n).EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{})
@@ -46,9 +42,7 @@ func (q *quorum) leader(n int) uint64 {
 }
 
 func TestEtcdLeaveCluster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
 		if err := q.admin(3).EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}); err != nil {
 			t.Fatal(err)
@@ -83,9 +77,7 @@ func TestEtcdLeaveCluster(t *testing.T) {
 }
 
 func TestEtcdOfASingleControlPlane(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		_, err := c.EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{})
 		requireError(t, "forfeit", err, codes.Unknown, "failed to forfeit leadership: cannot forfeit leadership, only one member")
@@ -104,9 +96,7 @@ func TestEtcdOfASingleControlPlane(t *testing.T) {
 }
 
 func TestBootstrapFormsANewCluster(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		q.kill("cp1")
 		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
@@ -123,9 +113,7 @@ func TestBootstrapFormsANewCluster(t *testing.T) {
 }
 
 func TestEtcdCallsThatAreRefused(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		_, open := q.blank(workerAddr, image("new"))
 		ctx := t.Context()
 		_, err := open.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})
@@ -167,42 +155,6 @@ func snapshotError(ctx context.Context, c *client.Client) error {
 	return err
 }
 
-func TestEtcdSnapshot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
-		q.kill("cp2")
-		q.kill("cp3") // a snapshot needs no quorum
-		for name, c := range map[string]struct {
-			fault talosapi.SnapshotFault
-			whole bool // the size is right
-			sum   bool
-			err   bool
-		}{
-			"whole":   {talosapi.SnapshotWhole, true, true, false},
-			"cut":     {talosapi.SnapshotCut, false, false, false},
-			"flipped": {talosapi.SnapshotFlipped, true, false, false},
-			"broken":  {talosapi.SnapshotBroken, false, false, true},
-		} {
-			q.fw.BreakEtcd(9001, talosapi.EtcdFault{Snapshot: c.fault})
-			b, err := snapshot(t.Context(), q.client(address(1), role.EtcdBackup))
-			if (err != nil) != c.err {
-				t.Errorf("%s: %v", name, err)
-			}
-			if len(b) < 1000 {
-				t.Fatalf("%s: %d bytes", name, len(b))
-			}
-			if whole := len(b)%512 == sha256.Size; whole != c.whole {
-				t.Errorf("%s: %d bytes", name, len(b))
-			}
-			body := b[:len(b)-sha256.Size]
-			if sum := sha256.Sum256(body); (string(sum[:]) == string(b[len(body):])) != c.sum {
-				t.Errorf("%s: the checksum is right: %t", name, !c.sum)
-			}
-		}
-	})
-}
-
 // raised is those alarms as text.
 func raised(alarms []*machineapi.EtcdMemberAlarm) (text string) {
 	for _, a := range alarms {
@@ -212,9 +164,7 @@ func raised(alarms []*machineapi.EtcdMemberAlarm) (text string) {
 }
 
 func TestEtcdFaults(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.fw.BreakEtcd(9003, talosapi.EtcdFault{Down: true})
 		time.Sleep(time.Minute)
 		want(t, "service", q.service(3), `Waiting ?: Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`)
@@ -261,9 +211,7 @@ func TestEtcdFaults(t *testing.T) {
 }
 
 func TestEtcdStartsDuringTheISOBoot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
 		q.kill("cp3")
 		_, open := q.blank(address(3), image("new"), q.data["cp3"])

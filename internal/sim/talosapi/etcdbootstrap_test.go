@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -13,9 +12,7 @@ import (
 )
 
 func TestBootstrapFromASnapshot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		ctx := t.Context()
 		saved, err := snapshot(ctx, q.client(address(1), role.EtcdBackup))
 		if err != nil {

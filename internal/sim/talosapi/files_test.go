@@ -52,9 +52,7 @@ func listed(ctx context.Context, c *client.Client, req *machineapi.ListRequest) 
 
 // TestFiles lists, reads and copies the files of one machine.
 func TestFiles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		l.node(image("old"))
 		l.lists(t)
 		l.reads(t)
@@ -187,9 +185,8 @@ func copied(ctx context.Context, c *client.Client, path string) (lines []string,
 
 // TestFilesInMaintenance: every caller is a reader there, and a reader may not read files.
 func TestFilesInMaintenance(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, c := newLab(t).blank(cpAddr, image("old"))
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.blank(cpAddr, image("old"))
 		_, err := readFile(t.Context(), c, "/usr/local/sbin/iscsid")
 		requireError(t, "read", err, codes.PermissionDenied, "not authorized")
 		_, err = copied(t.Context(), c, "/usr/local")

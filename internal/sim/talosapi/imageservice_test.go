@@ -16,9 +16,8 @@ import (
 
 // Unused images are removed after an hour; a pull skips stored images.
 func TestUnusedImagesAreRemoved(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, _, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		for _, after := range []time.Duration{0, time.Hour, 20 * time.Minute} {
 			time.Sleep(after)
 			if after < time.Hour {
@@ -37,9 +36,10 @@ func TestImageNames(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
-		l, _, c := upgradeLab(t, func(o *talosapi.Options) {
+		l := newLab(t, func(o *talosapi.Options) {
 			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
 		})
+		_, c := l.node(image("old"))
 		l.installers["registry.example/i@"+digest] = image("new")
 		l.installers["registry.example/i:v1"] = image("new")
 		names := func() []string {

@@ -140,6 +140,13 @@ func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name str
 	}
 }
 
+// inLab runs a test with an empty lab, in a bubble.
+func inLab(t *testing.T, test func(*testing.T, *lab)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+}
+
 func want(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got != want {

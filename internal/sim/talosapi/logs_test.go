@@ -40,9 +40,7 @@ func lines(t *testing.T, c *client.Client, namespace string, driver common.Conta
 }
 
 func TestLogs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		c := l.extended()
 		all, err := lines(t, c, system, inContainerd, "machined", -1)
 		if err != nil || !strings.HasSuffix(all[0], " initialize sequence: 8 phase(s)") {

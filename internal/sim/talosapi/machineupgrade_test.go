@@ -47,9 +47,7 @@ func TestUpgradeByMachineService(t *testing.T) {
 }
 
 func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		q.kill("cp3")
 		_, err := legacy(t.Context(), c, newRef)
@@ -64,9 +62,8 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 }
 
 func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		now := l.reboot(c, func() error {
 			//lint:ignore SA1019 only the old call can stage
 			_, err := c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradeStage(true))
@@ -89,9 +86,7 @@ func TestOldUpgradeLooksAtEtcd(t *testing.T) {
 }
 
 func TestTalos112HasNoLifecycleService(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		b, c := l.node(version("old", "v1.12.4"))
 		requireError(t, "pull", pull(t.Context(), c, newRef), codes.Unimplemented, "")
 		_, err := install(t.Context(), c, newRef)

@@ -3,7 +3,6 @@ package talosapi_test
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/role"
@@ -68,9 +67,7 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 
 // TestInstallWritesVariables: after an installation the firmware variables name its entry.
 func TestInstallWritesVariables(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		b, open := l.blank(cpAddr, image("new"))
 		want(t, "before", talosapi.Describe(b.hw.NVRAM.Bytes()), "blank")
 		apply(t, open, l.config(cp1(newRef)))

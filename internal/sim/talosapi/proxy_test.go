@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,9 +26,7 @@ func hostname(ctx context.Context, c *client.Client) (string, error) {
 }
 
 func TestCallsArePassedOn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		q.worker()
 		q.running(workerAddr)
 		admin, reader := q.admin(1), q.client(address(1), role.Reader)
@@ -59,9 +56,7 @@ func TestCallsArePassedOn(t *testing.T) {
 }
 
 func TestAnswersAreJoined(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
 		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
@@ -84,9 +79,7 @@ func TestAnswersAreJoined(t *testing.T) {
 }
 
 func TestResetOfStateLeadsToMaintenance(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		c := q.admin(2)
 		err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "NONE", Wipe: true}}})
 		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)

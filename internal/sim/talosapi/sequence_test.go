@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -151,9 +150,7 @@ func unattended(t *testing.T, c *client.Client) string {
 }
 
 func TestEventsOfAReset(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
 			t.Fatal(err)
@@ -164,6 +161,35 @@ func TestEventsOfAReset(t *testing.T) {
 		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
 		}
+	})
+}
+
+// eventIDs are the IDs of the first two requested events.
+func eventIDs(t *testing.T, c *client.Client, req *machineapi.EventsRequest) (ids []string) {
+	t.Helper()
+	s, err := c.MachineClient.Events(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // an empty one comes first
+		e, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, e.GetId())
+	}
+	return ids[1:]
+}
+
+// A client asks for the events after the last one that it has seen, maybe before a reboot.
+func TestEventsAfterAnID(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		first := eventIDs(t, c, &machineapi.EventsRequest{TailEvents: -1})
+		want(t, "the second", eventIDs(t, c, &machineapi.EventsRequest{TailId: first[0]})[0], first[1])
+		l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		all := eventIDs(t, c, &machineapi.EventsRequest{TailEvents: -1})
+		want(t, "after a reboot", strings.Join(eventIDs(t, c, &machineapi.EventsRequest{TailId: first[1]}), " "), strings.Join(all, " "))
 	})
 }
 

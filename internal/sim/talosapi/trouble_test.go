@@ -80,9 +80,8 @@ func TestAClockThatIsWrong(t *testing.T) {
 
 // A reboot is accepted at once; until the API ends it answers without machined.
 func TestTheAPIOfAMachineThatReboots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, _, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		if err := c.Reboot(t.Context()); err != nil {
 			t.Fatal(err)
 		}

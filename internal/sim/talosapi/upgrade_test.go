@@ -102,14 +102,6 @@ func efi(b *box) string {
 	return strings.Join(words, " ")
 }
 
-// upgradeLab is a control plane that runs build old, and build new to upgrade to.
-func upgradeLab(t *testing.T, change ...func(*talosapi.Options)) (*lab, *box, *client.Client) {
-	t.Helper()
-	l := newLab(t, change...)
-	b, c := l.node(image("old"))
-	return l, b, c
-}
-
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
@@ -147,9 +139,8 @@ func (l *lab) rebooted(c *client.Client, before string) nodeFacts {
 }
 
 func TestUpgradeByLifecycleService(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		old := facts(t, c)
 		_, err := install(t.Context(), c, newRef)
 		requireError(t, "an image that was never pulled", err, codes.Internal, "not found in containerd store")
@@ -181,7 +172,8 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		builds := map[string]int{}
 		for after := time.Second; after < 16*time.Second; after += time.Second {
-			l, b, c := upgradeLab(t)
+			l := newLab(t)
+			b, c := l.node(image("old"))
 			if err := pull(t.Context(), c, newRef); err != nil {
 				t.Fatal(err)
 			}
@@ -216,9 +208,8 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 }
 
 func TestRollback(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, _, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		requireError(t, "nothing to go back to", c.Rollback(t.Context()), codes.Unknown, "previous UKI not found")
 		mustInstall(t, c, newRef)
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
@@ -238,7 +229,8 @@ func TestTwoInstallsWithoutARebootBetween(t *testing.T) {
 		"v1.13.9": "EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {\"Upgrade\":\"Talos-v1.13.9~1.efi\"}",
 		"v1.14.1": "EFI boots Talos-v1.14.1.efi of Talos-v1.13.9.efi Talos-v1.14.1.efi META {\"Upgrade\":\"Talos-v1.13.9.efi\"}",
 	}, func(t *testing.T, talos, disk string) {
-		l, b, c := upgradeLab(t)
+		l := newLab(t)
+		b, c := l.node(image("old"))
 		mustInstall(t, c, newRef)
 		l.installers["registry.example/newer:v1"] = version("newer", talos)
 		mustInstall(t, c, "registry.example/newer:v1")
@@ -247,9 +239,8 @@ func TestTwoInstallsWithoutARebootBetween(t *testing.T) {
 }
 
 func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
 		if err := pull(t.Context(), c, "registry.example/ancient:v1"); err != nil {
