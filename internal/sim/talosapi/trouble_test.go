@@ -85,6 +85,7 @@ func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 		if err := c.Reboot(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(100 * time.Millisecond) // never at the moment of a change
 		var seen []string
 		for range 60 {
 			time.Sleep(250 * time.Millisecond)
