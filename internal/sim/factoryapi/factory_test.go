@@ -14,19 +14,6 @@ import (
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
-func TestVersions(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		got, err := l.client.Versions(t.Context())
-		if diff := cmp.Diff([]string{"v1.13.8", talosVersion, "v1.14.0-rc.0"}, got); err != nil || diff != "" {
-			t.Errorf("versions (-want +got): %v\n%s", err, diff)
-		}
-		got, err = l.client.BrokenVersions(t.Context())
-		if err != nil || len(got) != 0 {
-			t.Errorf("broken versions = %v, %v", got, err)
-		}
-	})
-}
-
 func TestExtensionList(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		list, err := l.client.ExtensionsVersions(t.Context(), talosVersion)
