@@ -134,29 +134,6 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 	})
 }
 
-func TestWatchSeesAReboot(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		_, c := l.node(image("old"))
-		events := make(chan state.Event)
-		if err := c.COSI.Watch(t.Context(), runtime.NewMachineStatus().Metadata(), events); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var seen []string
-		for e := range events {
-			if e.Type == state.Errored {
-				break
-			}
-			seen = append(seen, e.Resource.(*runtime.MachineStatus).TypedSpec().Stage.String())
-		}
-		if diff := cmp.Diff([]string{"running", "rebooting"}, seen); diff != "" {
-			t.Errorf("stages (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		_, c := l.node(image("old"))

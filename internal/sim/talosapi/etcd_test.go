@@ -65,16 +65,22 @@ func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
 // on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
-	system, err := q.fw.Preinstalled(q.config(talosapi.Machine{
-		Hostname: hostname, ControlPlane: true, Installer: oldRef,
-		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
-	}), ukiOf(q.t, q.image), true)
+	system, err := q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true)
 	if err != nil {
 		q.t.Fatal(err)
 	}
 	b := q.box(address(n), disk("virtio0", "system", 10, system), q.data[machine])
 	q.boxes[machine] = b
 	b.on()
+}
+
+// conf is the configuration of a control plane.
+func (q *quorum) conf(hostname string) []byte {
+	q.t.Helper()
+	return q.config(talosapi.Machine{
+		Hostname: hostname, ControlPlane: true, Installer: oldRef,
+		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
+	})
 }
 
 // wipe gives a machine an empty data disk.

@@ -17,7 +17,6 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/role"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -181,20 +180,6 @@ func copied(ctx context.Context, c *client.Client, path string) (lines []string,
 			lines = append(lines, h.Name+" "+string(content))
 		}
 	}
-}
-
-// TestFilesInMaintenance: every caller is a reader there, and a reader may not read files.
-func TestFilesInMaintenance(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		_, c := l.blank(cpAddr, image("old"))
-		_, err := readFile(t.Context(), c, "/usr/local/sbin/iscsid")
-		requireError(t, "read", err, codes.PermissionDenied, "not authorized")
-		_, err = copied(t.Context(), c, "/usr/local")
-		requireError(t, "copy", err, codes.PermissionDenied, "not authorized")
-		if got, err := listed(t.Context(), c, &machineapi.ListRequest{Root: "/usr/local/sbin"}); err != nil || len(got) != 2 {
-			t.Errorf("list: %q, %v", got, err)
-		}
-	})
 }
 
 // TestFilesOfExtensions: the squashfs of a later extension overrides earlier ones, and links

@@ -47,6 +47,7 @@ func TestInstallFromISO(t *testing.T) {
 		if got := facts(t, open); got.schematic != "schematic-new" || got.uuid != wk.hw.UUID || got.extensions != "iscsi-tools v0.2.0 0.sqsh, schematic schematic-new 1.sqsh" {
 			t.Errorf("facts of the ISO: %+v", got)
 		}
+		want(t, "firmware variables before", talosapi.Describe(wk.hw.NVRAM.Bytes()), "blank")
 		want(t, "volumes in maintenance mode", volumes(t, open), "EPHEMERAL waiting , META missing , STATE missing ")
 		ids := partitionIDs(t, open)
 
@@ -60,6 +61,7 @@ func TestInstallFromISO(t *testing.T) {
 		if got.entry != "Talos-v1.13.9.efi" || got.schematic != "schematic-new" || strings.Contains(got.cmdline, "halt_if_installed") || !strings.Contains(got.cmdline, "recast.lock=sha256-new") {
 			t.Errorf("facts of the installed system: %+v", got)
 		}
+		want(t, "firmware variables", talosapi.Describe(wk.hw.NVRAM.Bytes()), "NVRAM boots Talos-v1.13.9.efi")
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1")
 		want(t, "identity of the data volume", partitionIDs(t, secure)["vdb1"], ids["vdb1"])
 		if data.Media.SHA256() != before {
@@ -129,20 +131,6 @@ func TestNoDiskMatches(t *testing.T) {
 		requireError(t, "apply", err, codes.InvalidArgument, "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ")
 		if len(b.drives[0].Media.Bytes()) > 0 {
 			t.Error("a disk was written")
-		}
-	})
-}
-
-func TestPowerLossDuringInstallLeavesAHaltingMachine(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		b, c := l.blank(cpAddr, image("new"))
-		apply(t, c, l.config(cp1(newRef)))
-		time.Sleep(15 * time.Second)
-		b.guest.Kill()
-		b.on()
-		time.Sleep(time.Minute)
-		if !l.onScreen("already installed") {
-			t.Errorf("screen: %q", l.lines(&l.screen))
 		}
 	})
 }

@@ -1,9 +1,7 @@
 package talosapi_test
 
 import (
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
@@ -62,18 +60,5 @@ func TestSystemDiskUnderOtherVariables(t *testing.T) {
 		if none := test.blank || test.seabios; none != (status.Code(err) == codes.NotFound) {
 			t.Errorf("variable: %v", err)
 		}
-	})
-}
-
-// TestInstallWritesVariables: after an installation the firmware variables name its entry.
-func TestInstallWritesVariables(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		b, open := l.blank(cpAddr, image("new"))
-		want(t, "before", talosapi.Describe(b.hw.NVRAM.Bytes()), "blank")
-		apply(t, open, l.config(cp1(newRef)))
-		for !strings.HasPrefix(talosapi.Describe(b.hw.NVRAM.Bytes()), "NVRAM") {
-			time.Sleep(time.Second)
-		}
-		want(t, "after", talosapi.Describe(b.hw.NVRAM.Bytes()), "NVRAM boots Talos-v1.13.9.efi")
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
@@ -78,14 +77,6 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
 		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/vda"}})
 		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/vda is the system disk")
-		before, err := get[*config.MachineConfig](t.Context(), c, config.NewMachineConfig(nil).Metadata())
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw, err := before.Provider().Bytes()
-		if err != nil {
-			t.Fatal(err)
-		}
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
 			Graceful: true, Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}},
 		}); err != nil {
@@ -93,8 +84,7 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1")
-		open := q.insecure(address(2))
-		apply(t, open, raw)
+		apply(t, q.maintained(address(2)), q.conf("cp2"))
 		q.running(address(2))
 		want(t, "members", q.members(), "cp1 cp2")
 		q.reboot(q.admin(2), func() error { return q.admin(2).Reboot(t.Context()) }) // the configuration is kept
