@@ -56,7 +56,10 @@ func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *la
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")}}
+	l := &lab{
+		t: t, net: network.Memory(), rec: record.New(), cluster: c,
+		installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")},
+	}
 	o := talosapi.Options{
 		Network: l.net, Recorder: l.rec, Kubelet: l,
 		Lease: func(mac string) (netip.Addr, bool) {

@@ -127,7 +127,9 @@ func TestNoDiskMatches(t *testing.T) {
 		b, c := l.blank(cpAddr, image("new"))
 		other := cp1(newRef)
 		other.InstallSerial = "other"
-		_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: l.config(other), Mode: machineapi.ApplyConfigurationRequest_AUTO})
+		_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
+			Data: l.config(other), Mode: machineapi.ApplyConfigurationRequest_AUTO,
+		})
 		requireError(t, "apply", err, codes.InvalidArgument, "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ")
 		if len(b.drives[0].Media.Bytes()) > 0 {
 			t.Error("a disk was written")
