@@ -89,6 +89,27 @@ func TestBootImagesRoundTrip(t *testing.T) {
 	}
 }
 
+// madeTwice is what a machine finds in the UKI of img, which made again has the same bytes.
+func madeTwice(t *testing.T, img artefact.Image) artefact.Image {
+	t.Helper()
+	b, err := artefact.UKI(img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := artefact.ReadUKI(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := artefact.UKI(got)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b, again) {
+		t.Error("the image that was read, made again, has other bytes")
+	}
+	return got
+}
+
 // requireDamageFound changes bytes of the initramfs, which a machine unpacks: nothing
 // verifies the rest. Truncation is found everywhere.
 func requireDamageFound(t *testing.T, b, uki []byte, read func([]byte) (artefact.Image, error)) {

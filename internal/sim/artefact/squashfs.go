@@ -154,33 +154,21 @@ func (w *squashWriter) dir(d *squashDir, parent uint32) (uint64, error) {
 	w.listings = append(w.listings, listing...)
 	at, within := w.inodes.ref()
 	w.inode(squashTypeDir, 0o755, number)
-	le := binary.LittleEndian
-	w.inodes = le.AppendUint32(w.inodes, block)
-	w.inodes = le.AppendUint32(w.inodes, uint32(2+len(d.dirs)))
-	w.inodes = le.AppendUint16(w.inodes, uint16(len(listing)+3))
-	w.inodes = le.AppendUint16(w.inodes, offset)
-	w.inodes = le.AppendUint32(w.inodes, parent)
+	w.inodes = numbers(w.inodes, block, uint32(2+len(d.dirs)), uint16(len(listing)+3), offset, parent)
 	return uint64(at)<<16 | uint64(within), nil
 }
 
 // squashListing groups entries after headers: the inodes of a group are in one block.
 func squashListing(entries []squashEntry) []byte {
 	var b []byte
-	le := binary.LittleEndian
 	for len(entries) > 0 {
 		n := 1
 		for n < len(entries) && n < squashHeaderMax && entries[n].block == entries[0].block {
 			n++
 		}
-		b = le.AppendUint32(b, uint32(n-1))
-		b = le.AppendUint32(b, entries[0].block)
-		b = le.AppendUint32(b, entries[0].number)
+		b = numbers(b, uint32(n-1), entries[0].block, entries[0].number)
 		for _, e := range entries[:n] {
-			b = le.AppendUint16(b, e.offset)
-			b = le.AppendUint16(b, uint16(e.number-entries[0].number))
-			b = le.AppendUint16(b, e.kind)
-			b = le.AppendUint16(b, uint16(len(e.name)-1))
-			b = append(b, e.name...)
+			b = append(numbers(b, e.offset, uint16(e.number-entries[0].number), e.kind, uint16(len(e.name)-1)), e.name...)
 		}
 		entries = entries[n:]
 	}
@@ -188,11 +176,16 @@ func squashListing(entries []squashEntry) []byte {
 }
 
 func (w *squashWriter) inode(kind, mode uint16, number uint32) {
-	le := binary.LittleEndian
-	w.inodes = le.AppendUint16(w.inodes, kind)
-	w.inodes = le.AppendUint16(w.inodes, mode)
-	w.inodes = append(w.inodes, make([]byte, 8)...) // owner, group and time
-	w.inodes = le.AppendUint32(w.inodes, number)
+	const owner, group, time = uint16(0), uint16(0), uint32(0)
+	w.inodes = numbers(w.inodes, kind, mode, owner, group, time, number)
+}
+
+// numbers appends numbers of fixed size.
+func numbers(b []byte, all ...any) []byte {
+	for _, n := range all {
+		b, _ = binary.Append(b, binary.LittleEndian, n) // never fails for them
+	}
+	return b
 }
 
 // leaf writes the inode of a file or link, and returns its type and reference.
@@ -210,22 +203,16 @@ func (w *squashWriter) leaf(l squashLeaf) (kind uint16, ref uint64) {
 func (w *squashWriter) link(target string) {
 	w.inode(squashTypeLink, 0o777, w.next)
 	w.next++
-	le := binary.LittleEndian
-	w.inodes = le.AppendUint32(w.inodes, 1) // name
-	w.inodes = le.AppendUint32(w.inodes, uint32(len(target)))
-	w.inodes = append(w.inodes, target...)
+	const names = uint32(1)
+	w.inodes = append(numbers(w.inodes, names, uint32(len(target))), target...)
 }
 
 func (w *squashWriter) file(content []byte) {
 	w.inode(squashTypeFile, fileMode, w.next)
 	w.next++
-	le := binary.LittleEndian
-	w.inodes = le.AppendUint32(w.inodes, uint32(len(w.data)))
-	w.inodes = le.AppendUint32(w.inodes, squashNoFragment)
-	w.inodes = le.AppendUint32(w.inodes, 0)
-	w.inodes = le.AppendUint32(w.inodes, uint32(len(content)))
+	w.inodes = numbers(w.inodes, uint32(len(w.data)), squashNoFragment, uint32(0), uint32(len(content)))
 	for block := range slices.Chunk(content, 1<<squashBlockLog) {
-		w.inodes = le.AppendUint32(w.inodes, uint32(len(block))|squashDataRaw)
+		w.inodes = numbers(w.inodes, uint32(len(block))|squashDataRaw)
 		w.data = append(w.data, block...)
 	}
 }

@@ -148,8 +148,21 @@ func (s *scene) open(t *testing.T, clientCA *tls.Certificate) *scene {
 	t.Cleanup(func() {
 		_ = cc.Close()
 		_ = l.Close()
+		s.server.Stop()
 	})
 	return s
+}
+
+// each runs f for every case in a bubble of its own.
+func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, c T)) {
+	t.Helper()
+	t.Parallel()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { f(t, c) })
+		})
+	}
 }
 
 func TestCallsWithoutAWire(t *testing.T) {
@@ -180,43 +193,35 @@ func TestCallsWithoutAWire(t *testing.T) {
 		if n := s.dialer.Dials(); n != 0 {
 			t.Errorf("%d connections were made", n)
 		}
-		s.server.Stop()
 	})
 }
 
 // TestTheLineBreaks: when the server ends, and when the client's network is cut.
 func TestTheLineBreaks(t *testing.T) {
-	t.Parallel()
-	for name, breaks := range map[string]func(*scene){
+	each(t, map[string]func(*scene){
 		"the server stops":      func(s *scene) { s.server.Stop() },
 		"the client is cut off": func(s *scene) { s.dialer.Cut() },
 		"for a moment": func(s *scene) {
 			s.dialer.Cut()
 			s.dialer.Mend()
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := newScene(t, nil)
-				watch, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := watch.Recv(); err != nil {
-					t.Fatal(err)
-				}
-				breaks(s)
-				if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
-					t.Errorf("a stream on its way: %v", err)
-				}
-				if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
-					t.Errorf("the next call: %v", err)
-				}
-				s.server.Stop()
-			})
-		})
-	}
+	}, func(t *testing.T, breaks func(*scene)) {
+		s := newScene(t, nil)
+		watch, err := s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := watch.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		breaks(s)
+		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
+			t.Errorf("a stream on its way: %v", err)
+		}
+		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
+			t.Errorf("the next call: %v", err)
+		}
+	})
 }
 
 // TestAStreamIsLeftUnread: its finalizer must not end it outside of the bubble.
@@ -232,7 +237,6 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 			runtime.GC() // finalizers run in their own goroutine after the first cycle that finds them
 			time.Sleep(time.Second)
 		}
-		s.server.Stop()
 	})
 }
 
@@ -247,66 +251,52 @@ func TestNeitherSideIsVerified(t *testing.T) {
 		if n := s.dialer.Dials(); n != 0 {
 			t.Errorf("%d connections were made", n)
 		}
-		s.server.Stop()
 	})
 }
 
 // TestACallIsInterrupted at either end or by a cut: the service sees it, and the answer is lost.
 func TestACallIsInterrupted(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type interruption struct {
 		breaks func(s *scene, hangUp func())
 		want   codes.Code
-	}{
+	}
+	each(t, map[string]interruption{
 		"the client hangs up": {func(_ *scene, hangUp func()) { hangUp() }, codes.Canceled},
 		"its patience ends":   {func(*scene, func()) {}, codes.DeadlineExceeded},
 		"its network is cut":  {func(s *scene, _ func()) { s.dialer.Cut() }, codes.Unavailable},
 		"and mended":          {func(s *scene, _ func()) { s.dialer.Cut(); s.dialer.Mend() }, codes.Unavailable},
 		"the server stops":    {func(s *scene, _ func()) { s.server.Stop() }, codes.Unavailable},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := (&scene{asked: make(chan bool)}).open(t, nil)
-				ctx, hangUp := context.WithTimeout(t.Context(), time.Minute)
-				defer hangUp()
-				go func() {
-					<-s.asked
-					c.breaks(s, hangUp)
-				}()
-				_, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{})
-				synctest.Wait()
-				if status.Code(err) != c.want || s.left == nil {
-					t.Errorf("the client: %v, want %s; the service: %v", err, c.want, s.left)
-				}
-				s.server.Stop()
-			})
-		})
-	}
+	}, func(t *testing.T, c interruption) {
+		s := (&scene{asked: make(chan bool)}).open(t, nil)
+		ctx, hangUp := context.WithTimeout(t.Context(), time.Minute)
+		defer hangUp()
+		go func() {
+			<-s.asked
+			c.breaks(s, hangUp)
+		}()
+		_, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{})
+		synctest.Wait()
+		if status.Code(err) != c.want || s.left == nil {
+			t.Errorf("the client: %v, want %s; the service: %v", err, c.want, s.left)
+		}
+	})
 }
 
 // TestErrorsComeFromTheWire: for untrusted or silent servers the error comes from the wire.
 func TestErrorsComeFromTheWire(t *testing.T) {
-	t.Parallel()
-	for name, open := range map[string]func(*testing.T) *scene{
+	each(t, map[string]func(*testing.T) *scene{
 		"the client is another's":      func(t *testing.T) *scene { return newScene(t, pair(t, "others", nil)) },
 		"the server is another's":      func(t *testing.T) *scene { return (&scene{trusts: pair(t, "others", nil)}).open(t, nil) },
 		"the server is mute":           func(t *testing.T) *scene { return (&scene{mute: true}).open(t, nil) },
 		"its clock says: not any more": func(t *testing.T) *scene { return (&scene{now: 2 * time.Hour}).open(t, nil) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				s := open(t)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second) // connections are not accepted
-				defer cancel()
-				if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
-					t.Errorf("%v, seen as %q", err, s.user)
-				}
-				s.server.Stop()
-			})
-		})
-	}
+	}, func(t *testing.T, open func(*testing.T) *scene) {
+		s := open(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // connections are not accepted
+		defer cancel()
+		if _, err := s.health.Check(ctx, &healthpb.HealthCheckRequest{}); err == nil || s.user != "" {
+			t.Errorf("%v, seen as %q", err, s.user)
+		}
+	})
 }
 
 // TestACertificateEnds between two connections: the server verifies it for each.
@@ -332,6 +322,5 @@ func TestACertificateEnds(t *testing.T) {
 		if err := check(); err == nil {
 			t.Error("it is believed still")
 		}
-		s.server.Stop()
 	})
 }

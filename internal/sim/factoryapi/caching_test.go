@@ -16,7 +16,6 @@ import (
 // TestPatchStory: what siderolabs/image-factory v1.4.0 was observed to do when an
 // extension is republished under its version.
 func TestPatchStory(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		agent := []string{"siderolabs/qemu-guest-agent"}
 		first := l.register(agent)
@@ -63,7 +62,6 @@ func TestPatchStory(t *testing.T) {
 // TestInstallersSayWhenTheyWereBuilt: a lost installer is rebuilt from the cache, so that
 // it is identical; other content is a new build.
 func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		type made struct {
@@ -131,7 +129,6 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 }
 
 func TestPatchChangesContentNotVersion(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		read := func() artefact.Extension {
 			t.Helper()
@@ -170,7 +167,6 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 }
 
 func TestBuildContinuesWithoutItsClient(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -192,7 +188,6 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 }
 
 func TestConcurrentRequestsShareOneBuild(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register([]string{"siderolabs/iscsi-tools"})
 		started := time.Now()

@@ -22,7 +22,6 @@ func TestKernelArguments(t *testing.T) {
 		"a dash, and two words": {[]string{"-", "a=1 b=2"}, []string{"=never - a=1 b=2"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
 				for _, want := range tc.want {

@@ -14,22 +14,7 @@ import (
 	"github.com/siderolabs/image-factory/pkg/schematic"
 )
 
-func TestVersions(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		got, err := l.client.Versions(t.Context())
-		if diff := cmp.Diff([]string{"v1.13.8", talosVersion, "v1.14.0-rc.0"}, got); err != nil || diff != "" {
-			t.Errorf("versions (-want +got): %v\n%s", err, diff)
-		}
-		got, err = l.client.BrokenVersions(t.Context())
-		if err != nil || len(got) != 0 {
-			t.Errorf("broken versions = %v, %v", got, err)
-		}
-	})
-}
-
 func TestExtensionList(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		list, err := l.client.ExtensionsVersions(t.Context(), talosVersion)
 		if err != nil {
@@ -66,7 +51,6 @@ func TestExtensionList(t *testing.T) {
 }
 
 func TestSchematicIDs(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		if got, want := l.register(nil), "376567988ad370138ad8b2698212367b8edcb69b5fd68c80be1f2ec7d603b4ba"; got != want {
 			t.Errorf("empty schematic: %s, want %s", got, want)
@@ -89,7 +73,6 @@ func TestSchematicIDs(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		agent := l.register([]string{"siderolabs/qemu-guest-agent"})
 		nope := l.register([]string{"siderolabs/nope"})
@@ -132,7 +115,6 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestAssets(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"}, "recast.lock=sha256-abc")
 		path := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
@@ -187,7 +169,6 @@ func TestAssets(t *testing.T) {
 }
 
 func TestOnlyTheISOHasMeta(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id, _, err := l.client.SchematicCreate(t.Context(), schematic.Schematic{Customization: schematic.Customization{
 			Meta: []schematic.MetaValue{{Key: 0xc, Value: "x"}},
@@ -206,7 +187,6 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 }
 
 func TestRenamedExtension(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
 		if err := l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}); err != nil {
@@ -220,7 +200,6 @@ func TestRenamedExtension(t *testing.T) {
 }
 
 func TestInstallerReferences(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register([]string{"siderolabs/qemu-guest-agent"})
 		digest := func(reference string) string {
@@ -257,7 +236,6 @@ func TestInstallerReferences(t *testing.T) {
 }
 
 func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		l.installer(id)
@@ -279,7 +257,6 @@ func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
 }
 
 func TestAnswerWaitsForTheRecorder(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		const takes = 7 * time.Second
 		l.recorder.Hooks(nil, func(record.Call) { time.Sleep(takes) })
@@ -292,7 +269,6 @@ func TestAnswerWaitsForTheRecorder(t *testing.T) {
 }
 
 func TestCloseEndsBuilds(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		started := time.Now()

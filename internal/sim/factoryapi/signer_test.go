@@ -99,7 +99,6 @@ func (s signature) by(key *ecdsa.PublicKey) bool {
 }
 
 func TestInstallersAreSigned(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		digest, sig, found := l.signatureOf(id)
@@ -136,7 +135,6 @@ func TestSigningKeys(t *testing.T) {
 		"keyless":        {factoryapi.Signing{Keyless: true}, nil, nil},
 	} {
 		t.Run(title, func(t *testing.T) {
-			t.Parallel()
 			inSigningLab(t, tc.Signing, func(t *testing.T, l *lab) {
 				_, sig, found := l.signatureOf(l.register(nil))
 				if found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy) {
@@ -152,7 +150,6 @@ func TestSigningKeys(t *testing.T) {
 
 // TestUnsignedIsBuiltAgain: an installer in the registry is served only with the factory's signature.
 func TestUnsignedIsBuiltAgain(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		digest, _, _ := l.signatureOf(id)

@@ -66,7 +66,6 @@ func TestTroubles(t *testing.T) {
 		"cut too late": {factoryapi.Cut(7000), "/versions", got{status: 200, kind: "text/plain; charset=utf-8", body: versions}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			inLab(t, func(t *testing.T, l *lab) {
 				l.factory.Strike(1, tc.path, tc.trouble)
 				answer, err := l.see(tc.path)
@@ -81,58 +80,8 @@ func TestTroubles(t *testing.T) {
 	}
 }
 
-func TestRefusedConnection(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.factory.Strike(1, "/", factoryapi.Refused())
-		if answer, err := l.see("/versions"); err == nil {
-			t.Errorf("answered: %+v", answer)
-		}
-	})
-}
-
-// TestStalledAnswer: the answer stalls until the factory is closed.
-func TestStalledAnswer(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		l.factory.Strike(1, "/versions", factoryapi.Stall(7))
-		time.AfterFunc(time.Hour, l.factory.Close)
-		answer, err := l.see("/versions")
-		if err != nil || answer.body != `["v1.13` || !answer.cut || answer.took != time.Hour {
-			t.Errorf("%+v, %v", answer, err)
-		}
-	})
-}
-
-// TestImpatientProxy: the client gets an error after a minute, the factory continues, and
-// the next request gets the result.
-func TestImpatientProxy(t *testing.T) {
-	t.Parallel()
-	inLab(t, func(t *testing.T, l *lab) {
-		id := l.register(nil)
-		path := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
-		l.factory.Slow(2 * time.Minute)
-		l.factory.Strike(10, "/image/", l.factory.Impatient(time.Minute))
-		var statuses []int
-		for range 3 {
-			answer, err := l.see(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			statuses = append(statuses, answer.status)
-		}
-		if diff := cmp.Diff([]int{504, 504, 200}, statuses); diff != "" {
-			t.Errorf("statuses (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"iso " + id + " " + talosVersion + " nocloud-amd64"}, l.factory.Built()); diff != "" {
-			t.Errorf("built (-want +got):\n%s", diff)
-		}
-	})
-}
-
 // TestBuilt: HEAD builds too, and cached assets are not rebuilt.
 func TestBuilt(t *testing.T) {
-	t.Parallel()
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		iso := "/image/" + id + "/" + talosVersion + "/nocloud-amd64.iso"
@@ -150,7 +99,6 @@ func TestBuilt(t *testing.T) {
 
 // TestStore: an image is only available by the signed URL that the factory redirects to.
 func TestStore(t *testing.T) {
-	t.Parallel()
 	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {
 		path := "/image/" + l.register(nil) + "/" + talosVersion + "/nocloud-amd64.iso"
 		if head, _ := l.do(http.MethodHead, path, ""); head.StatusCode != http.StatusOK || head.ContentLength < 1 {

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/recast-sh/recast/internal/sim/network"
 )
 
 const latency = 20 * time.Millisecond
@@ -19,12 +17,7 @@ const latency = 20 * time.Millisecond
 func TestLatency(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := network.Memory()
-		n.Latency = latency
-		l, err := n.Listen("127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, l := listening(t, latency)
 		body := strings.Repeat("x", 1<<20) // more than may be delayed at once
 		server := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, body) })}
 		ended := make(chan error)
@@ -67,12 +60,7 @@ func TestLatency(t *testing.T) {
 func TestDelayedDataArrives(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := network.Memory()
-		n.Latency = latency
-		l, err := n.Listen("127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, l := listening(t, latency)
 		go func() {
 			conn, err := l.Accept()
 			if err != nil {

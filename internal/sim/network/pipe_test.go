@@ -11,8 +11,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/recast-sh/recast/internal/sim/network"
 )
 
 // TestKeptConnections sends requests that net/http must not repeat sequentially over one
@@ -20,34 +18,21 @@ import (
 func TestKeptConnections(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := network.Memory()
-		l, err := n.Listen("127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(rw, r.Body)
-		})}
-		ended := make(chan error)
-		go func() { ended <- server.Serve(l) }()
-		transport := &http.Transport{DialContext: n.Dialer().DialContext}
-		client := &http.Client{Transport: transport}
+		s := serve(t, plain, false, func(s *served, w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "answer ", s.acted) })
+		defer s.end()
 		for i := range 500 {
-			want := fmt.Sprint("request ", i)
-			res, err := client.Post("http://127.42.7.1/", "text/plain", strings.NewReader(want))
+			res, err := s.client.Post(s.at.String(), "text/plain", strings.NewReader("request"))
 			if err != nil {
-				t.Fatalf("%s: %v", want, err)
+				t.Fatalf("request %d: %v", i+1, err)
 			}
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
-			if err != nil || string(got) != want {
+			if want := fmt.Sprint("answer ", i+1); err != nil || string(got) != want {
 				t.Fatalf("got %q, %v; want %q", got, err, want)
 			}
 		}
-		transport.CloseIdleConnections()
-		_ = server.Close()
-		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
+		if n := s.dialer.Dials(); n != 1 {
+			t.Errorf("%d connections were made", n)
 		}
 	})
 }
@@ -55,11 +40,7 @@ func TestKeptConnections(t *testing.T) {
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := network.Memory()
-		l, err := n.Listen("127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, l := listening(t, 0)
 		accepted := make(chan error)
 		go func() {
 			_, err := l.Accept()
@@ -90,11 +71,7 @@ func TestDeadlines(t *testing.T) {
 func TestClosedByTheOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := network.Memory()
-		l, err := n.Listen("127.42.7.1:80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, l := listening(t, 0)
 		go func() {
 			if conn, err := l.Accept(); err == nil {
 				_, _ = conn.Write([]byte("no"))

@@ -144,6 +144,18 @@ func TestTheDoorMatchesTheWire(t *testing.T) {
 		"what it is sent": func(_ *served, w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, r.Proto+r.UserAgent()+r.Host)
 		},
+		"a status":   func(_ *served, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) },
+		"a long one": func(_ *served, w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintf(w, "%080000d", 7) },
+		"a reason": func(_ *served, w http.ResponseWriter, _ *http.Request) {
+			conn, buf, err := http.NewResponseController(w).Hijack()
+			if err != nil { // HTTP/2
+				http.Error(w, err.Error(), http.StatusNotImplemented)
+				return
+			}
+			_, _ = buf.WriteString("HTTP/1.1 500 no such VM\r\nContent-Length: 2\r\n\r\nno")
+			_ = buf.Flush()
+			_ = conn.Close()
+		},
 		"broken off": func(*served, http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 		"broken off later": func(s *served, w http.ResponseWriter, _ *http.Request) {
 			s.begin(w)

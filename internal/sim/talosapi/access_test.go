@@ -3,10 +3,7 @@ package talosapi_test
 import (
 	"errors"
 	"fmt"
-	"net/netip"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -24,19 +21,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestRoles(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		b := l.controlPlane()
-		defer b.guest.Kill()
-		l.running(cpAddr)
+	inLab(t, func(t *testing.T, l *lab) {
+		l.node(image("old"))
 		ctx := t.Context()
 		calls := map[string]func(*client.Client) error{
 			"status": func(c *client.Client) error {
@@ -71,6 +63,10 @@ func TestRoles(t *testing.T) {
 			},
 			"upgrade": func(c *client.Client) error { _, err := legacy(ctx, c, "/"); return err },
 			"pull":    func(c *client.Client) error { return pull(ctx, c, "registry.example/none:v1") },
+			"client configuration": func(c *client.Client) error {
+				_, err := c.GenerateClientConfiguration(ctx, &machineapi.GenerateClientConfigurationRequest{}) // without a life
+				return err
+			},
 			"apply rubbish": func(c *client.Client) error {
 				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: []byte("machine: [")})
 				return err
@@ -88,7 +84,7 @@ func TestRoles(t *testing.T) {
 			"file": "OK PermissionDenied ", "unknown kind": "PermissionDenied PermissionDenied ", "write": "PermissionDenied PermissionDenied ",
 			"rollback": "Unknown PermissionDenied ", "lifecycle upgrade": "Internal PermissionDenied ",
 			"upgrade": "Unknown PermissionDenied ", "pull": "NotFound PermissionDenied ",
-			"apply rubbish": "InvalidArgument PermissionDenied ",
+			"client configuration": "InvalidArgument PermissionDenied ", "apply rubbish": "InvalidArgument PermissionDenied ",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("admin, then reader (-want +got):\n%s", diff)
@@ -96,63 +92,25 @@ func TestRoles(t *testing.T) {
 	})
 }
 
-func TestForeignCertificateIsRefused(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		b := l.controlPlane()
-		defer b.guest.Kill()
-		l.running(cpAddr)
-		other, err := talosapi.NewCluster("other", "https://127.42.8.10:6443", "v1.13.9", "v1.35.4")
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw, err := other.Talosconfig(role.Admin, cpAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := readFacts(t.Context(), l.clientWith(cpAddr, raw)); !strings.Contains(fmt.Sprint(err), "certificate") {
-			t.Errorf("err = %v", err)
-		}
-	})
-}
-
 func TestWorkerNeedsAControlPlane(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-		wk := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, l.installed(conf, image("old"))))
-		wk.on()
-		defer wk.guest.Kill()
-		time.Sleep(5 * time.Minute)
-		if _, err := l.net.Dialer().DialContext(t.Context(), "tcp", workerAddr+":50000"); err == nil {
+	inLab(t, func(t *testing.T, l *lab) {
+		l.worker()
+		if !l.silent(workerAddr, 5*time.Minute) {
 			t.Error("a lone worker has an API")
 		}
-		cp := l.controlPlane()
-		defer cp.guest.Kill()
+		l.controlPlane(image("old"))
 		l.running(workerAddr)
 	})
 }
 
 func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		cp := l.controlPlane()
-		defer cp.guest.Kill()
-		conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-		wk := func() *box {
-			b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, l.installed(conf, image("old"))))
-			b.on()
-			l.running(workerAddr)
-			return b
-		}
-		b := wk()
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		b := l.worker()
+		l.running(workerAddr)
 		b.guest.Kill()
-		b = wk()
-		defer func() { b.guest.Kill() }()
-		c := l.client(cpAddr, role.Reader)
+		l.worker()
+		l.running(workerAddr)
 		count := func() (affiliates, members int) {
 			t.Helper()
 			time.Sleep(time.Second)
@@ -176,42 +134,9 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 	})
 }
 
-func TestWatchSeesAReboot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		b := l.controlPlane()
-		defer b.guest.Kill()
-		l.running(cpAddr)
-		c := l.client(cpAddr, role.Operator)
-		events := make(chan state.Event)
-		if err := c.COSI.Watch(t.Context(), runtime.NewMachineStatus().Metadata(), events); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Reboot(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		var seen []string
-		for e := range events {
-			if e.Type == state.Errored {
-				break
-			}
-			seen = append(seen, e.Resource.(*runtime.MachineStatus).TypedSpec().Stage.String())
-		}
-		if diff := cmp.Diff([]string{"running", "rebooting"}, seen); diff != "" {
-			t.Errorf("stages (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func TestRecorderSeesAndBreaksCalls(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		b := l.controlPlane()
-		defer b.guest.Kill()
-		l.running(cpAddr)
-		c := l.client(cpAddr, role.Admin)
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		from := len(l.rec.Calls())
 		facts(t, c)
 		if n := l.rec.Mutations(); n != 0 {
@@ -242,9 +167,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 }
 
 func TestDisksAsTheKernelShowsThem(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
+	inLab(t, func(t *testing.T, l *lab) {
 		named := func(d world.Drive) world.Drive {
 			d.WWN = "3ABCDEF012345678"
 			return d
@@ -294,12 +217,10 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 				"sdb": `ata "QEMU_HARDDISK_QM00002" "t10.ATA     QEMU HARDDISK                           QM00002" /pci0000:00/0000:00:01.1/ata2/host1/target1:0:0/1:0:0:0`,
 			}},
 		} {
-			b := l.box(9011, "02:00:00:00:00:1F", append(tc.drives, disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))...)
+			b := l.box(workerAddr, append(tc.drives, disk("efidisk0", "", 0, nil), cdrom(l.iso(image("new"))))...)
 			b.hw.SCSI, b.hw.Q35 = tc.hw.SCSI, tc.hw.Q35
 			b.on()
-			c := l.insecure(workerAddr)
-			l.awaitStage(c, runtime.MachineStageMaintenance)
-			all, err := safe.StateListAll[*block.Disk](t.Context(), c.COSI)
+			all, err := safe.StateListAll[*block.Disk](t.Context(), l.maintained(workerAddr).COSI)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -320,44 +241,19 @@ func TestDisksAsTheKernelShowsThem(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-	one, err := l.fw.Preinstalled(conf, ukiOf(t, image("old")), true)
-	if err != nil {
-		t.Fatal(err)
+	conf := l.config(cp1(oldRef))
+	of := func(build string) string {
+		system, err := l.fw.Preinstalled(conf, ukiOf(t, image(build)), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return talosapi.Describe(system)
 	}
-	two, err := l.fw.Preinstalled(conf, ukiOf(t, image("old")), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := l.fw.Preinstalled(conf, ukiOf(t, image("new")), true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if talosapi.Describe(one) != talosapi.Describe(two) || talosapi.Describe(one) == talosapi.Describe(other) {
-		t.Errorf("descriptions:\n%s\n%s\n%s", talosapi.Describe(one), talosapi.Describe(two), talosapi.Describe(other))
+	if of("old") != of("old") || of("old") == of("new") {
+		t.Errorf("descriptions:\n%s\n%s\n%s", of("old"), of("old"), of("new"))
 	}
 	data, more := talosapi.DataDisk("u-data", []byte("a")), talosapi.DataDisk("u-data", []byte("a"))
 	if talosapi.Describe(data) == talosapi.Describe(more) {
 		t.Error("two data disks with UUIDs of their own read alike")
 	}
-}
-
-func TestOverLoopback(t *testing.T) {
-	t.Parallel()
-	const addr = "127.42.211.11"
-	l := newLab(t, func(o *talosapi.Options) {
-		o.Network, o.Speed = network.Loopback(), 1000
-		o.Lease = func(string) (netip.Addr, bool) { return netip.MustParseAddr(addr), true }
-	})
-	b := l.controlPlane()
-	defer b.guest.Kill()
-	c := l.client(addr, role.Admin)
-	ctx := t.Context()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
-		s, err := get[*runtime.MachineStatus](ctx, c, runtime.NewMachineStatus().Metadata())
-		if err == nil && s.TypedSpec().Stage == runtime.MachineStageRunning {
-			return
-		}
-	}
-	t.Error("never running")
 }

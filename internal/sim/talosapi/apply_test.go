@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -16,18 +15,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 func TestApplyToAConfiguredMachine(t *testing.T) {
-	t.Parallel()
 	//lint:ignore SA1019 the zero value is under test
 	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
-	for version, tc := range map[string]struct {
+	type request struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
 		dry  bool
 		want string // error code, then the active installer and the one after a reboot
-	}{
+	}
+	each(t, map[string]request{
 		"v1.14.1":           {machineapi.ApplyConfigurationRequest_AUTO, false, "OK new new"},
 		"v1.14.1 no reboot": {machineapi.ApplyConfigurationRequest_NO_REBOOT, false, "OK new new"},
 		"v1.14.1 staged":    {machineapi.ApplyConfigurationRequest_STAGED, false, "OK old new"},
@@ -37,75 +35,39 @@ func TestApplyToAConfiguredMachine(t *testing.T) {
 		"v1.14.1 reboot":    {reboot, false, "Unimplemented old old"},
 		"v1.13.9 reboot":    {reboot, false, "OK old new"},
 		"v1.12.4 reboot":    {reboot, false, "OK old new"},
-	} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				img := image("old")
-				img.TalosVersion, _, _ = strings.Cut(version, " ")
-				conf := func(ref string) []byte {
-					return l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: ref})
-				}
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf(oldRef), img)))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				l.running(cpAddr)
-				c := l.client(cpAddr, role.Admin)
-				first := facts(t, c).bootID
-				_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf(newRef), Mode: tc.mode, DryRun: tc.dry})
-				got := status.Code(err).String() + " " + installerOf(t, c)
-				if tc.mode == reboot && err == nil {
-					l.rebooted(c, first)
-				} else {
-					l.reboot(c, func() error { return c.Reboot(t.Context()) })
-				}
-				if got += " " + installerOf(t, c); got != tc.want {
-					t.Errorf("got %s, want %s", got, tc.want)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, name string, tc request) {
+		l := newLab(t)
+		talos, _, _ := strings.Cut(name, " ")
+		_, c := l.node(version("old", talos))
+		first := facts(t, c).bootID
+		_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: l.config(cp1(newRef)), Mode: tc.mode, DryRun: tc.dry})
+		got := status.Code(err).String() + " " + installerOf(t, c)
+		if tc.mode == reboot && err == nil {
+			l.rebooted(c, first)
+		} else {
+			l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		}
+		want(t, "answer", got+" "+installerOf(t, c), tc.want)
+	})
 }
 
 // TestTriedConfiguration: one trial times out, another one is confirmed.
 func TestTriedConfiguration(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]string{"left alone": "new old", "confirmed": "new new"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				conf := func(ref string) []byte {
-					return l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: ref})
-				}
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf(oldRef), image("old"))))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				l.running(cpAddr)
-				c := l.client(cpAddr, role.Admin)
-				apply := func(mode machineapi.ApplyConfigurationRequest_Mode) string {
-					answer, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf(newRef), Mode: mode})
-					if err != nil {
-						t.Fatal(err)
-					}
-					return answer.GetMessages()[0].GetModeDetails()
-				}
-				said := apply(machineapi.ApplyConfigurationRequest_TRY)
-				if !strings.HasSuffix(said, "automatically reverted back in 1m0s") {
-					t.Errorf("it says %q", said)
-				}
-				got := installerOf(t, c)
-				if name == "confirmed" {
-					apply(machineapi.ApplyConfigurationRequest_NO_REBOOT)
-				}
-				time.Sleep(2 * time.Minute)
-				if got += " " + installerOf(t, c); got != want {
-					t.Errorf("got %s, want %s", got, want)
-				}
-			})
-		})
-	}
+	each(t, map[string]string{"left alone": "new old", "confirmed": "new new"}, func(t *testing.T, name, installers string) {
+		l := newLab(t)
+		_, c := l.node(image("old"))
+		conf := l.config(cp1(newRef))
+		said := applyAs(t, c, conf, machineapi.ApplyConfigurationRequest_TRY).GetModeDetails()
+		if !strings.HasSuffix(said, "automatically reverted back in 1m0s") {
+			t.Errorf("it says %q", said)
+		}
+		got := installerOf(t, c)
+		if name == "confirmed" {
+			applyAs(t, c, conf, machineapi.ApplyConfigurationRequest_NO_REBOOT)
+		}
+		time.Sleep(2 * time.Minute)
+		want(t, "installers", got+" "+installerOf(t, c), installers)
+	})
 }
 
 // installerOf is "old" or "new", from the active configuration.
@@ -122,50 +84,43 @@ func installerOf(t *testing.T, c *client.Client) string {
 // TestFirstConfiguration: what a configuration from maintenance mode does now and after
 // the next reboot, with the system on disk and without.
 func TestFirstConfiguration(t *testing.T) {
-	t.Parallel()
 	const staged, try = machineapi.ApplyConfigurationRequest_STAGED, machineapi.ApplyConfigurationRequest_TRY
-	for name, tc := range map[string]struct {
+	type request struct {
 		mode      machineapi.ApplyConfigurationRequest_Mode
 		installed bool
 		said      string
 		now, then runtime.MachineStage
-	}{
+	}
+	each(t, map[string]request{
 		"staged":                    {staged, true, "Staged configuration to be applied after the next reboot", runtime.MachineStageMaintenance, runtime.MachineStageRunning},
 		"staged, nothing installed": {staged, false, "Staged configuration to be applied after the next reboot", runtime.MachineStageMaintenance, runtime.MachineStageMaintenance},
 		"tried":                     {try, true, "reverted back in 1m0s", runtime.MachineStageRunning, runtime.MachineStageMaintenance},
 		"no reboot":                 {machineapi.ApplyConfigurationRequest_NO_REBOOT, true, "without a reboot", runtime.MachineStageRunning, runtime.MachineStageRunning},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-				var system []byte
-				if tc.installed {
-					system = l.withoutState(l.installed(conf, image("old")))
-				}
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, system), cdrom(l.iso(image("old"))))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				l.awaitStage(l.insecure(cpAddr), runtime.MachineStageMaintenance)
-				answer, err := l.insecure(cpAddr).ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: tc.mode})
-				if err != nil || !strings.HasSuffix(answer.GetMessages()[0].GetModeDetails(), tc.said) || answer.GetMessages()[0].GetMode() != tc.mode {
-					t.Errorf("it says %v, %v", answer, err)
-				}
-				for _, stage := range []runtime.MachineStage{tc.now, tc.then} {
-					time.Sleep(time.Minute)
-					if stage == runtime.MachineStageRunning {
-						l.alone(cpAddr)
-						l.running(cpAddr)
-					} else {
-						l.awaitStage(l.insecure(cpAddr), stage)
-					}
-					b.guest.Kill()
-					b.on()
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, tc request) {
+		l := newLab(t)
+		conf := l.config(cp1(oldRef))
+		var system []byte
+		if tc.installed {
+			system = l.withoutState(l.installed(conf, image("old")))
+		}
+		b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(l.iso(image("old"))))
+		b.on()
+		answer := applyAs(t, l.maintained(cpAddr), conf, tc.mode)
+		if !strings.HasSuffix(answer.GetModeDetails(), tc.said) || answer.GetMode() != tc.mode {
+			t.Errorf("it says %v", answer)
+		}
+		for _, stage := range []runtime.MachineStage{tc.now, tc.then} {
+			time.Sleep(time.Minute)
+			if stage == runtime.MachineStageRunning {
+				l.alone(cpAddr)
+				l.running(cpAddr)
+			} else {
+				l.maintained(cpAddr)
+			}
+			b.guest.Kill()
+			b.on()
+		}
+	})
 }
 
 // withoutState is a system disk with an empty STATE partition.

@@ -34,26 +34,24 @@ func (b *boot) publishBlock(ctx context.Context) error {
 		r.TypedSpec().DiskID, r.TypedSpec().DevPath = d.name, d.path()
 		system = append(system, r)
 	}
-	for kind, rs := range map[resource.Type][]resource.Resource{
-		block.DiskType:             disks(devs),
-		block.DiscoveredVolumeType: b.release().discoveredVolumes(devs),
-		block.SystemDiskType:       system,
-		block.VolumeStatusType:     b.volumeStatuses(devs),
-	} {
-		if err := b.store.replace(ctx, resource.NewMetadata(block.NamespaceName, kind, "", resource.VersionUndefined), rs); err != nil {
-			return err
-		}
+	published := []struct {
+		ns   resource.Namespace
+		kind resource.Type
+		rs   []resource.Resource
+	}{
+		{block.NamespaceName, block.DiskType, disks(devs)},
+		{block.NamespaceName, block.DiscoveredVolumeType, b.release().discoveredVolumes(devs)},
+		{block.NamespaceName, block.SystemDiskType, system},
+		{block.NamespaceName, block.VolumeStatusType, b.volumeStatuses(devs)},
+		{runtime.NamespaceName, runtime.MetaKeyType, metaKeys(devs)},
+		{runtime.NamespaceName, runtime.MountStatusType, b.mountStatuses(devs)},
+		{storage.NamespaceName, storage.LVMPhysicalVolumeStatusType, physicalVolumes(devs)},
 	}
-	for kind, rs := range map[resource.Type][]resource.Resource{
-		runtime.MetaKeyType:     metaKeys(devs),
-		runtime.MountStatusType: b.mountStatuses(devs),
-	} {
-		if err := b.store.replace(ctx, resource.NewMetadata(runtime.NamespaceName, kind, "", resource.VersionUndefined), rs); err != nil {
-			return err
+	for _, p := range published {
+		if slices.Contains(b.release().lacks, p.kind) {
+			continue
 		}
-	}
-	if b.release().fourteen() {
-		if err := b.store.replace(ctx, resource.NewMetadata(storage.NamespaceName, storage.LVMPhysicalVolumeStatusType, "", resource.VersionUndefined), physicalVolumes(devs)); err != nil {
+		if err := b.store.replace(ctx, p.ns, p.kind, p.rs); err != nil {
 			return err
 		}
 	}

@@ -322,17 +322,21 @@ func (b *boot) bootSequence() {
 
 // wait waits for d (0: for ever) unless an order to end comes before.
 func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
-	var elapsed <-chan time.Time
-	if d > 0 {
-		defer b.m.account(what)()
-		t := time.NewTimer(b.m.fw.scaled(d))
-		defer t.Stop()
-		elapsed = t.C
+	if d == 0 {
+		return until[time.Time](ctx, b, nil)
 	}
+	defer b.m.account(what)()
+	t := time.NewTimer(b.m.fw.scaled(d))
+	defer t.Stop()
+	return until(ctx, b, t.C)
+}
+
+// until waits for ready unless an order to end comes before.
+func until[T any](ctx context.Context, b *boot, ready <-chan T) outcome {
 	select {
 	case <-ctx.Done():
 		return killed
-	case <-elapsed:
+	case <-ready:
 		if ctx.Err() != nil {
 			return killed
 		}

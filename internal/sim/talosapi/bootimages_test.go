@@ -6,10 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/siderolabs/talos/pkg/machinery/api/machine"
-	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -22,10 +20,8 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, cp, c := upgradeLab(t)
-		defer func() { cp.guest.Kill() }()
+	inLab(t, func(t *testing.T, l *lab) {
+		cp, c := l.node(image("old"))
 		const file = "/usr/local/sbin/iscsid"
 		large := make([]byte, 2<<20)
 		_, _ = rand.NewChaCha8([32]byte{}).Read(large) // never fails
@@ -37,11 +33,8 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 		}
 
 		mustInstall(t, c, newRef)
-		wk := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("old"))))
-		wk.on()
-		defer func() { wk.guest.Kill() }()
-		l.awaitStage(l.insecure(workerAddr), runtime.MachineStageMaintenance)
-		apply(t, l.insecure(workerAddr), l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
+		wk, open := l.blank(workerAddr, img)
+		apply(t, open, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
 		l.running(workerAddr)
 		for _, tc := range []struct {
 			b    *box

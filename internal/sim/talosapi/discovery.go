@@ -193,11 +193,8 @@ func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec
 		}
 		members[spec.Nodename] = m
 	}
-	kind := func(t resource.Type) resource.Kind {
-		return resource.NewMetadata(cluster.NamespaceName, t, "", resource.VersionUndefined)
-	}
-	if err := b.store.replace(ctx, kind(cluster.AffiliateType), affiliates); err != nil {
+	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.AffiliateType, affiliates); err != nil {
 		return err
 	}
-	return b.store.replace(ctx, kind(cluster.MemberType), slices.Collect(maps.Values(members)))
+	return b.store.replace(ctx, cluster.NamespaceName, cluster.MemberType, slices.Collect(maps.Values(members)))
 }

@@ -12,9 +12,10 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
+	"google.golang.org/grpc/codes"
 
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -22,6 +23,7 @@ import (
 // quorum is control planes with EPHEMERAL, and so etcd, on a separate disk.
 type quorum struct {
 	*lab
+	image artefact.Image
 	boxes map[string]*box
 	data  map[string]world.Drive
 }
@@ -29,8 +31,18 @@ type quorum struct {
 func address(n int) string { return fmt.Sprintf("127.42.7.%d", 10+n) }
 
 // newQuorum starts n control planes and waits until all are ready.
-func newQuorum(t *testing.T, n int) *quorum {
-	q := &quorum{lab: newLab(t), boxes: map[string]*box{}, data: map[string]world.Drive{}}
+func newQuorum(t *testing.T, n int) *quorum { return newQuorumOf(t, n, image("old")) }
+
+// inQuorum runs a test with n ready control planes, in a bubble.
+func inQuorum(t *testing.T, n int, test func(*testing.T, *quorum)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newQuorum(t, n)) })
+}
+
+// newQuorumOf is newQuorum with that image.
+func newQuorumOf(t *testing.T, n int, img artefact.Image) *quorum {
+	q := &quorum{lab: newLab(t), image: img, boxes: map[string]*box{}, data: map[string]world.Drive{}}
 	var peers []talosapi.EtcdPeer
 	for i := 1; i <= n; i++ {
 		peers = append(peers, talosapi.EtcdPeer{Name: fmt.Sprintf("cp%d", i), Addr: netip.MustParseAddr(address(i))})
@@ -43,11 +55,6 @@ func newQuorum(t *testing.T, n int) *quorum {
 		q.data[member.Name] = disk("virtio1", "data", 20, content)
 		q.start(i+1, member.Name, member.Name)
 	}
-	t.Cleanup(func() {
-		for _, b := range q.boxes {
-			b.guest.Kill()
-		}
-	})
 	for i := 1; i <= n; i++ {
 		q.running(address(i))
 	}
@@ -58,20 +65,26 @@ func newQuorum(t *testing.T, n int) *quorum {
 // on.
 func (q *quorum) start(n int, machine, hostname string) {
 	q.t.Helper()
-	system, err := q.fw.Preinstalled(q.config(talosapi.Machine{
-		Hostname: hostname, ControlPlane: true, Installer: oldRef,
-		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
-	}), ukiOf(q.t, image("old")), true)
+	system, err := q.fw.Preinstalled(q.conf(hostname), ukiOf(q.t, q.image), true)
 	if err != nil {
 		q.t.Fatal(err)
 	}
-	b := q.box(9000+n, fmt.Sprintf("02:00:00:00:00:%02X", 10+n), disk("virtio0", "system", 10, system), q.data[machine])
+	b := q.box(address(n), disk("virtio0", "system", 10, system), q.data[machine])
 	q.boxes[machine] = b
 	b.on()
 }
 
-// blank gives a machine an empty data disk.
-func (q *quorum) blank(machine string) {
+// conf is the configuration of a control plane.
+func (q *quorum) conf(hostname string) []byte {
+	q.t.Helper()
+	return q.config(talosapi.Machine{
+		Hostname: hostname, ControlPlane: true, Installer: oldRef,
+		Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n"},
+	})
+}
+
+// wipe gives a machine an empty data disk.
+func (q *quorum) wipe(machine string) {
 	q.data[machine] = disk("virtio1", "data", 20, talosapi.DataDisk("EPHEMERAL", nil))
 }
 
@@ -130,38 +143,43 @@ func (q *quorum) service(n int) string {
 // machine is the stage and readiness of a machine.
 func (q *quorum) machine(n int) string {
 	q.t.Helper()
-	s, err := get[*runtime.MachineStatus](q.t.Context(), q.admin(n), runtime.NewMachineStatus().Metadata())
+	text, err := q.status(q.admin(n))
 	if err != nil {
 		q.t.Fatal(err)
 	}
-	var text strings.Builder
-	text.WriteString(fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready))
-	for _, u := range s.TypedSpec().Status.UnmetConditions {
-		text.WriteString(" " + u.Name + ": " + u.Reason)
+	return text
+}
+
+// intact requires that etcd never lost its quorum.
+func (q *quorum) intact() {
+	q.t.Helper()
+	if v := q.fw.EtcdViolations(); len(v) > 0 {
+		q.t.Errorf("violations %q", v)
 	}
-	return text.String()
 }
 
-func (q *quorum) onScreen(text string) bool {
-	return slices.ContainsFunc(q.lines(&q.screen), func(l string) bool { return strings.Contains(l, text) })
+// replace starts cp3 with an empty data disk in place of the one that runs.
+func (q *quorum) replace(hostname string) {
+	q.t.Helper()
+	q.kill("cp3")
+	q.wipe("cp3")
+	time.Sleep(10 * time.Second)
+	q.start(3, "cp3", hostname)
 }
 
-func want(t *testing.T, what, got, want string) {
-	t.Helper()
-	if got != want {
-		t.Errorf("%s: %s, want %s", what, got, want)
+// remove removes the member of a machine.
+func (q *quorum) remove(machine string) {
+	q.t.Helper()
+	req := &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id(machine)}
+	if err := q.admin(1).EtcdRemoveMemberByID(q.t.Context(), req); err != nil {
+		q.t.Fatal(err)
 	}
 }
 
 func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old := q.id("cp3")
-		q.kill("cp3")
-		q.blank("cp3")
-		time.Sleep(10 * time.Second)
-		q.start(3, "cp3", "cp3")
+		q.replace("cp3")
 		time.Sleep(18 * time.Second) // it joins after 15 s
 		want(t, "members", q.members(), "cp1 cp2 cp3?")
 		want(t, "service of the learner", q.service(3), "Running ?: Started task etcd for container etcd")
@@ -173,16 +191,12 @@ func TestEtcdCaseAEmptyDataSameName(t *testing.T) {
 		q.running(address(3))
 		want(t, "service", q.service(3), "Running OK: Health check successful")
 		want(t, "data", talosapi.Describe(q.data["cp3"].Media.Bytes())[len("EPHEMERAL ")+73+1+16:], " etcd voter cp3")
-		if v := q.fw.EtcdViolations(); len(v) > 0 {
-			t.Errorf("violations %q", v)
-		}
+		q.intact()
 	})
 }
 
 func TestEtcdCaseBDataKept(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		old, lasting := q.id("cp3"), talosapi.Lasting(q.data["cp3"].Media.Bytes())
 		q.kill("cp3")
 		q.start(3, "cp3", "cp3")
@@ -196,13 +210,8 @@ func TestEtcdCaseBDataKept(t *testing.T) {
 }
 
 func TestEtcdCaseCEmptyDataOtherName(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
-		q.kill("cp3")
-		q.blank("cp3")
-		time.Sleep(10 * time.Second)
-		q.start(3, "cp3", "cp4")
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
+		q.replace("cp4")
 		time.Sleep(5 * time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
 		want(t, "service", q.service(3), "Preparing ?: Running pre state")
@@ -210,22 +219,16 @@ func TestEtcdCaseCEmptyDataOtherName(t *testing.T) {
 		if !q.onScreen("error adding member: etcdserver: unhealthy cluster") {
 			t.Errorf("screen %q", q.lines(&q.screen))
 		}
-		if err := q.admin(1).EtcdRemoveMemberByID(t.Context(), &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id("cp3")}); err != nil {
-			t.Fatal(err)
-		}
+		q.remove("cp3")
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp4")
 	})
 }
 
 func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.kill("cp3")
-		if err := q.admin(1).EtcdRemoveMemberByID(t.Context(), &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id("cp3")}); err != nil {
-			t.Fatal(err)
-		}
+		q.remove("cp3")
 		q.start(3, "cp3", "cp3")
 		time.Sleep(20*time.Minute + time.Second) // between two attempts
 		want(t, "members", q.members(), "cp1 cp2")
@@ -238,22 +241,14 @@ func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
 }
 
 func TestEtcdADuplicateNameEvictsALiveMember(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
-		q.kill("cp3")
-		q.blank("cp3")
-		time.Sleep(10 * time.Second)
-		// Only two of three run: etcd protects the quorum, so nothing happens.
-		q.start(3, "cp3", "cp2")
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
+		q.replace("cp2") // only two of three run: etcd protects the quorum, so nothing happens
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
 		if !q.onScreen("error removing self from the member list: etcdserver: unhealthy cluster") {
 			t.Errorf("screen %q", q.lines(&q.screen))
 		}
-		if err := q.admin(1).EtcdRemoveMemberByID(t.Context(), &machineapi.EtcdRemoveMemberByIDRequest{MemberId: q.id("cp3")}); err != nil {
-			t.Fatal(err)
-		}
+		q.remove("cp3")
 		live := q.id("cp2")
 		time.Sleep(time.Minute)
 		if q.id("cp2") == live {
@@ -264,9 +259,7 @@ func TestEtcdADuplicateNameEvictsALiveMember(t *testing.T) {
 }
 
 func TestEtcdWithoutQuorumWaits(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 3)
+	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		q.kill("cp2")
 		q.kill("cp3")
 		began := time.Now()
@@ -275,9 +268,8 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
-		if _, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{}); client.StatusCode(err).String() != "DeadlineExceeded" {
-			t.Errorf("with a deadline: %v", err)
-		}
+		_, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})
+		requireError(t, "with a deadline", err, codes.DeadlineExceeded, "")
 		s, err := q.admin(1).EtcdStatus(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -285,10 +277,11 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
 			t.Errorf("status %v", m)
 		}
+		requireError(t, "a snapshot needs no quorum", snapshotError(t.Context(), q.client(address(1), role.EtcdBackup)), codes.OK, "")
 		time.Sleep(time.Minute)
 		want(t, "service", q.service(1), "Running Fail: Health check failed: context deadline exceeded")
 		want(t, "machine", q.machine(1), "running ready=false services: etcd not healthy")
-		q.blank("cp3")
+		q.wipe("cp3")
 		q.start(3, "cp3", "cp3") // it can't be added
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
@@ -302,18 +295,14 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 }
 
 func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		img := image("old")
-		img.TalosVersion = "v1.14.1"
+	inLab(t, func(t *testing.T, l *lab) {
+		img := version("old", "v1.14.1")
 		data := disk("virtio1", "data", 20, nil)
-		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installed(l.config(talosapi.Machine{
+		b := l.box(cpAddr, disk("virtio0", "system", 10, l.installed(l.config(talosapi.Machine{
 			Hostname: "cp1", ControlPlane: true, Installer: oldRef,
 			Documents: []string{"apiVersion: v1alpha1\nkind: VolumeConfig\nname: ETCD\nprovisioning:\n  diskSelector:\n    match: disk.serial == 'data'\n  minSize: 1GiB\n"},
 		}), img)), data)
 		b.on()
-		defer b.guest.Kill()
 		c := l.client(cpAddr, role.Admin)
 		time.Sleep(time.Minute)
 		if err := c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {

@@ -127,22 +127,11 @@ func (b *boot) etcdVersion() string {
 
 // EtcdAlarmList implements the API.
 func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
-	c, id, err := s.local(ctx, "etcd alarm list")
+	all, err := s.alarms(ctx, "etcd alarm list", "list etcd alarms", func(*etcd.Cluster, etcd.Alarm) {})
 	if err != nil {
 		return nil, err
 	}
-	err = etcd.ErrNotForLearner
-	if !c.Status(id).Learner {
-		err = c.Linearizable(ctx)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("failed to list etcd alarms: %w", err)
-	}
-	answer := &machineapi.EtcdAlarm{}
-	for _, a := range c.Status(id).Alarms {
-		answer.MemberAlarms = append(answer.MemberAlarms, &machineapi.EtcdMemberAlarm{MemberId: a.Member, Alarm: machineapi.EtcdMemberAlarm_AlarmType(a.Kind)})
-	}
-	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{answer}}, nil
+	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: all}}}, nil
 }
 
 // EtcdSnapshot implements the API; the member answers even without a quorum.

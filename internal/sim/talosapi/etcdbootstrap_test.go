@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
@@ -13,9 +12,7 @@ import (
 )
 
 func TestBootstrapFromASnapshot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		ctx := t.Context()
 		saved, err := snapshot(ctx, q.client(address(1), role.EtcdBackup))
 		if err != nil {
@@ -23,7 +20,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		}
 		old := q.id("cp1")
 		q.kill("cp1")
-		q.blank("cp1")
+		q.wipe("cp1")
 		q.start(1, "cp1", "cp1")
 		time.Sleep(time.Minute)
 		c := q.admin(1)

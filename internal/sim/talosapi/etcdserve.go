@@ -156,14 +156,5 @@ func (b *boot) awaitEtcd(ctx context.Context) outcome {
 	if e == nil {
 		return carryOn
 	}
-	select {
-	case <-ctx.Done():
-		return killed
-	case <-e.up:
-		return carryOn
-	case <-b.m.power:
-		return powerOff
-	case end := <-b.orders:
-		return end
-	}
+	return until(ctx, b, e.up)
 }

@@ -12,7 +12,16 @@ import (
 
 // EtcdAlarmDisarm implements the API: it disarms all alarms of all members.
 func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmDisarmResponse, error) {
-	c, id, err := s.local(ctx, "etcd alarm disarm")
+	all, err := s.alarms(ctx, "etcd alarm disarm", "disarm etcd alarm", func(c *etcd.Cluster, a etcd.Alarm) { c.Alarm(a, false) })
+	if err != nil {
+		return nil, err
+	}
+	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{{MemberAlarms: all}}}, nil
+}
+
+// alarms are those of all members, as one of them lists them; each is called with every one.
+func (s *machineService) alarms(ctx context.Context, api, verb string, each func(*etcd.Cluster, etcd.Alarm)) ([]*machineapi.EtcdMemberAlarm, error) {
+	c, id, err := s.local(ctx, api)
 	if err != nil {
 		return nil, err
 	}
@@ -21,14 +30,14 @@ func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) 
 		err = c.Linearizable(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("failed to disarm etcd alarm: %w", err)
+		return nil, fmt.Errorf("failed to %s: %w", verb, err)
 	}
-	answer := &machineapi.EtcdAlarmDisarm{}
+	var all []*machineapi.EtcdMemberAlarm
 	for _, a := range c.Status(id).Alarms {
-		c.Alarm(a, false)
-		answer.MemberAlarms = append(answer.MemberAlarms, &machineapi.EtcdMemberAlarm{MemberId: a.Member, Alarm: machineapi.EtcdMemberAlarm_AlarmType(a.Kind)})
+		each(c, a)
+		all = append(all, &machineapi.EtcdMemberAlarm{MemberId: a.Member, Alarm: machineapi.EtcdMemberAlarm_AlarmType(a.Kind)})
 	}
-	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{answer}}, nil
+	return all, nil
 }
 
 // EtcdDefragment implements the API. The lab's databases are never fragmented.

@@ -100,8 +100,6 @@ type Options struct {
 	Data Data
 	// Console gets the lines that a machine prints on its screen; may be nil.
 	Console func(vmid int, line string)
-	// BootLog makes a booted node append a line to its EPHEMERAL partition.
-	BootLog bool
 }
 
 // Firmware boots Talos machines.

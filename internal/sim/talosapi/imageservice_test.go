@@ -2,7 +2,6 @@ package talosapi_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,17 +16,13 @@ import (
 
 // Unused images are removed after an hour; a pull skips stored images.
 func TestUnusedImagesAreRemoved(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
-		defer func() { b.guest.Kill() }()
-		l.installers[newRef] = image("new")
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		for _, after := range []time.Duration{0, time.Hour, 20 * time.Minute} {
 			time.Sleep(after)
 			if after < time.Hour {
-				if _, err := install(t.Context(), c, newRef); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "not found in containerd store") {
-					t.Errorf("%s after: %v", after, err)
-				}
+				_, err := install(t.Context(), c, newRef)
+				requireError(t, after.String()+" after", err, codes.Internal, "not found in containerd store")
 			}
 			if err := pull(t.Context(), c, newRef); err != nil {
 				t.Fatal(err)
@@ -41,10 +36,10 @@ func TestImageNames(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
-		l, b, c := upgradeLab(t, func(o *talosapi.Options) {
+		l := newLab(t, func(o *talosapi.Options) {
 			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
 		})
-		defer func() { b.guest.Kill() }()
+		_, c := l.node(image("old"))
 		l.installers["registry.example/i@"+digest] = image("new")
 		l.installers["registry.example/i:v1"] = image("new")
 		names := func() []string {

@@ -247,14 +247,5 @@ func (b *boot) startKubelet(ctx context.Context) outcome {
 	started := make(chan struct{})
 	b.tasks.Go(func() { b.kubelet.run(ctx, started) })
 	b.tasks.Go(func() { b.kubelet.watchPods(ctx) })
-	select {
-	case <-ctx.Done():
-		return killed
-	case <-started:
-		return carryOn
-	case <-b.m.power:
-		return powerOff
-	case end := <-b.orders:
-		return end
-	}
+	return until(ctx, b, started)
 }

@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -18,6 +20,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/network"
@@ -43,22 +46,26 @@ type lab struct {
 
 func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 	t.Helper()
-	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.13.9", "v1.35.4")
+	return newLabOf(t, "v1.13.9", change...)
+}
+
+// newLabOf is newLab with the configurations of another version of Talos.
+func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *lab {
+	t.Helper()
+	c, err := talosapi.NewCluster("lab", "https://127.42.7.10:6443", talos, "v1.35.4")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, installers: map[string]artefact.Image{}}
+	l := &lab{
+		t: t, net: network.Memory(), rec: record.New(), cluster: c,
+		installers: map[string]artefact.Image{oldRef: image("old"), newRef: image("new")},
+	}
 	o := talosapi.Options{
 		Network: l.net, Recorder: l.rec, Kubelet: l,
 		Lease: func(mac string) (netip.Addr, bool) {
-			addr, ok := map[string]string{
-				"02:00:00:00:00:0B": cpAddr, "02:00:00:00:00:0C": "127.42.7.12", "02:00:00:00:00:0D": "127.42.7.13",
-				"02:00:00:00:00:1F": workerAddr,
-			}[mac]
-			if !ok {
-				return netip.Addr{}, false
-			}
-			return netip.MustParseAddr(addr), true
+			var n int
+			_, err := fmt.Sscanf(mac, "02:00:00:00:00:%X", &n)
+			return netip.MustParseAddr(fmt.Sprintf("127.42.7.%d", n)), err == nil
 		},
 		PullInstaller: func(_ context.Context, ref, _ string) ([]byte, error) {
 			l.mu.Lock()
@@ -78,7 +85,6 @@ func newLab(t *testing.T, change ...func(*talosapi.Options)) *lab {
 	for _, f := range change {
 		f(&o)
 	}
-	l.net = o.Network
 	l.fw = talosapi.New(t.Context(), o)
 	return l
 }
@@ -125,6 +131,46 @@ const (
 	newRef     = "registry.example/installer/new:v1.13.9"
 )
 
+// each runs f for every case in a bubble of its own.
+func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
+	t.Helper()
+	t.Parallel()
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
+		})
+	}
+}
+
+// inLab runs a test with an empty lab, in a bubble.
+func inLab(t *testing.T, test func(*testing.T, *lab)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+}
+
+func want(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %s\nwant %s", what, got, want)
+	}
+}
+
+func requireError(t *testing.T, what string, err error, code codes.Code, text string) {
+	t.Helper()
+	if client.StatusCode(err) != code || code != codes.OK && !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: %v, want %s: %s", what, err, code, text)
+	}
+}
+
+// version is the build of an image with another version of Talos.
+func version(build, talos string) artefact.Image {
+	img := image(build)
+	img.TalosVersion = talos
+	return img
+}
+
 // image is what a factory would build for one lock.
 func image(build string) artefact.Image {
 	return artefact.Image{
@@ -150,10 +196,13 @@ type box struct {
 	off    chan struct{} // closed when the machine has powered itself off
 }
 
-func (l *lab) box(vmid int, mac string, drives ...world.Drive) *box {
+// box is the VM that gets that address by DHCP. It ends with the test's context at the latest.
+func (l *lab) box(addr string, drives ...world.Drive) *box {
 	b := &box{l: l, drives: drives}
+	n := netip.MustParseAddr(addr).As4()[3]
+	vmid := 8990 + int(n)
 	b.hw = world.Hardware{
-		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{mac}, Arch: "amd64", Memory: 4096,
+		VMID: vmid, Name: fmt.Sprintf("vm%d", vmid), Host: "pve1", MACs: []string{fmt.Sprintf("02:00:00:00:00:%02X", n)}, Arch: "amd64", Memory: 4096,
 		UUID:      fmt.Sprintf("00000000-0000-4000-8000-%012d", vmid),
 		BootOrder: []string{"virtio0", "ide2"},
 		NVRAM:     world.NewMedia(nil),
@@ -210,25 +259,79 @@ func (l *lab) config(m talosapi.Machine) []byte {
 	return b
 }
 
-// controlPlane starts an installed control plane; without one, workers have no API.
-func (l *lab) controlPlane() *box {
+// cp1 is the configuration of the control plane.
+func cp1(installer string) talosapi.Machine {
+	return talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer}
+}
+
+// controlPlane starts cp1, on which img is installed, the only member of an old etcd.
+// Without a control plane, workers have no API.
+func (l *lab) controlPlane(img artefact.Image) *box {
 	l.t.Helper()
-	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-	b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, image("old"))), cdrom(nil))
-	b.hw.NVRAM.Write(talosapi.NVRAM(image("old")))
+	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
+	system, err := talosapi.WithEtcd(l.installed(l.config(cp1(oldRef)), img), member)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(nil))
+	b.hw.NVRAM.Write(talosapi.NVRAM(img))
 	b.on()
 	return b
 }
 
-// installedControlPlane is the system disk of cp1, the only member of an old etcd.
-func (l *lab) installedControlPlane(conf []byte, img artefact.Image) []byte {
+// node is controlPlane, once it is ready, with a client of its administrator.
+func (l *lab) node(img artefact.Image) (*box, *client.Client) {
 	l.t.Helper()
-	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: netip.MustParseAddr(cpAddr)})[0]
-	b, err := talosapi.WithEtcd(l.installed(conf, img), member)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	b := l.controlPlane(img)
+	l.running(cpAddr)
+	return b, l.client(cpAddr, role.Admin)
+}
+
+// worker starts wk1, on which build old is installed.
+func (l *lab) worker() *box {
+	l.t.Helper()
+	conf := l.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
+	b := l.box(workerAddr, disk("virtio0", "system", 10, l.installed(conf, image("old"))))
+	b.on()
 	return b
+}
+
+// blank starts a machine with an empty system disk, and perhaps others, from the ISO of
+// img, and waits until it is in maintenance mode. The registry has its installer, newRef.
+func (l *lab) blank(addr string, img artefact.Image, others ...world.Drive) (*box, *client.Client) {
+	l.t.Helper()
+	l.mu.Lock()
+	l.installers[newRef] = img
+	l.mu.Unlock()
+	b := l.box(addr, slices.Concat([]world.Drive{disk("virtio0", "system", 10, nil)}, others, []world.Drive{cdrom(l.iso(img))})...)
+	b.on()
+	return b, l.maintained(addr)
+}
+
+// maintained waits until the machine at addr is in maintenance mode.
+func (l *lab) maintained(addr string) *client.Client {
+	l.t.Helper()
+	c := l.insecure(addr)
+	l.awaitStage(c, runtime.MachineStageMaintenance)
+	return c
+}
+
+// status is the stage and readiness of a machine.
+func (l *lab) status(c *client.Client) (string, error) {
+	s, err := get[*runtime.MachineStatus](l.t.Context(), c, runtime.NewMachineStatus().Metadata())
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("%s ready=%t", s.TypedSpec().Stage, s.TypedSpec().Status.Ready)
+	for _, u := range s.TypedSpec().Status.UnmetConditions {
+		text += " " + u.Name + ": " + u.Reason
+	}
+	return text, nil
+}
+
+// onScreen says whether a machine has printed that text.
+func (l *lab) onScreen(text string) bool {
+	return strings.Contains(strings.Join(l.lines(&l.screen), "\n"), text)
 }
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
@@ -299,22 +402,15 @@ func (l *lab) running(addr string) {
 
 func (l *lab) awaitStage(c *client.Client, want runtime.MachineStage) {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), 10*time.Minute)
-	defer cancel()
-	var last string
-	for ctx.Err() == nil {
-		status, err := get[*runtime.MachineStatus](ctx, c, runtime.NewMachineStatus().Metadata())
-		switch {
-		case err != nil:
-			last = err.Error()
-		case status.TypedSpec().Stage == want && status.TypedSpec().Status.Ready:
-			return
-		default:
-			last = status.TypedSpec().Stage.String()
+	for last, end := "", time.Now().Add(10*time.Minute); last != want.String()+" ready=true"; time.Sleep(time.Second) {
+		if time.Now().After(end) {
+			l.t.Fatalf("the machine never was %s; last seen: %s; screen: %q", want, last, l.lines(&l.screen))
 		}
-		time.Sleep(time.Second)
+		now, err := l.status(c)
+		if last = now; err != nil {
+			last = err.Error()
+		}
 	}
-	l.t.Fatalf("the machine never was %s; last seen: %s; screen: %q", want, last, l.lines(&l.screen))
 }
 
 func get[T resource.Resource](ctx context.Context, c *client.Client, ptr resource.Pointer) (T, error) {

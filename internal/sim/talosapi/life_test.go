@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,7 +13,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -22,42 +20,35 @@ import (
 
 func apply(t *testing.T, c *client.Client, conf []byte) {
 	t.Helper()
-	if _, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
-		Data: conf, Mode: machineapi.ApplyConfigurationRequest_AUTO,
-	}); err != nil {
+	applyAs(t, c, conf, machineapi.ApplyConfigurationRequest_AUTO)
+}
+
+// applyAs is apply with a mode; it returns what the machine says about it.
+func applyAs(t *testing.T, c *client.Client, conf []byte, mode machineapi.ApplyConfigurationRequest_Mode) *machineapi.ApplyConfiguration {
+	t.Helper()
+	answer, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: conf, Mode: mode})
+	if err != nil {
 		t.Fatal(err)
 	}
+	return answer.GetMessages()[0]
 }
 
 func TestInstallFromISO(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.installers[newRef] = image("new")
-		cp := l.controlPlane()
-		defer cp.guest.Kill()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.controlPlane(image("old"))
 		data := disk("virtio1", "data-wk1", 20, talosapi.DataDisk("u-data", []byte("precious")))
 		before := data.Media.SHA256()
-		wk := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), data, cdrom(l.iso(image("new"))))
 		began := time.Now()
-		wk.on()
-		defer func() { wk.guest.Kill() }()
-
-		open := l.insecure(workerAddr)
-		l.awaitStage(open, runtime.MachineStageMaintenance)
+		wk, open := l.blank(workerAddr, image("new"), data)
 		ctx := t.Context()
-		if _, err := get[*config.MachineConfig](ctx, open, config.NewMachineConfig(nil).Metadata()); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("machine configuration in maintenance mode: %v", err)
-		}
-		if err := open.Reboot(ctx); status.Code(err) != codes.PermissionDenied {
-			t.Errorf("reboot in maintenance mode: %v", err)
-		}
-		if got, want := facts(t, open), image("new"); got.schematic != want.SchematicID || got.uuid != wk.hw.UUID || got.extensions != "iscsi-tools v0.2.0 0.sqsh, schematic schematic-new 1.sqsh" {
+		_, err := get[*config.MachineConfig](ctx, open, config.NewMachineConfig(nil).Metadata())
+		requireError(t, "machine configuration in maintenance mode", err, codes.PermissionDenied, "")
+		requireError(t, "reboot in maintenance mode", open.Reboot(ctx), codes.PermissionDenied, "")
+		if got := facts(t, open); got.schematic != "schematic-new" || got.uuid != wk.hw.UUID || got.extensions != "iscsi-tools v0.2.0 0.sqsh, schematic schematic-new 1.sqsh" {
 			t.Errorf("facts of the ISO: %+v", got)
 		}
-		if got, want := volumes(t, open), "EPHEMERAL waiting , META missing , STATE missing "; got != want {
-			t.Errorf("volumes in maintenance mode: %s, want %s", got, want)
-		}
+		want(t, "firmware variables before", talosapi.Describe(wk.hw.NVRAM.Bytes()), "blank")
+		want(t, "volumes in maintenance mode", volumes(t, open), "EPHEMERAL waiting , META missing , STATE missing ")
 		ids := partitionIDs(t, open)
 
 		apply(t, open, l.config(talosapi.Machine{
@@ -70,12 +61,9 @@ func TestInstallFromISO(t *testing.T) {
 		if got.entry != "Talos-v1.13.9.efi" || got.schematic != "schematic-new" || strings.Contains(got.cmdline, "halt_if_installed") || !strings.Contains(got.cmdline, "recast.lock=sha256-new") {
 			t.Errorf("facts of the installed system: %+v", got)
 		}
-		if got, want := volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1"; got != want {
-			t.Errorf("volumes: %s, want %s", got, want)
-		}
-		if got, want := partitionIDs(t, secure)["vdb1"], ids["vdb1"]; got != want || want == "" {
-			t.Errorf("identity of the data volume: %s, before %s", got, want)
-		}
+		want(t, "firmware variables", talosapi.Describe(wk.hw.NVRAM.Bytes()), "NVRAM boots Talos-v1.13.9.efi")
+		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1")
+		want(t, "identity of the data volume", partitionIDs(t, secure)["vdb1"], ids["vdb1"])
 		if data.Media.SHA256() != before {
 			t.Error("the install touched the data disk")
 		}
@@ -91,128 +79,71 @@ func TestInstallFromISO(t *testing.T) {
 	})
 }
 
-func TestBytesDecideWhatBoots(t *testing.T) {
-	t.Parallel()
-	for name, build := range map[string]string{"old": "old", "new": "new"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(image(build))))
-				b.on()
-				defer b.guest.Kill()
-				c := l.insecure(workerAddr)
-				l.awaitStage(c, runtime.MachineStageMaintenance)
-				if got := facts(t, c).schematic; got != "schematic-"+build {
-					t.Errorf("schematic = %s", got)
-				}
-			})
-		})
-	}
-}
-
 func TestMachinesWithoutAPI(t *testing.T) {
-	t.Parallel()
 	meta := artefact.WriteDisk(artefact.Disk{Partitions: []artefact.Partition{{Label: "META", UUID: "m"}}})
-	tests := map[string]struct {
+	type media struct {
 		system, data, iso []byte
 		screen            string
-	}{
-		"nothing to boot":      {screen: "9011: no bootable device"},
-		"broken ISO":           {iso: []byte("no image at all"), screen: "9011: no bootable device"},
-		"META on a data disk":  {iso: []byte("iso"), data: meta, screen: "9011: Talos is already installed to disk but booted from another media"},
-		"half-installed":       {iso: []byte("iso"), system: meta, screen: "9011: Talos is already installed to disk but booted from another media"},
-		"installed and no ISO": {system: meta, screen: "9011: no bootable device"},
 	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				if string(tc.iso) == "iso" {
-					tc.iso = l.iso(image("new"))
-				}
-				b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, tc.system), disk("virtio1", "data", 10, tc.data), cdrom(tc.iso))
-				b.on()
-				time.Sleep(70 * time.Minute)
-				b.guest.Shutdown()
-				time.Sleep(time.Minute)
-				// A halted machine reboots after seventy minutes, and halts again.
-				if screen := slices.Compact(l.lines(&l.screen)); len(screen) != 1 || !strings.HasPrefix(screen[0], tc.screen) {
-					t.Errorf("screen: %q", screen)
-				}
-				if _, err := l.net.Dialer().DialContext(t.Context(), "tcp", workerAddr+":50000"); err == nil {
-					t.Error("something answers")
-				}
-				select {
-				case <-b.off:
-					t.Error("the machine switched itself off")
-				default:
-				}
-				b.guest.Kill()
-			})
-		})
+	each(t, map[string]media{
+		"nothing to boot":      {screen: "9021: no bootable device"},
+		"broken ISO":           {iso: []byte("no image at all"), screen: "9021: no bootable device"},
+		"META on a data disk":  {iso: []byte("iso"), data: meta, screen: "9021: Talos is already installed to disk but booted from another media"},
+		"half-installed":       {iso: []byte("iso"), system: meta, screen: "9021: Talos is already installed to disk but booted from another media"},
+		"installed and no ISO": {system: meta, screen: "9021: no bootable device"},
+	}, func(t *testing.T, _ string, tc media) {
+		l := newLab(t)
+		if string(tc.iso) == "iso" {
+			tc.iso = l.iso(image("new"))
+		}
+		b := l.box(workerAddr, disk("virtio0", "system", 10, tc.system), disk("virtio1", "data", 10, tc.data), cdrom(tc.iso))
+		b.on()
+		time.Sleep(70 * time.Minute)
+		b.guest.Shutdown()
+		time.Sleep(time.Minute)
+		// A halted machine reboots after seventy minutes, and halts again.
+		if screen := slices.Compact(l.lines(&l.screen)); len(screen) != 1 || !strings.HasPrefix(screen[0], tc.screen) {
+			t.Errorf("screen: %q", screen)
+		}
+		if !l.silent(workerAddr, time.Second) {
+			t.Error("something answers")
+		}
+		b.requireOn()
+	})
+}
+
+// requireOn requires that the machine has not switched itself off.
+func (b *box) requireOn() {
+	b.l.t.Helper()
+	select {
+	case <-b.off:
+		b.l.t.Error("the machine switched itself off")
+	default:
 	}
 }
 
 func TestNoDiskMatches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.installers[newRef] = image("new")
-		system := disk("virtio0", "other", 10, nil)
-		b := l.box(9001, "02:00:00:00:00:0B", system, cdrom(l.iso(image("new"))))
-		b.on()
-		defer b.guest.Kill()
-		c := l.insecure(cpAddr)
-		l.awaitStage(c, runtime.MachineStageMaintenance)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.blank(cpAddr, image("new"))
+		other := cp1(newRef)
+		other.InstallSerial = "other"
 		_, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
-			Data: l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}), Mode: machineapi.ApplyConfigurationRequest_AUTO,
+			Data: l.config(other), Mode: machineapi.ApplyConfigurationRequest_AUTO,
 		})
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ") {
-			t.Errorf("err = %v", err)
-		}
-		if len(system.Media.Bytes()) > 0 {
+		requireError(t, "apply", err, codes.InvalidArgument, "v1alpha1.Config: 1 error occurred:\n\t* no disks matched the expression: ")
+		if len(b.drives[0].Media.Bytes()) > 0 {
 			t.Error("a disk was written")
 		}
 	})
 }
 
-func TestPowerLossDuringInstallLeavesAHaltingMachine(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.installers[newRef] = image("new")
-		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("new"))))
-		b.on()
-		c := l.insecure(cpAddr)
-		l.awaitStage(c, runtime.MachineStageMaintenance)
-		apply(t, c, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
-		time.Sleep(15 * time.Second)
-		b.guest.Kill()
-		b.on()
-		time.Sleep(time.Minute)
-		b.guest.Kill()
-		screen := l.lines(&l.screen)
-		if last := screen[len(screen)-1]; !strings.Contains(last, "already installed") {
-			t.Errorf("screen: %q", screen)
-		}
-	})
-}
-
 func TestRebootKeepsConfigAndData(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, func(o *talosapi.Options) { o.BootLog = true })
-		b := l.controlPlane()
-		defer func() { b.guest.Kill() }()
-		c := l.client(cpAddr, role.Admin)
-		l.awaitStage(c, runtime.MachineStageRunning)
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		first := facts(t, c)
-		staged := l.config(talosapi.Machine{Hostname: "cp-renamed", ControlPlane: true, Installer: oldRef})
-		if _, err := c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{Data: staged, Mode: machineapi.ApplyConfigurationRequest_STAGED}); err != nil {
-			t.Fatal(err)
-		}
+		renamed := cp1(oldRef)
+		renamed.Hostname = "cp-renamed"
+		applyAs(t, c, l.config(renamed), machineapi.ApplyConfigurationRequest_STAGED)
 		if now := facts(t, c); now != first {
 			t.Errorf("a staged configuration changed %+v to %+v", first, now)
 		}
@@ -224,13 +155,6 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		second := facts(t, c)
 		if second.bootID == first.bootID || second.hostname != "cp-renamed" || second.identity != first.identity {
 			t.Errorf("after the reboot: %+v, before: %+v", second, first)
-		}
-		d, err := artefact.ReadDisk(b.drives[0].Media.Bytes())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if log := string(d.Partitions[3].Data); strings.Count(log, "\n") != 2 || !strings.HasPrefix(log, first.bootID) {
-			t.Errorf("boot log: %q", log)
 		}
 		b.guest.Shutdown()
 		time.Sleep(5 * time.Second)
@@ -260,36 +184,22 @@ provisioning:
 `
 
 func TestRecreateFindsItsVolumesAgain(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.installers[oldRef], l.installers[newRef] = image("old"), image("new")
-		cp := l.controlPlane()
-		defer cp.guest.Kill()
+	inLab(t, func(t *testing.T, l *lab) {
+		l.controlPlane(image("old"))
 		data := disk("virtio1", "data-wk1", 20, nil)
-		create := func(build, ref string) (*box, *client.Client) {
-			b := l.box(9011, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), data, cdrom(l.iso(image(build))))
-			b.on()
-			c := l.insecure(workerAddr)
-			l.awaitStage(c, runtime.MachineStageMaintenance)
-			apply(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: ref, Documents: []string{ephemeral}}))
+		create := func(build string) (*box, *client.Client) {
+			b, c := l.blank(workerAddr, image(build), data)
+			apply(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef, Documents: []string{ephemeral}}))
+			l.running(workerAddr)
 			c = l.client(workerAddr, role.Admin)
-			l.awaitStage(c, runtime.MachineStageRunning)
+			want(t, "volumes of "+build, volumes(t, c), "EPHEMERAL ready /dev/vdb1, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb2")
 			return b, c
 		}
-		b, c := create("old", oldRef)
-		want := "EPHEMERAL ready /dev/vdb1, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb2"
-		if got := volumes(t, c); got != want {
-			t.Errorf("volumes: %s, want %s", got, want)
-		}
+		b, c := create("old")
 		first, ids, sum := facts(t, c), partitionIDs(t, c), data.Media.SHA256()
 		b.guest.Kill()
 
-		b, c = create("new", newRef)
-		defer b.guest.Kill()
-		if got := volumes(t, c); got != want {
-			t.Errorf("volumes after the recreate: %s, want %s", got, want)
-		}
+		_, c = create("new")
 		second, now := facts(t, c), partitionIDs(t, c)
 		if second.schematic != "schematic-new" || second.identity == first.identity || second.hostname != first.hostname {
 			t.Errorf("after the recreate: %+v, before: %+v", second, first)
@@ -307,13 +217,10 @@ func TestKillAtAnyTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		l.installers[newRef] = image("new")
-		conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef})
+	inLab(t, func(t *testing.T, l *lab) {
+		conf := l.config(cp1(newRef))
 		for after := time.Duration(0); after < 70*time.Second; after += 1700 * time.Millisecond {
-			b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(image("new"))))
+			b := l.box(cpAddr, disk("virtio0", "system", 10, nil), cdrom(l.iso(image("new"))))
 			b.on()
 			go func() {
 				time.Sleep(16 * time.Second)
@@ -335,23 +242,4 @@ func TestKillAtAnyTime(t *testing.T) {
 			_ = ln.Close()
 		}
 	})
-}
-
-func TestTenMinutesCostLittle(t *testing.T) {
-	t.Parallel()
-	began := time.Now()
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		b := l.controlPlane()
-		defer b.guest.Kill()
-		c := l.client(cpAddr, role.Reader)
-		l.awaitStage(c, runtime.MachineStageRunning)
-		for range 120 {
-			if got := volumes(t, c); !strings.HasPrefix(got, "EPHEMERAL ready /dev/vda4") {
-				t.Fatal(got)
-			}
-			time.Sleep(5 * time.Second)
-		}
-	})
-	t.Logf("ten minutes with a read every 5 s: %s", time.Since(began))
 }

@@ -54,7 +54,7 @@ func (b *boot) publishNetwork(ctx context.Context) error {
 		{network.RouteStatusType, routes},
 		{network.NodeAddressType, nodes},
 	} {
-		if err := b.store.replace(ctx, resource.NewMetadata(network.NamespaceName, all.kind, "", resource.VersionUndefined), all.rs); err != nil {
+		if err := b.store.replace(ctx, network.NamespaceName, all.kind, all.rs); err != nil {
 			return err
 		}
 	}

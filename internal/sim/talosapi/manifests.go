@@ -59,7 +59,7 @@ func (b *boot) publishManifests(ctx context.Context, cfg config.Provider) error 
 		}
 		rs = append(rs, r)
 	}
-	if err := b.store.replace(ctx, resource.NewMetadata(k8s.ControlPlaneNamespaceName, k8s.ManifestType, "", resource.VersionUndefined), rs); err != nil {
+	if err := b.store.replace(ctx, k8s.ControlPlaneNamespaceName, k8s.ManifestType, rs); err != nil {
 		return fmt.Errorf("render manifests: %w", err)
 	}
 	return nil

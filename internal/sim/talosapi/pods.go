@@ -290,7 +290,7 @@ func (k *kubelet) watchPods(ctx context.Context) {
 		changed := k.changed
 		k.mu.Unlock()
 		rs := k.statuses()
-		if err := k.b.store.replace(ctx, staticPodStatuses, rs); err != nil {
+		if err := k.b.store.replace(ctx, k8s.NamespaceName, k8s.StaticPodStatusType, rs); err != nil {
 			if ctx.Err() == nil {
 				k.b.m.console("static pods: %v", err)
 			}
@@ -305,8 +305,6 @@ func (k *kubelet) watchPods(ctx context.Context) {
 		}
 	}
 }
-
-var staticPodStatuses = resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodStatusType, "", resource.VersionUndefined)
 
 // statuses are the resources with the static pods' status.
 func (k *kubelet) statuses() []resource.Resource {

@@ -2,25 +2,17 @@ package talosapi_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/emptypb"
-
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // hostname is the name of the machine that answers.
@@ -33,41 +25,30 @@ func hostname(ctx context.Context, c *client.Client) (string, error) {
 }
 
 func TestCallsArePassedOn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
-		wk := q.worker()
-		defer func() { wk.guest.Kill() }()
-		admin, reader := q.admin(1), q.client(address(1), role.Reader)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
+		q.worker()
+		q.running(workerAddr)
+		reader := q.client(address(1), role.Reader)
 		for target, want := range map[string]string{address(1): "cp1", address(2): "cp2", workerAddr: "wk1", "wk1": "wk1"} {
 			got, err := hostname(client.WithNode(t.Context(), target), reader)
 			if err != nil || got != want {
 				t.Errorf("%s: %q, %v, want %q", target, got, err, want)
 			}
 		}
-		_, err := get[*config.MachineConfig](client.WithNode(t.Context(), workerAddr), reader, config.NewMachineConfig(nil).Metadata())
-		requireError(t, "a reader's call by way of another machine", err, codes.PermissionDenied, "not authorized")
-		if b, err := readFile(client.WithNode(t.Context(), workerAddr), admin, "/proc/sys/kernel/random/boot_id"); err != nil || len(b) == 0 {
-			t.Errorf("a stream by way of another machine: %q, %v", b, err)
-		}
-		_, err = admin.Version(client.WithNode(t.Context(), "127.42.7.99"))
+		_, err := reader.Version(client.WithNode(t.Context(), "127.42.7.99"))
 		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")
-		_, err = admin.Version(client.WithNode(t.Context(), "nobody"))
+		_, err = reader.Version(client.WithNode(t.Context(), "nobody"))
 		requireError(t, "no such name", err, codes.Internal, `invalid target "nobody"`)
 
 		worker := q.client(workerAddr, role.Admin)
 		if got, err := hostname(client.WithNode(t.Context(), workerAddr), worker); err != nil || got != "wk1" {
 			t.Errorf("a worker of itself: %q, %v", got, err)
 		}
-		_, err = worker.Version(client.WithNode(t.Context(), address(1)))
-		requireError(t, "by way of a worker", err, codes.PermissionDenied, "no request forwarding")
 	})
 }
 
 func TestAnswersAreJoined(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		//lint:ignore SA1019 it is under test
 		ctx := client.WithNodes(t.Context(), address(1), address(2), "127.42.7.99")
 		answer, err := q.admin(1).MachineClient.Hostname(ctx, &emptypb.Empty{})
@@ -89,80 +70,13 @@ func TestAnswersAreJoined(t *testing.T) {
 	})
 }
 
-// worker starts an installed worker.
-func (q *quorum) worker() *box {
-	q.t.Helper()
-	conf := q.config(talosapi.Machine{Hostname: "wk1", Installer: oldRef})
-	b := q.box(9031, "02:00:00:00:00:1F", disk("virtio0", "system", 10, q.installed(conf, image("old"))))
-	b.on()
-	q.running(workerAddr)
-	return b
-}
-
-func TestEventsContinueAfterAReboot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
-		c := q.admin(1)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		events := make(chan client.EventResult)
-		if err := c.EventsWatchV2(ctx, events); err != nil {
-			t.Fatal(err)
-		}
-		answer, err := c.RebootWithResponse(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		actor, last, stopping := answer.GetMessages()[0].GetActorId(), "", false
-		for r := range events {
-			if r.Error != nil {
-				break
-			}
-			if task, ok := r.Event.Payload.(*machineapi.TaskEvent); ok && task.GetTask() == "stopAllServices" && r.Event.ActorID == actor {
-				stopping = true
-			}
-			last = r.Event.ID
-		}
-		if !stopping {
-			t.Error("the stop of its services is not reported to the caller of the reboot")
-		}
-		q.running(address(1))
-		again := make(chan client.EventResult)
-		if err := c.EventsWatchV2(ctx, again, client.WithTailID(last)); err != nil {
-			t.Fatal(err)
-		}
-		for r := range again {
-			if r.Error != nil {
-				t.Fatal(r.Error)
-			}
-			if r.Event.ID <= last {
-				t.Fatalf("event %s again, after %s", r.Event.ID, last)
-			}
-			if s, ok := r.Event.Payload.(*machineapi.MachineStatusEvent); ok && s.GetStage() == machineapi.MachineStatusEvent_RUNNING && s.GetStatus().GetReady() {
-				return
-			}
-		}
-	})
-}
-
 func TestResetOfStateLeadsToMaintenance(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 2)
+	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		c := q.admin(2)
 		err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "NONE", Wipe: true}}})
 		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
 		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/vda"}})
 		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/vda is the system disk")
-		before, err := get[*config.MachineConfig](t.Context(), c, config.NewMachineConfig(nil).Metadata())
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw, err := before.Provider().Bytes()
-		if err != nil {
-			t.Fatal(err)
-		}
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
 			Graceful: true, Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}},
 		}); err != nil {
@@ -170,51 +84,9 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1")
-		open := q.insecure(address(2))
-		apply(t, open, raw)
+		apply(t, q.maintained(address(2)), q.conf("cp2"))
 		q.running(address(2))
 		want(t, "members", q.members(), "cp1 cp2")
-		if err := q.admin(2).Reboot(t.Context()); err != nil { // the configuration is kept
-			t.Fatal(err)
-		}
-		time.Sleep(time.Second)
-		q.running(address(2))
-	})
-}
-
-func TestClientConfigurations(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
-		c := q.admin(1)
-		b, err := c.Kubeconfig(t.Context())
-		if err != nil || !strings.Contains(string(b), "current-context: admin@lab") || !strings.Contains(string(b), "server: https://127.42.7.10:6443") {
-			t.Errorf("kubeconfig %q, %v", b, err)
-		}
-		answer, err := c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{
-			Roles: []string{string(role.Reader)}, CrtTtl: durationpb.New(time.Hour),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := string(answer.GetMessages()[0].GetTalosconfig()); !strings.HasPrefix(got, "context: reader@lab\n") {
-			t.Errorf("talosconfig %q", got)
-		}
-		_, err = c.GenerateClientConfiguration(t.Context(), &machineapi.GenerateClientConfigurationRequest{})
-		requireError(t, "no life", err, codes.InvalidArgument, "crt_ttl should be positive")
-		s, err := c.Dmesg(t.Context(), false, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, err := s.Recv()
-		if err != nil || !strings.HasPrefix(string(first.GetBytes()), "kern:  notice: [") {
-			t.Errorf("dmesg %q, %v", first.GetBytes(), err)
-		}
-		for err == nil {
-			_, err = s.Recv()
-		}
-		if !errors.Is(err, io.EOF) {
-			t.Error(err)
-		}
+		q.reboot(q.admin(2), func() error { return q.admin(2).Reboot(t.Context()) }) // the configuration is kept
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,8 +14,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
-
-	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 // eventsOf are a machine's events of sequences, phases and services, from the beginning of its
@@ -74,8 +71,8 @@ func through(phases ...string) []string {
 }
 
 func TestEventsOfABoot(t *testing.T) {
-	t.Parallel()
-	for version, phases := range map[string]struct{ initialize, boot []string }{
+	type phases struct{ initialize, boot []string }
+	each(t, map[string]phases{
 		"v1.13.9": {
 			through("systemRequirements", "earlyServices", "usb", "meta", "dashboard", "config"),
 			through("memorySizeCheck", "diskSizeCheck", "env", "dbus", "ephemeral", "udevSetup", "userDisks", "userSetup"),
@@ -84,101 +81,76 @@ func TestEventsOfABoot(t *testing.T) {
 			through("systemRequirements", "earlyServices", "meta", "dashboard", "config"),
 			through("memorySizeCheck", "diskSizeCheck", "env", "dbus", "ephemeral", "promotableVolumes", "userDisks", "userSetup"),
 		},
-	} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				img := image("old")
-				img.TalosVersion = version
-				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, img)))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				l.running(cpAddr)
-				want := slices.Concat([]string{"sequence initialize START"}, phases.initialize,
-					[]string{"sequence initialize STOP", "etcd WAITING healthy=false", "sequence install START", "sequence install STOP", "sequence boot START"}, phases.boot,
-					[]string{
-						"phase startEverything START", "etcd PREPARING healthy=false", "etcd RUNNING healthy=false", "etcd RUNNING healthy=true",
-						"phase startEverything STOP", "sequence boot STOP",
-					})
-				c := l.client(cpAddr, role.Admin)
-				if diff := cmp.Diff(want, eventsOf(t, c, "sequence boot STOP")); diff != "" {
-					t.Errorf("events (-want +got):\n%s", diff)
-				}
-				kernel := dmesg(t, c)
-				for _, line := range []string{
-					"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
-					"phase startEverything (9/9): done, ", "boot sequence: done: ", "service[etcd](Running): Health check successful", "machine is running and ready",
-				} {
-					if !strings.Contains(kernel, ": [talos] "+line) {
-						t.Errorf("dmesg has no %q", line)
-					}
-				}
+	}, func(t *testing.T, talos string, p phases) {
+		_, c := newLab(t).node(version("old", talos))
+		want := slices.Concat([]string{"sequence initialize START"}, p.initialize,
+			[]string{"sequence initialize STOP", "etcd WAITING healthy=false", "sequence install START", "sequence install STOP", "sequence boot START"}, p.boot,
+			[]string{
+				"phase startEverything START", "etcd PREPARING healthy=false", "etcd RUNNING healthy=false", "etcd RUNNING healthy=true",
+				"phase startEverything STOP", "sequence boot STOP",
 			})
-		})
-	}
+		if diff := cmp.Diff(want, eventsOf(t, c, "sequence boot STOP")); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		kernel := dmesg(t, c)
+		for _, line := range []string{
+			"boot sequence: 9 phase(s)", "phase ephemeral (5/9): 1 tasks(s)", "task mountEphemeralPartition (1/1): done, ",
+			"phase startEverything (9/9): done, ", "boot sequence: done: ", "service[etcd](Running): Health check successful", "machine is running and ready",
+		} {
+			if !strings.Contains(kernel, ": [talos] "+line) {
+				t.Errorf("dmesg has no %q", line)
+			}
+		}
+	})
 }
 
 // The reboot of an installation within machined's boot sequence ends that sequence.
 func TestEventsOfAnInstallation(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		unattended bool
-		want       []string // after the end of initialize, without phases
-	}{
-		"by a sequence": {false, []string{"sequence install START"}},
-		"unattended": {true, []string{
+	type sequences struct {
+		config string   // version of the configuration: since 1.14 it is unattended
+		want   []string // after the end of initialize, without phases
+	}
+	each(t, map[string]sequences{
+		"by a sequence": {"v1.13.9", []string{"sequence install START"}},
+		"unattended": {"v1.14.1", []string{
 			"sequence install START", "sequence install STOP", "sequence boot START", "sequence boot STOP",
 			"sequence boot NOOP CANCELED sequence failed: error running phase 5 in boot sequence: task 1/1: failed, context canceled", "sequence reboot START",
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				if tc.unattended {
-					var err error
-					if l.cluster, err = talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.14.1", "v1.35.4"); err != nil {
-						t.Fatal(err)
-					}
-				}
-				img := image("new")
-				img.TalosVersion = "v1.14.1"
-				l.installers[newRef] = img
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				open := l.insecure(cpAddr)
-				l.awaitStage(open, runtime.MachineStageMaintenance)
-				if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:]); diff != "" {
-					t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
-				}
-				apply(t, open, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
-				time.Sleep(10 * time.Second)
-				got := slices.DeleteFunc(eventsOf(t, l.client(cpAddr, role.Admin), ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
-				if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
-					t.Errorf("events (-want +got):\n%s", diff)
-				}
-				if !tc.unattended {
-					return
-				}
-				time.Sleep(time.Minute)
-				l.alone(cpAddr)
-				l.running(cpAddr)
-				install, err := get[*runtime.UnattendedInstallStatus](t.Context(), l.client(cpAddr, role.Admin), runtime.NewUnattendedInstallStatus().Metadata())
-				if err != nil || install.TypedSpec().Phase != runtime.UnattendedInstallPhaseInstalled {
-					t.Errorf("after the reboot: %v, %v", install, err)
-				}
-			})
-		})
+	}, func(t *testing.T, name string, tc sequences) {
+		l := newLabOf(t, tc.config)
+		_, open := l.blank(cpAddr, version("new", "v1.14.1"))
+		if diff := cmp.Diff([]string{"phase config START", "task runningMaintenance START"}, eventsOf(t, open, "task runningMaintenance START")[9:]); diff != "" {
+			t.Errorf("events in maintenance mode (-want +got):\n%s", diff)
+		}
+		apply(t, open, l.config(cp1(newRef)))
+		time.Sleep(10 * time.Second)
+		c := l.client(cpAddr, role.Admin)
+		got := slices.DeleteFunc(eventsOf(t, c, ""), func(line string) bool { return !strings.HasPrefix(line, "sequence ") })
+		if diff := cmp.Diff(append([]string{"sequence initialize START", "sequence initialize STOP"}, tc.want...), got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		if name == "by a sequence" {
+			return
+		}
+		time.Sleep(time.Minute)
+		l.alone(cpAddr)
+		l.running(cpAddr)
+		want(t, "installation after the reboot", unattended(t, c), "installed")
+	})
+}
+
+// unattended is the phase of an unattended installation.
+func unattended(t *testing.T, c *client.Client) string {
+	t.Helper()
+	u, err := get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata())
+	if err != nil {
+		t.Fatal(err)
 	}
+	return u.TypedSpec().Phase.String()
 }
 
 func TestEventsOfAReset(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := newQuorum(t, 1)
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}}, Reboot: true}); err != nil {
 			t.Fatal(err)
@@ -189,6 +161,35 @@ func TestEventsOfAReset(t *testing.T) {
 		if diff := cmp.Diff(want, all[slices.Index(all, want[0]):]); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
 		}
+	})
+}
+
+// eventIDs are the IDs of the first two requested events.
+func eventIDs(t *testing.T, c *client.Client, req *machineapi.EventsRequest) (ids []string) {
+	t.Helper()
+	s, err := c.MachineClient.Events(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 { // an empty one comes first
+		e, err := s.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, e.GetId())
+	}
+	return ids[1:]
+}
+
+// A client asks for the events after the last one that it has seen, maybe before a reboot.
+func TestEventsAfterAnID(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		first := eventIDs(t, c, &machineapi.EventsRequest{TailEvents: -1})
+		want(t, "the second", eventIDs(t, c, &machineapi.EventsRequest{TailId: first[0]})[0], first[1])
+		l.reboot(c, func() error { return c.Reboot(t.Context()) })
+		all := eventIDs(t, c, &machineapi.EventsRequest{TailEvents: -1})
+		want(t, "after a reboot", strings.Join(eventIDs(t, c, &machineapi.EventsRequest{TailId: first[1]}), " "), strings.Join(all, " "))
 	})
 }
 

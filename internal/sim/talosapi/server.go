@@ -155,9 +155,7 @@ func (b *boot) clusterTLS(ctx context.Context) (server, client *tls.Config, err 
 			}
 		}
 	}
-	b.mu.Lock()
-	name := hostnameOf(b.cfg, b.nodeID)
-	b.mu.Unlock()
+	name := b.hostname()
 	if server, err = clusterTLS(ca, b.m.addr(), name, security.CertSANs()...); err != nil {
 		return nil, nil, err
 	}

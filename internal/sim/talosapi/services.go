@@ -145,8 +145,7 @@ func (b *boot) refresh(ctx context.Context) error {
 		svc.TypedSpec().Running, svc.TypedSpec().Healthy, svc.TypedSpec().Unknown = true, s.healthy, s.unknown
 		rs = append(rs, svc)
 	}
-	kind := resource.NewMetadata(v1alpha1.NamespaceName, v1alpha1.ServiceType, "", resource.VersionUndefined)
-	if err := b.store.replace(ctx, kind, rs); err != nil {
+	if err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs); err != nil {
 		return err
 	}
 	r := runtime.NewMachineStatus()

@@ -94,7 +94,7 @@ func (b *boot) renderPods(ctx context.Context) error {
 			rs = append(rs, p)
 		}
 	}
-	return b.store.replace(ctx, resource.NewMetadata(k8s.NamespaceName, k8s.StaticPodType, "", resource.VersionUndefined), rs)
+	return b.store.replace(ctx, k8s.NamespaceName, k8s.StaticPodType, rs)
 }
 
 // renderPod is nil for a disabled component.

@@ -112,8 +112,8 @@ func (s *store) put(ctx context.Context, r resource.Resource) error {
 	return s.st.Update(ctx, r)
 }
 
-// replace replaces all resources of a kind by rs.
-func (s *store) replace(ctx context.Context, kind resource.Kind, rs []resource.Resource) error {
+// replace replaces all resources of a kind in a namespace by rs.
+func (s *store) replace(ctx context.Context, ns resource.Namespace, kind resource.Type, rs []resource.Resource) error {
 	if err := s.set(ctx, rs...); err != nil {
 		return err
 	}
@@ -123,9 +123,9 @@ func (s *store) replace(ctx context.Context, kind resource.Kind, rs []resource.R
 	for _, r := range rs {
 		keep[r.Metadata().ID()] = true
 	}
-	all, err := s.st.List(ctx, kind)
+	all, err := s.st.List(ctx, resource.NewMetadata(ns, kind, "", resource.VersionUndefined))
 	if err != nil {
-		return fmt.Errorf("list %s: %w", kind.Type(), err)
+		return fmt.Errorf("list %s: %w", kind, err)
 	}
 	for _, r := range all.Items {
 		if keep[r.Metadata().ID()] {

@@ -112,14 +112,8 @@ func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
 			return carryOn, err
 		}
-		select {
-		case <-ctx.Done():
-			return killed, nil
-		case <-b.m.power:
-			return powerOff, nil
-		case end := <-b.orders:
+		if end := until(ctx, b, changed); end != carryOn {
 			return end, nil
-		case <-changed:
 		}
 	}
 }

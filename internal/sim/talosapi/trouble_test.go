@@ -22,50 +22,27 @@ import (
 func TestUnfinishedUnattendedInstallation(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t)
-		var err error
-		if l.cluster, err = talosapi.NewCluster("lab", "https://127.42.7.10:6443", "v1.14.1", "v1.35.4"); err != nil {
-			t.Fatal(err)
-		}
-		img := image("new")
-		img.TalosVersion = "v1.14.1"
-		l.installers[newRef] = img
+		l := newLabOf(t, "v1.14.1")
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
-		b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
-		b.on()
-		defer func() { b.guest.Kill() }()
-		open := l.insecure(cpAddr)
-		l.awaitStage(open, runtime.MachineStageMaintenance)
-		apply(t, open, l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: newRef}))
+		b, open := l.blank(cpAddr, version("new", "v1.14.1"))
+		apply(t, open, l.config(cp1(newRef)))
 		time.Sleep(10 * time.Second)
 		c := l.client(cpAddr, role.Admin)
-		look := func() string {
-			s, err := get[*runtime.MachineStatus](t.Context(), c, runtime.NewMachineStatus().Metadata())
-			if err != nil {
-				return err.Error()
-			}
-			u, err := get[*runtime.UnattendedInstallStatus](t.Context(), c, runtime.NewUnattendedInstallStatus().Metadata())
-			if err != nil {
-				return err.Error()
-			}
-			return fmt.Sprint(s.TypedSpec().Stage, " ", s.TypedSpec().Status.Ready, ", ", u.TypedSpec().Phase)
+		stage, err := l.status(c)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if diff := cmp.Diff("running false, installing", look()); diff != "" {
-			t.Error(diff)
-		}
+		want(t, "stage", stage, "running ready=false services: kubelet not running")
+		want(t, "installation", unattended(t, c), "installing")
 		requireError(t, "too early", c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}), codes.FailedPrecondition, "bootstrap is not available yet")
 		time.Sleep(5 * time.Minute)
-		if got := look(); !strings.HasSuffix(got, ", installed") {
-			t.Error(got)
-		}
-		if now := facts(t, c); now.entry != "talos-v1.14.1.efi" { // also the name of the ISO's entry
-			t.Errorf("it booted %q", now.entry)
-		}
+		want(t, "installation", unattended(t, c), "installed")
+		want(t, "entry", facts(t, c).entry, "talos-v1.14.1.efi") // also the name of the ISO's entry
 		b.guest.Kill()
 		b.on()
 		time.Sleep(time.Minute)
-		if screen := strings.Join(l.lines(&l.screen), "\n"); !strings.Contains(screen, "Talos is already installed to disk") {
-			t.Errorf("it does not halt at the next boot:\n%s", screen)
+		if !l.onScreen("Talos is already installed to disk") {
+			t.Errorf("it does not halt at the next boot: %q", l.lines(&l.screen))
 		}
 	})
 }
@@ -73,49 +50,42 @@ func TestUnfinishedUnattendedInstallation(t *testing.T) {
 // With a wrong clock and no time server the machine waits, and its certificate has that
 // date; once the clock is right it gets a new one.
 func TestAClockThatIsWrong(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	type clock struct {
 		off  time.Duration
 		says string
-	}{
+	}
+	each(t, map[string]clock{
 		"ahead":                         {5 * time.Hour, "x509: certificate has expired or is not yet valid"},
 		"behind":                        {-30 * time.Hour, "x509: certificate has expired or is not yet valid"},
 		"behind a client's certificate": {-3 * time.Hour, "remote error: tls: expired certificate"},
 		"a little":                      {-time.Hour, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				conf, err := l.cluster.Talosconfig(role.Admin, cpAddr)
-				if err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(2 * time.Hour)
-				l.fw.Trouble(9001, talosapi.Trouble{Clock: c.off})
-				cp := l.controlPlane()
-				defer cp.guest.Kill()
-				time.Sleep(5 * time.Minute)
-				_, err = l.clientWith(cpAddr, conf).Version(t.Context())
-				if fmt.Sprint(err) != "<nil>" && c.says == "" || !strings.Contains(fmt.Sprint(err), c.says) {
-					t.Errorf("err = %v", err)
-				}
-				l.fw.Trouble(9001, talosapi.Trouble{})
-				l.running(cpAddr)
-			})
-		})
-	}
+	}, func(t *testing.T, _ string, c clock) {
+		l := newLab(t)
+		conf, err := l.cluster.Talosconfig(role.Admin, cpAddr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		l.fw.Trouble(9001, talosapi.Trouble{Clock: c.off})
+		l.controlPlane(image("old"))
+		time.Sleep(5 * time.Minute)
+		_, err = l.clientWith(cpAddr, conf).Version(t.Context())
+		if err != nil && c.says == "" || !strings.Contains(fmt.Sprint(err), c.says) {
+			t.Errorf("err = %v", err)
+		}
+		l.fw.Trouble(9001, talosapi.Trouble{})
+		l.running(cpAddr)
+	})
 }
 
 // A reboot is accepted at once; until the API ends it answers without machined.
 func TestTheAPIOfAMachineThatReboots(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		_, b, c := upgradeLab(t)
-		defer b.guest.Kill()
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
 		if err := c.Reboot(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		time.Sleep(100 * time.Millisecond) // never at the moment of a change
 		var seen []string
 		for range 60 {
 			time.Sleep(250 * time.Millisecond)
@@ -143,46 +113,35 @@ func TestTheAPIOfAMachineThatReboots(t *testing.T) {
 // Since 1.14 the API tries once, whatever the error; before, it retries for twenty minutes
 // unless the image does not exist.
 func TestPullsThatFail(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
+	const missing = `error pulling image: failed to pull image "` + newRef + `": failed to resolve reference "` + newRef + `": ` + newRef + `: not found`
+	type failure struct {
 		trouble talosapi.Trouble
 		defect  talosapi.Defect
 		says    string
 		version string
 		takes   time.Duration
-	}{
+	}
+	each(t, map[string]failure{
 		"no room":              {talosapi.Trouble{Full: true}, talosapi.Sound, "no space left on device", "v1.14.1", 0},
 		"no credentials":       {talosapi.Trouble{}, talosapi.Unauthorized, "401 Unauthorized", "v1.14.1", 0},
-		"not found":            {talosapi.Trouble{}, talosapi.Unpullable, ": not found", "v1.14.1", 0},
+		"not found":            {talosapi.Trouble{}, talosapi.Unpullable, missing, "v1.14.1", 0},
 		"no room, 1.13":        {talosapi.Trouble{Full: true}, talosapi.Sound, "no space left on device", "v1.13.9", 20 * time.Minute},
 		"no credentials, 1.13": {talosapi.Trouble{}, talosapi.Unauthorized, "401 Unauthorized", "v1.13.9", 20 * time.Minute},
-		"not found, 1.13":      {talosapi.Trouble{}, talosapi.Unpullable, ": not found", "v1.13.9", 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l, old := newLab(t), image("old")
-				old.TalosVersion = c.version
-				l.installers[newRef] = image("new")
-				conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: oldRef})
-				b := l.box(9001, "02:00:00:00:00:0B", disk("virtio0", "system", 10, l.installedControlPlane(conf, old)))
-				b.on()
-				defer b.guest.Kill()
-				l.running(cpAddr)
-				conn := l.client(cpAddr, role.Admin)
-				l.fw.Trouble(b.hw.VMID, c.trouble)
-				l.fw.BreakImage("schematic-new", c.defect)
-				began := time.Now()
-				err := pull(t.Context(), conn, newRef)
-				if !strings.Contains(fmt.Sprint(err), c.says) || time.Since(began).Round(time.Second) != c.takes {
-					t.Errorf("after %s: %v", time.Since(began), err)
-				}
-				l.fw.Trouble(b.hw.VMID, talosapi.Trouble{})
-				l.fw.BreakImage("schematic-new", talosapi.Sound)
-				if err := pull(t.Context(), conn, newRef); err != nil {
-					t.Error(err)
-				}
-			})
-		})
-	}
+		"not found, 1.13":      {talosapi.Trouble{}, talosapi.Unpullable, missing, "v1.13.9", 0},
+	}, func(t *testing.T, _ string, c failure) {
+		l := newLab(t)
+		_, conn := l.node(version("old", c.version))
+		l.fw.Trouble(9001, c.trouble)
+		l.fw.BreakImage("schematic-new", c.defect)
+		began := time.Now()
+		err := pull(t.Context(), conn, newRef)
+		if !strings.Contains(fmt.Sprint(err), c.says) || time.Since(began).Round(time.Second) != c.takes || (status.Code(err) == codes.NotFound) != (c.says == missing) {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		l.fw.Trouble(9001, talosapi.Trouble{})
+		l.fw.BreakImage("schematic-new", talosapi.Sound)
+		if err := pull(t.Context(), conn, newRef); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
@@ -71,7 +70,7 @@ func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.Upgr
 // nextEntry is the firmware variable with the next boot entry.
 func nextEntry(t *testing.T, c *client.Client) string {
 	t.Helper()
-	raw, err := readFile(t.Context(), c, "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f")
+	raw, err := readFile(t.Context(), c, efivar)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,22 +100,6 @@ func efi(b *box) string {
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-// upgradeLab is a control plane that runs build old, and build new to upgrade to.
-func upgradeLab(t *testing.T, change ...func(*talosapi.Options)) (*lab, *box, *client.Client) {
-	t.Helper()
-	l := newLab(t, change...)
-	b, c := l.upgradable()
-	return l, b, c
-}
-
-func (l *lab) upgradable() (*box, *client.Client) {
-	l.t.Helper()
-	l.installers[oldRef], l.installers[newRef] = image("old"), image("new")
-	b := l.controlPlane()
-	l.running(cpAddr)
-	return b, l.client(cpAddr, role.Admin)
 }
 
 // mustInstall pulls and installs ref.
@@ -156,39 +139,28 @@ func (l *lab) rebooted(c *client.Client, before string) nodeFacts {
 }
 
 func TestUpgradeByLifecycleService(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
-		defer func() { b.guest.Kill() }()
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
 		old := facts(t, c)
-		if _, err := install(t.Context(), c, newRef); status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "not found in containerd store") {
-			t.Errorf("an image that was never pulled: %v", err)
-		}
+		_, err := install(t.Context(), c, newRef)
+		requireError(t, "an image that was never pulled", err, codes.Internal, "not found in containerd store")
 		mustInstall(t, c, newRef)
 		if now := facts(t, c); now != old {
 			t.Errorf("installed but not rebooted: %+v, before: %+v", now, old)
 		}
-		if got := nextEntry(t, c); got != "Talos-v1.13.9~1.efi" {
-			t.Errorf("next entry = %s", got)
-		}
-		if got, want := efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`; got != want {
-			t.Errorf("disk: %s\nwant:  %s", got, want)
-		}
+		want(t, "next entry", nextEntry(t, c), "Talos-v1.13.9~1.efi")
+		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`)
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
 			t.Errorf("after the reboot: %+v", now)
 		}
-		if got, want := efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`; got != want {
-			t.Errorf("disk: %s\nwant:  %s", got, want)
-		}
+		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`)
 		if screen := strings.Join(l.lines(&l.screen), "\n"); strings.Count(screen, "removing fallback entry") != 1 {
 			t.Errorf("screen:\n%s", screen)
 		}
 		// the next one replaces the oldest, with the next number
 		mustInstall(t, c, oldRef)
-		if got, want := efi(b), `EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {"Upgrade":"Talos-v1.13.9~1.efi"}`; got != want {
-			t.Errorf("disk: %s\nwant:  %s", got, want)
-		}
+		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {"Upgrade":"Talos-v1.13.9~1.efi"}`)
 	})
 }
 
@@ -200,7 +172,8 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		builds := map[string]int{}
 		for after := time.Second; after < 16*time.Second; after += time.Second {
-			l, b, c := upgradeLab(t)
+			l := newLab(t)
+			b, c := l.node(image("old"))
 			if err := pull(t.Context(), c, newRef); err != nil {
 				t.Fatal(err)
 			}
@@ -235,13 +208,9 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 }
 
 func TestRollback(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
-		defer func() { b.guest.Kill() }()
-		if err := c.Rollback(t.Context()); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "previous UKI not found") {
-			t.Errorf("nothing to go back to: %v", err)
-		}
+	inLab(t, func(t *testing.T, l *lab) {
+		_, c := l.node(image("old"))
+		requireError(t, "nothing to go back to", c.Rollback(t.Context()), codes.Unknown, "previous UKI not found")
 		mustInstall(t, c, newRef)
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		now := l.reboot(c, func() error { return c.Rollback(t.Context()) })
@@ -256,37 +225,23 @@ func TestRollback(t *testing.T) {
 }
 
 func TestTwoInstallsWithoutARebootBetween(t *testing.T) {
-	t.Parallel()
-	for version, want := range map[string]string{
+	each(t, map[string]string{
 		"v1.13.9": "EFI boots Talos-v1.13.9~2.efi of Talos-v1.13.9~1.efi Talos-v1.13.9~2.efi META {\"Upgrade\":\"Talos-v1.13.9~1.efi\"}",
 		"v1.14.1": "EFI boots Talos-v1.14.1.efi of Talos-v1.13.9.efi Talos-v1.14.1.efi META {\"Upgrade\":\"Talos-v1.13.9.efi\"}",
-	} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l, b, c := upgradeLab(t)
-				defer b.guest.Kill()
-				mustInstall(t, c, newRef)
-				img := image("newer")
-				img.TalosVersion = version
-				l.installers["registry.example/newer:v1"] = img
-				mustInstall(t, c, "registry.example/newer:v1")
-				if got := efi(b); got != want {
-					t.Errorf("disk: %s\nwant:  %s", got, want)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, talos, disk string) {
+		l := newLab(t)
+		b, c := l.node(image("old"))
+		mustInstall(t, c, newRef)
+		l.installers["registry.example/newer:v1"] = version("newer", talos)
+		mustInstall(t, c, "registry.example/newer:v1")
+		want(t, "disk", efi(b), disk)
+	})
 }
 
 func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		l, b, c := upgradeLab(t)
-		defer b.guest.Kill()
-		img := image("ancient")
-		img.TalosVersion = "v1.9.0"
-		l.installers["registry.example/ancient:v1"] = img
+	inLab(t, func(t *testing.T, l *lab) {
+		b, c := l.node(image("old"))
+		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
 		if err := pull(t.Context(), c, "registry.example/ancient:v1"); err != nil {
 			t.Fatal(err)
@@ -294,8 +249,6 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
 			t.Errorf("exit code %d, err = %v", code, err)
 		}
-		if efi(b) != before {
-			t.Errorf("disk: %s, before: %s", efi(b), before)
-		}
+		want(t, "disk", efi(b), before)
 	})
 }

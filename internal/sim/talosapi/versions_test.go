@@ -4,14 +4,12 @@ import (
 	"maps"
 	"slices"
 	"testing"
-	"testing/synctest"
 
 	"github.com/cosi-project/runtime/pkg/resource/meta"
 	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/google/go-cmp/cmp"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc/status"
 
 	"github.com/recast-sh/recast/internal/sim/talosapi"
@@ -27,7 +25,6 @@ func said(err error) string {
 
 // A machine in maintenance mode has the methods and behaviour of its release.
 func TestMaintenanceOfEachRelease(t *testing.T) {
-	t.Parallel()
 	unimplemented := func(mode string) string {
 		return "Unimplemented apply configuration --mode='" + mode + "' is not supported in maintenance mode"
 	}
@@ -52,29 +49,19 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		"services", "Unimplemented method ServiceList not implemented", "list", "Unimplemented method List not implemented", "reboot", "Unimplemented method Reboot not implemented",
 		"1.13's", `InvalidArgument error decoding document v1alpha1/EnvironmentConfig/ (line 1): "EnvironmentConfig" "v1alpha1": not registered`,
 		"mode NO_REBOOT", unimplemented("no-reboot"), "mode STAGED", unimplemented("staged"), "mode 7", unimplemented("7"))
-	for version, want := range map[string]map[string]string{"v1.12.6": twelve, "v1.13.9": thirteen, "v1.14.1": fourteen, "v1.11.2": twelve, "v1.15.0": fourteen} {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				l := newLab(t)
-				img := image("new")
-				img.TalosVersion = version
-				b := l.box(9031, "02:00:00:00:00:1F", disk("virtio0", "system", 10, nil), cdrom(l.iso(img)))
-				b.on()
-				defer func() { b.guest.Kill() }()
-				c := l.insecure(workerAddr)
-				l.awaitStage(c, runtime.MachineStageMaintenance)
-				if diff := cmp.Diff(want, maintained(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
+	answers := map[string]map[string]string{"v1.12.6": twelve, "v1.13.9": thirteen, "v1.14.1": fourteen, "v1.11.2": twelve, "v1.15.0": fourteen}
+	each(t, answers, func(t *testing.T, talos string, want map[string]string) {
+		l := newLab(t)
+		_, c := l.blank(workerAddr, version("new", talos))
+		if diff := cmp.Diff(want, inMaintenance(t, c, l.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
 }
 
-// maintained requests everything that differs from a machine in maintenance mode; nothing changes
+// inMaintenance requests everything that differs from a machine in maintenance mode; nothing changes
 // the machine.
-func maintained(t *testing.T, c *client.Client, conf []byte) map[string]string {
+func inMaintenance(t *testing.T, c *client.Client, conf []byte) map[string]string {
 	t.Helper()
 	ctx, got := t.Context(), map[string]string{}
 	_, err := c.Version(ctx)

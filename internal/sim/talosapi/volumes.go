@@ -129,9 +129,6 @@ func (b *boot) provision(ctx context.Context) error {
 			b.m.console("volume %s: %v", v.id, err)
 		}
 	}
-	if b.m.fw.o.BootLog {
-		b.m.logBoot(fmt.Sprintf("%s %s %s\n", b.id, b.med.image.TalosVersion, b.med.image.SchematicID))
-	}
 	return b.publishBlock(ctx)
 }
 
@@ -161,21 +158,4 @@ func (m *machine) make(v volume) error {
 		}
 	}
 	return errors.New("no disk matches its selector")
-}
-
-// logBoot appends a line to EPHEMERAL's data.
-func (m *machine) logBoot(line string) {
-	p, ok := locate(m.devices(), labelEphemeral)
-	if !ok {
-		return
-	}
-	err := m.rewrite(p.dev.Key, func(disk artefact.Disk) artefact.Disk {
-		return edited(disk, labelEphemeral, func(data []byte) []byte {
-			users, d := splitEtcd(data)
-			return joinEtcd(append(slices.Clone(users), line...), d)
-		})
-	})
-	if err != nil {
-		m.console("write to EPHEMERAL: %v", err)
-	}
 }
