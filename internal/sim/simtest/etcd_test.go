@@ -12,7 +12,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -83,8 +82,8 @@ func (w *etcdWatch) after(c record.Call) {
 	now := w.lab.memberIDs()
 	if method, ok := w.method(c); ok && method == "LeaveCluster" {
 		for _, name := range slices.Sorted(maps.Keys(w.last)) {
-			if now[name] != w.last[name] {
-				w.lost[w.lab.nameOf(c.Target)] = append(w.lost[w.lab.nameOf(c.Target)], name)
+			if node := w.lab.nameOf(c.Target); now[name] != w.last[name] {
+				w.lost[node] = append(w.lost[node], name)
 			}
 		}
 	}
@@ -116,8 +115,7 @@ func (l *Lab) nameOf(addr string) string {
 // mustRoll is a roll that must succeed.
 func (l *Lab) mustRoll(run string, p planning.Policy) planning.Plan {
 	l.t.Helper()
-	c := l.as(run)
-	rep, err := c.Roll(l.t.Context(), p)
+	rep, err := l.as(run).Roll(l.t.Context(), p)
 	if err != nil {
 		l.t.Fatalf("%v\nhints %q", err, fault.Hints(err))
 	}
@@ -139,7 +137,7 @@ type account struct {
 func rollControlPlanes(t *testing.T, s cluster.Strategy, onData bool) (a account) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := New(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: onData})
-		lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n  maxUnavailable: {workers: 3, perHost: 3}\n")
+		lab.setRoll("strategy: "+string(s), "maxUnavailable: {workers: 3, perHost: 3}")
 		lab.Patch(everywhere)
 		a = account{etcdWatch: lab.watchEtcd(), strategy: s, kept: onData || s == cluster.InPlace, who: lab.identities()}
 		lab.mustRoll("20000101-0000-feed", planning.Policy{Only: controlPlanes})
@@ -247,39 +245,25 @@ func requireRefused(t *testing.T, err error, text string) {
 // requireRecord checks what a control plane's parking VM says about etcd.
 func requireRecord(t *testing.T, lab *Lab, node string, etcdOn, left bool) {
 	t.Helper()
-	res, err := lab.Client().Status(t.Context())
-	must(t, err)
-	for _, k := range res.Kept {
-		if k.Node == node {
-			vm, err := lab.World.LookupVM(lab.node(node).Host, int(k.Parking))
-			must(t, err)
-			rec, _, err := parking.ReadRecord(cluster.VM{Config: vm.Config})
-			if err != nil || len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
-				t.Errorf("the record of %s: %+v, %v", node, rec.Kept, err)
-			}
-			return
-		}
+	_, rec := lab.recordOf(node)
+	if len(rec.Kept) != 1 || rec.Kept[0].Left != left || rec.Kept[0].EtcdOn != etcdOn {
+		t.Errorf("the record of %s: %+v", node, rec.Kept)
 	}
-	t.Errorf("no system disk of %s is kept: %+v", node, res.Kept)
 }
 
 // TestPeers14TheOnlyOneIsNotWiped: upgrades wiped single control planes (talos #5794, #1768).
 func TestPeers14TheOnlyOneIsNotWiped(t *testing.T) {
 	long(t)
-	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
-		t.Run(string(s), func(t *testing.T) {
-			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.Replace("recast.yaml", "roll:\n", "roll:\n  strategy: "+string(s)+"\n")
-				lab.Patch(everywhere)
-				ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
-				_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
-				requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
-				lab.requireLeftAlone(from, "cp1")
-				lab.requireLeftAlone(from, "wk1")
-				if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
-					t.Error(diff)
-				}
-			})
-		})
-	}
+	eachInLab(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage), func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		lab.setRoll("strategy: " + string(s))
+		lab.Patch(everywhere)
+		ids, from := lab.memberIDs(), len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), planning.Policy{AcceptOutage: true})
+		requireRefused(t, err, "cp1: the only etcd member's data would be lost with the system disk: use in-place, or put etcd's data on a persistent disk")
+		lab.requireLeftAlone(from, "cp1")
+		lab.requireLeftAlone(from, "wk1")
+		if diff := cmp.Diff(ids, lab.memberIDs()); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

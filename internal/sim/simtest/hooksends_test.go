@@ -31,17 +31,8 @@ func (h *hooker) variable(point, name string) string {
 func TestHooksAroundTwoPlans(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("canary: false")
-		c, h := withHooks(lab, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		c.Emit = whenStarted("wk1/bring-up", func() { c.Kill(); cancel() })
-		if _, err := c.Roll(ctx, planning.Policy{}); err == nil {
-			t.Fatal("it was not killed")
-		}
-		h.ran = nil
-		again := lab.second()
-		again.Commands = h
-		must(t, again.roll(planning.Policy{})(t.Context()))
+		h := killHooked(t, lab, "wk1/bring-up")
+		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
@@ -80,9 +71,7 @@ func TestHooksAfterTheLastNodeOfABatch(t *testing.T) {
 			lab.Patch(everywhere)
 			c.Emit = whenStarted("workers/wk1/upgrade", func() { close(working) })
 			_, err := c.Roll(t.Context(), planning.Policy{})
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(message(err), "roll/control-planes/cp1/run-hooks") {
-				t.Errorf("kind %d: %v", fault.KindOf(err), err)
-			}
+			requireRefused(t, err, "roll/control-planes/cp1/run-hooks")
 			ran := strings.Join(h.ran, ", ")
 			if !strings.HasSuffix(ran, "afterNode wk1, afterBatch workers, afterRun") || strings.Contains(ran, "afterBatch control-planes") {
 				t.Errorf("hooks: %s", ran)
@@ -115,8 +104,7 @@ func TestHooksOfABatchLeftOpen(t *testing.T) {
 		c, h := withHooks(lab, nil)
 		end(lab, c)
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		hints := strings.Join(fault.Hints(err), "\n")
-		if err == nil || !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
+		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "the hooks after the batch workers were not run, and the next run runs them only if it still has a node to roll in it") {
 			t.Errorf("%v; hints %q", err, hints)
 		}
 		h.require(t, "beforeRun", "beforeBatch workers", "beforeNode wk1", "afterNode wk1", "afterRun")
@@ -135,9 +123,7 @@ func TestHooksOfAPausedNode(t *testing.T) {
 			return 0, nil
 		})
 		_, err := c.Roll(t.Context(), planning.Policy{})
-		if fault.KindOf(err) != fault.Refused || message(err) != "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced" {
-			t.Errorf("kind %d: %v", fault.KindOf(err), err)
-		}
+		requireMessage(t, err, fault.Refused, "roll/workers/wk1/run-hooks: wk1 was paused since the plan was made: a disk is being replaced")
 		h.require(t, "beforeRun", "beforeBatch workers", "afterRun")
 		requireDrift(t, lab, "wk1")
 	})
