@@ -38,17 +38,9 @@ type hooker struct {
 }
 
 func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []string, line func(string)) (cluster.HookEnd, error) {
-	value := func(name string) string {
-		for _, entry := range env {
-			if v, ok := strings.CutPrefix(entry, name+"="); ok {
-				return v
-			}
-		}
-		return ""
-	}
-	at := strings.TrimSpace(value("RECAST_HOOK") + " " + value("RECAST_NODE"))
+	at := strings.TrimSpace(variable(env, "RECAST_HOOK") + " " + variable(env, "RECAST_NODE"))
 	if strings.HasSuffix(at, "Batch") {
-		at += " " + value("RECAST_BATCH")
+		at += " " + variable(env, "RECAST_BATCH")
 	}
 	h.mu.Lock()
 	h.ran = append(h.ran, at)
@@ -63,6 +55,16 @@ func (h *hooker) RunHook(ctx context.Context, _ cluster.CommandGate, env []strin
 	}
 	exit, err := h.do(ctx, at)
 	return cluster.HookEnd{Exit: exit, Said: "at " + at, Output: "at " + at + "\n"}, err
+}
+
+// variable is the value of an environment variable; "" if it is not set.
+func variable(env []string, name string) string {
+	for _, entry := range env {
+		if value, ok := strings.CutPrefix(entry, name+"="); ok {
+			return value
+		}
+	}
+	return ""
 }
 
 // failAt makes the hook of one point exit with 3.
@@ -264,8 +266,8 @@ func TestHooksOfABatch(t *testing.T) {
 			`beforeBatch control-planes, beforeNode cp1, afterNode cp1, afterBatch control-planes, beforeBatch workers, (beforeNode wk., ){2}(afterNode wk., ){2}afterBatch workers, afterRun$`).MatchString(got) {
 			t.Errorf("hooks: %s", got)
 		}
-		if env := strings.Join(h.envs["beforeBatch workers"], " "); !strings.Contains(env, "RECAST_NODES=wk2 wk3") {
-			t.Errorf("the environment of the hook of the batch: %s", env)
+		if nodes := variable(h.envs["beforeBatch workers"], "RECAST_NODES"); nodes != "wk2 wk3" {
+			t.Errorf("the hook of the batch got the nodes %q", nodes)
 		}
 	})
 }

@@ -14,18 +14,6 @@ import (
 	"github.com/recast-sh/recast/internal/step"
 )
 
-// variable is the latest value of a variable that the hooks of a point got.
-func (h *hooker) variable(point, name string) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, entry := range h.envs[point] {
-		if v, ok := strings.CutPrefix(entry, name+"="); ok {
-			return v
-		}
-	}
-	return "not set"
-}
-
 // A command that first finishes an earlier run makes two plans: the hooks before it get
 // the first one, those after it both.
 func TestHooksAroundTwoPlans(t *testing.T) {
@@ -36,7 +24,7 @@ func TestHooksAroundTwoPlans(t *testing.T) {
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished",
 			"beforeBatch workers", "beforeNode wk2", "afterNode wk2", "afterBatch workers", "afterRun")
 		for point, want := range map[string]string{"beforeRun": "wk1", "beforeBatch workers": "wk2", "afterRun": "wk1 wk2"} {
-			if got := h.variable(point, "RECAST_NODES"); got != want {
+			if got := variable(h.envs[point], "RECAST_NODES"); got != want {
 				t.Errorf("%s got %q, want %q", point, got, want)
 			}
 		}
@@ -132,43 +120,39 @@ func TestHooksOfAPausedNode(t *testing.T) {
 // The notices of start and end together delay the end of a run no more than one of them
 // alone.
 func TestNoticesDoNotHoldUpTheEnd(t *testing.T) {
-	for name, c := range map[string]struct {
+	type story struct {
 		takes  time.Duration // each
 		cancel bool
 		want   time.Duration
-	}{
+	}
+	eachInLab(t, oneWorker(), map[string]story{
 		"both hang":                {time.Hour, false, 35 * time.Second},
 		"both are slow":            {20 * time.Second, false, 22 * time.Second},
 		"the first is soon there":  {time.Second, false, 2 * time.Second},
 		"Ctrl-C was pressed twice": {time.Hour, true, 10 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				client, _ := withHooks(lab, failAt("beforeRun"))
-				lab.Replace("recast.yaml", "afterRun: [{command: [h]}], ", "")
-				told := &chat{takes: c.takes}
-				client.Notify = told
-				var ended time.Time
-				client.Emit = func(e step.Event) {
-					if e.Path == "before-run" && e.Status == step.Failed {
-						ended = time.Now()
-						if c.cancel {
-							cancel()
-						}
-					}
+	}, func(t *testing.T, lab *Lab, c story) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		client, _ := withHooks(lab, failAt("beforeRun"))
+		lab.Replace("recast.yaml", "afterRun: [{command: [h]}], ", "")
+		told := &chat{takes: c.takes}
+		client.Notify = told
+		var ended time.Time
+		client.Emit = func(e step.Event) {
+			if e.Path == "before-run" && e.Status == step.Failed {
+				ended = time.Now()
+				if c.cancel {
+					cancel()
 				}
-				rep, err := client.Roll(ctx, planning.Policy{})
-				if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
-					t.Errorf("%v; told %+v", err, told.got)
-				}
-				// The claim is released before.
-				if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
-					t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
-				}
-			})
-		})
-	}
+			}
+		}
+		rep, err := client.Roll(ctx, planning.Policy{})
+		if err == nil || len(told.got) != 2 || told.got[1].Event != cluster.NoticeFailure {
+			t.Errorf("%v; told %+v", err, told.got)
+		}
+		// The claim is released before.
+		if took := time.Since(ended); took < c.want || took > c.want+2*time.Second {
+			t.Errorf("the end took %s, want %s; unsent %q", took, c.want, rep.Unsent)
+		}
+	})
 }

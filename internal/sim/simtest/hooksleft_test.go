@@ -37,7 +37,7 @@ func TestCtrlCInAHook(t *testing.T) {
 			}
 		})
 		requireFault(t, client.roll(planning.Policy{})(t.Context()), fault.Interrupted)
-		if outcome := h.variable("afterRun", "RECAST_OUTCOME"); outcome != "interrupted" {
+		if outcome := variable(h.envs["afterRun"], "RECAST_OUTCOME"); outcome != "interrupted" {
 			t.Errorf("outcome in the environment of the hook after the run: %s", outcome)
 		}
 		h.require(t, c.ran...)
@@ -78,7 +78,7 @@ func TestHooksOfAKilledRun(t *testing.T) {
 		h := killHooked(t, lab, c.at)
 		must(t, h.next(lab).roll(planning.Policy{})(t.Context()))
 		h.require(t, "beforeRun", "beforeBatch unfinished", "beforeNode wk1", "afterNode wk1", "afterBatch unfinished", "afterRun")
-		if resumed := h.variable("afterNode wk1", "RECAST_RESUMED"); resumed != "true" {
+		if resumed := variable(h.envs["afterNode wk1"], "RECAST_RESUMED"); resumed != "true" {
 			t.Errorf("RECAST_RESUMED is %s", resumed)
 		}
 		requireInSync(t, lab)
