@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/artefact"
@@ -24,10 +23,10 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 		text  string
 	}
 	cases := map[string]story{
-		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, "cp3", "cp2") }, fault.Refused, "etcd has two members named cp2"},
-		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, "cp2", "old") }, fault.Refused, "which is named old: when the machine joins again"},
+		"two members of etcd":      {func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp3": "cp2"}) }, fault.Refused, "etcd has two members named cp2"},
+		"a member of another name": {func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp2": "old"}) }, fault.Refused, "which is named old: when the machine joins again"},
 		"another machine's member": {
-			func(t *testing.T, l *Lab) { swapNames(t, l, "cp2", "cp3") }, fault.Refused, "but what runs on 127.42.7.13 is member",
+			func(t *testing.T, l *Lab) { rename(t, l, map[string]string{"cp2": "cp3", "cp3": "cp2"}) }, fault.Refused, "but what runs on 127.42.7.13 is member",
 		},
 		"another machine, without VMIDs": {
 			func(t *testing.T, l *Lab) {
@@ -42,7 +41,7 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 		lab.Patch(everywhere)
 		c.spoil(t, lab)
 		from := len(lab.Recorder.Calls())
-		_, err := lab.Client().Roll(t.Context(), planning.Policy{Only: []string{"cp2"}})
+		_, err := lab.Client().Roll(t.Context(), policyFor("cp2"))
 		requireFault(t, err, c.kind, c.text)
 		if len(fault.Hints(err)) == 0 {
 			t.Errorf("no hint: %v", err)
@@ -53,34 +52,17 @@ func TestPeers17ANameOfTwo(t *testing.T) {
 	})
 }
 
-// rename starts a control plane's etcd member under another node's name.
-func rename(t *testing.T, l *Lab, node, name string) {
+// rename starts the etcd members of control planes under other names, all at once.
+func rename(t *testing.T, l *Lab, names map[string]string) {
 	t.Helper()
-	offline(t, l, func() {
-		l.editEtcd(t, node, named(node), named(name))
-	}, node)
-}
-
-// swapNames swaps the names of two at once.
-func swapNames(t *testing.T, l *Lab, a, b string) {
-	t.Helper()
-	offline(t, l, func() {
-		l.editEtcd(t, a, named(a), named(b))
-		l.editEtcd(t, b, named(b), named(a))
-	}, a, b)
-}
-
-// named is a name as in etcd's data.
-func named(node string) string { return fmt.Sprintf(`"Name":%q`, node) }
-
-func offline(t *testing.T, l *Lab, do func(), nodes ...string) {
-	t.Helper()
-	for _, name := range nodes {
-		must(t, l.World.PowerOff(l.node(name).VMID))
+	for node := range names {
+		must(t, l.World.PowerOff(l.node(node).VMID))
 	}
-	do()
-	for _, name := range nodes {
-		must(t, l.World.PowerOn(l.node(name).VMID))
+	for node, name := range names {
+		l.editEtcd(t, node, fmt.Sprintf(`"Name":%q`, node), fmt.Sprintf(`"Name":%q`, name))
+	}
+	for node := range names {
+		must(t, l.World.PowerOn(l.node(node).VMID))
 	}
 	time.Sleep(2 * time.Minute)
 }
