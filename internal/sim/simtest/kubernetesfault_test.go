@@ -97,6 +97,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		lab.editConfig("cp2", "HonorPVReclaimPolicy", "Other")
 		lab.editConfig("wk1", "CSIMigrationPortworx=false,", "")
 		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
+		time.Sleep(2 * time.Minute) // until wk1's kubelet is back
 		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "upgrade-k8s/check: etcd is not healthy")
 	})
 }
